@@ -41,15 +41,16 @@ pub(super) fn watch(
                 continue;
             };
             let sessions = connection_limits.sessions().list();
-            let idle = clients.look(Instant::now(), timeout, &sessions);
+            let idle = clients.update(Instant::now(), timeout, &sessions);
             if idle.is_empty() {
                 continue;
             }
-            let draining = connection_limits.sessions().drain(IDLE, |info| idle.contains(&Client::of(info)));
+            let draining =
+                connection_limits.sessions().drain(IDLE, |info| idle.contains(&ClientKey::of(info)));
             wake_all(&inboxes);
             let begun = Instant::now();
-            while !draining.left().is_empty() && begun.elapsed() < DRAIN {
-                if end.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+            while !draining.left().is_empty() && begun.elapsed() < DRAIN_TIMEOUT {
+                if end.recv_timeout(DRAIN_POLL) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
@@ -70,16 +71,16 @@ fn wake_all(inboxes: &[Inbox]) {
 /// A client: the sessions of one initiator with one target. The initiator is identified by its
 /// name, or by its address if it has no name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Client {
+struct ClientKey {
     protocol: &'static str,
     target: String,
     initiator: String,
 }
 
-impl Client {
-    fn of(info: &SessionInfo) -> Client {
+impl ClientKey {
+    fn of(info: &SessionInfo) -> ClientKey {
         let login = &info.login;
-        Client { protocol: login.protocol, target: login.target.clone(), initiator: info.client() }
+        ClientKey { protocol: login.protocol, target: login.target.clone(), initiator: info.client() }
     }
 
     /// Whether the client is disconnected when it is idle. A host stays connected to a discovery
@@ -91,7 +92,7 @@ impl Client {
 
 /// The logged-in clients.
 #[derive(Default)]
-struct Clients(BTreeMap<Client, Activity>);
+struct Clients(BTreeMap<ClientKey, Activity>);
 
 /// The activity of a client at the last check.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,10 +108,10 @@ struct Activity {
 impl Clients {
     /// Compares the sessions with the previous check; returns the clients that have been idle for
     /// `timeout`.
-    fn look(&mut self, now: Instant, timeout: Duration, sessions: &[SessionInfo]) -> Vec<Client> {
-        let mut seen: BTreeMap<Client, Activity> = BTreeMap::new();
+    fn update(&mut self, now: Instant, timeout: Duration, sessions: &[SessionInfo]) -> Vec<ClientKey> {
+        let mut seen: BTreeMap<ClientKey, Activity> = BTreeMap::new();
         for session in sessions {
-            let client = Client::of(session);
+            let client = ClientKey::of(session);
             let traffic = &session.traffic;
             let requests = traffic.reads + traffic.writes + traffic.others;
             let own =
@@ -140,9 +141,9 @@ const IDLE: &str = "it was idle for `idle_timeout`";
 /// Interval of checks for idle clients.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Time for sessions to end before they are disconnected.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of checks whether the sessions have ended.
-const LOOK: Duration = Duration::from_millis(50);
+const DRAIN_POLL: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
@@ -168,7 +169,7 @@ mod tests {
         let mut found = Vec::new();
         for second in 0..seconds {
             let now = begun + Duration::from_secs(second);
-            let idle = clients.look(now, timeout, &sessions(second));
+            let idle = clients.update(now, timeout, &sessions(second));
             found.extend(idle.into_iter().map(|client| (second, client.initiator)));
         }
         found

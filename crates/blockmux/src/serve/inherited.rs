@@ -19,11 +19,11 @@ pub(super) struct InheritedListeners {
     /// Passed by the service manager.
     passed: Vec<InheritedListener>,
     /// Offered by the daemon from which this process takes over.
-    offered: Vec<Offered>,
+    offered: Vec<InheritedOffer>,
 }
 
 /// A listener that a daemon offers in a takeover.
-struct Offered {
+struct InheritedOffer {
     /// Name of its protocol, or [`CONTROL`](super::offer::CONTROL) or [`API`](super::offer::API).
     kind: String,
     /// The configured address; its port may be 0.
@@ -91,7 +91,7 @@ impl InheritedListeners {
                 self.passed.push(InheritedListener { name, address, listener: Some(listener) });
             }
             Some(_) => {}
-            None => self.offered.push(Offered { kind, asked, listener }),
+            None => self.offered.push(InheritedOffer { kind, asked, listener }),
         }
     }
 

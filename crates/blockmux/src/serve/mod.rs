@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
-use takeover::{Handover, Successors, Takeover};
+use takeover::{Handover, Takeover, TakeoverServer};
 use tracing::{info, warn};
 
 /// Arguments of `blockmux serve`.
@@ -296,7 +296,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let idle = idle::watch(&setup, &connection_limits, reloader.cores().inboxes())?;
     let reloader = Arc::new(reloader);
     let offers = endpoints.iter().map(Endpoint::offer).collect::<Result<Vec<_>, _>>()?;
-    let successors = Successors::new(reloader.clone(), offers, setup.state.clone(), sender.clone());
+    let successors = TakeoverServer::new(reloader.clone(), offers, setup.state.clone(), sender.clone());
     let control = ControlServer {
         exports: exports.clone(),
         connection_limits,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The listeners and volumes that can be handed over.
-pub(super) struct Offered {
+pub(super) struct DaemonOffer {
     pub(super) listeners: Vec<OfferedListener>,
     pub(super) volumes: Vec<VolumeOffer>,
     /// The running config, as the text of a config file.

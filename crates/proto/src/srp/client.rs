@@ -36,10 +36,10 @@ use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{ProtocolError, Timed};
 use crate::slots::SlotKey;
-use abort::AbortQueue;
+use abort::SrpAbortQueue;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
-use channel::{AfterClose, Channel, ChannelPhase, CommandData, CommandState, Exposure, buffer_format};
+use channel::{AfterClose, Channel, ChannelPhase, CommandData, Exposure, SrpCommandState, buffer_format};
 use response::{CommandOutcome, read};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -79,13 +79,13 @@ pub enum Mode {
 /// One session with a target port.
 pub struct InitiatorSession {
     config: Config,
-    queue: ScsiQueue<CommandState>,
+    queue: ScsiQueue<SrpCommandState>,
     /// The first channel is the one that begins the session.
     channels: Vec<Channel>,
     /// Index of the channel that got the latest command, and how many further commands of the
     /// batch go to it.
     latest: (usize, u32),
-    aborts: AbortQueue,
+    aborts: SrpAbortQueue,
     timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
@@ -121,7 +121,7 @@ impl InitiatorSession {
             queue,
             channels: vec![Channel::new(ChannelPhase::Connecting, deadline)],
             latest: (0, 0),
-            aborts: AbortQueue::default(),
+            aborts: SrpAbortQueue::default(),
             timers: ScsiQueueTimers::new(now),
             ending: Ending::No,
             refused: None,
@@ -605,7 +605,7 @@ impl Timed for SessionChannel<'_> {
 /// Completes a command in the SCSI queue.
 #[inline]
 fn finish(
-    queue: &mut ScsiQueue<CommandState>,
+    queue: &mut ScsiQueue<SrpCommandState>,
     refused: &mut Option<SrpRefused>,
     key: SlotKey,
     outcome: &CommandOutcome,

@@ -22,7 +22,7 @@ mod tls;
 pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
 use super::control::ControlServer;
-use super::takeover::Successors;
+use super::takeover::TakeoverServer;
 use crate::failure::Failure;
 use actions::Actions;
 use axum::Router;
@@ -59,7 +59,7 @@ pub(super) struct Api {
 #[derive(Clone)]
 struct ApiState {
     control: Arc<ControlServer>,
-    successors: Arc<Successors>,
+    successors: Arc<TakeoverServer>,
     actions: Actions,
     samples: Arc<Mutex<Samples>>,
 }
@@ -72,7 +72,7 @@ impl Api {
     pub(super) fn start(
         endpoints: Vec<Endpoint>,
         control: ControlServer,
-        successors: Successors,
+        successors: TakeoverServer,
     ) -> Result<Api, Failure> {
         let start = || {
             let runtime = Builder::new_current_thread()

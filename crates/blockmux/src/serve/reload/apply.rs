@@ -37,7 +37,7 @@ enum PreparedListener {
 }
 
 /// A volume that was resized, and its previous size in bytes.
-struct Resized {
+struct ResizedVolume {
     volume_state: Arc<VolumeState>,
     before: u64,
 }
@@ -152,7 +152,7 @@ impl Reloader {
 
     /// Resizes volumes. If one cannot be resized, the others get their previous size back.
     fn resize(&self, state: &ReloadState, desired: &Model, plan: &Plan) -> Result<(), String> {
-        let mut resized: Vec<Resized> = Vec::new();
+        let mut resized: Vec<ResizedVolume> = Vec::new();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
             let specs = state.running.volume(name).zip(desired.volume(name));
             let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
@@ -160,9 +160,9 @@ impl Reloader {
             let Some((size, volume_state)) = size.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
             match volume_state.resize(Resize::Bytes(size)) {
-                Ok(_) => resized.push(Resized { volume_state, before }),
+                Ok(_) => resized.push(ResizedVolume { volume_state, before }),
                 Err(error) => {
-                    for Resized { volume_state, before } in resized {
+                    for ResizedVolume { volume_state, before } in resized {
                         // The volume had this size before.
                         let _ = volume_state.resize(Resize::Bytes(before));
                     }

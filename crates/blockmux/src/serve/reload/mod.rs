@@ -14,12 +14,12 @@ mod record;
 mod save;
 
 use self::model::Model;
-use self::plan::{Change, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
+use self::plan::{ConfigChange, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
 use super::ServeArgs;
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
-use super::offer::{ListenerOffer, Offered, VolumeOffer};
+use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::api::{ApiError, ErrorCode};
@@ -222,7 +222,7 @@ impl Reloader {
     ///
     /// # Errors
     /// Says why nothing can be handed over, and what to do.
-    pub(super) fn offer(&self) -> Result<Offered, String> {
+    pub(super) fn offer(&self) -> Result<DaemonOffer, String> {
         let state = self.state();
         if state.is_unsaved {
             return Err(
@@ -260,7 +260,11 @@ impl Reloader {
                 uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
             }
         });
-        Ok(Offered { listeners: listeners.collect(), volumes: volumes.collect(), text: state.running.text() })
+        Ok(DaemonOffer {
+            listeners: listeners.collect(),
+            volumes: volumes.collect(),
+            text: state.running.text(),
+        })
     }
 
     /// Continues a session that the daemon before this one has handed over.
@@ -410,14 +414,14 @@ impl Reloader {
 /// The difference between two configs, and the steps that apply it.
 struct Plan {
     schema: Schema,
-    changes: Vec<Change>,
+    changes: Vec<ConfigChange>,
     steps: Vec<(String, VolumeStep)>,
     report: PlanReport,
 }
 
 impl Plan {
     /// Whether a change takes effect only at the next start.
-    fn waits(&self, change: &Change) -> bool {
+    fn waits(&self, change: &ConfigChange) -> bool {
         self.schema.is_fixed(change) || waits_for_start(change, &self.steps)
     }
 }

@@ -26,7 +26,7 @@ pub(in crate::serve) struct Schema {
 
 /// One difference between two configs.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::serve) struct Change {
+pub(in crate::serve) struct ConfigChange {
     /// Keys from the top level; the name stands for an entry of a named list.
     pub(in crate::serve) path: Vec<String>,
     pub(in crate::serve) before: Option<Value>,
@@ -88,7 +88,7 @@ impl Schema {
     }
 
     /// Whether a change takes effect only at the next start.
-    pub(in crate::serve) fn is_fixed(&self, change: &Change) -> bool {
+    pub(in crate::serve) fn is_fixed(&self, change: &ConfigChange) -> bool {
         let keys = change.path.join(".");
         self.fixed
             .iter()
@@ -97,7 +97,7 @@ impl Schema {
 }
 
 /// All differences between two configs, in the order of their keys.
-pub(in crate::serve) fn diff(schema: &Schema, before: &Table, after: &Table) -> Vec<Change> {
+pub(in crate::serve) fn diff(schema: &Schema, before: &Table, after: &Table) -> Vec<ConfigChange> {
     let mut changes = Vec::new();
     diff_tables(schema, &mut Vec::new(), before, after, &mut changes);
     changes
@@ -108,7 +108,7 @@ fn diff_tables(
     path: &mut Vec<String>,
     before: &Table,
     after: &Table,
-    found: &mut Vec<Change>,
+    found: &mut Vec<ConfigChange>,
 ) {
     let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for key in keys {
@@ -123,7 +123,7 @@ fn diff_values(
     path: &mut Vec<String>,
     before: Option<&Value>,
     after: Option<&Value>,
-    found: &mut Vec<Change>,
+    found: &mut Vec<ConfigChange>,
 ) {
     // A missing list of listeners is equal to an empty one.
     let empty_list = Value::Array(Vec::new());
@@ -154,13 +154,13 @@ fn diff_values(
                     let path = path.iter().cloned().chain([text(value)]).collect();
                     let (gone, come) = (Some(value.clone()), None);
                     let (before, after) = if is_removal { (gone, come) } else { (come, gone) };
-                    found.push(Change { path, before, after });
+                    found.push(ConfigChange { path, before, after });
                 }
             };
             each(before, after, true);
             each(after, before, false);
         }
-        _ => found.push(Change { path: path.clone(), before: before.cloned(), after: after.cloned() }),
+        _ => found.push(ConfigChange { path: path.clone(), before: before.cloned(), after: after.cloned() }),
     }
 }
 
@@ -196,7 +196,7 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-impl Change {
+impl ConfigChange {
     /// The volume that has changed, and its changed key; the key is `None` if the volume was added
     /// or removed.
     pub(in crate::serve) fn of_volume(&self) -> Option<(&str, Option<&str>)> {
@@ -248,7 +248,7 @@ const NETWORKS: &str = "allow";
 /// The step of each changed volume. `is_resize` tells whether only the size of a volume's spec has
 /// changed.
 pub(in crate::serve) fn volume_steps(
-    changes: &[Change],
+    changes: &[ConfigChange],
     is_resize: impl Fn(&str) -> bool,
 ) -> Vec<(String, VolumeStep)> {
     let mut steps: Vec<(String, VolumeStep)> = Vec::new();
@@ -274,7 +274,7 @@ pub(in crate::serve) fn volume_steps(
 
 /// Whether a change of a volume takes effect only at the next start, because the key applies when
 /// the volume is opened and the volume stays open.
-pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, VolumeStep)]) -> bool {
+pub(in crate::serve) fn waits_for_start(change: &ConfigChange, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
             !steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace)
@@ -287,7 +287,7 @@ pub(in crate::serve) fn waits_for_start(change: &Change, steps: &[(String, Volum
 /// of the targets that have a volume.
 pub(in crate::serve) fn report(
     schema: &Schema,
-    changes: &[Change],
+    changes: &[ConfigChange],
     steps: &[(String, VolumeStep)],
     sessions: &[SessionInfo],
     targets_of: impl Fn(&str) -> Vec<String>,
@@ -324,7 +324,7 @@ fn describe_session(session: &SessionInfo) -> String {
 /// Whether a change removes something that a session uses.
 fn affects(
     schema: &Schema,
-    change: &Change,
+    change: &ConfigChange,
     steps: &[(String, VolumeStep)],
     session: &SessionInfo,
     targets_of: &impl Fn(&str) -> Vec<String>,
@@ -359,7 +359,7 @@ fn affects(
 }
 
 /// Whether a removed listener is added again with other parameters that still admit the session.
-fn stays(schema: &Schema, changes: &[Change], change: &Change, session: &SessionInfo) -> bool {
+fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, session: &SessionInfo) -> bool {
     let [list, _] = &change.path[..] else { return false };
     if !schema.listeners.contains(list) {
         return false;
@@ -381,7 +381,7 @@ mod tests {
     use blockmux_proto::volume_state::VolumeTraffic;
     use std::time::SystemTime;
 
-    fn changes(before: &str, after: &str) -> Vec<Change> {
+    fn changes(before: &str, after: &str) -> Vec<ConfigChange> {
         let [before, after] = [before, after].map(|text| text.parse::<Table>().unwrap());
         diff(&schema(), &before, &after)
     }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     fn lines(before: &str, after: &str) -> Vec<String> {
-        changes(before, after).iter().map(Change::describe).collect()
+        changes(before, after).iter().map(ConfigChange::describe).collect()
     }
 
     #[test]

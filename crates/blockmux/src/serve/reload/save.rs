@@ -3,7 +3,7 @@
 
 use super::Reloader;
 use super::model::Model;
-use super::plan::{Change, Schema, diff};
+use super::plan::{ConfigChange, Schema, diff};
 use crate::serve::setup::VOLUMES;
 use std::fs;
 use std::io::Write;
@@ -35,7 +35,8 @@ impl Reloader {
             );
         }
         let changes = diff(&schema, &file.table, &state.running.table);
-        let changes: Vec<Change> = changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
+        let changes: Vec<ConfigChange> =
+            changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
         if changes.is_empty() {
             return Ok("nothing to save: the config file is up to date".to_owned());
         }
@@ -68,7 +69,7 @@ impl Reloader {
 
 /// Writes a change into the file that has its entry, or into the main file. Returns `false` if no
 /// file has the entry, because the command line gives it.
-fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &Change) -> bool {
+fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &ConfigChange) -> bool {
     let [key, rest @ ..] = &change.path[..] else { return false };
     let name_key = schema.name_key(std::slice::from_ref(key));
     let at = match (name_key, rest) {

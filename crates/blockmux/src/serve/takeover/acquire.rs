@@ -1,6 +1,6 @@
 //! The new process of a takeover: it receives listeners, sessions and reservations from the daemon.
 
-use super::wire::{Channel, Message, Offer, PATH, Received, SessionOffer, UPGRADE};
+use super::wire::{Offer, PATH, Received, SessionOffer, TakeoverConnection, TakeoverMessage, UPGRADE};
 use crate::api::client::{ApiCredentials, CallError, Client};
 use crate::api::{ApiAddress, ControlPath};
 use crate::data_part::DataPart;
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 /// A takeover in progress, on the side of the new process.
 pub(in crate::serve) struct Takeover {
-    channel: Channel,
+    connection: TakeoverConnection,
     offer: Offer,
     /// Unix listeners whose socket files this process removes at its end, once the daemon has
     /// released its volumes.
@@ -68,12 +68,12 @@ impl Takeover {
         }
         let lost =
             |error: io::Error| cannot(format!("the daemon has ended or is stuck ({error}); see its log"));
-        let channel = Channel::new(stream).map_err(lost)?;
+        let connection = TakeoverConnection::new(stream).map_err(lost)?;
         let mut files = Vec::new();
         loop {
-            let Received { message, socket, .. } = channel.receive(Some(OFFER_TIME)).map_err(lost)?;
+            let Received { message, socket, .. } = connection.receive(Some(OFFER_TIME)).map_err(lost)?;
             match (message, socket) {
-                (Message::Listener(offered), Some(socket)) => {
+                (TakeoverMessage::Listener(offered), Some(socket)) => {
                     let unusable = |error: io::Error| cannot(format!("{}: {error}", offered.asked));
                     let listener = if offered.owns_file {
                         let listener = Listener::inherited_with_file(socket).map_err(unusable)?;
@@ -84,11 +84,11 @@ impl Takeover {
                     };
                     inherited.offer(offered.kind, offered.asked, offered.manager_name, listener);
                 }
-                (Message::Offer(offer), _) => {
+                (TakeoverMessage::Offer(offer), _) => {
                     let (reservations, sessions) = (BTreeMap::new(), Vec::new());
-                    return Ok(Some(Takeover { channel, offer, files, reservations, sessions }));
+                    return Ok(Some(Takeover { connection, offer, files, reservations, sessions }));
                 }
-                (Message::Refused { reason }, _) => return Err(cannot(reason)),
+                (TakeoverMessage::Refused { reason }, _) => return Err(cannot(reason)),
                 _ => return Err(lost(io::ErrorKind::InvalidData.into())),
             }
         }
@@ -148,15 +148,18 @@ impl Takeover {
                 "the daemon has ended before it released its volumes ({error}); run this command again"
             ))
         };
-        self.channel.send(&Message::Ready).map_err(lost)?;
+        self.connection.send(&TakeoverMessage::Ready).map_err(lost)?;
         loop {
             let Received { message, attachment, socket } =
-                self.channel.receive(Some(RELEASE_TIME)).map_err(lost)?;
+                self.connection.receive(Some(RELEASE_TIME)).map_err(lost)?;
             match (message, socket) {
-                (Message::Volume { name }, _) => {
+                (TakeoverMessage::Volume { name }, _) => {
                     self.reservations.insert(name, attachment);
                 }
-                (Message::Session(SessionOffer { protocol, listener, peer, state_len }), Some(socket)) => {
+                (
+                    TakeoverMessage::Session(SessionOffer { protocol, listener, peer, state_len }),
+                    Some(socket),
+                ) => {
                     let mut state = attachment;
                     let unread = state.split_off(state_len.min(state.len()));
                     match Stream::handed_over(socket) {
@@ -167,8 +170,10 @@ impl Takeover {
                         Err(error) => info!("{peer}: the session cannot continue: {error}"),
                     }
                 }
-                (Message::Released, _) => break,
-                (Message::Refused { reason } | Message::Failed { reason }, _) => return Err(cannot(reason)),
+                (TakeoverMessage::Released, _) => break,
+                (TakeoverMessage::Refused { reason } | TakeoverMessage::Failed { reason }, _) => {
+                    return Err(cannot(reason));
+                }
                 _ => return Err(lost(io::ErrorKind::InvalidData.into())),
             }
         }
@@ -209,10 +214,10 @@ impl Takeover {
 
     /// Tells the daemon that this process serves, and waits until the daemon has ended.
     pub(in crate::serve) fn end(self) {
-        if let Err(error) = self.channel.send(&Message::Serving) {
+        if let Err(error) = self.connection.send(&TakeoverMessage::Serving) {
             warn!("cannot tell the old daemon to end: {error}; if it still runs, stop it");
         }
-        self.channel.wait_for_end(END_TIME);
+        self.connection.wait_for_end(END_TIME);
     }
 }
 
@@ -220,5 +225,5 @@ impl Takeover {
 const OFFER_TIME: Duration = Duration::from_secs(60);
 /// Time for the daemon to end its sessions and to flush and close its volumes.
 const RELEASE_TIME: Duration = Duration::from_secs(300);
-/// Time for the daemon to end after [`Message::Serving`].
+/// Time for the daemon to end after [`TakeoverMessage::Serving`].
 const END_TIME: Duration = Duration::from_secs(5);

@@ -22,5 +22,5 @@ mod release;
 mod wire;
 
 pub(super) use acquire::Takeover;
-pub(super) use release::{Handover, Successors};
+pub(super) use release::{Handover, TakeoverServer};
 pub(super) use wire::{PATH, UPGRADE};

@@ -1,9 +1,9 @@
 //! The daemon's side of a takeover: it offers its listeners and volumes, and releases them when the
 //! new process is ready.
 
-use super::wire::{Channel, Message, Offer, SessionOffer};
+use super::wire::{Offer, SessionOffer, TakeoverConnection, TakeoverMessage};
 use crate::failure::Failure;
-use crate::serve::offer::{Offered, OfferedListener};
+use crate::serve::offer::{DaemonOffer, OfferedListener};
 use crate::serve::reload::Reloader;
 use crate::serve::{DaemonEvent, flush};
 use blockmux_engine::handover::SessionHandover;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// Answers processes that want to take over, one at a time.
-pub(in crate::serve) struct Successors {
+pub(in crate::serve) struct TakeoverServer {
     reloader: Arc<Reloader>,
     /// The API's listeners.
     endpoints: Vec<OfferedListener>,
@@ -35,7 +35,7 @@ pub(in crate::serve) struct Successors {
 
 /// A process that is ready to take over.
 pub(in crate::serve) struct Handover {
-    channel: Channel,
+    connection: TakeoverConnection,
     /// The listeners that were sent to the new process.
     handles: Vec<Arc<ListenerHandle>>,
     /// The running config at the time of the offer, as a config file.
@@ -52,41 +52,41 @@ impl Drop for Busy {
     }
 }
 
-impl Successors {
+impl TakeoverServer {
     /// Offers the volumes and listeners of `reloader`, and the API's listeners.
     pub(in crate::serve) fn new(
         reloader: Arc<Reloader>,
         endpoints: Vec<OfferedListener>,
         state: Option<PathBuf>,
         events: Sender<DaemonEvent>,
-    ) -> Successors {
-        Successors { reloader, endpoints, state, events, is_busy: Arc::default() }
+    ) -> TakeoverServer {
+        TakeoverServer { reloader, endpoints, state, events, is_busy: Arc::default() }
     }
 
     /// Sends the offer to the process at the other end of `stream`. A new thread waits until that
     /// process is ready and then sends [`DaemonEvent::HandOver`].
     pub(in crate::serve) fn offer(&self, stream: UnixStream) {
-        let channel = match Channel::new(stream) {
-            Ok(channel) => channel,
+        let connection = match TakeoverConnection::new(stream) {
+            Ok(connection) => connection,
             Err(error) => {
                 return warn!("a takeover failed before it began: {error}; this daemon continues to serve");
             }
         };
         if self.is_busy.swap(true, Ordering::AcqRel) {
-            return refuse(&channel, "another process is taking over; try again when it has ended");
+            return refuse(&connection, "another process is taking over; try again when it has ended");
         }
         let busy = Busy(self.is_busy.clone());
-        let Offered { mut listeners, volumes, text } = match self.reloader.offer() {
+        let DaemonOffer { mut listeners, volumes, text } = match self.reloader.offer() {
             Ok(offered) => offered,
-            Err(reason) => return refuse(&channel, &reason),
+            Err(reason) => return refuse(&connection, &reason),
         };
         listeners.extend(self.endpoints.iter().cloned());
         let offer = Offer { volumes, state: self.state.clone() };
         let events = self.events.clone();
-        let negotiate = move || match wait_until_ready(&channel, &listeners, offer) {
+        let negotiate = move || match wait_until_ready(&connection, &listeners, offer) {
             Ok(()) => {
                 let handles = listeners.into_iter().map(|(_, handle)| handle).collect();
-                let handover = Handover { channel, handles, offered: text, _busy: busy };
+                let handover = Handover { connection, handles, offered: text, _busy: busy };
                 // The daemon may be stopping.
                 let _ = events.send(DaemonEvent::HandOver(Box::new(handover)));
             }
@@ -99,21 +99,25 @@ impl Successors {
 }
 
 /// Sends the offer and waits until the new process is ready.
-fn wait_until_ready(channel: &Channel, listeners: &[OfferedListener], offer: Offer) -> io::Result<()> {
+fn wait_until_ready(
+    connection: &TakeoverConnection,
+    listeners: &[OfferedListener],
+    offer: Offer,
+) -> io::Result<()> {
     for (listener, handle) in listeners {
-        channel.send_with(&Message::Listener(listener.clone()), &[], Some(handle.as_fd()))?;
+        connection.send_with(&TakeoverMessage::Listener(listener.clone()), &[], Some(handle.as_fd()))?;
     }
-    channel.send(&Message::Offer(offer))?;
-    match channel.receive(Some(PREPARE_TIME))?.message {
-        Message::Ready => Ok(()),
+    connection.send(&TakeoverMessage::Offer(offer))?;
+    match connection.receive(Some(PREPARE_TIME))?.message {
+        TakeoverMessage::Ready => Ok(()),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the new process sent an unexpected message")),
     }
 }
 
-fn refuse(channel: &Channel, reason: &str) {
+fn refuse(connection: &TakeoverConnection, reason: &str) {
     warn!("a takeover was refused: {reason}");
     // The new process may have ended.
-    let _ = channel.send(&Message::Refused { reason: reason.to_owned() });
+    let _ = connection.send(&TakeoverMessage::Refused { reason: reason.to_owned() });
 }
 
 impl Handover {
@@ -144,7 +148,7 @@ impl Handover {
                 )
             }
         };
-        refuse(&self.channel, &reason);
+        refuse(&self.connection, &reason);
         None
     }
 
@@ -157,7 +161,7 @@ impl Handover {
     /// Tells the new process that the volumes cannot be released.
     pub(in crate::serve) fn fail(&self, failure: &Failure) {
         // The new process may have ended.
-        let _ = self.channel.send(&Message::Failed { reason: failure.to_string() });
+        let _ = self.connection.send(&TakeoverMessage::Failed { reason: failure.to_string() });
     }
 
     /// Closes the volumes and sends reservations and sessions to the new process. Returns when the
@@ -197,7 +201,9 @@ impl Handover {
             ))
         };
         for (name, snapshot, ..) in &all {
-            self.channel.send_with(&Message::Volume { name: name.clone() }, snapshot, None).map_err(gone)?;
+            self.connection
+                .send_with(&TakeoverMessage::Volume { name: name.clone() }, snapshot, None)
+                .map_err(gone)?;
         }
         for handed_over in session_handover.take() {
             let offer = SessionOffer {
@@ -207,12 +213,14 @@ impl Handover {
                 state_len: handed_over.state.len(),
             };
             let attachment = [handed_over.state, handed_over.unread].concat();
-            let message = Message::Session(offer);
-            self.channel.send_with(&message, &attachment, Some(handed_over.stream.as_fd())).map_err(gone)?;
+            let message = TakeoverMessage::Session(offer);
+            self.connection
+                .send_with(&message, &attachment, Some(handed_over.stream.as_fd()))
+                .map_err(gone)?;
         }
-        self.channel.send(&Message::Released).map_err(gone)?;
-        match self.channel.receive(Some(START_TIME)).map_err(gone)?.message {
-            Message::Serving => {
+        self.connection.send(&TakeoverMessage::Released).map_err(gone)?;
+        match self.connection.receive(Some(START_TIME)).map_err(gone)?.message {
+            TakeoverMessage::Serving => {
                 info!("the new process serves; this one ends");
                 Ok(())
             }

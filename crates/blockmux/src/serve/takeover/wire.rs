@@ -20,7 +20,7 @@ use std::time::Duration;
 /// A message between the two processes of a takeover.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
-pub(super) enum Message {
+pub(super) enum TakeoverMessage {
     /// A listener; its socket comes with the message.
     Listener(ListenerOffer),
     /// The volumes of the daemon. All listeners have been sent.
@@ -63,40 +63,40 @@ pub(super) struct SessionOffer {
 
 /// A received message with its attachment and its socket.
 pub(super) struct Received {
-    pub(super) message: Message,
+    pub(super) message: TakeoverMessage,
     pub(super) attachment: Vec<u8>,
     pub(super) socket: Option<OwnedFd>,
 }
 
 /// One end of the connection between the two processes.
-pub(super) struct Channel(UnixStream);
+pub(super) struct TakeoverConnection(UnixStream);
 
-impl Channel {
+impl TakeoverConnection {
     /// Makes the connection blocking, with a timeout for writes.
     ///
     /// # Errors
     /// The errors of fcntl(2) and setsockopt(2).
-    pub(super) fn new(stream: UnixStream) -> io::Result<Channel> {
+    pub(super) fn new(stream: UnixStream) -> io::Result<TakeoverConnection> {
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(WRITE_TIME))?;
-        Ok(Channel(stream))
+        Ok(TakeoverConnection(stream))
     }
 
     /// Sends a message.
     ///
     /// # Errors
     /// If the peer has closed the connection, or does not receive for [`WRITE_TIME`].
-    pub(super) fn send(&self, message: &Message) -> io::Result<()> {
+    pub(super) fn send(&self, message: &TakeoverMessage) -> io::Result<()> {
         self.send_with(message, &[], None)
     }
 
     /// Sends a message with an attachment, a socket or both.
     ///
     /// # Errors
-    /// The errors of [`Channel::send`].
+    /// The errors of [`TakeoverConnection::send`].
     pub(super) fn send_with(
         &self,
-        message: &Message,
+        message: &TakeoverMessage,
         attachment: &[u8],
         socket: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
@@ -203,38 +203,38 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn pair() -> (Channel, Channel) {
+    fn pair() -> (TakeoverConnection, TakeoverConnection) {
         let (one, other) = UnixStream::pair().unwrap();
         one.set_nonblocking(true).unwrap();
-        (Channel::new(one).unwrap(), Channel::new(other).unwrap())
+        (TakeoverConnection::new(one).unwrap(), TakeoverConnection::new(other).unwrap())
     }
 
     #[test]
     fn messages_arrive_in_order_each_with_its_attachment_and_its_socket() {
         let (one, other) = pair();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let volume = Message::Volume { name: "a".to_owned() };
+        let volume = TakeoverMessage::Volume { name: "a".to_owned() };
         let sender = std::thread::spawn({
             let listener = listener.try_clone().unwrap();
             let volume = volume.clone();
             move || {
-                one.send(&Message::Ready).unwrap();
+                one.send(&TakeoverMessage::Ready).unwrap();
                 one.send_with(&volume, &[7; 1 << 20], Some(listener.as_fd())).unwrap();
                 one.send_with(&volume, &[], Some(listener.as_fd())).unwrap();
-                one.send(&Message::Released).unwrap();
+                one.send(&TakeoverMessage::Released).unwrap();
             }
         });
         let within = Some(Duration::from_secs(60));
         let receive = || other.receive(within).unwrap();
         let first = receive();
-        assert_eq!((first.message, first.socket.is_some()), (Message::Ready, false));
+        assert_eq!((first.message, first.socket.is_some()), (TakeoverMessage::Ready, false));
         let second = receive();
         assert_eq!((second.message, second.attachment.len()), (volume.clone(), 1 << 20));
         let socket = std::net::TcpListener::from(second.socket.unwrap());
         assert_eq!(socket.local_addr().unwrap(), listener.local_addr().unwrap());
         let third = receive();
         assert_eq!((third.message, third.attachment.len(), third.socket.is_some()), (volume, 0, true));
-        assert_eq!(receive().message, Message::Released);
+        assert_eq!(receive().message, TakeoverMessage::Released);
         sender.join().unwrap();
         assert!(other.receive(within).is_err(), "the other end is closed");
     }

@@ -30,7 +30,7 @@ use std::collections::VecDeque;
 use zerocopy::transmute_ref;
 /// Queue of aborts and the state of the current task management function.
 #[derive(Default)]
-pub(super) struct AbortQueue {
+pub(super) struct IscsiAbortQueue {
     /// Commands to abort, oldest first; bounded by the number of commands.
     tasks: VecDeque<SlotKey>,
     /// The current function, if one is outstanding or refused.
@@ -56,7 +56,7 @@ struct IscsiPendingFunction {
     is_refused: bool,
 }
 
-impl AbortQueue {
+impl IscsiAbortQueue {
     /// Whether commands are held back because a reset is outstanding.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {

@@ -31,7 +31,7 @@ use zerocopy::IntoBytes;
 
 /// Task management of a session: the commands to abort, and the function in progress.
 #[derive(Default)]
-pub(super) struct AbortQueue {
+pub(super) struct SrpAbortQueue {
     /// Commands to abort, oldest first; at most as many as there are commands.
     tasks: VecDeque<SlotKey>,
     /// The function that was sent last and has no answer yet.
@@ -60,7 +60,7 @@ struct SrpPendingFunction {
     is_refused: bool,
 }
 
-impl AbortQueue {
+impl SrpAbortQueue {
     /// Whether no commands may be sent, because a reset is pending and may or may not end them.
     #[inline]
     pub(super) fn holds_commands(&self) -> bool {

@@ -86,7 +86,7 @@ pub(super) enum Exposure {
 
 /// The transport's state of a command.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CommandState {
+pub(super) struct SrpCommandState {
     /// Index of its channel.
     pub(super) channel: usize,
     pub(super) exposure: Exposure,
