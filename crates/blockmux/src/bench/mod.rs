@@ -193,11 +193,11 @@ const FULL_RUNS: u32 = 5;
 const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 
 const EXAMPLES: &str = "\
-Without arguments: three jobs on a RAM volume over every protocol, in less than
-a minute. Several values of --rw, --bs, --iodepth and --numjobs are measured in
-every combination. Existing volumes are written to only if --rw, a job file or a
-suite says so. Ctrl-C prints what has been measured. --suite aatrokoski-2007
-needs root and `ip`.
+Without arguments: three jobs on a RAM volume over every protocol that `serve`
+uses by default, in less than a minute; --full adds SRP. Several values of --rw,
+--bs, --iodepth and --numjobs are measured in every combination. Existing
+volumes are written to only if --rw, a job file or a suite says so. Ctrl-C
+prints what has been measured. --suite aatrokoski-2007 needs root and `ip`.
 
 Examples:
   blockmux bench
