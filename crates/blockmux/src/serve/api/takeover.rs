@@ -19,7 +19,8 @@ use tracing::warn;
 #[derive(Clone, Copy)]
 pub(super) struct ByOwner;
 
-/// Upgrades the connection and gives it to [`TakeoverServer`](crate::serve::takeover::TakeoverServer).
+/// Upgrades the connection and gives it to
+/// [`TakeoverServer`](crate::serve::takeover::TakeoverServer).
 pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Request) -> Response {
     if request.extensions().get::<ByOwner>().is_none() {
         let text = "a takeover is possible only at the control socket; use --takeover unix:PATH";
