@@ -110,6 +110,13 @@ impl OpenChannel {
             }
         }
     }
+
+    /// Counts the abort of a request that was held, and returns its completion.
+    fn abort_held(&mut self, tag: Tag, clock: &mut PollClock, core: &dyn Core) -> Completion {
+        let aborted = Completion { tag, result: Err(IoError::Aborted) };
+        self.count(std::slice::from_ref(&aborted), clock, core);
+        aborted
+    }
 }
 
 /// Submission time and kind of each I/O in flight, indexed by the slot number in its tag.
@@ -208,9 +215,7 @@ impl Channels {
         let now = self.core.now();
         for open in &mut self.open {
             while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
-                let aborted = Completion { tag, result: Err(IoError::Aborted) };
-                open.count(std::slice::from_ref(&aborted), &mut self.clock, &*self.core);
-                self.done.push(aborted);
+                self.done.push(open.abort_held(tag, &mut self.clock, &*self.core));
                 self.waker.wake();
             }
         }
@@ -304,9 +309,7 @@ impl Channels {
         while let Some((volume, tag)) = session.poll_cancel() {
             let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
             if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now) {
-                let aborted = Completion { tag, result: Err(IoError::Aborted) };
-                open.count(std::slice::from_ref(&aborted), &mut self.clock, &*self.core);
-                self.done.push(aborted);
+                self.done.push(open.abort_held(tag, &mut self.clock, &*self.core));
             } else {
                 open.channel.cancel(tag);
             }
