@@ -14,7 +14,9 @@ use crate::sessions::Session;
 use crate::throttles::Throttles;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::session::Target;
-use blockmux_proto::volume_state::{MAX_ORPHANS, Meter, Origin, OrphanedUser, RequestKind, VolumeState};
+use blockmux_proto::volume_state::{
+    MAX_ORPHANS, Meter, NotAdmitted, Origin, OrphanedUser, RequestKind, VolumeState,
+};
 use blockmux_volume::{Channel, Completion, Core, IoError, Output, Tag, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -111,11 +113,11 @@ impl OpenChannel {
         }
     }
 
-    /// Counts the abort of a request that was held, and returns its completion.
-    fn abort_held(&mut self, tag: Tag, clock: &mut PollClock, core: &dyn Core) -> Completion {
-        let aborted = Completion { tag, result: Err(IoError::Aborted) };
-        self.count(std::slice::from_ref(&aborted), clock, core);
-        aborted
+    /// Counts the failure of a request that was held, and returns its completion.
+    fn fail_held(&mut self, tag: Tag, error: IoError, clock: &mut PollClock, core: &dyn Core) -> Completion {
+        let failed = Completion { tag, result: Err(error) };
+        self.count(std::slice::from_ref(&failed), clock, core);
+        failed
     }
 }
 
@@ -215,7 +217,7 @@ impl Channels {
         let now = self.core.now();
         for open in &mut self.open {
             while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
-                self.done.push(open.abort_held(tag, &mut self.clock, &*self.core));
+                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
                 self.waker.wake();
             }
         }
@@ -254,14 +256,13 @@ impl Channels {
             if self.in_flight == 0 {
                 return progress;
             }
+            if self.start_held(session, now, &mut to_submit) {
+                progress = Progress::Drained;
+            }
             for open in &mut self.open {
-                let OpenChannel { channel, meter, throttles, .. } = open;
-                if !throttles.is_empty() && throttles.release(&mut **channel, meter, now, &mut to_submit) {
-                    progress = Progress::Drained;
-                }
                 let before = self.done.len();
-                channel.kick();
-                channel.poll(&mut self.done);
+                open.channel.kick();
+                open.channel.poll(&mut self.done);
                 open.count(&self.done[before..], &mut self.clock, &*self.core);
             }
             if !self.done.is_empty() {
@@ -297,8 +298,9 @@ impl Channels {
                         true => Some(io),
                         false => throttles.admit(io, session.station(tag), meter, now),
                     };
-                    if let Some(io) = admitted {
-                        channel.submit(io);
+                    match admitted {
+                        Some(io) => channel.submit(io),
+                        None => session.on_held(tag),
                     }
                     *in_flight += 1;
                     self.in_flight += 1;
@@ -309,12 +311,60 @@ impl Channels {
         while let Some((volume, tag)) = session.poll_cancel() {
             let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
             if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now) {
-                self.done.push(open.abort_held(tag, &mut self.clock, &*self.core));
+                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
             } else {
                 open.channel.cancel(tag);
             }
         }
         self.submitted > before
+    }
+
+    /// Starts the held requests that may start now, within the byte budget `budget`; returns whether
+    /// any has started or failed.
+    #[inline]
+    fn start_held(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+        let mut has_started = false;
+        for at in 0..self.open.len() {
+            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty()) {
+                has_started |= self.start_held_of(at, session, now, budget);
+            }
+        }
+        has_started
+    }
+
+    #[cold]
+    fn start_held_of(
+        &mut self,
+        at: usize,
+        session: &mut impl Target,
+        now: Instant,
+        budget: &mut u64,
+    ) -> bool {
+        let Some(open) = self.open.get_mut(at) else { return false };
+        let mut has_started = false;
+        while *budget > 0
+            && let Some(io) = open.throttles.peek_due(now)
+        {
+            let tag = io.tag;
+            match session.readmit(open.volume, io) {
+                Ok(()) => {
+                    let Some(io) = open.throttles.start(tag, &open.meter, now) else { break };
+                    *budget = budget.saturating_sub(io.len);
+                    open.channel.submit(io);
+                }
+                Err(NotAdmitted::Locked) => {
+                    open.throttles.postpone(tag, now);
+                    continue;
+                }
+                Err(NotAdmitted::Denied(error)) => {
+                    open.throttles.cancel(tag, &open.meter, now);
+                    self.done.push(open.fail_held(tag, error, &mut self.clock, &*self.core));
+                }
+            }
+            has_started = true;
+        }
+        open.throttles.arm();
+        has_started
     }
 
     /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
@@ -407,13 +457,25 @@ mod tests {
         cancels: Vec<Tag>,
         /// Each command belongs to a station of its own.
         has_stations: bool,
+        /// Commands whose start was held back.
+        held: Vec<Tag>,
+        /// The results of the next admissions of held commands; those after them are admitted.
+        admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
     }
 
     impl Endless {
         fn new(commands: u64, len: u64) -> Endless {
             let queue = (0..commands).map(|tag| Io::new(Tag(tag), Op::Read, 0, len)).collect();
-            let (cancels, has_stations) = (Vec::new(), false);
-            Endless { queue, begun: 0, completed: 0, refused: 0, cancels, has_stations }
+            Endless {
+                queue,
+                begun: 0,
+                completed: 0,
+                refused: 0,
+                cancels: Vec::new(),
+                has_stations: false,
+                held: Vec::new(),
+                admissions: VecDeque::new(),
+            }
         }
     }
 
@@ -446,6 +508,15 @@ mod tests {
 
         fn station(&mut self, Tag(tag): Tag) -> Option<Mac> {
             self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
+        }
+
+        fn on_held(&mut self, tag: Tag) {
+            self.held.push(tag);
+        }
+
+        fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+            assert!(self.held.contains(&io.tag));
+            self.admissions.pop_front().unwrap_or(Ok(()))
         }
 
         fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
@@ -684,6 +755,24 @@ mod tests {
             (session.refused, sum.failures[error_kind(&IoError::Aborted)], sum.in_flight()),
             (1, 1, 2)
         );
+    }
+
+    #[test]
+    fn a_held_request_is_admitted_again_before_it_starts() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        assert_eq!(session.held, [Tag(1), Tag(2), Tag(0)]);
+        session.admissions = [Err(NotAdmitted::Locked), Err(NotAdmitted::Denied(IoError::Reserved))].into();
+        limited.core.advance(Duration::from_millis(100));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        // The locked range is tried again soon. The denied request returns its tokens to the next.
+        assert!(limited.core.jump());
+        assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(101));
+        assert_eq!(limited.turn(&mut channels, &mut session), (2, 2));
+        assert_eq!(session.refused, 1);
+        let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!(sum.failures[error_kind(&IoError::Reserved)], 1);
     }
 
     #[test]

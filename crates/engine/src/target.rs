@@ -659,7 +659,10 @@ mod tests {
     use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::outbox::Outbox;
     use blockmux_proto::session::Timed;
-    use blockmux_volume::{Chunk, Completion, Core, DelayVolume, Delays, Io, MemVolume, Memory, Tag, Volume};
+    use blockmux_proto::volume_state::NotAdmitted;
+    use blockmux_volume::{
+        Chunk, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
+    };
     use std::cell::RefCell;
     use std::io;
     use std::sync::Arc;
@@ -839,6 +842,12 @@ mod tests {
         }
 
         fn on_io(&mut self, _done: Completion, _now: Instant) {}
+
+        fn on_held(&mut self, _tag: Tag) {}
+
+        fn readmit(&mut self, _volume: VolumeId, _io: &Io) -> Result<(), NotAdmitted<IoError>> {
+            Ok(())
+        }
 
         fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 

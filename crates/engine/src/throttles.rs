@@ -5,7 +5,7 @@
 
 use blockmux_proto::frames::Mac;
 use blockmux_proto::volume_state::Meter;
-use blockmux_volume::{Channel, Core, Io, Limiter, SgList, Tag, Throttle, Waker};
+use blockmux_volume::{Core, Io, Limiter, SgList, Tag, Throttle, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,6 @@ pub(crate) struct Throttles {
     all: Vec<(Option<Mac>, Throttle)>,
     /// Number of held requests.
     held: usize,
-    is_lifted: bool,
     core: Rc<dyn Core>,
     waker: Waker,
 }
@@ -34,7 +33,7 @@ impl Throttles {
         core: Rc<dyn Core>,
         waker: Waker,
     ) -> Throttles {
-        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), held: 0, is_lifted: false, core, waker }
+        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), held: 0, core, waker }
     }
 
     /// Whether the next request passes without a check.
@@ -53,42 +52,44 @@ impl Throttles {
     /// to, if the session has several.
     #[cold]
     pub(crate) fn admit(&mut self, io: Io, station: Option<Mac>, meter: &Meter, now: Instant) -> Option<Io> {
-        if self.is_lifted {
-            return Some(io);
-        }
         let bytes = write_bytes(&io);
         let admitted = self.throttle_of(station).admit(io, now);
         if admitted.is_none() {
             self.held += 1;
             self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));
             meter.hold();
-            self.arm();
         }
-        self.update_free();
+        self.arm();
         admitted
     }
 
-    /// Submits the held requests that may start now, at most about `budget` bytes, from which they
-    /// are subtracted. Returns whether any was submitted.
+    /// The next held request that may start now. It stays held.
     #[cold]
-    pub(crate) fn release(
-        &mut self,
-        channel: &mut dyn Channel,
-        meter: &Meter,
-        now: Instant,
-        budget: &mut u64,
-    ) -> bool {
-        let before = self.held;
-        while *budget > 0
-            && let Some((io, held)) = self.next(now)
-        {
-            *budget = budget.saturating_sub(io.len);
-            self.note_released(&io, held, meter);
-            channel.submit(io);
-        }
-        self.arm();
+    pub(crate) fn peek_due(&mut self, now: Instant) -> Option<&Io> {
+        // The earliest first, so that no station waits for the requests of others.
+        let held = self.all.iter_mut().filter_map(|(_, throttle)| Some((throttle.next_due(now)?, throttle)));
+        held.min_by_key(|(due, _)| *due)?.1.peek_due(now)
+    }
+
+    /// Removes a held request that may start; returns it.
+    #[cold]
+    pub(crate) fn start(&mut self, tag: Tag, meter: &Meter, now: Instant) -> Option<Io> {
+        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.start(tag, now))?;
+        self.note_released(&io, held, meter);
+        Some(io)
+    }
+
+    /// Holds a request longer, because its range is locked.
+    #[cold]
+    pub(crate) fn postpone(&mut self, tag: Tag, now: Instant) {
+        self.all.iter_mut().for_each(|(_, throttle)| throttle.postpone(tag, now + LOCK_RETRY));
+    }
+
+    /// Requests a wake-up for the next held request; called after some have started.
+    #[cold]
+    pub(crate) fn arm(&mut self) {
+        self.all.iter_mut().for_each(|(_, throttle)| throttle.arm(&*self.core, &self.waker));
         self.update_free();
-        self.held < before
     }
 
     /// Removes the held request with this tag; returns whether there was one.
@@ -103,14 +104,15 @@ impl Throttles {
 
     /// Removes a held request; returns its tag.
     pub(crate) fn cancel_any(&mut self, meter: &Meter, now: Instant) -> Option<Tag> {
-        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.pop(now))?;
+        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel_first(now))?;
         self.note_released(&io, held, meter);
         Some(io.tag)
     }
 
     /// Holds nothing any more: held requests may start.
     pub(crate) fn lift(&mut self) {
-        self.is_lifted = true;
+        (self.limiter, self.free_at) = (Arc::default(), NEVER);
+        self.all.iter_mut().for_each(|(_, throttle)| throttle.set_limiter(self.limiter.clone()));
     }
 
     /// The session's client is known: requests from now on are subject to the limits of each
@@ -120,15 +122,6 @@ impl Throttles {
             (self.client, self.free_at) = (Some(client), NEVER);
             self.all.clear();
         }
-    }
-
-    fn next(&mut self, now: Instant) -> Option<(Io, Duration)> {
-        if self.is_lifted {
-            return self.all.iter_mut().find_map(|(_, throttle)| throttle.pop(now));
-        }
-        // The earliest first, so that no station waits for the requests of others.
-        let held = self.all.iter_mut().filter_map(|(_, throttle)| Some((throttle.next_due(now)?, throttle)));
-        held.min_by_key(|(due, _)| *due).and_then(|(_, throttle)| throttle.pop_due(now))
     }
 
     fn throttle_of(&mut self, station: Option<Mac>) -> &mut Throttle {
@@ -144,10 +137,6 @@ impl Throttles {
         &mut self.all[at].1
     }
 
-    fn arm(&mut self) {
-        self.all.iter_mut().for_each(|(_, throttle)| throttle.arm(&*self.core, &self.waker));
-    }
-
     fn note_released(&mut self, io: &Io, held: Duration, meter: &Meter) {
         self.held -= 1;
         let bytes = write_bytes(io);
@@ -157,6 +146,9 @@ impl Throttles {
 
     fn update_free(&mut self) {
         let generation = self.limiter.generation();
+        // Stations that have sent nothing since the limits changed would not notice that there are
+        // none any more.
+        self.all.retain(|(_, throttle)| !throttle.is_empty() || throttle.generation() == Some(generation));
         let is_free = self.all.iter().all(|(_, throttle)| throttle.free_at() == Some(generation));
         self.free_at = if is_free { generation } else { NEVER };
     }
@@ -169,5 +161,7 @@ fn write_bytes(io: &Io) -> usize {
 
 /// No generation.
 const NEVER: u64 = u64::MAX;
+/// How often a request is tried whose range is locked.
+const LOCK_RETRY: Duration = Duration::from_millis(1);
 /// Number of stations from which on those without held requests are forgotten.
 const MAX_STATIONS: usize = 256;

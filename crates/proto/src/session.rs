@@ -20,7 +20,8 @@ use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
 use crate::outbox::Outbox;
-use blockmux_volume::{Chunk, Completion, Io, SgList, Tag, Waker};
+use crate::volume_state::NotAdmitted;
+use blockmux_volume::{Chunk, Completion, Io, IoError, SgList, Tag, Waker};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -216,6 +217,17 @@ pub trait Target: Timed {
 
     /// Handles the completion of an I/O.
     fn on_io(&mut self, done: Completion, now: Instant);
+
+    /// Handles that limits hold an I/O back. Nobody waits for it as for I/O in flight, until
+    /// [`Target::readmit`] admits it again.
+    fn on_held(&mut self, tag: Tag);
+
+    /// Admits an I/O that was held back and may start now. It completes with the error if it is
+    /// denied.
+    ///
+    /// # Errors
+    /// If it is not admitted, because its range is locked, or reservations have changed.
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>>;
 
     /// Called when the driver starts to drive the session; `waker` schedules another turn.
     fn on_start(&mut self, waker: &Waker, now: Instant);

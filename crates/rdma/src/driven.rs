@@ -23,7 +23,8 @@ use blockmux_proto::session::{
     Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
     StreamConnections, StreamSession, Target, Timed,
 };
-use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
+use blockmux_proto::volume_state::NotAdmitted;
+use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
 use end::{DrivenEnd, DriverCalls};
 use std::time::{Duration, Instant};
 
@@ -170,6 +171,14 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
     fn on_io(&mut self, done: Completion, now: Instant) {
         self.calls.now = now;
         self.session_mut().on_io(done, now);
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        self.session.readmit(volume, io)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

@@ -171,20 +171,76 @@ impl Direction {
 #[derive(Default)]
 pub(crate) struct RequestBuckets([Option<Arc<Buckets>>; 2]);
 
+/// The tokens that a request has taken from [`RequestBuckets`].
+pub(crate) struct TakenTokens {
+    direction: Direction,
+    charges: [Charges; 2],
+}
+
+/// The cost of a request for each bucket of [`Buckets::of_direction`].
+type Charges = [Charge; 4];
+
+/// What a request has paid to a bucket.
+#[derive(Clone, Copy, Default)]
+struct Charge {
+    cost_ns: u64,
+    /// When the tokens may be used, in the time of the bucket.
+    due_ns: u64,
+}
+
 impl RequestBuckets {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)
     }
 
-    /// Takes tokens for a request and returns when it may start.
-    pub(crate) fn take(&self, io: &Io, direction: Direction, now: Instant) -> Instant {
-        let all = self.0.iter().flatten();
-        all.map(|buckets| buckets.take(io, direction, now)).max().unwrap_or(now)
+    /// Takes tokens for a request.
+    pub(crate) fn take(&self, io: &Io, direction: Direction, now: Instant) -> TakenTokens {
+        let take = |buckets: &Option<Arc<Buckets>>| {
+            buckets.as_ref().map(|buckets| buckets.take(io, direction, now)).unwrap_or_default()
+        };
+        TakenTokens { direction, charges: self.0.each_ref().map(take) }
+    }
+
+    /// When the request that has these tokens may start.
+    pub(crate) fn due(&self, taken: &TakenTokens, now: Instant) -> Instant {
+        let waits = self.pairs(taken).map(|(buckets, charges)| buckets.wait(charges, now));
+        now + waits.max().unwrap_or_default()
+    }
+
+    /// Moves the request forward if others have returned tokens since it took its own.
+    pub(crate) fn advance(&self, taken: &mut TakenTokens, now: Instant) {
+        let direction = taken.direction;
+        for (buckets, charges) in self.0.iter().zip(&mut taken.charges) {
+            if let Some(buckets) = buckets {
+                buckets.advance(charges, direction, now);
+            }
+        }
     }
 
     /// Returns the tokens of a request that did not start.
-    pub(crate) fn put_back(&self, io: &Io, direction: Direction) {
-        self.0.iter().flatten().for_each(|buckets| buckets.put_back(io, direction));
+    pub(crate) fn put_back(&self, taken: &TakenTokens) {
+        for (buckets, charges) in self.pairs(taken) {
+            buckets.put_back(charges, taken.direction);
+        }
+    }
+
+    /// Exchanges the tokens of a request for those of `new` where the buckets differ.
+    pub(crate) fn exchange(&self, new: &RequestBuckets, taken: &mut TakenTokens, io: &Io, now: Instant) {
+        let direction = taken.direction;
+        for ((old, new), charges) in self.0.iter().zip(&new.0).zip(&mut taken.charges) {
+            if old.as_ref().map(Arc::as_ptr) == new.as_ref().map(Arc::as_ptr) {
+                continue;
+            }
+            if let Some(old) = old {
+                old.put_back(charges, direction);
+            }
+            *charges = new.as_ref().map(|new| new.take(io, direction, now)).unwrap_or_default();
+        }
+    }
+
+    fn pairs<'a>(&'a self, taken: &'a TakenTokens) -> impl Iterator<Item = (&'a Buckets, &'a Charges)> {
+        let pairs = self.0.iter().zip(&taken.charges);
+        pairs.filter_map(|(buckets, charges)| Some((&**buckets.as_ref()?, charges)))
     }
 }
 
@@ -220,29 +276,56 @@ impl Buckets {
         }))
     }
 
-    fn take(&self, io: &Io, direction: Direction, now: Instant) -> Instant {
-        let origin = *self.origin.get_or_init(|| now);
-        let full_ns = now.saturating_duration_since(origin).as_nanos() as u64;
-        let now_ns = full_ns + self.burst_ns;
-        let takes = self.charged(io, direction).map(|(bucket, units)| bucket.take(units, full_ns));
-        let due_ns = takes.fold(now_ns, u64::max);
-        now + Duration::from_nanos(due_ns - now_ns)
-    }
-
-    fn put_back(&self, io: &Io, direction: Direction) {
-        self.charged(io, direction).for_each(|(bucket, units)| bucket.put_back(units));
-    }
-
-    /// The buckets that a request is charged to, and how many tokens each loses.
-    fn charged(&self, io: &Io, direction: Direction) -> impl Iterator<Item = (&Bucket, u64)> {
-        let own = match direction {
+    /// The buckets that a request of this direction is charged to: of requests and of bytes, in
+    /// all and of its direction.
+    fn of_direction(&self, direction: Direction) -> [Option<&Bucket>; 4] {
+        let [requests, bytes] = &self.total;
+        let [own_requests, own_bytes] = match direction {
             Direction::Read => &self.read,
             Direction::Write => &self.write,
         };
+        [requests, bytes, own_requests, own_bytes].map(Option::as_ref)
+    }
+
+    fn take(&self, io: &Io, direction: Direction, now: Instant) -> Charges {
+        let full_ns = self.full_ns(now);
         // A request of invalid length fails at the volume and must not use up the rate of years.
         let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
-        let all = [&self.total, own].into_iter().flat_map(move |kind| kind.iter().zip([1, bytes]));
-        all.filter_map(|(bucket, units)| Some((bucket.as_ref()?, units)))
+        let mut charges = Charges::default();
+        let units = [1, bytes, 1, bytes];
+        for ((charge, bucket), units) in charges.iter_mut().zip(self.of_direction(direction)).zip(units) {
+            if let Some(bucket) = bucket {
+                *charge = bucket.take(units, full_ns);
+            }
+        }
+        charges
+    }
+
+    fn wait(&self, charges: &Charges, now: Instant) -> Duration {
+        let due_ns = charges.iter().map(|charge| charge.due_ns).max().unwrap_or(0);
+        Duration::from_nanos(due_ns.saturating_sub(self.full_ns(now) + self.burst_ns))
+    }
+
+    fn advance(&self, charges: &mut Charges, direction: Direction, now: Instant) {
+        let full_ns = self.full_ns(now);
+        for (charge, bucket) in charges.iter_mut().zip(self.of_direction(direction)) {
+            if let Some(bucket) = bucket {
+                bucket.advance(charge, full_ns);
+            }
+        }
+    }
+
+    fn put_back(&self, charges: &Charges, direction: Direction) {
+        for (charge, bucket) in charges.iter().zip(self.of_direction(direction)) {
+            if let Some(bucket) = bucket {
+                bucket.put_back(charge);
+            }
+        }
+    }
+
+    /// The time of a bucket that is full now.
+    fn full_ns(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(*self.origin.get_or_init(|| now)).as_nanos() as u64
     }
 }
 
@@ -258,18 +341,27 @@ impl Bucket {
         Bucket { per_second, paid_ns: AtomicU64::new(burst_ns) }
     }
 
-    /// Takes tokens and returns when they may be used; a bucket whose time is `full_ns` is full. A
-    /// request may take more than the bucket holds; later ones then wait longer.
-    fn take(&self, units: u64, full_ns: u64) -> u64 {
-        let cost = self.cost_ns(units);
-        let pay = |paid: u64| Some(paid.max(full_ns).saturating_add(cost));
+    /// Takes tokens; a bucket whose time is `full_ns` is full. A request may take more than the
+    /// bucket holds; later ones then wait longer.
+    fn take(&self, units: u64, full_ns: u64) -> Charge {
+        let cost_ns = self.cost_ns(units);
+        let pay = |paid: u64| Some(paid.max(full_ns).saturating_add(cost_ns));
         let before = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
-        before.unwrap_or_else(|unchanged| unchanged).max(full_ns)
+        Charge { cost_ns, due_ns: before.unwrap_or_else(|unchanged| unchanged).max(full_ns) }
     }
 
-    fn put_back(&self, units: u64) {
-        let cost = self.cost_ns(units);
-        let give = |paid: u64| Some(paid.saturating_sub(cost));
+    /// Moves a charge to the time that it would have if it had been taken last, if that is
+    /// earlier: then others have returned tokens since.
+    fn advance(&self, charge: &mut Charge, full_ns: u64) {
+        let last_ns = self.paid_ns.load(Ordering::Relaxed).saturating_sub(charge.cost_ns).max(full_ns);
+        if last_ns < charge.due_ns {
+            charge.due_ns = last_ns;
+            self.paid_ns.fetch_max(last_ns.saturating_add(charge.cost_ns), Ordering::Relaxed);
+        }
+    }
+
+    fn put_back(&self, charge: &Charge) {
+        let give = |paid: u64| Some(paid.saturating_sub(charge.cost_ns));
         let _ = self.paid_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
     }
 

@@ -1,7 +1,7 @@
 //! Holds requests until the limits of their volume permit them.
 
 use crate::io::{Io, Tag};
-use crate::limiter::{Direction, Limiter, RequestBuckets};
+use crate::limiter::{Direction, Limiter, RequestBuckets, TakenTokens};
 use crate::ready::Waker;
 use crate::volume::Core;
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Holds the requests of one client to one channel until the volume's limits permit them.
 ///
-/// Reads and writes are held apart, each in order. Only the first request of each holds tokens, so
+/// Reads and writes are held apart, each in order. Only the first request of each has tokens, so
 /// channels share a limit evenly, however many requests each has, and cancelled requests cost
 /// nothing. All other operations pass: a flush covers completed writes only, and a held write is
 /// not complete.
@@ -30,8 +30,10 @@ pub struct Throttle {
 #[derive(Default)]
 struct HeldRequests {
     requests: VecDeque<HeldIo>,
-    /// When the first request may start.
-    due: Option<Instant>,
+    /// What the first request has taken.
+    taken: Option<TakenTokens>,
+    /// The first request may not start earlier, whatever the limits permit.
+    not_before: Option<Instant>,
 }
 
 struct HeldIo {
@@ -62,6 +64,11 @@ impl Throttle {
         self
     }
 
+    /// Follows another limiter.
+    pub fn set_limiter(&mut self, limiter: Arc<Limiter>) {
+        (self.limiter, self.generation) = (limiter, None);
+    }
+
     /// Returns the request if it may start now, or holds it.
     #[must_use]
     pub fn admit(&mut self, io: Io, now: Instant) -> Option<Io> {
@@ -69,26 +76,45 @@ impl Throttle {
         let Some(direction) = Direction::of(io.op) else { return Some(io) };
         let held = &mut self.held[direction as usize];
         if held.requests.is_empty() {
-            let due = self.buckets.take(&io, direction, now);
-            if due <= now {
+            let taken = self.buckets.take(&io, direction, now);
+            if self.buckets.due(&taken, now) <= now {
                 return Some(io);
             }
-            held.due = Some(due);
+            held.taken = Some(taken);
         }
         held.requests.push_back(HeldIo { io, since: now });
         None
     }
 
-    /// The next held request that may start now, and how long it was held.
+    /// The next held request that may start now. It stays held.
+    #[must_use]
+    pub fn peek_due(&mut self, now: Instant) -> Option<&Io> {
+        let direction = self.due_direction(now)?;
+        self.held[direction as usize].requests.front().map(|held| &held.io)
+    }
+
+    /// Removes the next held request that may start now; returns it, and how long it was held.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Io, Duration)> {
-        self.follow_limits(now);
-        let is_due = |direction: &Direction| self.held[*direction as usize].due.is_some_and(|due| due <= now);
-        let direction = DIRECTIONS.into_iter().find(is_due)?;
+        let direction = self.due_direction(now)?;
         self.remove(direction, 0, now)
     }
 
-    /// The next held request, although the limits do not permit it yet, and how long it was held.
-    pub fn pop(&mut self, now: Instant) -> Option<(Io, Duration)> {
+    /// Removes the request with this tag, which [`Throttle::peek_due`] has returned; returns it, and
+    /// how long it was held.
+    pub fn start(&mut self, tag: Tag, now: Instant) -> Option<(Io, Duration)> {
+        self.remove(self.direction_of_first(tag)?, 0, now)
+    }
+
+    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`. It
+    /// keeps its tokens.
+    pub fn postpone(&mut self, tag: Tag, until: Instant) {
+        if let Some(direction) = self.direction_of_first(tag) {
+            self.held[direction as usize].not_before = Some(until);
+        }
+    }
+
+    /// Cancels the next held request; returns it, and how long it was held.
+    pub fn cancel_first(&mut self, now: Instant) -> Option<(Io, Duration)> {
         DIRECTIONS.into_iter().find_map(|direction| self.cancel_at(direction, 0, now))
     }
 
@@ -99,6 +125,12 @@ impl Throttle {
             Some((direction, requests.iter().position(|held| held.io.tag == tag)?))
         })?;
         self.cancel_at(direction, at, now)
+    }
+
+    /// The generation of the limits that the next request is checked against, unless they change.
+    #[must_use]
+    pub fn generation(&self) -> Option<u64> {
+        self.generation
     }
 
     /// Whether requests pass without a check until the limits change: there are none, and no
@@ -114,23 +146,25 @@ impl Throttle {
         self.held.iter().all(|held| held.requests.is_empty())
     }
 
-    /// When the next held request may start.
+    /// When the next held request may start, as far as is known now: earlier if others return
+    /// tokens.
     #[must_use]
     pub fn next_due(&mut self, now: Instant) -> Option<Instant> {
         self.follow_limits(now);
-        self.held.iter().filter_map(|held| held.due).min()
+        DIRECTIONS.into_iter().filter_map(|direction| self.due(direction, now)).min()
     }
 
     /// Requests a wake-up for the next held request, unless one is pending.
     pub fn arm(&mut self, core: &dyn Core, waker: &Waker) {
         let now = core.now();
         let Some(due) = self.next_due(now) else { return };
+        let wake_at = due.min(now + MAX_SLEEP);
         if self.armed.is_some_and(|armed| armed <= now) {
             self.armed = None;
         }
-        if self.armed.is_none_or(|armed| due < armed) {
-            core.wake_at(due, waker);
-            self.armed = Some(due);
+        if self.armed.is_none_or(|armed| wake_at < armed) {
+            core.wake_at(wake_at, waker);
+            self.armed = Some(wake_at);
         }
     }
 
@@ -142,21 +176,40 @@ impl Throttle {
         let (generation, buckets) = self.limiter.buckets_of(self.client.as_ref());
         let old = std::mem::replace(&mut self.buckets, buckets);
         self.generation = Some(generation);
-        for direction in DIRECTIONS {
-            let held = &mut self.held[direction as usize];
-            if let Some(HeldIo { io, .. }) = held.requests.front() {
-                old.put_back(io, direction);
-                held.due = Some(self.buckets.take(io, direction, now));
+        for held in &mut self.held {
+            if let (Some(HeldIo { io, .. }), Some(taken)) = (held.requests.front(), &mut held.taken) {
+                old.exchange(&self.buckets, taken, io, now);
             }
         }
+    }
+
+    /// The direction whose first held request has this tag.
+    fn direction_of_first(&self, tag: Tag) -> Option<Direction> {
+        let is_first = |held: &HeldRequests| held.requests.front().is_some_and(|first| first.io.tag == tag);
+        DIRECTIONS.into_iter().find(|direction| is_first(&self.held[*direction as usize]))
+    }
+
+    /// The direction of the next held request that may start now.
+    fn due_direction(&mut self, now: Instant) -> Option<Direction> {
+        self.follow_limits(now);
+        DIRECTIONS.into_iter().find(|direction| self.due(*direction, now).is_some_and(|due| due <= now))
+    }
+
+    /// When the first held request of a direction may start.
+    fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
+        let held = &mut self.held[direction as usize];
+        let taken = held.taken.as_mut()?;
+        self.buckets.advance(taken, now);
+        let due = self.buckets.due(taken, now);
+        Some(held.not_before.map_or(due, |not_before| due.max(not_before)))
     }
 
     /// Removes a request that will not start by the limits.
     fn cancel_at(&mut self, direction: Direction, at: usize, now: Instant) -> Option<(Io, Duration)> {
         if at == 0
-            && let Some(HeldIo { io, .. }) = self.held[direction as usize].requests.front()
+            && let Some(taken) = &self.held[direction as usize].taken
         {
-            self.buckets.put_back(io, direction);
+            self.buckets.put_back(taken);
         }
         self.remove(direction, at, now)
     }
@@ -167,15 +220,20 @@ impl Throttle {
         let HeldIo { io, since } = held.requests.remove(at)?;
         if at == 0 {
             let next = held.requests.front();
-            held.due = next.map(|next| self.buckets.take(&next.io, direction, now));
+            held.taken = next.map(|next| self.buckets.take(&next.io, direction, now));
+            held.not_before = None;
         }
         Some((io, now.saturating_duration_since(since)))
     }
 }
 
+/// The longest time without a check whether others have returned tokens, which wakes nobody.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conformance::TestCore;
     use crate::io::Op;
     use crate::limiter::{Limit, Limits, VolumeLimits};
     use crate::{Seg, SgList};
@@ -303,13 +361,52 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_limit_of_clients_does_not_reset_the_volume_s() {
+    fn a_changed_limit_of_clients_moves_nobody_at_the_volume_s() {
         let (limiter, now) = (limiter(iops(10), Limits::default()), Instant::now());
-        let mut throttle = Throttle::new(limiter.clone(), Some("a".into()));
-        assert!(throttle.admit(read(0, 512), now).is_some() && throttle.admit(read(1, 512), now).is_none());
+        let mut all: Vec<_> =
+            (0..100).map(|nth| Throttle::new(limiter.clone(), Some(nth.to_string().into()))).collect();
+        assert!(all[0].admit(read(0, 512), now).is_some());
+        assert!(all.iter_mut().all(|throttle| throttle.admit(read(1, 512), now).is_none()));
         limiter.set_limits(VolumeLimits { volume: iops(10), client: iops(1000) });
-        assert!(throttle.pop_due(now + ms(99)).is_none());
-        assert_eq!(throttle.next_due(now), Some(now + ms(100)));
+        // In any order, and late.
+        for (nth, throttle) in all.iter_mut().enumerate().rev() {
+            assert_eq!(throttle.next_due(now + ms(50)), Some(now + ms(100 + 100 * nth as u64)));
+        }
+        assert!(all[0].pop_due(now + ms(99)).is_none() && all[0].pop_due(now + ms(100)).is_some());
+    }
+
+    #[test]
+    fn tokens_that_others_return_move_a_held_request_forward() {
+        let (limiter, now) = (limiter(bandwidth(1 << 20), Limits::default()), Instant::now());
+        let mut others: Vec<_> = (0..8).map(|_| Throttle::new(limiter.clone(), None)).collect();
+        let mut throttle = Throttle::new(limiter, None);
+        let passed: Vec<_> =
+            others.iter_mut().filter_map(|other| other.admit(write(0, 1 << 20), now)).collect();
+        assert!(passed.len() == 1 && throttle.admit(read(0, 4096), now).is_none());
+        assert_eq!(throttle.next_due(now), Some(now + ms(8000)));
+        let aborted = others.iter_mut().filter_map(|other| other.cancel(Tag(0), now)).count();
+        assert_eq!((aborted, throttle.next_due(now)), (7, Some(now + ms(1000))), "after what has passed");
+        assert!(throttle.pop_due(now + ms(999)).is_none() && throttle.pop_due(now + ms(1000)).is_some());
+        // The total stays what the limit permits: 4 KiB more take 4 ms more.
+        let starts = starts_ms(&mut throttle, [read(1, 4096)], now);
+        assert_eq!(starts, [1003]);
+    }
+
+    #[test]
+    fn a_held_request_sleeps_a_second_at_most() {
+        let (core, mut throttle) = (TestCore::new(), unnamed(bandwidth(1 << 20)));
+        let (now, waker) = (core.now(), core.ready().waker(1));
+        assert!(
+            throttle.admit(write(0, 8 << 20), now).is_some() && throttle.admit(read(1, 512), now).is_none()
+        );
+        for second in 1..=8 {
+            throttle.arm(&*core, &waker);
+            assert!(throttle.peek_due(core.now()).is_none() && core.jump());
+            assert_eq!(core.now(), now + ms(1000 * second));
+        }
+        assert_eq!(throttle.peek_due(core.now()).map(|io| io.tag), Some(Tag(1)));
+        throttle.postpone(Tag(1), core.now() + ms(1));
+        assert!(throttle.pop_due(core.now()).is_none() && throttle.pop_due(core.now() + ms(1)).is_some());
     }
 
     #[test]
@@ -337,7 +434,7 @@ mod tests {
         assert!(throttle.admit(write(0, 512), now).is_some() && throttle.admit(write(1, 512), now).is_none());
         assert!(throttle.admit(read(2, 512), now).is_some());
         assert!(throttle.admit(Io::new(Tag(3), Op::Flush, 0, 0), now).is_some());
-        let (io, _) = throttle.pop(now).unwrap();
+        let (io, _) = throttle.cancel_first(now).unwrap();
         assert_eq!(io.tag, Tag(1));
         assert!(throttle.is_empty());
     }

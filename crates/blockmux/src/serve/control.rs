@@ -313,7 +313,8 @@ impl ControlServer {
     /// Stops exporting a volume: waits for I/O in flight and flushes the volume.
     fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
         let live_protocols = self.live_protocols();
-        let (volume, _) = self.find(name)?;
+        let (volume, volume_state) = self.find(name)?;
+        self.reloader.lift_limits(&[volume_state]);
         live_protocols.iter().for_each(|(_, live)| live.remove(volume));
         let removed = self
             .exports
@@ -322,8 +323,6 @@ impl ControlServer {
         self.policy.remove(name);
         // Other commands need not wait for this volume's I/O.
         drop(live_protocols);
-        // Requests that limits held back start.
-        self.reloader.cores().wake_all();
         let (settling, begun) = (removed.volume_state.settling(), Instant::now());
         if !settling.is_over() {
             progress("waiting for I/O in flight".to_owned());

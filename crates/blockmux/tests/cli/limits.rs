@@ -6,7 +6,7 @@ use crate::api::{ask, exchange};
 use crate::control::{Controlled, eventually};
 use crate::program::{blockmux, has, succeed, text};
 use crate::raw_client::{DISC, FLUSH, READ, RawClient, WRITE};
-use crate::raw_iscsi::{GOOD, RawIscsi};
+use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RESERVATION_CONFLICT, RawIscsi, TASK_ABORTED};
 use crate::raw_nvme::RawNvme;
 use crate::reload::Configured;
 use rustix::process::Signal;
@@ -18,6 +18,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const HOST: &str = "nqn.2026-11.test:host.of.ours";
+const EPERM: u32 = 1;
+const NVME_RESERVATION_CONFLICT: u16 = 0x83;
 
 /// A volume over NBD with these keys.
 fn config(keys: &str) -> String {
@@ -157,6 +159,44 @@ fn held_requests_of_a_client_that_vanishes_are_never_executed() {
     served.said(&["limit", "a", "none"]);
     eventually("the other one is executed", || served.nbd("a.sock").read(1024, 512) == [7; 512]);
     assert_eq!(first.read(512, 512), [0; 512]);
+}
+
+#[test]
+fn commands_that_exclude_others_wait_for_no_held_request_and_exclude_it() {
+    let controlled = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    let url = &controlled.daemon.urls_of("iscsi")[0];
+    let mut holder = RawIscsi::login(url, "iqn.2026-11.i:holder");
+    let (mut kept, mut reset) =
+        (RawIscsi::login(url, "iqn.2026-11.i:kept"), RawIscsi::login(url, "iqn.2026-11.i:reset"));
+    let mut nbd = RawClient::connect(&controlled.daemon.socket());
+    let [_admin, mut nvme] = RawNvme::controller(&controlled.daemon.nvme_place(), HOST);
+    controlled.said(&["limit", "disk0", "--client", "write_bandwidth=1"]);
+    let write = |lba: u8| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
+    // The first write of a client starts on credit, and the second one would wait for minutes.
+    assert_eq!(nbd.write(0, 0, &[0; 512]), 0);
+    assert_eq!(nvme.write(0, &[0; 512], false), 0);
+    assert_eq!([&mut kept, &mut reset].map(|session| session.run(&write(0), &[0; 512], 0).0), [GOOD; 2]);
+    nbd.request(WRITE, 0, 4096, 512);
+    nbd.send(&[1; 512]);
+    nvme.begin_write(4096, 512, &[2; 512], false);
+    reset.begin(&write(8), &[3; 512], 0);
+    eventually("three writes are held", || held(&controlled.status()) == 3);
+    assert_eq!(holder.reset_unit(), 0);
+    assert_eq!(kept.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "of the reset");
+    kept.begin(&write(8), &[4; 512], 0);
+    eventually("a write that began after the reset is held, too", || held(&controlled.status()) == 4);
+    let mut compare_and_write = [0; 16];
+    (compare_and_write[0], compare_and_write[13]) = (0x89, 1);
+    assert_eq!(holder.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "of the reset");
+    assert_eq!(holder.run(&compare_and_write, &[[0; 512], [5; 512]].concat(), 0).0, GOOD);
+    assert_eq!(holder.reserve_out(0, 0, [0, 7], 0), GOOD);
+    assert_eq!(holder.reserve_out(1, 3, [7, 0], 0), GOOD, "exclusive access");
+    assert_eq!(held(&controlled.status()), 4);
+    controlled.said(&["limit", "disk0", "--client", "none"]);
+    assert_eq!((nbd.reply(), nvme.status()), (EPERM, Some(NVME_RESERVATION_CONFLICT)));
+    assert_eq!((kept.end().0, reset.end().0), (RESERVATION_CONFLICT, TASK_ABORTED));
+    assert_eq!(holder.reserve_out(2, 3, [7, 0], 0), GOOD, "released");
+    assert_eq!((nbd.read(0, 512), nbd.read(4096, 512)), (vec![5; 512], vec![0; 512]));
 }
 
 #[test]

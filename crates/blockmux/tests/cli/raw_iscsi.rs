@@ -33,6 +33,12 @@ impl RawIscsi {
 
     /// Sends a command; returns its status and data-in.
     pub(crate) fn run(&mut self, cdb: &[u8], data_out: &[u8], data_in_len: u32) -> (u8, Vec<u8>) {
+        self.begin(cdb, data_out, data_in_len);
+        self.end()
+    }
+
+    /// Sends a command.
+    pub(crate) fn begin(&mut self, cdb: &[u8], data_out: &[u8], data_in_len: u32) {
         let mut head = [0; 48];
         let moves = match (data_out.len(), data_in_len) {
             (0, 0) => 0,
@@ -46,6 +52,10 @@ impl RawIscsi {
         head[24..28].copy_from_slice(&self.itt.to_be_bytes());
         head[32..32 + cdb.len()].copy_from_slice(cdb);
         self.send(head, data_out);
+    }
+
+    /// Receives the status of a command, and its data-in.
+    pub(crate) fn end(&mut self) -> (u8, Vec<u8>) {
         let mut data_in = Vec::new();
         loop {
             let (head, data) = self.receive();
@@ -96,6 +106,17 @@ impl RawIscsi {
         (head[36], u16::from_be_bytes([head[42], head[43]]))
     }
 
+    /// Executes a LOGICAL UNIT RESET; returns the response.
+    pub(crate) fn reset_unit(&mut self) -> u8 {
+        let mut head = [0; 48];
+        (head[0], head[1], head[9]) = (0x42, 0x85, self.lun);
+        head[24..28].copy_from_slice(&self.itt.to_be_bytes());
+        self.send(head, &[]);
+        let (head, _) = self.receive();
+        assert_eq!(head[0], 0x22, "a task management response");
+        head[2]
+    }
+
     /// Logs out; returns the response.
     pub(crate) fn log_out(&mut self) -> u8 {
         let mut head = [0; 48];
@@ -136,3 +157,4 @@ impl RawIscsi {
 pub(crate) const GOOD: u8 = 0x00;
 pub(crate) const CHECK_CONDITION: u8 = 0x02;
 pub(crate) const RESERVATION_CONFLICT: u8 = 0x18;
+pub(crate) const TASK_ABORTED: u8 = 0x40;

@@ -11,9 +11,10 @@ use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::session::{
     CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
 };
+use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
-use blockmux_volume::{Chunk, Completion, Io, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
 use std::time::Instant;
 
 /// A connection to a port: a session `S` over TCP, or `R` over RDMA.
@@ -243,6 +244,15 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
         delegate!(self, session => session.on_io(done, now), _ => {})
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        delegate!(self, session => session.on_held(tag), _ => {})
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        let none = Err(NotAdmitted::Denied(IoError::Aborted));
+        delegate!(self, session => session.readmit(volume, io), _ => none)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

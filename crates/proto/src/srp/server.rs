@@ -32,7 +32,8 @@ use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
-use blockmux_volume::{Completion, Io, Pool, Seg, SgList, Tag, Waker};
+use crate::volume_state::NotAdmitted;
+use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
 use core::net::IpAddr;
 use smallvec::SmallVec;
@@ -598,6 +599,14 @@ impl Target for TargetSession {
         self.on_volume_io(done);
         self.resume();
         self.leave_if_idle();
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        TaskRouter::on_held(self, tag);
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        TaskRouter::readmit(self, volume, io)
     }
 
     fn on_start(&mut self, _waker: &Waker, now: Instant) {

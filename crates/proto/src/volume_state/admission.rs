@@ -9,7 +9,7 @@
 use super::exports::VolumeId;
 use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
 use super::{BlockAccess, Registrant, VolumeState};
-use blockmux_volume::Op;
+use blockmux_volume::{IoError, Op};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +23,10 @@ pub(crate) struct IoCounter {
 /// Counts one I/O as in flight until it is dropped.
 pub(crate) struct IoGuard {
     counter: Rc<IoCounter>,
-    place: usize,
+    /// Index of the count that includes the I/O, below 2; `None` while it is paused. Short, because
+    /// every request in flight has a guard.
+    place: Option<u8>,
+    owns_lock: bool,
 }
 
 impl IoCounter {
@@ -51,7 +54,42 @@ impl IoCounter {
     ) -> Result<IoGuard, NotAdmitted<E>> {
         let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
         let place = self.volume_state.in_flight.admit(&self.counter, wanted, check)?;
-        Ok(IoGuard { counter: self, place })
+        Ok(IoGuard { counter: self, place: Some(place as u8), owns_lock })
+    }
+}
+
+impl IoGuard {
+    /// Stops counting the I/O, because it does not start yet: nobody waits for it. It must be
+    /// admitted again before it starts.
+    #[cold]
+    pub(crate) fn pause(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.counter.counter.end(place.into());
+        }
+    }
+
+    /// Admits the I/O again, as [`IoCounter::admit`].
+    ///
+    /// # Errors
+    /// If the I/O is not admitted; it stays paused.
+    #[cold]
+    pub(crate) fn readmit<E>(
+        &mut self,
+        op: Op,
+        range: ByteRange,
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), NotAdmitted<E>> {
+        self.pause();
+        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock: self.owns_lock };
+        let counter = &self.counter;
+        let place = counter.volume_state.in_flight.admit(&counter.counter, wanted, check)?;
+        self.place = Some(place as u8);
+        Ok(())
+    }
+
+    /// Whether the I/O is in a range that its command has locked.
+    pub(crate) fn owns_lock(&self) -> bool {
+        self.owns_lock
     }
 }
 
@@ -65,7 +103,9 @@ impl Drop for IoCounter {
 impl Drop for IoGuard {
     #[inline]
     fn drop(&mut self) {
-        self.counter.counter.end(self.place);
+        if let Some(place) = self.place {
+            self.counter.counter.end(place.into());
+        }
     }
 }
 
@@ -150,6 +190,21 @@ impl Admission {
             check().map_err(NotAdmitted::Denied)?;
             Ok(None)
         }
+    }
+
+    /// Admits a paused I/O on a range in bytes again.
+    ///
+    /// # Errors
+    /// If a byte of the range is locked, or reservations do not allow `needs` any more.
+    pub(crate) fn readmit(
+        &self,
+        guard: &mut IoGuard,
+        op: Op,
+        range: ByteRange,
+        needs: RequiredAccess,
+    ) -> Result<(), NotAdmitted<IoError>> {
+        let check = || if self.allows(needs) { Ok(()) } else { Err(IoError::Reserved) };
+        guard.readmit(op, range, check)
     }
 
     #[inline]
@@ -249,5 +304,19 @@ impl Admissions {
         let found = self.0.iter().find(|(id, _)| *id == volume);
         let (_, admission) = found.ok_or(NotAdmitted::Denied(Reserved))?;
         admission.admit(op, range, needs, owns_lock)
+    }
+
+    /// Admits a paused I/O on one of the volumes again, as [`Admission::readmit`].
+    pub(crate) fn readmit(
+        &self,
+        guard: &mut IoGuard,
+        volume: VolumeId,
+        op: Op,
+        range: ByteRange,
+        needs: RequiredAccess,
+    ) -> Result<(), NotAdmitted<IoError>> {
+        let found = self.0.iter().find(|(id, _)| *id == volume);
+        let (_, admission) = found.ok_or(NotAdmitted::Denied(IoError::Reserved))?;
+        admission.readmit(guard, op, range, needs)
     }
 }

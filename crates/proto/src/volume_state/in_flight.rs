@@ -68,7 +68,7 @@ pub(super) struct AdmissionRequest {
 
 /// Reason for which an I/O was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotAdmitted<E> {
+pub enum NotAdmitted<E> {
     /// A byte of its range is locked; retry later.
     Locked,
     /// The caller's check failed.

@@ -35,6 +35,7 @@ mod sync {
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
+pub use in_flight::NotAdmitted;
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
@@ -42,7 +43,6 @@ pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, Volume
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess, Reserved};
 pub(crate) use image::to_image;
-pub(crate) use in_flight::NotAdmitted;
 pub(crate) use ranges::{Drain, RangeGuard, Watch};
 pub(crate) use reservations::{
     BlockAccess, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations,
@@ -57,6 +57,7 @@ use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
 use std::any::Any;
+use std::cell::OnceCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -118,14 +119,21 @@ pub(crate) struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(u64);
 
-/// Waits for the I/O that was in flight when it was created.
-pub struct Settling(Drain);
+/// Waits for the I/O that was in flight when it was created, including what limits hold back.
+pub struct Settling {
+    volume_state: Arc<VolumeState>,
+    /// Since the first call that found nothing held back.
+    drain: OnceCell<Drain>,
+}
 
 impl Settling {
     /// Whether that I/O is complete; call it until it returns true.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.0.is_over()
+        if self.drain.get().is_none() && self.volume_state.traffic().held > 0 {
+            return false;
+        }
+        self.drain.get_or_init(|| Drain::new(&self.volume_state)).is_over()
     }
 }
 
@@ -404,8 +412,8 @@ impl VolumeState {
         is_change
     }
 
-    /// Refuses all further I/O, because the volume was removed. [`VolumeState::settling`] waits for
-    /// the I/O that was admitted before, which no limit holds back any more.
+    /// Refuses all further I/O, and what limits hold back, because the volume was removed.
+    /// [`VolumeState::settling`] waits for the I/O that was admitted before.
     pub fn retire(&self) {
         self.limiter.set_limits(VolumeLimits::default());
         let mut table = self.lock();
@@ -419,10 +427,10 @@ impl VolumeState {
         self.lock().is_retired
     }
 
-    /// Waits for all I/O that was admitted before this call.
+    /// Waits for all I/O that was admitted before this call, or that limits held back.
     #[must_use]
     pub fn settling(self: &Arc<VolumeState>) -> Settling {
-        Settling(Drain::new(self))
+        Settling { volume_state: self.clone(), drain: OnceCell::new() }
     }
 
     /// Notifies all users. The lock is held, so a user that sees the new generation and then takes

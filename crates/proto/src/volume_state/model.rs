@@ -14,6 +14,7 @@ mod sync {
 #[path = "in_flight.rs"]
 #[allow(
     dead_code,
+    unreachable_pub,
     clippy::duplicate_mod,
     reason = "the product has it over other atomics; unit tests use the rest"
 )]

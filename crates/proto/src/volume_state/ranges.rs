@@ -208,6 +208,37 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_a_paused_io_and_it_sees_all_changes_when_it_is_admitted_again() {
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
+        let mut paused = pass(&counter, 0, 512, true).unwrap();
+        let mut readmit = |range, check: Result<(), ()>| {
+            paused.pause();
+            paused.readmit(Op::Write { fua: false }, range, || check)
+        };
+        assert_eq!(readmit((0, 512), Ok(())), Ok(()));
+        assert!(!Drain::new(&volume_state).is_over(), "it is counted again");
+        let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
+        assert_eq!(readmit((0, 512), Ok(())), Err(NotAdmitted::Locked));
+        assert!(guard.is_alone() && Drain::new(&volume_state).is_over());
+        drop(guard);
+        let watch = Watch::new(&volume_state, [(0, 512)].into());
+        assert!(watch.has_begun());
+        assert_eq!(readmit((0, 512), Err(())), Err(NotAdmitted::Denied(())));
+        assert!(!watch.has_changed() && Drain::new(&volume_state).is_over());
+        assert_eq!(readmit((0, 512), Ok(())), Ok(()));
+        assert!(watch.has_changed() && !Drain::new(&volume_state).is_over());
+        drop(paused);
+        assert!(Drain::new(&volume_state).is_over());
+        // One that holds the lock of its range is not excluded by it.
+        let mut owner = pass_locked(&counter, 0, 512);
+        owner.pause();
+        let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
+        assert!(guard.is_alone());
+        assert_eq!(owner.readmit(Op::Read, (0, 512), || Ok::<_, ()>(())), Ok(()));
+    }
+
+    #[test]
     fn a_dropped_counter_blocks_nobody() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);

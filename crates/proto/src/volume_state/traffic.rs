@@ -201,7 +201,8 @@ impl Meter {
     #[cold]
     pub fn release(&self, held_ns: u64) {
         let held = &self.counts.held;
-        held.store(held.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+        // After the request was counted as in flight: `Settling` waits for one or the other.
+        held.store(held.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
         add(&self.counts.throttled_ns, held_ns);
     }
 

@@ -15,6 +15,7 @@ use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
 use blockmux_proto::session::{CoreHandle, Initiator, ProtocolError, SessionStage, Target, Timed};
+use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
@@ -353,6 +354,14 @@ impl Target for ManualSession<IserTargetSession> {
 
     fn on_io(&mut self, done: Completion, now: Instant) {
         self.session.on_io(done, now);
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        self.session.readmit(volume, io)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

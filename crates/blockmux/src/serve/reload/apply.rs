@@ -16,7 +16,7 @@ use crate::serve::setup::Setup;
 use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
-use blockmux_volume::Resize;
+use blockmux_volume::{Resize, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
@@ -268,15 +268,14 @@ impl Reloader {
         }
         live_protocols.iter().for_each(|(_, live)| live.disconnect_remaining());
         // Removes volumes, then adds the new ones.
+        let found = replaced.iter().filter_map(|name| Some(self.exports.find(name)?.0));
+        let volume_states: Vec<_> = found.filter_map(|id| self.exports.volume_state(id)).collect();
+        self.lift_limits(&volume_states);
         let mut removed = Vec::new();
         for name in &replaced {
             let Some((id, _)) = self.exports.find(name) else { continue };
             live_protocols.iter().for_each(|(_, live)| live.remove(id));
             removed.extend(self.exports.remove(name));
-        }
-        if !removed.is_empty() {
-            // Requests that limits held back start.
-            self.cores.wake_all();
         }
         warnings.extend(finish_removal(&removed));
         for named in &desired.volumes {
@@ -328,6 +327,18 @@ impl Reloader {
     }
 }
 
+impl Reloader {
+    /// Lifts the limits of volumes that are about to be removed, and waits until what they held back
+    /// has started: it would be refused afterwards.
+    pub(in crate::serve) fn lift_limits(&self, volumes: &[Arc<VolumeState>]) {
+        for volume in volumes {
+            volume.limiter().set_limits(VolumeLimits::default());
+        }
+        self.cores.wake_all();
+        wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
+    }
+}
+
 /// Waits for I/O in flight on removed volumes and flushes them; returns warnings.
 fn finish_removal(removed: &[Removed]) -> Vec<String> {
     let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
@@ -352,5 +363,7 @@ fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
     }
 }
 
+/// Time for requests to start that limits held back.
+const LIFT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for sessions that are no longer allowed, and for I/O on removed volumes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

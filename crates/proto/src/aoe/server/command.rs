@@ -38,6 +38,9 @@ impl AoeTargetSession {
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
+        if !self.has_room(from.mac, kind) {
+            return;
+        }
         let ranges = SmallVec::new();
         let pending = PendingAoeCommand {
             from,
@@ -49,6 +52,7 @@ impl AoeTargetSession {
             is_recent: false,
             now,
             guard: None,
+            is_held: false,
         };
         if kind == ReplyForm::Flush {
             self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
@@ -76,9 +80,6 @@ impl AoeTargetSession {
     fn on_change(&mut self, at: usize, mut pending: PendingAoeCommand, data: &[u8], seg: Seg) {
         let (mac, number) = (pending.from.mac, pending.answer.tag.get());
         let registers = pending.registers;
-        if !self.has_room(mac) {
-            return;
-        }
         if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
             return self.fail(&pending, IoError::ReadOnly);
         }
@@ -127,9 +128,6 @@ impl AoeTargetSession {
     /// gets no answer: the lock ends before the initiator retransmits.
     #[inline]
     pub(super) fn start(&mut self, mut pending: PendingAoeCommand, mut io: Io) {
-        if !self.has_room(pending.from.mac) {
-            return;
-        }
         match self.admissions.admit(
             pending.volume,
             io.op,
@@ -141,8 +139,8 @@ impl AoeTargetSession {
             Err(NotAdmitted::Locked) => return self.drop_command(&pending),
             Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),
         }
-        let count = self.in_flight.entry(pending.from.mac).or_default();
-        *count = count.saturating_add(1);
+        let own = self.in_flight.entry(pending.from.mac).or_default();
+        own.in_flight = own.in_flight.saturating_add(1);
         self.audit.count_io(pending.from.mac, pending.disk(), &io);
         let volume = pending.volume;
         io.tag = tag(self.pending.insert(pending));
@@ -171,6 +169,7 @@ impl AoeTargetSession {
             is_recent: false,
             now,
             guard: None,
+            is_held: false,
         };
         match command {
             AtaCommand::IDENTIFY_DEVICE if registers.sector_count != 1 => {

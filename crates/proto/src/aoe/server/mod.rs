@@ -22,7 +22,7 @@ pub(in crate::aoe) mod tests;
 
 use self::audit::StationAudit;
 use self::recent_writes::RecentWrites;
-use self::reply::PendingAoeCommand;
+use self::reply::{PendingAoeCommand, ReplyForm};
 use self::save::SaveWaiter;
 use super::AoeAddress;
 use super::unit::{AoeUnit, DiskSettings};
@@ -31,9 +31,9 @@ use crate::exports::{Export, Exports, VolumeId};
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
 use crate::session::{FrameSession, SessionStage, Target, Timed};
 use crate::slots::{SlotKey, Slots};
-use crate::volume_state::Admissions;
+use crate::volume_state::{Admissions, NotAdmitted, RequiredAccess};
 use crate::volume_uuid::VolumeUuid;
-use blockmux_volume::{Completion, Io, SgList, Tag, Waker};
+use blockmux_volume::{Completion, Io, IoError, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, AoeCommand, ErrorCode, Header,
 };
@@ -52,7 +52,9 @@ pub struct AoeTargetSession {
     ports: Vec<FramePortInfo>,
     pending: Slots<PendingAoeCommand>,
     /// Number of commands in flight of each initiator that has any.
-    in_flight: HashMap<Mac, u32>,
+    in_flight: HashMap<Mac, StationCommands>,
+    /// Number of commands that limits hold back.
+    held: u32,
     recent_writes: RecentWrites,
     audit: StationAudit,
     ready: VecDeque<(VolumeId, Io)>,
@@ -107,6 +109,7 @@ impl AoeTargetSession {
             ports: Vec::new(),
             pending: Slots::default(),
             in_flight: HashMap::default(),
+            held: 0,
             recent_writes: RecentWrites::default(),
             audit: StationAudit::default(),
             ready: VecDeque::new(),
@@ -156,10 +159,27 @@ impl AoeTargetSession {
         self.answer(to, refusing(header, code), message, SgList::default());
     }
 
-    /// Whether another command of this initiator may be started.
-    fn has_room(&self, mac: Mac) -> bool {
+    /// Whether another command of this initiator may be started. Those that limits hold back leave
+    /// room for the commands of others.
+    fn has_room(&self, mac: Mac, kind: ReplyForm) -> bool {
+        let StationCommands { in_flight, held } = self.in_flight.get(&mac).copied().unwrap_or_default();
+        let most_held = if self.held < MAX_HELD { MAX_HELD_PER_INITIATOR } else { 1 };
         self.pending.len() < DEPTH as usize
-            && self.in_flight.get(&mac).is_none_or(|count| *count < DEPTH_PER_INITIATOR)
+            && in_flight < DEPTH_PER_INITIATOR
+            && (held < most_held || kind == ReplyForm::Flush)
+    }
+
+    /// Counts that a command is held back, or no longer.
+    fn set_held(&mut self, key: SlotKey, is_held: bool) {
+        let Some(pending) = self.pending.get_mut(key) else { return };
+        if std::mem::replace(&mut pending.is_held, is_held) == is_held {
+            return;
+        }
+        let change = |count: u32| if is_held { count.saturating_add(1) } else { count.saturating_sub(1) };
+        self.held = change(self.held);
+        if let Some(own) = self.in_flight.get_mut(&pending.from.mac) {
+            own.held = change(own.held);
+        }
     }
 }
 
@@ -302,6 +322,23 @@ impl Target for AoeTargetSession {
         self.finish(SlotKey(done.tag.0), done.result);
     }
 
+    fn on_held(&mut self, tag: Tag) {
+        if let Some(guard) = self.pending.get_mut(SlotKey(tag.0)).and_then(|pending| pending.guard.as_mut()) {
+            guard.pause();
+        }
+        self.set_held(SlotKey(tag.0), true);
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        let pending = self.pending.get_mut(SlotKey(io.tag.0));
+        if let Some(guard) = pending.and_then(|pending| pending.guard.as_mut()) {
+            let needs = RequiredAccess::of(io.op);
+            self.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs)?;
+        }
+        self.set_held(SlotKey(io.tag.0), false);
+        Ok(())
+    }
+
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
     fn on_turn(&mut self, _now: Instant) {}
@@ -342,10 +379,22 @@ fn tag(key: SlotKey) -> Tag {
 
 /// Placeholder until the I/O gets its tag.
 const NO_TAG: Tag = Tag(0);
+/// Commands of one initiator.
+#[derive(Clone, Copy, Debug, Default)]
+struct StationCommands {
+    in_flight: u32,
+    /// Those of them that limits hold back.
+    held: u32,
+}
+
 /// The maximum number of commands in flight.
 pub const DEPTH: u32 = 1024;
 /// The maximum number of commands in flight of one initiator: twice the advertised buffer count.
 const DEPTH_PER_INITIATOR: u32 = 2 * MAX_BUFFERS;
+/// The maximum number of commands that limits hold back; beyond it, one of each initiator.
+const MAX_HELD: u32 = DEPTH / 2;
+/// The maximum number of commands of one initiator that limits hold back.
+const MAX_HELD_PER_INITIATOR: u32 = 32;
 /// The maximum buffer count that is advertised to initiators.
 const MAX_BUFFERS: u32 = 128;
 /// The maximum number of unsent frames; a broadcast query may exceed it by the number of disks.

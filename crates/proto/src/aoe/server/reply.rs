@@ -31,6 +31,8 @@ pub(super) struct PendingAoeCommand {
     pub(super) now: Instant,
     /// Counts its I/O while it is in flight.
     pub(super) guard: Option<IoGuard>,
+    /// Whether limits hold its I/O back.
+    pub(super) is_held: bool,
 }
 
 impl PendingAoeCommand {
@@ -55,12 +57,13 @@ impl AoeTargetSession {
     /// Handles the completion of a command's I/O.
     #[inline]
     pub(super) fn finish(&mut self, key: SlotKey, result: Result<Output, IoError>) {
+        self.set_held(key, false);
         let Some(mut pending) = self.pending.remove(key) else { return };
         pending.guard = None;
         let mac = pending.from.mac;
-        if let Some(count) = self.in_flight.get_mut(&mac) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
+        if let Some(own) = self.in_flight.get_mut(&mac) {
+            own.in_flight = own.in_flight.saturating_sub(1);
+            if own.in_flight == 0 {
                 self.in_flight.remove(&mac);
             }
         }

@@ -372,6 +372,46 @@ fn a_late_duplicate_does_not_undo_a_newer_write() {
 }
 
 #[test]
+fn commands_that_limits_hold_back_leave_room_for_others() {
+    let mut bench = AoeTargetBench::new();
+    bench.holds_io = true;
+    let message = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
+    let send = |bench: &mut AoeTargetBench, who: u32, is_held: bool| {
+        let before = bench.held.len();
+        let [.., a, b] = who.to_be_bytes();
+        for tag in 0..DEPTH {
+            let read = request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message);
+            bench.frame(Mac([2, 0, 0, 0, a, b]), &read, bench.now);
+            if is_held {
+                let tag = bench.held.back().unwrap().1.tag;
+                bench.target.on_held(tag);
+            }
+        }
+        bench.held.len() - before
+    };
+    let most = MAX_HELD / MAX_HELD_PER_INITIATOR;
+    for who in 0..most {
+        assert_eq!(send(&mut bench, who, true), MAX_HELD_PER_INITIATOR as usize);
+    }
+    assert_eq!(send(&mut bench, most, true), 1, "half of the room is held");
+    assert_eq!(send(&mut bench, most + 1, false), DEPTH_PER_INITIATOR as usize);
+    let flush = registers(ata::AtaCommand::FLUSH_CACHE, 0, 0, &[]);
+    let before = bench.held.len();
+    bench.frame(
+        Mac([2, 0, 0, 0, 0, 0]),
+        &request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, DEPTH, &flush),
+        bench.now,
+    );
+    assert_eq!(bench.held.len(), before + 1, "no limit applies to a flush");
+    // A held one starts, others end.
+    let (volume, io) = bench.held[0].clone();
+    assert_eq!(bench.target.readmit(volume, &io), Ok(()));
+    assert_eq!(bench.target.held, MAX_HELD);
+    assert_eq!(bench.release_held(), bench.replies(bench.now).len());
+    assert!(bench.target.is_idle() && bench.target.in_flight.is_empty() && bench.target.held == 0);
+}
+
+#[test]
 fn no_more_commands_than_the_limits_are_in_flight() {
     let mut bench = AoeTargetBench::new();
     bench.holds_io = true;

@@ -820,6 +820,30 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         }
     }
 
+    fn on_held(&mut self, tag: Tag) {
+        let entry = usize::try_from(tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
+        if let Some(guard) = entry.and_then(|entry| entry.io_guard.as_mut()) {
+            guard.pause();
+        }
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        let entry = usize::try_from(io.tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
+        let guard = entry.and_then(|entry| entry.io_guard.as_mut());
+        let (Some(guard), Some(ConnectedQueue::Io(queue))) = (guard, &mut self.queue) else {
+            return Err(NotAdmitted::Denied(IoError::Aborted));
+        };
+        // Only fused commands lock a range, and all of them write.
+        let writes = io.op.is_write() || guard.owns_lock();
+        let needs = if writes { RequiredAccess::Writing } else { RequiredAccess::Reading };
+        queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs).map_err(|why| {
+            queue.refresh_view_if_changed();
+            // If the namespace was detached, the host's next attempt is answered with that.
+            let is_attached = queue.admissions.has(volume);
+            if is_attached { why } else { NotAdmitted::Denied(IoError::PathLost) }
+        })
+    }
+
     #[inline]
     fn stage(&self) -> SessionStage {
         if self.queue.is_some() { SessionStage::Established } else { SessionStage::Handshake }

@@ -23,7 +23,8 @@ use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::SessionRegistration;
 use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Seg, Tag, Waker};
+use crate::volume_state::NotAdmitted;
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Seg, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
@@ -175,6 +176,14 @@ impl FullFeatureConnection {
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion) {
         self.turn(|turn| turn.on_io(done));
+    }
+
+    pub(super) fn on_held(&mut self, tag: Tag) {
+        self.turn(|turn| turn.on_held(tag));
+    }
+
+    pub(super) fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        self.turn(|turn| turn.readmit(volume, io))
     }
 
     #[inline]

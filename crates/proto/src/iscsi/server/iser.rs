@@ -29,7 +29,8 @@ use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
-use blockmux_volume::{Completion, Io, Seg, Tag, Waker};
+use crate::volume_state::NotAdmitted;
+use blockmux_volume::{Completion, Io, IoError, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -393,6 +394,14 @@ impl Target for IserTargetSession {
     fn on_io(&mut self, done: Completion, now: Instant) {
         self.session.on_io(done, now);
         self.resume();
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        self.session.readmit(volume, io)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

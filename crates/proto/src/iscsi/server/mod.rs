@@ -72,7 +72,8 @@ use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
-use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
+use crate::volume_state::NotAdmitted;
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 use connection::ConnectionAddresses;
 use core::net::IpAddr;
 use datamover::TargetDatamover;
@@ -366,6 +367,19 @@ impl Target for IscsiTargetSession {
         if let IscsiPhase::Full(full) = &mut self.phase {
             full.set_now(now);
             full.on_io(done);
+        }
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        if let IscsiPhase::Full(full) = &mut self.phase {
+            full.on_held(tag);
+        }
+    }
+
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        match &mut self.phase {
+            IscsiPhase::Full(full) => full.readmit(volume, io),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
     }
 

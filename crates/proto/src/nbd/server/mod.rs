@@ -44,8 +44,8 @@ use crate::event::{AuditEvent, AuditEvents, Login};
 use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
-use crate::volume_state::Admission;
-use blockmux_volume::{Chunk, Completion, Io, Pool, Tag, Waker};
+use crate::volume_state::{Admission, NotAdmitted};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
@@ -251,6 +251,19 @@ impl Target for NbdTargetSession {
 
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
         None
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
+            transmission.on_held(tag);
+        }
+    }
+
+    fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        match &mut self.phase {
+            NbdTargetPhase::Transmission(transmission) => transmission.readmit(io),
+            _ => Err(NotAdmitted::Denied(IoError::Aborted)),
+        }
     }
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}

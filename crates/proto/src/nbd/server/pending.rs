@@ -77,6 +77,12 @@ impl PendingTable {
         }
     }
 
+    /// The guard of a request's I/O.
+    pub(super) fn guard(&mut self, tag: Tag) -> Option<&mut IoGuard> {
+        let slot = usize::try_from(tag.0).ok()?;
+        self.slots.get_mut(slot)?.1.as_mut()
+    }
+
     /// Removes a request; `None` if no request in flight has this tag.
     #[inline]
     pub(super) fn remove(&mut self, tag: Tag) -> Option<PendingRequest> {

@@ -383,6 +383,22 @@ impl ServerTransmission {
         }
     }
 
+    pub(super) fn on_held(&mut self, tag: Tag) {
+        if let Some(guard) = self.pending.guard(tag) {
+            guard.pause();
+        }
+    }
+
+    pub(super) fn readmit(&mut self, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        let Some(guard) = self.pending.guard(io.tag) else { return Ok(()) };
+        let needs = RequiredAccess::of(io.op);
+        let admitted = self.admission.readmit(guard, io.op, (io.offset, io.len), needs);
+        if matches!(admitted, Err(NotAdmitted::Denied(_))) {
+            self.complaint = self.admission.complaint().or(self.complaint);
+        }
+        admitted
+    }
+
     /// Refuses a request that conflicts with a reservation.
     #[cold]
     fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {

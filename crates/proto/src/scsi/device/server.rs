@@ -11,7 +11,7 @@ use super::{Cdb, Command, Lun, Response, ScsiStatus, TaskAttribute, TaskStep, in
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{Drain, NotAdmitted};
-use blockmux_volume::{Completion, Io, Op, SgList, Tag};
+use blockmux_volume::{Completion, Io, IoError, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -101,7 +101,9 @@ impl DeviceServer {
                 let outcome = work.on_data_out(cx, data);
                 keep_command(cx, work, outcome)
             }
-            DeviceTaskState::Ended | DeviceTaskState::LastIo => Err(TaskFailure::internal()),
+            DeviceTaskState::Ended | DeviceTaskState::LastIo | DeviceTaskState::Denied(_) => {
+                Err(TaskFailure::internal())
+            }
         });
         self.step(task, outcome)
     }
@@ -112,11 +114,7 @@ impl DeviceServer {
         task.guard = None;
         let output = match done.result {
             Ok(output) => output,
-            Err(error) => {
-                self.notify_failure(task);
-                let sense = from_io_error(error, task.op);
-                return self.step(task, Err(sense.into()));
-            }
+            Err(error) => return self.on_io_error(task, error),
         };
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
             DeviceTaskState::LastIo => Ok(HandlerAction::Done(output.into_data())),
@@ -127,6 +125,56 @@ impl DeviceServer {
             _ => Err(TaskFailure::internal()),
         });
         self.step(task, outcome)
+    }
+
+    #[cold]
+    fn on_io_error(&mut self, task: &mut Task, error: IoError) -> TaskStep {
+        let failure = match &task.state {
+            DeviceTaskState::Denied(failure) => **failure,
+            _ => from_io_error(error, task.op).into(),
+        };
+        self.notify_failure(task);
+        self.step(task, Err(failure))
+    }
+
+    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back.
+    pub(crate) fn on_held(task: &mut Task) {
+        if let Some(guard) = &mut task.guard {
+            guard.pause();
+        }
+    }
+
+    /// Admits an I/O that was held back. If it is denied, it completes with the error, and then the
+    /// task ends.
+    ///
+    /// # Errors
+    /// If it is not admitted.
+    pub(crate) fn readmit(
+        &mut self,
+        task: &mut Task,
+        volume: VolumeId,
+        io: &Io,
+    ) -> Result<(), NotAdmitted<IoError>> {
+        let index = self.index_of(task, volume);
+        let mut guard = task.guard.take();
+        let mut check = || {
+            self.check_counted(task, index)?;
+            self.check_reservation(task)
+        };
+        let admitted = match &mut guard {
+            Some(guard) => guard.readmit(io.op, (io.offset, io.len), check),
+            None => check().map_err(NotAdmitted::Denied),
+        };
+        task.guard = guard;
+        admitted.map_err(|why| match why {
+            NotAdmitted::Locked => NotAdmitted::Locked,
+            NotAdmitted::Denied(failure) => {
+                self.notify_failure(task);
+                let is_aborted = failure.status == ScsiStatus::TASK_ABORTED;
+                task.state = DeviceTaskState::Denied(Box::new(failure));
+                NotAdmitted::Denied(if is_aborted { IoError::Aborted } else { IoError::Reserved })
+            }
+        })
     }
 
     /// Resumes a task after [`TaskStep::Wait`] or [`TaskStep::Pause`].
@@ -352,6 +400,21 @@ impl DeviceServer {
         match &task.state {
             DeviceTaskState::Work(work) => work.check(other, task.op),
             _ => other.view.check_sanitize(),
+        }
+    }
+
+    /// Checks the reservations for the I/O of a command that was held back. A later reservation
+    /// must not fail a command that is already enabled (SPC-5), such as one of several steps; a
+    /// command whose only I/O has not started counts as not enabled.
+    fn check_reservation(&self, task: &Task) -> Result<(), TaskFailure> {
+        let unit = task.unit.and_then(|unit| self.units.get(unit));
+        match (unit, &task.state) {
+            (Some(unit), DeviceTaskState::LastIo)
+                if unit.view.is_reserved && !find_entry(&task.command)?.is_permitted(&unit.view) =>
+            {
+                Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT))
+            }
+            _ => Ok(()),
         }
     }
 

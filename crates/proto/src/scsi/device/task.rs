@@ -87,6 +87,8 @@ pub(super) enum DeviceTaskState {
     Parameters(OnParameters),
     /// A multi-step command.
     Work(Box<dyn MultiStepCommand>),
+    /// The I/O that was held back is not admitted; its completion ends the task.
+    Denied(Box<TaskFailure>),
 }
 
 impl std::fmt::Debug for DeviceTaskState {
@@ -97,6 +99,7 @@ impl std::fmt::Debug for DeviceTaskState {
             DeviceTaskState::WriteData { .. } => "WriteData",
             DeviceTaskState::Parameters(_) => "Parameters",
             DeviceTaskState::Work(_) => "Work",
+            DeviceTaskState::Denied(_) => "Denied",
         })
     }
 }

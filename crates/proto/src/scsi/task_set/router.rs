@@ -3,11 +3,13 @@
 use super::functions::FunctionDone;
 use super::tasks::{PausedTask, TaskEntry, TaskState};
 use super::transport::{ScsiTransport, TaskEvent, TransportParts};
+use crate::exports::VolumeId;
 use crate::scsi::{
-    Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement, TaskStep,
+    Command, DeviceServer, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement,
+    TaskStep,
 };
-use crate::volume_state::Drain;
-use blockmux_volume::{Completion, IoError, SgList, Tag};
+use crate::volume_state::{Drain, NotAdmitted};
+use blockmux_volume::{Completion, Io, IoError, SgList, Tag};
 
 /// Task execution, implemented for every [`ScsiTransport`].
 pub(crate) trait TaskRouter: ScsiTransport + Sized {
@@ -128,6 +130,25 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         if let Some((server, task)) = tasks.server_and_task(slot) {
             let step = server.on_io(task, done);
             self.drive(slot, step);
+        }
+    }
+
+    /// Handles that limits hold an I/O back.
+    fn on_held(&mut self, tag: Tag) {
+        let slot = usize::try_from(tag.0).unwrap_or(usize::MAX);
+        if let Some((_, task)) = self.parts().tasks.server_and_task(slot) {
+            DeviceServer::on_held(task);
+        }
+    }
+
+    /// Admits an I/O that was held back.
+    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
+        let tasks = self.parts().tasks;
+        let is_aborted = tasks.get_mut(slot).is_none_or(|entry| entry.state != TaskState::Io);
+        match tasks.server_and_task(slot) {
+            Some((server, task)) if !is_aborted => server.readmit(task, volume, io),
+            _ => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
     }
 
