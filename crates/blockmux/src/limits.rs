@@ -1,6 +1,8 @@
 //! Limits of a volume's I/O, as the config file, `ctl` and the API write them.
 
-use blockmux_volume::units::{UnitError, format_duration, format_size, parse_duration, parse_size};
+use blockmux_volume::units::{
+    UnitError, format_duration, format_size, human_size, parse_duration, parse_size,
+};
 use blockmux_volume::{BURSTS, DEFAULT_BURST, Limits};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -231,9 +233,22 @@ impl LimitsBody {
         Ok(limits)
     }
 
-    /// The limits for people.
+    /// The limits in the form of `ctl`.
     pub(crate) fn text(&self) -> String {
         self.limits().map_or_else(|error| error, |limits| text(&limits))
+    }
+
+    /// The limits with their units: `500 IOPS, write 10 MiB/s`.
+    pub(crate) fn summary(&self) -> String {
+        let iops = [("", self.iops), ("read ", self.read_iops), ("write ", self.write_iops)];
+        let iops = iops.into_iter().filter_map(|(kind, iops)| Some(format!("{kind}{} IOPS", iops?)));
+        let bandwidth =
+            [("", self.bandwidth), ("read ", self.read_bandwidth), ("write ", self.write_bandwidth)];
+        let bandwidth = bandwidth
+            .into_iter()
+            .filter_map(|(kind, bytes)| Some(format!("{kind}{}/s", human_size(bytes?.get()))));
+        let burst = self.burst_ms.map(|ms| format!("burst {}", format_duration(Duration::from_millis(ms))));
+        iops.chain(bandwidth).chain(burst).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -283,6 +298,7 @@ mod tests {
         );
         let body: LimitsBody = serde_json::from_value(body).unwrap();
         assert_eq!(body.limits(), Ok(expected));
+        assert_eq!(body.summary(), "500 IOPS, write 7 IOPS, 10 MiB/s, read 4 KiB/s, burst 2s");
     }
 
     #[test]
