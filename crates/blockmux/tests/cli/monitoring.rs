@@ -160,7 +160,7 @@ fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
     eventually("the rules are evaluated", || {
         let rules = ask("/api/v1/rules");
         let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
-        rules.len() == 10 && rules.iter().all(|rule| rule["health"] == "ok")
+        rules.len() == 11 && rules.iter().all(|rule| rule["health"] == "ok")
     });
     // Prometheus accepts each query of the dashboard.
     let dashboard = fs::read_to_string(contrib.join("grafana-dashboard.json")).unwrap();
