@@ -1,6 +1,8 @@
 //! Limits of a volume's I/O, as the config file, `ctl` and the API write them.
 
-use blockmux_volume::units::{UnitError, format_duration, format_size, parse_duration, parse_size};
+use blockmux_volume::units::{
+    UnitError, format_duration, format_size, human_size, parse_duration, parse_size,
+};
 use blockmux_volume::{BURSTS, DEFAULT_BURST, Limits};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -81,6 +83,12 @@ impl Burst {
         if !BURSTS.contains(&burst) {
             return Err(format!("a burst of {text}: write {BURST_TEXT}"));
         }
+        // The API's `burst_ms` would lose the fraction.
+        let ms = burst.as_millis() as u64;
+        if burst != Duration::from_millis(ms) {
+            let whole = format_duration(Duration::from_millis(ms + 1));
+            return Err(format!("a burst of {text}: write whole milliseconds, as in {whole}"));
+        }
         Ok(Burst(burst))
     }
 }
@@ -114,9 +122,14 @@ pub(crate) fn parse(text: &str) -> Result<Limits, String> {
     if text == NONE {
         return Ok(written.limits());
     }
+    let mut seen = Vec::new();
     for pair in text.split(',').map(str::trim) {
         let (key, value) =
             pair.split_once('=').ok_or_else(|| format!("`{pair}` has no `=`: write KEY=VALUE, or {NONE}"))?;
+        if seen.contains(&key) {
+            return Err(format!("`{key}` is given twice: write it once"));
+        }
+        seen.push(key);
         let wrong = |error: String| format!("{key}: {error}");
         let iops = || value.parse().map(Some).map_err(|_| wrong("write a whole number from 1 on".to_owned()));
         let bandwidth = || Bandwidth::parse(value).map(Some).map_err(wrong);
@@ -220,9 +233,22 @@ impl LimitsBody {
         Ok(limits)
     }
 
-    /// The limits for people.
+    /// The limits in the form of `ctl`.
     pub(crate) fn text(&self) -> String {
         self.limits().map_or_else(|error| error, |limits| text(&limits))
+    }
+
+    /// The limits with their units: `500 IOPS, write 10 MiB/s`.
+    pub(crate) fn summary(&self) -> String {
+        let iops = [("", self.iops), ("read ", self.read_iops), ("write ", self.write_iops)];
+        let iops = iops.into_iter().filter_map(|(kind, iops)| Some(format!("{kind}{} IOPS", iops?)));
+        let bandwidth =
+            [("", self.bandwidth), ("read ", self.read_bandwidth), ("write ", self.write_bandwidth)];
+        let bandwidth = bandwidth
+            .into_iter()
+            .filter_map(|(kind, bytes)| Some(format!("{kind}{}/s", human_size(bytes?.get()))));
+        let burst = self.burst_ms.map(|ms| format!("burst {}", format_duration(Duration::from_millis(ms))));
+        iops.chain(bandwidth).chain(burst).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -272,6 +298,7 @@ mod tests {
         );
         let body: LimitsBody = serde_json::from_value(body).unwrap();
         assert_eq!(body.limits(), Ok(expected));
+        assert_eq!(body.summary(), "500 IOPS, write 7 IOPS, 10 MiB/s, read 4 KiB/s, burst 2s");
     }
 
     #[test]
@@ -292,6 +319,9 @@ mod tests {
             ("bandwidth=0", "bandwidth: write a size above 0"),
             ("bandwidth=fast", "bandwidth: `fast` is not a size"),
             ("iops=1,burst=1us", "burst: a burst of 1us: write 1 ms to 1 hour"),
+            ("iops=1,burst=1500us", "burst: a burst of 1500us: write whole milliseconds, as in 2ms"),
+            ("iops=1,iops=2", "`iops` is given twice: write it once"),
+            ("iops=1,bandwidth=1m, iops=1", "`iops` is given twice"),
             ("bw=1m", "`bw` is not a limit: write one of iops, read_iops,"),
             ("burst=1s", "a burst limits nothing: add a limit, as in iops=500,burst=1s"),
         ] {
@@ -303,6 +333,8 @@ mod tests {
             ("limits = { bandwidth = -1 }", "write a size above 0"),
             ("limits = { bandwidth = true }", "bytes per second"),
             ("limits = { burst = '2h' }", "write 1 ms to 1 hour"),
+            ("limits = { burst = '1.0001s' }", "write whole milliseconds, as in 1001ms"),
+            ("limits = { iops = 1, iops = 2 }", "duplicate key"),
             ("limits = { speed = 1 }", "unknown field `speed`, expected one of `iops`, `read_iops`"),
         ] {
             let error = toml::from_str::<Volume>(written).err().unwrap().to_string();

@@ -93,7 +93,7 @@ fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
-Keys: Tab switches between volumes and sessions, arrows scroll, q quits.
+Keys: Tab switches between volumes, sessions and limits, arrows scroll, q quits.
 
 Examples:
   blockmux top unix:/run/blockmux/control";

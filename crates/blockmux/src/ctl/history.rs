@@ -38,10 +38,26 @@ pub(crate) struct Rates {
     pub(crate) written_bytes: u64,
     /// Number of requests that failed in the interval.
     pub(crate) failed: u64,
+    /// Requests that limits have held back.
+    #[serde(default)]
+    pub(crate) throttled: u64,
     /// Median latency in microseconds; absent if nothing completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p50_us: Option<f64>,
     /// 99th percentile of the latency in microseconds; absent if nothing completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p99_us: Option<f64>,
+}
+
+impl Rates {
+    /// Number of requests of all kinds.
+    pub(crate) fn requests(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Percentage of the requests that limits have held back; `None` if they have held none back.
+    pub(crate) fn throttled_percent(&self) -> Option<u64> {
+        let percent = (100 * self.throttled).checked_div(self.requests()).unwrap_or(100);
+        (self.throttled > 0).then_some(percent.clamp(1, 100))
+    }
 }

@@ -1,7 +1,8 @@
 //! The screen of `blockmux top`.
 
 use super::DaemonState;
-use crate::ctl::{Rates, Series, SessionStatus};
+use crate::ctl::{Rates, Series, SessionStatus, ThrottleStatus, VolumeStatus};
+use crate::limits::LimitsBody;
 use crate::output::printable;
 use blockmux_volume::units::human_size;
 use ratatui::Frame;
@@ -32,6 +33,7 @@ pub(super) struct View {
 enum Tab {
     Volumes,
     Sessions,
+    Limits,
 }
 
 impl View {
@@ -59,10 +61,15 @@ impl View {
         let rows = match self.tab {
             Tab::Volumes => self.state.status.volumes.len(),
             Tab::Sessions => self.state.sessions.len(),
+            Tab::Limits => self.limited().count(),
         };
         match key {
             KeyCode::Tab | KeyCode::BackTab => {
-                self.tab = if self.tab == Tab::Volumes { Tab::Sessions } else { Tab::Volumes };
+                self.tab = match (self.tab, key) {
+                    (Tab::Volumes, KeyCode::Tab) | (Tab::Limits, KeyCode::BackTab) => Tab::Sessions,
+                    (Tab::Sessions, KeyCode::Tab) | (Tab::Volumes, _) => Tab::Limits,
+                    _ => Tab::Volumes,
+                };
                 self.above = 0;
             }
             KeyCode::Down => self.above = (self.above + 1).min(rows.saturating_sub(1)),
@@ -90,8 +97,9 @@ impl View {
         match self.tab {
             Tab::Volumes => self.draw_volumes(frame, table),
             Tab::Sessions => self.draw_sessions(frame, table),
+            Tab::Limits => self.draw_limits(frame, table),
         }
-        let keys = Line::from("Tab: volumes, sessions   arrows: scroll   q: quit").style(SOFT);
+        let keys = Line::from("Tab: volumes, sessions, limits   arrows: scroll   q: quit").style(SOFT);
         frame.render_widget(Paragraph::new(keys), foot);
     }
 
@@ -116,7 +124,7 @@ impl View {
             Line::from(vec![Span::styled(format!("blockmux  {}  ", self.address), BOLD), state]),
             Line::from(format!(
                 "requests/s  {:>9}   {} reads, {} writes, {} others",
-                requests(now),
+                now.requests(),
                 now.reads,
                 now.writes,
                 now.others
@@ -142,7 +150,7 @@ impl View {
         // A column shows the maximum of its points.
         let per_column = HOUR_POINTS.div_ceil(columns);
         let newest_first =
-            points.rchunks(per_column).map(|chunk| chunk.iter().map(requests).max().unwrap_or(0));
+            points.rchunks(per_column).map(|chunk| chunk.iter().map(Rates::requests).max().unwrap_or(0));
         let mut values: Vec<u64> = newest_first.chain(iter::repeat(0)).take(columns).collect();
         values.reverse();
         frame.render_widget(Sparkline::default().data(values).style(Style::new().fg(Color::Cyan)), chart);
@@ -155,18 +163,32 @@ impl View {
             title(Tab::Volumes, format!(" Volumes {} ", status.volumes.len())),
             Span::from(" "),
             title(Tab::Sessions, format!(" Sessions {} ", sessions.len())),
+            Span::from(" "),
+            title(Tab::Limits, format!(" Limits {} ", self.limited().count())),
         ])
     }
 
+    /// The current rates of a volume, if it has its own series.
+    fn rates(&self, volume: &VolumeStatus) -> Option<&Rates> {
+        let mut all = self.state.history.volumes.iter();
+        all.find(|series: &&Series| series.name == volume.name).map(|series| &series.now)
+    }
+
+    /// The volumes that have limits.
+    fn limited(&self) -> impl Iterator<Item = &VolumeStatus> {
+        let all = self.state.status.volumes.iter();
+        all.filter(|volume| volume.limits.is_some() || volume.client_limits.is_some())
+    }
+
     fn draw_volumes(&self, frame: &mut Frame<'_>, area: Rect) {
-        let DaemonState { status, history, .. } = &self.state;
-        let rows = status.volumes.iter().skip(self.above).map(|volume| {
-            let series = history.volumes.iter().find(|series: &&Series| series.name == volume.name);
-            let rate = |show: fn(&Rates) -> String| series.map_or("-".to_owned(), |series| show(&series.now));
+        let rows = self.state.status.volumes.iter().skip(self.above).map(|volume| {
+            let now = self.rates(volume);
+            let rate = |show: fn(&Rates) -> String| now.map_or("-".to_owned(), show);
             let reserved = volume.reservation.as_ref().is_some_and(|now| now.reserved);
             let mut state = Vec::new();
             state.extend(volume.read_only.then(|| "read-only".to_owned()));
             state.extend(reserved.then(|| "reserved".to_owned()));
+            state.extend(Some(held(volume)).filter(|&held| held > 0).map(|held| format!("{held} held")));
             state.extend((volume.gone > 0).then(|| format!("{} lost", volume.gone)));
             let failed = volume.traffic.failed();
             Row::new(vec![
@@ -231,6 +253,30 @@ impl View {
         let head = ["protocol", "from", "initiator", "target", "requests/s", "bytes/s"];
         frame.render_widget(Table::new(rows, widths).header(header(head, [0, 0, 0, 0, 10, 10])), area);
     }
+
+    fn draw_limits(&self, frame: &mut Frame<'_>, area: Rect) {
+        let rows = self.limited().skip(self.above).map(|volume| {
+            let limits =
+                |limits: &Option<LimitsBody>| limits.as_ref().map_or("-".to_owned(), LimitsBody::summary);
+            let percent = self.rates(volume).and_then(Rates::throttled_percent);
+            Row::new(vec![
+                Cell::from(printable(&volume.name).to_string()).style(BOLD),
+                Cell::from(limits(&volume.limits)),
+                Cell::from(limits(&volume.client_limits)),
+                right(held(volume), 6),
+                right(percent.map_or("-".to_owned(), |percent| format!("{percent}%")), 9),
+            ])
+        });
+        let widths = [
+            Constraint::Fill(1),
+            Constraint::Fill(2),
+            Constraint::Fill(2),
+            Constraint::Length(6),
+            Constraint::Length(9),
+        ];
+        let head = ["volume", "all clients", "each client", "held", "throttled"];
+        frame.render_widget(Table::new(rows, widths).header(header(head, [0, 0, 0, 6, 9])), area);
+    }
 }
 
 fn header<const N: usize>(names: [&'static str; N], lens: [usize; N]) -> Row<'static> {
@@ -242,8 +288,9 @@ fn right(value: impl ToString, len: usize) -> Cell<'static> {
     Cell::from(format!("{:>len$}", value.to_string()))
 }
 
-fn requests(now: &Rates) -> u64 {
-    now.reads + now.writes + now.others
+/// Number of requests that limits hold back now.
+fn held(volume: &VolumeStatus) -> u64 {
+    volume.throttled.as_ref().map_or(0, |ThrottleStatus { held, .. }| *held)
 }
 
 fn micros(value: Option<f64>) -> String {
@@ -298,13 +345,17 @@ mod tests {
 
     fn state(reads: u64, at: Instant) -> DaemonState {
         let rates = json!({"reads": 1200, "writes": 34, "others": 5, "read_bytes": 4_915_200, "written_bytes": 0,
-            "failed": 1, "p50_us": 87.4, "p99_us": 2345.6});
+            "failed": 1, "throttled": 310, "p50_us": 87.4, "p99_us": 2345.6});
         let volume = |name: &str| {
             json!({"name": name, "size": 1 << 30, "read_only": true, "users": 2, "gone": 0, "reads": 9,
                 "read_bytes": 0, "writes": 0, "written_bytes": 0, "others": 0, "failed": 3,
                 "reservation": {"registrants": 1, "reserved": true}})
         };
         let names: Vec<String> = (0..30).map(|nth| format!("disk{nth}")).collect();
+        let mut volumes: Vec<_> = names.iter().map(|name| volume(name)).collect();
+        volumes[0]["limits"] = json!({"iops": 500, "bandwidth": 10 << 20});
+        volumes[0]["throttled"] = json!({"held": 3, "requests": 7, "seconds": 0.5});
+        volumes[1]["client_limits"] = json!({"write_iops": 100});
         let session = json!({"protocol": "iscsi", "initiator": "iqn.2026-11.i:a", "target": "iqn.2026-11.t:a",
             "address": "192.0.2.7:4321", "since": "2026-11-23T03:34:22Z", "reads": reads, "read_bytes": reads * 4096,
             "writes": 0, "written_bytes": 0, "others": 0, "failed": 0});
@@ -312,7 +363,7 @@ mod tests {
         DaemonState {
             status: serde_json::from_value(json!({"connections": 2, "max_connections": 4096, "gone": 0,
                 "protocols": [{"name": "iscsi", "connections": 2}, {"name": "nbd", "connections": 0}],
-                "volumes": names.iter().map(|name| volume(name)).collect::<Vec<_>>()}))
+                "volumes": volumes}))
             .unwrap(),
             sessions: serde_json::from_value(json!([session])).unwrap(),
             history: serde_json::from_value(json!({"at": "2026-11-23T03:35:00Z", "interval_seconds": 10,
@@ -341,7 +392,7 @@ mod tests {
         assert_eq!(lines[3], "connections         2   iscsi 2   failed in the last hour  2");
         assert!(lines[4].starts_with("last hour   "), "{lines:#?}");
         assert!(lines[6].ends_with(" █"), "the last points share the column at the right edge: {lines:#?}");
-        assert_eq!(lines[7], " Volumes 30   Sessions 1");
+        assert_eq!(lines[7], " Volumes 30   Sessions 1   Limits 2");
         assert!(
             lines[9].starts_with("disk0 ") && lines[9].contains("1200") && lines[9].contains("2.3 ms"),
             "{lines:#?}"
@@ -357,6 +408,14 @@ mod tests {
         assert!(line.contains("iqn.2026-11.i:a") && line.ends_with("       150    600 KiB"), "{line}");
         view.fail("no answer".to_owned());
         assert_eq!(screen(&view, 100)[0], "blockmux  /run/control  no answer");
+        view.on_key(KeyCode::Tab);
+        let lines = screen(&view, 80);
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&lines[9]), "disk0 500 IOPS, 10 MiB/s - 3 25%");
+        assert_eq!(words(&lines[10]), "disk1 - write 100 IOPS 0 -");
+        assert_eq!(lines[11], "");
+        view.on_key(KeyCode::BackTab);
+        assert!(screen(&view, 80)[9].starts_with("iscsi "));
         // A narrow terminal loses columns only.
         assert_eq!(screen(&view, 40).len(), 16);
     }

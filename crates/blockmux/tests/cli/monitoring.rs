@@ -160,7 +160,7 @@ fn prometheus_scrapes_a_daemon_and_loads_our_rules() {
     eventually("the rules are evaluated", || {
         let rules = ask("/api/v1/rules");
         let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
-        rules.len() == 10 && rules.iter().all(|rule| rule["health"] == "ok")
+        rules.len() == 11 && rules.iter().all(|rule| rule["health"] == "ok")
     });
     // Prometheus accepts each query of the dashboard.
     let dashboard = fs::read_to_string(contrib.join("grafana-dashboard.json")).unwrap();
@@ -226,6 +226,12 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
     let paths = ["/v1/status", "/v1/sessions", "/v1/history", "/v1/actions"];
     let mut told: Value =
         paths.iter().map(|path| (*path, serde_json::from_str::<Value>(&tcp.get(path)).unwrap())).collect();
+    let volume = &mut told["/v1/status"]["volumes"][0];
+    volume["limits"] = json!({"iops": 500, "write_bandwidth": 10 << 20, "burst_ms": 2000});
+    volume["client_limits"] = json!({"read_iops": 100});
+    volume["throttled"] = json!({"held": 3, "requests": 9, "seconds": 0.5});
+    let now = &mut told["/v1/history"]["volumes"][0]["now"];
+    (now["reads"], now["throttled"]) = (json!(400), json!(100));
     // Names are chosen by peers, so they may contain markup.
     told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
     let change = json!({"change": "volume <b>: added", "affected": ["one"]});
@@ -236,6 +242,12 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
         assert_eq!(seen["errors"], json!([]), "{name}");
         assert_eq!((&seen["resources"], &seen["dark"]), (&json!([]), &json!(dark)));
         assert_eq!((&seen["volumes"], &seen["sessions"]), (&json!(["a", "b"]), &json!(["iscsi"])), "{name}");
+        let notes = [
+            "3 held, 25% throttled",
+            "limit 500 IOPS, write 10 MiB/s, burst 2 s",
+            "each client read 100 IOPS",
+        ];
+        assert_eq!(seen["notes"], json!(notes), "{name}");
         assert_eq!(seen["initiator"], "iqn.2026-11.i:<b>a</b>");
         let drift = json!(["volume <b>: added (affects 1 session)", "cores: 2 (at the next start)"]);
         assert_eq!((&seen["drift"], &seen["config"]), (&drift, &json!("config file differs")), "{name}");
@@ -297,7 +309,7 @@ addEventListener("load", () => setTimeout(() => {
   const seen = {
     errors, dark: matchMedia("(prefers-color-scheme: dark)").matches,
     resources: performance.getEntriesByType("resource").map(entry => entry.name),
-    volumes: texts("#volumes tbody th"), sessions: texts("#sessions tbody th"),
+    volumes: texts("#volumes tbody th"), notes: texts("#volumes .notes > *"), sessions: texts("#sessions tbody th"),
     initiator: document.querySelector("#sessions td.long").textContent,
     drift: texts("#drift-section:not([hidden]) li"), config: document.getElementById("config").textContent,
     charts: document.querySelectorAll("figure svg").length,

@@ -123,6 +123,7 @@ fn rates(from: &Sample, to: &Sample) -> Rates {
         read_bytes: rate(|traffic| traffic.read_bytes),
         written_bytes: rate(|traffic| traffic.written_bytes),
         failed: to.traffic.failed.saturating_sub(from.traffic.failed),
+        throttled: rate(|traffic| traffic.throttled),
         p50_us: micros(0.5),
         p99_us: micros(0.99),
     }
@@ -143,7 +144,8 @@ mod tests {
 
     fn snapshot(reads: u64) -> Snapshot {
         let mut sum = OriginTraffic::default();
-        sum.traffic = VolumeTraffic { reads, read_bytes: reads * 4096, ..VolumeTraffic::default() };
+        let (read_bytes, throttled) = (reads * 4096, reads / 4);
+        sum.traffic = VolumeTraffic { reads, read_bytes, throttled, ..VolumeTraffic::default() };
         sum.latency.reads.buckets[5] = reads;
         let volume = VolumeCounters { name: "a".to_owned(), origins: vec![sum], ..VolumeCounters::default() };
         Snapshot { volumes: vec![volume], ..Snapshot::default() }
@@ -158,6 +160,7 @@ mod tests {
         let History { interval_seconds, total, volumes, .. } = samples.history();
         assert_eq!((interval_seconds, total.points.len(), volumes[0].points.len()), (10, POINTS, POINTS));
         assert_eq!((total.now.reads, total.now.read_bytes, total.points[0].reads), (100, 409_600, 100));
+        assert_eq!((total.now.throttled, total.now.throttled_percent()), (25, Some(25)));
         let p50 = volumes[0].now.p50_us.unwrap();
         assert!((16.384..=32.768).contains(&p50), "{p50}");
         // The series of a volume that was removed and added again starts anew.

@@ -121,6 +121,26 @@ function number(label, text, isBad) {
   return cell;
 }
 
+/* Limits with their units: "500 IOPS, write 10 MiB/s". */
+function limitText(limits) {
+  const kinds = ["", "read_", "write_"], parts = [];
+  for (const kind of kinds) if (limits[kind + "iops"]) parts.push(kind.replace("_", " ") + count(limits[kind + "iops"]) + " IOPS");
+  for (const kind of kinds) if (limits[kind + "bandwidth"]) parts.push(kind.replace("_", " ") + speed(limits[kind + "bandwidth"]));
+  if (limits.burst_ms) parts.push("burst " + latency(limits.burst_ms * 1000));
+  return parts.map(part => part.replace(/\.0+ /, " ")).join(", ");
+}
+
+/* What limits hold back: the requests that wait now, and the share of the last second's. */
+function throttledText(volume, now) {
+  const held = volume.throttled ? volume.throttled.held : 0, parts = [];
+  if (held) parts.push(count(held) + " held");
+  if (now && now.throttled) {
+    const share = Math.round(100 * now.throttled / Math.max(now.reads + now.writes + now.others, now.throttled));
+    parts.push(Math.max(1, share) + "% throttled");
+  }
+  return parts.join(", ");
+}
+
 function volumeRow(volume, series) {
   const row = element("tr"), now = series ? series.now : null;
   const rate = (pick, show) => now ? show(pick(now)) : "\u2013";
@@ -129,7 +149,7 @@ function volumeRow(volume, series) {
   row.append(number("reads/s", rate(one => one.reads, count)), number("writes/s", rate(one => one.writes, count)));
   row.append(number("read", rate(one => one.read_bytes, speed)), number("written", rate(one => one.written_bytes, speed)));
   row.append(number("99%", now ? latency(now.p99_us) : "\u2013"), number("failed", count(volume.failed), volume.failed > 0));
-  const state = element("td");
+  const state = element("td", "notes");
   if (volume.read_only) state.append(element("span", "badge", "read-only"));
   if (volume.reservation) {
     const text = volume.reservation.reserved ? "reserved" : volume.reservation.registrants + " registered";
@@ -140,6 +160,10 @@ function volumeRow(volume, series) {
   if (volume.populated && volume.populated.bytes < volume.populated.of) {
     state.append(element("span", "badge", "populated " + Math.floor(100 * volume.populated.bytes / volume.populated.of) + "%"));
   }
+  const throttled = throttledText(volume, now);
+  if (throttled) state.append(element("span", "badge warn", throttled));
+  if (volume.limits) state.append(element("p", "limits", "limit " + limitText(volume.limits)));
+  if (volume.client_limits) state.append(element("p", "limits", "each client " + limitText(volume.client_limits)));
   row.append(state);
   const hour = element("td");
   if (series) hour.append(spark(series.points));
