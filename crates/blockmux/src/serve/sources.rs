@@ -76,6 +76,13 @@ impl Sources {
         sources
     }
 
+    /// These files with other texts, in the order of [`Sources::files`].
+    pub(super) fn with_texts(&self, texts: impl Iterator<Item = String>) -> Sources {
+        let mut edited = Sources { files: Vec::new(), named: self.named.clone(), ..*self };
+        self.files.iter().zip(texts).for_each(|(file, text)| edited.push(file.path.clone(), text));
+        edited
+    }
+
     /// Sets the lists of tables whose entries have names.
     pub(super) fn with_named(self, named: Vec<(&'static str, &'static str)>) -> Sources {
         Sources { named, ..self }

@@ -9,6 +9,7 @@ use crate::raw_nvme::RawNvme;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -467,6 +468,47 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     served.write(&main.replace("mem:8m", "mem:16m"));
     let output = served.ctl(&["save"]);
     assert!(text(&output.stderr).contains("was changed since it was loaded"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn save_writes_no_file_that_a_start_would_refuse_or_read_differently() {
+    let config = "nbd = ['unix:a.sock']\n[[volume]]\nspec = 'mem:1m'\n[[volume]]\nspec = 'mem:2m'\n";
+    let served = Configured::serve(config);
+    served.said(&["add", "c=mem:4m"]);
+    // Without it, the other unnamed volume would be `disk0`.
+    served.said(&["remove", "disk0"]);
+    let output = served.ctl(&["save"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nothing was saved") && said.contains("+ volume disk1: mem:2m"), "{said}");
+    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    assert_eq!(served.volumes(), ["disk1", "c"]);
+}
+
+#[test]
+fn save_writes_no_volume_whose_password_would_be_lost() {
+    let files = tempfile::tempdir().unwrap();
+    let secret = files.path().join("secret");
+    fs::write(&secret, "twelve bytes\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let far = Configured::serve(&format!(
+        "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\n\
+         luns = {{ 0 = 'a' }}\n[[iscsi_target.acl]]\nCHAP_N = 'u'\nsecret_file = '{}'\n",
+        secret.display()
+    ));
+    let url = far.daemon.urls_of("iscsi").remove(0);
+    let (_, place) = url.split_once("//").unwrap();
+    let place = place.split('?').next().unwrap();
+    let place = place.split_once('@').map_or(place, |(_, place)| place);
+    let config = "nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let served = Configured::serve(config);
+    served.said(&["add", &format!("far=iscsi://u%twelve bytes@{place}")]);
+    let said = text(&served.ctl(&["save"]).stderr);
+    assert!(said.contains("volume far: the password of its URL; use one with secret_file"), "{said}");
+    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    served.said(&["remove", "far"]);
+    served.said(&["add", &format!("far=iscsi://u@{place}?secret_file={}", secret.display())]);
+    assert_eq!(served.said(&["save"]), "1 changes saved\n");
 }
 
 #[test]

@@ -330,9 +330,7 @@ impl Reloader {
     pub(super) fn diff(&self) -> Result<PlanReport, ApiError> {
         let mut setup = self.read_file()?;
         let state = self.state();
-        let places = self.places(&state, &setup).map_err(ApiError::invalid)?;
-        let places = places.into_iter().map(|(_, listener)| listener).collect();
-        setup.settle_policy(places).map_err(ApiError::invalid)?;
+        self.settle_policy(&state, &mut setup).map_err(ApiError::invalid)?;
         let plan = self.plan(&state, &setup, &Model::of(&setup));
         Ok(plan.report)
     }
@@ -376,6 +374,12 @@ impl Reloader {
             }
         };
         Ok(wanted.into_iter().map(place).collect())
+    }
+
+    /// Checks the access rule of a setup at the addresses of its listeners.
+    fn settle_policy(&self, state: &ReloadState, setup: &mut Setup) -> Result<(), String> {
+        let places = self.places(state, setup)?.into_iter().map(|(_, listener)| listener).collect();
+        setup.settle_policy(places).map_err(|failure| failure.to_string())
     }
 
     fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {

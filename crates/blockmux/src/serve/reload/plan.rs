@@ -207,7 +207,7 @@ impl ConfigChange {
     }
 
     /// A one-line description for people.
-    fn describe(&self) -> String {
+    pub(in crate::serve) fn describe(&self) -> String {
         let (sign, what) = match (&self.before, &self.after) {
             (None, _) => ('+', "added"),
             (_, None) => ('-', "removed"),
