@@ -71,7 +71,9 @@ impl ApiAccess {
             return Ok(RequiredCredentials { token, tls: None });
         };
         let verifies_clients = token.is_none() || has_subjects;
-        let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients)?;
+        let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients);
+        let certificates =
+            certificates.map_err(|failure| Failure::request(format!("api_tls_certificates: {failure}")))?;
         let subjects = has_subjects.then(|| self.api_tls_subject.iter().cloned().collect());
         Ok(RequiredCredentials { token, tls: Some(RequiredTls { certificates, subjects }) })
     }

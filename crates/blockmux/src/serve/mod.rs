@@ -246,7 +246,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
     let control = control.transpose()?;
-    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, &setup.api_access, &mut inherited));
+    let tcp = setup.api.as_ref().zip(setup.api_credentials.clone());
+    let tcp = tcp.map(|(listener, credentials)| bind_tcp(listener, credentials, &mut inherited));
     let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;

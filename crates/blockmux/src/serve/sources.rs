@@ -254,7 +254,8 @@ impl Sources {
             return Some(at);
         }
         // The subject comes first in a message.
-        let keys = table.keys().filter_map(|key| Some((word_at(what, key.get_ref())?, key.span().start)));
+        let place = |key: &str| word_at(what, key).or_else(|| begins_with_option(what, key).then_some(0));
+        let keys = table.keys().filter_map(|key| Some((place(key.get_ref())?, key.span().start)));
         keys.min().map(|(_, start)| start)
     }
 }
@@ -303,6 +304,12 @@ fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
 /// Whether the text contains the word as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     word_at(text, word).is_some()
+}
+
+/// Whether a message begins with the option of this key, as `--api: ...` for `api`.
+fn begins_with_option(what: &str, key: &str) -> bool {
+    let rest = what.strip_prefix("--").and_then(|what| what.strip_prefix(&*key.replace('_', "-")));
+    rest.is_some_and(|rest| rest.starts_with([':', ' ']))
 }
 
 /// The offset of the first occurrence of the word as a whole word.

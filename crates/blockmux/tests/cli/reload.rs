@@ -29,7 +29,11 @@ pub(crate) struct Configured {
 
 impl Configured {
     pub(crate) fn serve(config: &str) -> Configured {
-        let files = tempfile::tempdir().unwrap();
+        Configured::serve_in(tempfile::tempdir().unwrap(), config)
+    }
+
+    /// Serves a config file in a directory that may have other files.
+    fn serve_in(files: TempDir, config: &str) -> Configured {
         fs::write(files.path().join("b.toml"), config).unwrap();
         let control = format!("unix:{}", files.path().join("control").display());
         let config = files.path().join("b.toml").display().to_string();
@@ -468,6 +472,36 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     served.write(&main.replace("mem:8m", "mem:16m"));
     let output = served.ctl(&["save"]);
     assert!(text(&output.stderr).contains("was changed since it was loaded"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_reload_with_unreadable_credentials_of_the_api_changes_nothing() {
+    let config = |keys: &str, volumes: &str| {
+        format!("nbd = ['unix:a.sock']\n{keys}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{volumes}")
+    };
+    let token = "api = '127.0.0.1:0'\napi_token_file = 'token'";
+    let files = tempfile::tempdir().unwrap();
+    fs::write(files.path().join("token"), "twelve-bytes").unwrap();
+    fs::set_permissions(files.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
+    let served = Configured::serve_in(files, &config("", ""));
+    let path = served.config().display().to_string();
+    for (keys, problem) in [
+        ("api = '127.0.0.1:0'".to_owned(), "2: --api: without a token, every client that can connect"),
+        (token.replace("'token'", "'none'"), "3: --api-token-file "),
+        (token.replace("'token'", "'b.toml'"), "others can read or write it; run chmod 600 on it"),
+        (token.replace("token_file", "tls_certificates"), "3: api_tls_certificates: TLS certificate "),
+        (format!("{token}\napi_tls_subject = ['CN=a']"), "4: api_tls_subject requires https; add"),
+    ] {
+        let volume = "[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";
+        let said = served.refused(&config(&keys, volume));
+        assert!(said.contains(&format!("{path}:")) && said.contains(problem), "{said}");
+        // The page compares in the same way.
+        let said = text(&served.ctl(&["diff"]).stderr);
+        assert!(said.contains(problem), "{said}");
+    }
+    assert_eq!(served.volumes(), ["a"]);
+    let done = served.reload(&config(token, ""));
+    assert!(done.contains("api_token_file"), "{done}");
 }
 
 #[test]

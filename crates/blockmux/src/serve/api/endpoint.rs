@@ -6,7 +6,7 @@ use crate::address::{ApiListener, is_local};
 use crate::api::{ControlPath, check_peer, tls_error};
 use crate::failure::Failure;
 use crate::protocol::policy::ListenerAddress;
-use crate::serve::access::{ApiAccess, RequiredCredentials, RequiredTls};
+use crate::serve::access::{RequiredCredentials, RequiredTls};
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
@@ -41,7 +41,7 @@ pub(super) enum Guard {
     /// Allows processes of the daemon's user and of root.
     Owner,
     /// Allows clients in these networks that have these credentials.
-    Network(AllowedNetworks, RequiredCredentials),
+    Network(AllowedNetworks, Arc<RequiredCredentials>),
 }
 
 /// A client of the API.
@@ -129,30 +129,27 @@ pub(in crate::serve) fn bind_control(
     Ok(Endpoint { listener, asked, guard: Guard::Owner })
 }
 
-/// The address of the API over TCP, and the credentials that its clients need.
+/// The address of the API over TCP.
 ///
 /// # Errors
-/// If the address is none of TCP, or the credentials cannot be used.
-pub(in crate::serve) fn load(
-    ApiListener { address, .. }: &ApiListener,
-    access: &ApiAccess,
-) -> Result<(Address, RequiredCredentials), Failure> {
-    let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
-        return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
-    };
-    Ok((address, access.load()?))
+/// If it is not an address of TCP, or its name cannot be resolved.
+pub(in crate::serve) fn tcp_address(listener: &ApiListener) -> Result<Address, Failure> {
+    match listener.address.resolve(DEFAULT_PORT)? {
+        ListenerAddress::Socket(address @ Address::Tcp(_)) => Ok(address),
+        _ => Err(Failure::request("--api: write host:port; --control takes unix:PATH")),
+    }
 }
 
-/// Listens on a TCP address for clients with the credentials of `access`.
+/// Listens on a TCP address for clients with these credentials.
 ///
 /// # Errors
-/// If clients would need none, a file cannot be used, or the address cannot be bound.
+/// If the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
     listener: &ApiListener,
-    access: &ApiAccess,
+    credentials: Arc<RequiredCredentials>,
     inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
-    let (address, credentials) = load(listener, access)?;
+    let address = tcp_address(listener)?;
     let networks = &listener.networks;
     if credentials.tls.is_none() && !is_local(&address) && networks.is_everyone() {
         warn!(

@@ -4,7 +4,6 @@ use super::REQUEST_TIMEOUT;
 use super::endpoint::{ApiPeer, Guard};
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
-use crate::serve::access::RequiredCredentials;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -32,7 +31,8 @@ pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Re
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
-    if let Guard::Network(_, RequiredCredentials { token: Some(token), .. }) = guard
+    if let Guard::Network(_, credentials) = guard
+        && let Some(token) = &credentials.token
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {

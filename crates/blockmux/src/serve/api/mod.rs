@@ -8,7 +8,7 @@
 //! see [`actions`].
 
 mod actions;
-pub(super) mod endpoint;
+mod endpoint;
 mod guard;
 mod history;
 mod metrics;
@@ -19,7 +19,7 @@ mod routes;
 mod takeover;
 mod tls;
 
-pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
+pub(super) use endpoint::{Endpoint, bind_control, bind_tcp, tcp_address};
 
 use super::control::ControlServer;
 use super::takeover::TakeoverServer;
