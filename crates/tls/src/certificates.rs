@@ -13,6 +13,7 @@ use s2n_tls::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use x509_cert::Certificate;
+use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::der::Decode;
 use zeroize::Zeroizing;
 
@@ -192,6 +193,65 @@ pub(crate) fn subject(connection: &Connection, mode: Mode) -> Result<Option<Stri
     let certificate = Certificate::from_der(certificate).map_err(|_| UNREADABLE)?;
     Ok(Some(certificate.tbs_certificate().subject().to_string()))
 }
+
+/// The form in which [`TlsPeer::Certificate`](super::TlsPeer::Certificate) has a subject that is
+/// written as in RFC 4514; the types of its attributes may have any case, and spaces around them.
+/// `None` if the text is not a subject.
+///
+/// The order of the attributes stays.
+pub fn canonical_subject(text: &str) -> Option<String> {
+    let mut canonical = String::with_capacity(text.len());
+    for attribute in unescaped_parts(text) {
+        let separator = attribute.chars().next().filter(|first| SEPARATORS.contains(first));
+        canonical.extend(separator);
+        let attribute = &attribute[separator.map_or(0, char::len_utf8)..];
+        let (key, value) = attribute.split_once('=')?;
+        let (key, value) = (key.trim(), trim_unescaped(value));
+        let parse = |text: String| text.parse::<AttributeTypeAndValue>().ok();
+        canonical.push_str(&match value.strip_prefix('#') {
+            Some(_) => parse(format!("{key}={value}"))?.to_string(),
+            None => {
+                // An example value of each type, because a type may restrict its values.
+                let example = parse(format!("{key}=0"))?.to_string();
+                match example.strip_suffix('0').filter(|key| key.ends_with('=')) {
+                    Some(key) => {
+                        key.to_owned() + parse(format!("CN={value}"))?.to_string().strip_prefix("CN=")?
+                    }
+                    // A type without a known name has its value in hexadecimal.
+                    None => parse(format!("{key}={value}"))?.to_string(),
+                }
+            }
+        });
+    }
+    (!canonical.is_empty()).then_some(canonical)
+}
+
+/// Splits before each separator of attributes that is not escaped.
+fn unescaped_parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut is_escaped) = (Vec::new(), 0, false);
+    for (at, c) in text.char_indices() {
+        if SEPARATORS.contains(&c) && !is_escaped {
+            parts.push(&text[begin..at]);
+            begin = at;
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    parts.push(&text[begin..]);
+    parts
+}
+
+/// The value without the spaces around it, unless the last one is escaped.
+fn trim_unescaped(value: &str) -> &str {
+    let trimmed = value.trim_matches(' ');
+    let backslashes = trimmed.len() - trimmed.trim_end_matches('\\').len();
+    match backslashes % 2 {
+        1 => value.trim_start_matches(' ').get(..trimmed.len() + 1).unwrap_or(trimmed),
+        _ => trimmed,
+    }
+}
+
+/// Separators of the attributes of a subject.
+const SEPARATORS: [char; 2] = [',', '+'];
 
 /// Translates the name of a library error about the peer's certificate; `None` for other errors.
 pub(crate) fn refusal(name: &str) -> Option<TlsError> {

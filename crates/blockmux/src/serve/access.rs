@@ -48,6 +48,25 @@ impl ApiAccess {
         }
     }
 
+    /// Checks that no setting is given without a TCP address of the API.
+    ///
+    /// # Errors
+    /// If one is; the message says what to write.
+    pub(super) fn check_unused(&self) -> Result<(), Failure> {
+        let ApiAccess { api_token_file, api_tls_certificates, api_tls_subject } = self;
+        let given = [
+            ("api_token_file", api_token_file.is_some()),
+            ("api_tls_certificates", api_tls_certificates.is_some()),
+            ("api_tls_subject", !api_tls_subject.is_empty()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((key, _)) => Err(Failure::request(format!(
+                "{key} has no effect, because the API is not served over TCP; add api = \"HOST:PORT\", or remove {key}"
+            ))),
+        }
+    }
+
     /// Reads the token and the certificates.
     ///
     /// # Errors
@@ -56,9 +75,6 @@ impl ApiAccess {
         let token = self.api_token_file.as_deref();
         let token = token.map(|file| secret::read("--api-token-file", file, api_token)).transpose()?;
         let has_subjects = !self.api_tls_subject.is_empty();
-        if self.api_tls_subject.iter().any(String::is_empty) {
-            return Err(Failure::request("api_tls_subject: an empty subject; write it as CN=NAME"));
-        }
         let Some(directory) = &self.api_tls_certificates else {
             if has_subjects {
                 return Err(Failure::request(
@@ -70,6 +86,7 @@ impl ApiAccess {
             }
             return Ok(RequiredCredentials { token, tls: None });
         };
+        certificates::check_subjects("api_tls_subject", &self.api_tls_subject)?;
         let verifies_clients = token.is_none() || has_subjects;
         let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients);
         let certificates =
@@ -108,8 +125,36 @@ mod tests {
         assert!(load(ApiAccess::default()).contains("without a token, every client that can connect"));
         let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
         assert!(load(subject).contains("api_tls_subject requires https; add api_tls_certificates"));
-        let empty = ApiAccess { api_tls_subject: vec![String::new()], ..ApiAccess::default() };
-        assert!(load(empty).contains("an empty subject"));
+        for (subject, expected) in [
+            ("", "api_tls_subject: `` is not a subject of a certificate; write it as in RFC 4514"),
+            ("admin", "is not a subject of a certificate; write it as in RFC 4514, such as CN=NAME"),
+            ("cn = admin", "api_tls_subject: `cn = admin` matches no certificate; write `CN=admin`"),
+        ] {
+            let said = load(ApiAccess {
+                api_tls_certificates: Some("/nowhere".into()),
+                api_tls_subject: vec!["CN=a".to_owned(), subject.to_owned()],
+                ..ApiAccess::default()
+            });
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn settings_without_a_tcp_address_are_refused() {
+        let refused = |access: ApiAccess| access.check_unused().unwrap_err().to_string();
+        let token = ApiAccess { api_token_file: Some("t".into()), ..ApiAccess::default() };
+        let certificates = ApiAccess { api_tls_certificates: Some("d".into()), ..ApiAccess::default() };
+        let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
+        for (access, key) in
+            [(token, "api_token_file"), (certificates, "api_tls_certificates"), (subject, "api_tls_subject")]
+        {
+            let said = refused(access);
+            assert!(
+                said.starts_with(&format!("{key} has no effect")) && said.contains("add api = "),
+                "{said}"
+            );
+        }
+        ApiAccess::default().check_unused().unwrap();
     }
 
     #[test]

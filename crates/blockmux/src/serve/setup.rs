@@ -173,7 +173,10 @@ impl Setup {
                 api::tcp_address(listener)?;
                 Some(Arc::new(api_access.load()?))
             }
-            None => None,
+            None => {
+                api_access.check_unused()?;
+                None
+            }
         };
         Ok(Setup {
             volumes,
