@@ -5,6 +5,7 @@
 //! The subject of a peer's certificate, as in RFC 4514, serves allow-lists and logs.
 
 use super::{TlsError, builder, internal, pipe};
+use aws_lc_rs::digest::{Context, SHA256};
 use s2n_tls::callbacks::VerifyHostNameCallback;
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
@@ -35,9 +36,14 @@ pub enum Trust {
     Anybody,
 }
 
-/// A server's certificates; a clone is another handle.
+/// A server's certificates; a clone is another handle. Two are equal if they were created from the
+/// same bytes.
 #[derive(Clone)]
-pub struct ServerCertificates(Config);
+pub struct ServerCertificates {
+    config: Config,
+    /// SHA-256 of what they were created from.
+    digest: [u8; 32],
+}
 
 /// A client's trust and certificate; a clone is another handle.
 #[derive(Clone)]
@@ -72,11 +78,19 @@ impl ServerCertificates {
                 .and_then(|builder| builder.set_verify_host_callback(AnyName))
                 .map_err(|error| internal(&error))?;
         }
-        Ok(ServerCertificates(builder.build().map_err(|error| unusable(&error))?))
+        let parts = own.iter().flat_map(|own| [&own.chain[..], &own.key[..]]).chain(client_authorities);
+        let digest = digest_of(parts.collect());
+        Ok(ServerCertificates { config: builder.build().map_err(|error| unusable(&error))?, digest })
     }
 
     pub(crate) fn config(&self) -> Config {
-        self.0.clone()
+        self.config.clone()
+    }
+}
+
+impl PartialEq for ServerCertificates {
+    fn eq(&self, other: &ServerCertificates) -> bool {
+        self.digest == other.digest
     }
 }
 
@@ -173,6 +187,18 @@ fn chain(own: &CertifiedKey) -> Result<s2n_tls::cert_chain::CertificateChain<'st
     let mut builder = s2n_tls::cert_chain::Builder::new().map_err(|error| internal(&error))?;
     builder.load_pem(&own.chain, &own.key).map_err(|error| unusable(&error))?;
     builder.build().map_err(|error| unusable(&error))
+}
+
+fn digest_of(parts: Vec<&[u8]>) -> [u8; 32] {
+    let mut context = Context::new(&SHA256);
+    context.update(&parts.len().to_be_bytes());
+    for part in parts {
+        context.update(&part.len().to_be_bytes());
+        context.update(part);
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    digest
 }
 
 /// Returns the subject of the peer's certificate, if it presented one.

@@ -1,9 +1,12 @@
 //! What clients of the API over TCP need: a token, a certificate, or both.
 
+use crate::address::ApiListener;
 use crate::ctl::api_token;
 use crate::failure::Failure;
+use crate::protocol::policy::ListenerAddress;
 use crate::protocol::{certificates, secret};
 use blockmux_engine::secure::{ServerCertificates, TlsPeer};
+use blockmux_engine::socket::Address;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
@@ -23,7 +26,8 @@ pub(super) struct ApiAccess {
     pub(super) api_tls_subject: Vec<String>,
 }
 
-/// The credentials of the API over TCP.
+/// The credentials of the API over TCP. Two are equal if clients need the same.
+#[derive(PartialEq)]
 pub(super) struct RequiredCredentials {
     /// The bearer token (RFC 6750) that each request must have.
     pub(super) token: Option<Zeroizing<String>>,
@@ -31,10 +35,22 @@ pub(super) struct RequiredCredentials {
 }
 
 /// TLS of the API.
+#[derive(PartialEq)]
 pub(super) struct RequiredTls {
     pub(super) certificates: ServerCertificates,
     /// The subjects of the certificates of clients, if not all are allowed.
     subjects: Option<BTreeSet<String>>,
+}
+
+/// The address of the API over TCP.
+///
+/// # Errors
+/// If it is not an address of TCP, or its name cannot be resolved.
+pub(super) fn tcp_address(listener: &ApiListener) -> Result<Address, Failure> {
+    match listener.address.resolve(DEFAULT_PORT)? {
+        ListenerAddress::Socket(address @ Address::Tcp(_)) => Ok(address),
+        _ => Err(Failure::request("--api: write host:port; --control takes unix:PATH")),
+    }
 }
 
 impl ApiAccess {
@@ -55,9 +71,9 @@ impl ApiAccess {
     pub(super) fn check_unused(&self) -> Result<(), Failure> {
         let ApiAccess { api_token_file, api_tls_certificates, api_tls_subject } = self;
         let given = [
-            ("api_token_file", api_token_file.is_some()),
-            ("api_tls_certificates", api_tls_certificates.is_some()),
-            ("api_tls_subject", !api_tls_subject.is_empty()),
+            (TOKEN_FILE, api_token_file.is_some()),
+            (TLS_CERTIFICATES, api_tls_certificates.is_some()),
+            (TLS_SUBJECT, !api_tls_subject.is_empty()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
@@ -96,6 +112,18 @@ impl ApiAccess {
     }
 }
 
+impl RequiredCredentials {
+    /// The keys of the config whose files have another content than those of `before`.
+    pub(super) fn renewed_files(&self, before: &RequiredCredentials) -> Vec<&'static str> {
+        let certificates = |own: &RequiredCredentials| own.tls.as_ref().map(|tls| tls.certificates.clone());
+        let renewed = [
+            (TOKEN_FILE, self.token != before.token),
+            (TLS_CERTIFICATES, certificates(self) != certificates(before)),
+        ];
+        renewed.into_iter().filter(|(_, is_renewed)| *is_renewed).map(|(key, _)| key).collect()
+    }
+}
+
 impl RequiredTls {
     /// Why a client may send no request; `None` if it may.
     pub(super) fn refusal(&self, peer: &TlsPeer) -> Option<String> {
@@ -110,6 +138,14 @@ impl RequiredTls {
     }
 }
 
+/// The keys of [`ApiAccess`] in a config file.
+pub(super) const ACCESS_KEYS: [&str; 3] = [TOKEN_FILE, TLS_CERTIFICATES, TLS_SUBJECT];
+const TOKEN_FILE: &str = "api_token_file";
+const TLS_CERTIFICATES: &str = "api_tls_certificates";
+const TLS_SUBJECT: &str = "api_tls_subject";
+
+/// Default port of `--api`.
+const DEFAULT_PORT: u16 = 9810;
 const WITHOUT_CREDENTIALS: &str = "--api: without a token, every client that can connect could control this daemon; run \
     `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token, or add --api-tls-certs for \
     client certificates";

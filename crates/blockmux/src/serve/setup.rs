@@ -4,8 +4,7 @@
 //! the command line override those of the file.
 
 use super::ServeArgs;
-use super::access::{ApiAccess, RequiredCredentials};
-use super::api;
+use super::access::{ApiAccess, RequiredCredentials, tcp_address};
 use super::config::{Config, VolumeEntry};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
@@ -170,7 +169,7 @@ impl Setup {
         let api_listener = args.api.or(config.api);
         let api_credentials = match &api_listener {
             Some(listener) => {
-                api::tcp_address(listener)?;
+                tcp_address(listener)?;
                 Some(Arc::new(api_access.load()?))
             }
             None => {

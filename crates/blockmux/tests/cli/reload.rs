@@ -33,7 +33,7 @@ impl Configured {
     }
 
     /// Serves a config file in a directory that may have other files.
-    fn serve_in(files: TempDir, config: &str) -> Configured {
+    pub(crate) fn serve_in(files: TempDir, config: &str) -> Configured {
         fs::write(files.path().join("b.toml"), config).unwrap();
         let control = format!("unix:{}", files.path().join("control").display());
         let config = files.path().join("b.toml").display().to_string();

@@ -97,6 +97,18 @@ fn both_sides_authenticate_by_certificates() {
 }
 
 #[test]
+fn certificates_from_the_same_bytes_are_equal() {
+    let authority = Authority::new("authority");
+    let (one, two) = (authority.server(&["a"]), authority.server(&["a"]));
+    let of = |own: &CertifiedKey, authorities: Option<&[u8]>| {
+        ServerCertificates::new(std::slice::from_ref(own), authorities).unwrap()
+    };
+    assert!(of(&one, None) == of(&one, None));
+    assert!(of(&one, None) != of(&two, None));
+    assert!(of(&one, None) != of(&one, Some(&authority.pem)));
+}
+
+#[test]
 fn a_subject_that_is_written_differently_has_the_form_of_the_certificate() {
     for (written, expected) in [
         ("CN=admin", Some("CN=admin")),

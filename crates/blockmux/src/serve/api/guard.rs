@@ -1,7 +1,7 @@
 //! Checks of a request before it is routed: the client's credentials, and the length of the body.
 
 use super::REQUEST_TIMEOUT;
-use super::endpoint::{ApiPeer, Guard};
+use super::endpoint::ApiPeer;
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
@@ -17,7 +17,7 @@ use tracing::warn;
 ///
 /// # Errors
 /// The response that refuses the request.
-pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Result<Request, Response> {
+pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, Response> {
     if let Some(reason) = &peer.refusal {
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
@@ -31,8 +31,7 @@ pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Re
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
-    if let Guard::Network(_, credentials) = guard
-        && let Some(token) = &credentials.token
+    if let Some(token) = peer.credentials.as_ref().and_then(|own| own.token.as_ref())
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {

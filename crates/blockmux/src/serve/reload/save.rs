@@ -32,7 +32,7 @@ impl Reloader {
         let setup = self.read_file().map_err(|error| error.to_string())?;
         let mut state = self.state();
         let file = Model::of(&setup);
-        let schema = Schema::new(&setup.frontends);
+        let schema = self.schema(&setup);
         if !diff(&schema, &state.loaded.table, &file.table).is_empty() {
             return Err(
                 "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first"
@@ -87,7 +87,7 @@ impl Reloader {
         let mut setup = setup.map_err(|failure| invalid(failure.to_string()))?;
         self.settle_policy(state, &mut setup).map_err(invalid)?;
         let saved = Model::of(&setup);
-        let schema = Schema::new(&setup.frontends);
+        let schema = self.schema(&setup);
         let lost = diff(&schema, &saved.table, &state.running.table);
         let mut lost: Vec<String> = lost
             .iter()
