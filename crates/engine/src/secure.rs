@@ -32,7 +32,7 @@ use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_proto::session::SecuredBy;
 pub use blockmux_tls::{
     CertifiedKey, ClientCertificates, ClientCredentials, Psk, PskFile, ServerCertificates, ServerCredentials,
-    Tls, TlsError, TlsPeer, Trust,
+    Tls, TlsError, TlsPeer, Trust, canonical_subject,
 };
 use blockmux_volume::{Chunk, Memory, Pool};
 use boundary::RecordBoundary;

@@ -5,6 +5,7 @@
 //! The subject of a peer's certificate, as in RFC 4514, serves allow-lists and logs.
 
 use super::{TlsError, builder, internal, pipe};
+use aws_lc_rs::digest::{Context, SHA256};
 use s2n_tls::callbacks::VerifyHostNameCallback;
 use s2n_tls::config::Config;
 use s2n_tls::connection::Connection;
@@ -13,6 +14,7 @@ use s2n_tls::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use x509_cert::Certificate;
+use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::der::Decode;
 use zeroize::Zeroizing;
 
@@ -34,9 +36,14 @@ pub enum Trust {
     Anybody,
 }
 
-/// A server's certificates; a clone is another handle.
+/// A server's certificates; a clone is another handle. Two are equal if they were created from the
+/// same bytes.
 #[derive(Clone)]
-pub struct ServerCertificates(Config);
+pub struct ServerCertificates {
+    config: Config,
+    /// SHA-256 of what they were created from.
+    digest: [u8; 32],
+}
 
 /// A client's trust and certificate; a clone is another handle.
 #[derive(Clone)]
@@ -71,11 +78,19 @@ impl ServerCertificates {
                 .and_then(|builder| builder.set_verify_host_callback(AnyName))
                 .map_err(|error| internal(&error))?;
         }
-        Ok(ServerCertificates(builder.build().map_err(|error| unusable(&error))?))
+        let parts = own.iter().flat_map(|own| [&own.chain[..], &own.key[..]]).chain(client_authorities);
+        let digest = digest_of(parts.collect());
+        Ok(ServerCertificates { config: builder.build().map_err(|error| unusable(&error))?, digest })
     }
 
     pub(crate) fn config(&self) -> Config {
-        self.0.clone()
+        self.config.clone()
+    }
+}
+
+impl PartialEq for ServerCertificates {
+    fn eq(&self, other: &ServerCertificates) -> bool {
+        self.digest == other.digest
     }
 }
 
@@ -174,6 +189,18 @@ fn chain(own: &CertifiedKey) -> Result<s2n_tls::cert_chain::CertificateChain<'st
     builder.build().map_err(|error| unusable(&error))
 }
 
+fn digest_of(parts: Vec<&[u8]>) -> [u8; 32] {
+    let mut context = Context::new(&SHA256);
+    context.update(&parts.len().to_be_bytes());
+    for part in parts {
+        context.update(&part.len().to_be_bytes());
+        context.update(part);
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    digest
+}
+
 /// Returns the subject of the peer's certificate, if it presented one.
 ///
 /// # Errors
@@ -192,6 +219,65 @@ pub(crate) fn subject(connection: &Connection, mode: Mode) -> Result<Option<Stri
     let certificate = Certificate::from_der(certificate).map_err(|_| UNREADABLE)?;
     Ok(Some(certificate.tbs_certificate().subject().to_string()))
 }
+
+/// The form in which [`TlsPeer::Certificate`](super::TlsPeer::Certificate) has a subject that is
+/// written as in RFC 4514; the types of its attributes may have any case, and spaces around them.
+/// `None` if the text is not a subject.
+///
+/// The order of the attributes stays.
+pub fn canonical_subject(text: &str) -> Option<String> {
+    let mut canonical = String::with_capacity(text.len());
+    for attribute in unescaped_parts(text) {
+        let separator = attribute.chars().next().filter(|first| SEPARATORS.contains(first));
+        canonical.extend(separator);
+        let attribute = &attribute[separator.map_or(0, char::len_utf8)..];
+        let (key, value) = attribute.split_once('=')?;
+        let (key, value) = (key.trim(), trim_unescaped(value));
+        let parse = |text: String| text.parse::<AttributeTypeAndValue>().ok();
+        canonical.push_str(&match value.strip_prefix('#') {
+            Some(_) => parse(format!("{key}={value}"))?.to_string(),
+            None => {
+                // An example value of each type, because a type may restrict its values.
+                let example = parse(format!("{key}=0"))?.to_string();
+                match example.strip_suffix('0').filter(|key| key.ends_with('=')) {
+                    Some(key) => {
+                        key.to_owned() + parse(format!("CN={value}"))?.to_string().strip_prefix("CN=")?
+                    }
+                    // A type without a known name has its value in hexadecimal.
+                    None => parse(format!("{key}={value}"))?.to_string(),
+                }
+            }
+        });
+    }
+    (!canonical.is_empty()).then_some(canonical)
+}
+
+/// Splits before each separator of attributes that is not escaped.
+fn unescaped_parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut is_escaped) = (Vec::new(), 0, false);
+    for (at, c) in text.char_indices() {
+        if SEPARATORS.contains(&c) && !is_escaped {
+            parts.push(&text[begin..at]);
+            begin = at;
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    parts.push(&text[begin..]);
+    parts
+}
+
+/// The value without the spaces around it, unless the last one is escaped.
+fn trim_unescaped(value: &str) -> &str {
+    let trimmed = value.trim_matches(' ');
+    let backslashes = trimmed.len() - trimmed.trim_end_matches('\\').len();
+    match backslashes % 2 {
+        1 => value.trim_start_matches(' ').get(..trimmed.len() + 1).unwrap_or(trimmed),
+        _ => trimmed,
+    }
+}
+
+/// Separators of the attributes of a subject.
+const SEPARATORS: [char; 2] = [',', '+'];
 
 /// Translates the name of a library error about the peer's certificate; `None` for other errors.
 pub(crate) fn refusal(name: &str) -> Option<TlsError> {

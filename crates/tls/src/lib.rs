@@ -34,7 +34,7 @@ mod psk;
 mod psk_file;
 mod records;
 
-pub use certificates::{CertifiedKey, ClientCertificates, ServerCertificates, Trust};
+pub use certificates::{CertifiedKey, ClientCertificates, ServerCertificates, Trust, canonical_subject};
 pub use keys::{ExportedKeys, IV_LEN, RecordKeys, TrafficSecret};
 pub use messages::{
     ALERT, APPLICATION_DATA, HANDSHAKE, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE, PostHandshakeAction,

@@ -4,7 +4,9 @@
 
 use super::secret;
 use crate::failure::Failure;
-use blockmux_engine::secure::{CertifiedKey, ClientCertificates, ServerCertificates, TlsError, Trust};
+use blockmux_engine::secure::{
+    CertifiedKey, ClientCertificates, ServerCertificates, TlsError, Trust, canonical_subject,
+};
 use std::path::{Path, PathBuf};
 
 /// Reads the certificates of a server, one from each directory. If it verifies clients, their
@@ -53,6 +55,21 @@ pub(crate) fn of_client(
     };
     let place = directory.unwrap_or(Path::new("TLS"));
     ClientCertificates::new(&trust, own.as_ref(), host).map_err(|error| in_directory(place, &error))
+}
+
+/// Checks the subjects in the list of allowed certificates `key`, which are compared as text.
+///
+/// # Errors
+/// If a subject can match no certificate; the message says what to write.
+pub(crate) fn check_subjects(key: &str, subjects: &[String]) -> Result<(), Failure> {
+    subjects.iter().try_for_each(|subject| {
+        let what = match canonical_subject(subject) {
+            Some(canonical) if canonical == *subject => return Ok(()),
+            Some(canonical) => format!("matches no certificate; write `{canonical}`"),
+            None => "is not a subject of a certificate; write it as in RFC 4514, such as CN=NAME".to_owned(),
+        };
+        Err(Failure::request(format!("{key}: `{subject}` {what}")))
+    })
 }
 
 fn read_authorities(directory: &Path) -> Result<Vec<u8>, Failure> {

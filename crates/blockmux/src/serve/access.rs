@@ -1,9 +1,12 @@
 //! What clients of the API over TCP need: a token, a certificate, or both.
 
+use crate::address::ApiListener;
 use crate::ctl::api_token;
 use crate::failure::Failure;
+use crate::protocol::policy::ListenerAddress;
 use crate::protocol::{certificates, secret};
 use blockmux_engine::secure::{ServerCertificates, TlsPeer};
+use blockmux_engine::socket::Address;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
@@ -23,7 +26,8 @@ pub(super) struct ApiAccess {
     pub(super) api_tls_subject: Vec<String>,
 }
 
-/// The credentials of the API over TCP.
+/// The credentials of the API over TCP. Two are equal if clients need the same.
+#[derive(PartialEq)]
 pub(super) struct RequiredCredentials {
     /// The bearer token (RFC 6750) that each request must have.
     pub(super) token: Option<Zeroizing<String>>,
@@ -31,10 +35,22 @@ pub(super) struct RequiredCredentials {
 }
 
 /// TLS of the API.
+#[derive(PartialEq)]
 pub(super) struct RequiredTls {
     pub(super) certificates: ServerCertificates,
     /// The subjects of the certificates of clients, if not all are allowed.
     subjects: Option<BTreeSet<String>>,
+}
+
+/// The address of the API over TCP.
+///
+/// # Errors
+/// If it is not an address of TCP, or its name cannot be resolved.
+pub(super) fn tcp_address(listener: &ApiListener) -> Result<Address, Failure> {
+    match listener.address.resolve(DEFAULT_PORT)? {
+        ListenerAddress::Socket(address @ Address::Tcp(_)) => Ok(address),
+        _ => Err(Failure::request("--api: write host:port; --control takes unix:PATH")),
+    }
 }
 
 impl ApiAccess {
@@ -48,6 +64,25 @@ impl ApiAccess {
         }
     }
 
+    /// Checks that no setting is given without a TCP address of the API.
+    ///
+    /// # Errors
+    /// If one is; the message says what to write.
+    pub(super) fn check_unused(&self) -> Result<(), Failure> {
+        let ApiAccess { api_token_file, api_tls_certificates, api_tls_subject } = self;
+        let given = [
+            (TOKEN_FILE, api_token_file.is_some()),
+            (TLS_CERTIFICATES, api_tls_certificates.is_some()),
+            (TLS_SUBJECT, !api_tls_subject.is_empty()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((key, _)) => Err(Failure::request(format!(
+                "{key} has no effect, because the API is not served over TCP; add api = \"HOST:PORT\", or remove {key}"
+            ))),
+        }
+    }
+
     /// Reads the token and the certificates.
     ///
     /// # Errors
@@ -56,9 +91,6 @@ impl ApiAccess {
         let token = self.api_token_file.as_deref();
         let token = token.map(|file| secret::read("--api-token-file", file, api_token)).transpose()?;
         let has_subjects = !self.api_tls_subject.is_empty();
-        if self.api_tls_subject.iter().any(String::is_empty) {
-            return Err(Failure::request("api_tls_subject: an empty subject; write it as CN=NAME"));
-        }
         let Some(directory) = &self.api_tls_certificates else {
             if has_subjects {
                 return Err(Failure::request(
@@ -70,10 +102,25 @@ impl ApiAccess {
             }
             return Ok(RequiredCredentials { token, tls: None });
         };
+        certificates::check_subjects("api_tls_subject", &self.api_tls_subject)?;
         let verifies_clients = token.is_none() || has_subjects;
-        let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients)?;
+        let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients);
+        let certificates =
+            certificates.map_err(|failure| Failure::request(format!("api_tls_certificates: {failure}")))?;
         let subjects = has_subjects.then(|| self.api_tls_subject.iter().cloned().collect());
         Ok(RequiredCredentials { token, tls: Some(RequiredTls { certificates, subjects }) })
+    }
+}
+
+impl RequiredCredentials {
+    /// The keys of the config whose files have another content than those of `before`.
+    pub(super) fn renewed_files(&self, before: &RequiredCredentials) -> Vec<&'static str> {
+        let certificates = |own: &RequiredCredentials| own.tls.as_ref().map(|tls| tls.certificates.clone());
+        let renewed = [
+            (TOKEN_FILE, self.token != before.token),
+            (TLS_CERTIFICATES, certificates(self) != certificates(before)),
+        ];
+        renewed.into_iter().filter(|(_, is_renewed)| *is_renewed).map(|(key, _)| key).collect()
     }
 }
 
@@ -91,6 +138,14 @@ impl RequiredTls {
     }
 }
 
+/// The keys of [`ApiAccess`] in a config file.
+pub(super) const ACCESS_KEYS: [&str; 3] = [TOKEN_FILE, TLS_CERTIFICATES, TLS_SUBJECT];
+const TOKEN_FILE: &str = "api_token_file";
+const TLS_CERTIFICATES: &str = "api_tls_certificates";
+const TLS_SUBJECT: &str = "api_tls_subject";
+
+/// Default port of `--api`.
+const DEFAULT_PORT: u16 = 9810;
 const WITHOUT_CREDENTIALS: &str = "--api: without a token, every client that can connect could control this daemon; run \
     `(umask 077; openssl rand -hex 32 > api.token)` and add --api-token-file api.token, or add --api-tls-certs for \
     client certificates";
@@ -106,8 +161,36 @@ mod tests {
         assert!(load(ApiAccess::default()).contains("without a token, every client that can connect"));
         let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
         assert!(load(subject).contains("api_tls_subject requires https; add api_tls_certificates"));
-        let empty = ApiAccess { api_tls_subject: vec![String::new()], ..ApiAccess::default() };
-        assert!(load(empty).contains("an empty subject"));
+        for (subject, expected) in [
+            ("", "api_tls_subject: `` is not a subject of a certificate; write it as in RFC 4514"),
+            ("admin", "is not a subject of a certificate; write it as in RFC 4514, such as CN=NAME"),
+            ("cn = admin", "api_tls_subject: `cn = admin` matches no certificate; write `CN=admin`"),
+        ] {
+            let said = load(ApiAccess {
+                api_tls_certificates: Some("/nowhere".into()),
+                api_tls_subject: vec!["CN=a".to_owned(), subject.to_owned()],
+                ..ApiAccess::default()
+            });
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn settings_without_a_tcp_address_are_refused() {
+        let refused = |access: ApiAccess| access.check_unused().unwrap_err().to_string();
+        let token = ApiAccess { api_token_file: Some("t".into()), ..ApiAccess::default() };
+        let certificates = ApiAccess { api_tls_certificates: Some("d".into()), ..ApiAccess::default() };
+        let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
+        for (access, key) in
+            [(token, "api_token_file"), (certificates, "api_tls_certificates"), (subject, "api_tls_subject")]
+        {
+            let said = refused(access);
+            assert!(
+                said.starts_with(&format!("{key} has no effect")) && said.contains("add api = "),
+                "{said}"
+            );
+        }
+        ApiAccess::default().check_unused().unwrap();
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! binds no listener.
 
 use super::ServeArgs;
-use super::api::endpoint;
 use super::inherited::InheritedListeners;
 use super::listen;
 use super::setup::Setup;
@@ -45,9 +44,6 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let mut setup = Setup::gather(args, &InheritedListeners::default())?;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
-    if let Some(api) = &setup.api {
-        endpoint::load(api, &setup.api_access).map_err(|failure| setup.located(failure))?;
-    }
     setup.settle_policy(places)?;
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),

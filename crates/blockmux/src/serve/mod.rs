@@ -67,6 +67,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Arguments of `blockmux serve`.
@@ -246,7 +247,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
     let control = control.transpose()?;
-    let tcp = setup.api.as_ref().map(|address| bind_tcp(address, &setup.api_access, &mut inherited));
+    let api_credentials = setup.api_credentials.clone().map(watch::Sender::new);
+    let tcp = setup.api.as_ref().zip(api_credentials.as_ref());
+    let tcp = tcp.map(|(listener, credentials)| bind_tcp(listener, credentials.subscribe(), &mut inherited));
     let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
@@ -282,7 +285,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     }
     let cores = start_cores(&setup, buffers)?;
     let reloader =
-        Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?;
+        Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?
+            .with_api_credentials(api_credentials);
     takeover.iter_mut().for_each(|takeover| takeover.resume(&reloader));
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);

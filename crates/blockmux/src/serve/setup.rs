@@ -4,7 +4,7 @@
 //! the command line override those of the file.
 
 use super::ServeArgs;
-use super::access::ApiAccess;
+use super::access::{ApiAccess, RequiredCredentials, tcp_address};
 use super::config::{Config, VolumeEntry};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
@@ -71,6 +71,8 @@ pub(super) struct Setup {
     /// TCP address of the control API with its networks, and what its clients need.
     pub(super) api: Option<ApiListener>,
     pub(super) api_access: ApiAccess,
+    /// What [`Setup::api_access`] has loaded; `None` without [`Setup::api`].
+    pub(super) api_credentials: Option<Arc<RequiredCredentials>>,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
 }
@@ -164,6 +166,17 @@ impl Setup {
             let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
             congestion.check().map_err(wrong)?;
         }
+        let api_listener = args.api.or(config.api);
+        let api_credentials = match &api_listener {
+            Some(listener) => {
+                tcp_address(listener)?;
+                Some(Arc::new(api_access.load()?))
+            }
+            None => {
+                api_access.check_unused()?;
+                None
+            }
+        };
         Ok(Setup {
             volumes,
             read_only,
@@ -179,8 +192,9 @@ impl Setup {
             idle_timeout,
             congestion,
             control: args.control.or(config.control),
-            api: args.api.or(config.api),
+            api: api_listener,
             api_access,
+            api_credentials,
             asked_state: state.clone(),
             state: state.or_else(state::default_directory),
             sources: None,

@@ -76,6 +76,13 @@ impl Sources {
         sources
     }
 
+    /// These files with other texts, in the order of [`Sources::files`].
+    pub(super) fn with_texts(&self, texts: impl Iterator<Item = String>) -> Sources {
+        let mut edited = Sources { files: Vec::new(), named: self.named.clone(), ..*self };
+        self.files.iter().zip(texts).for_each(|(file, text)| edited.push(file.path.clone(), text));
+        edited
+    }
+
     /// Sets the lists of tables whose entries have names.
     pub(super) fn with_named(self, named: Vec<(&'static str, &'static str)>) -> Sources {
         Sources { named, ..self }
@@ -247,7 +254,8 @@ impl Sources {
             return Some(at);
         }
         // The subject comes first in a message.
-        let keys = table.keys().filter_map(|key| Some((word_at(what, key.get_ref())?, key.span().start)));
+        let place = |key: &str| word_at(what, key).or_else(|| begins_with_option(what, key).then_some(0));
+        let keys = table.keys().filter_map(|key| Some((place(key.get_ref())?, key.span().start)));
         keys.min().map(|(_, start)| start)
     }
 }
@@ -296,6 +304,12 @@ fn file_in(value: &Spanned<DeValue<'_>>, what: &str) -> Option<usize> {
 /// Whether the text contains the word as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     word_at(text, word).is_some()
+}
+
+/// Whether a message begins with the option of this key, as `--api: ...` for `api`.
+fn begins_with_option(what: &str, key: &str) -> bool {
+    let rest = what.strip_prefix("--").and_then(|what| what.strip_prefix(&*key.replace('_', "-")));
+    rest.is_some_and(|rest| rest.starts_with([':', ' ']))
 }
 
 /// The offset of the first occurrence of the word as a whole word.

@@ -5,6 +5,7 @@ use crate::daemon::Daemon;
 use crate::nbd_tls::{Credentials, Flaw};
 use crate::program::{blockmux, has, succeed, text};
 use crate::raw_client::{READ, RawClient};
+use crate::reload::Configured;
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -404,6 +405,150 @@ fn over_tls_a_token_replaces_the_certificate_of_the_client() {
     let token_file = tcp.token_file.display().to_string();
     let ctl = ["ctl", &url, "--token-file", &token_file, "--tls-certs", &own.directory(), "status"];
     assert!(blockmux(ctl).status.success());
+}
+
+/// The status of a response to GET on a connection that stays open.
+fn status_on(stream: &mut TcpStream, token: &str) -> u16 {
+    let request = format!("GET /v1/sessions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while !(answer.ends_with(b"[]\n") || answer.ends_with(b"}\n")) && stream.read(&mut byte).unwrap() > 0 {
+        answer.push(byte[0]);
+    }
+    text(&answer).split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+}
+
+const NEXT_TOKEN: &str = "fedcba9876543210fedcba9876543210";
+
+fn write_token(files: &Path, token: &str) {
+    let path = files.join("api.token");
+    fs::write(&path, token).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+}
+
+/// The config of a daemon with one volume and these keys.
+fn with_keys(keys: &str) -> String {
+    format!("nbd = ['unix:nbd']\n{keys}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n")
+}
+
+#[test]
+fn a_reload_renews_the_token_and_ends_connections_of_the_old_one() {
+    let files = tempfile::tempdir().unwrap();
+    write_token(files.path(), TOKEN);
+    let place = files.path().to_owned();
+    let config = with_keys("api = '127.0.0.1:0'\napi_token_file = 'api.token'");
+    let served = Configured::serve_in(files, &config);
+    let address = served.daemon.json["api"].as_str().unwrap().to_owned();
+    let address = address.strip_prefix("http://").unwrap().trim_end_matches('/').to_owned();
+    let connect = || TcpStream::connect(&address).unwrap();
+    let mut before = connect();
+    assert_eq!(status_on(&mut before, TOKEN), 200);
+    assert_eq!(served.said(&["reload"]), "no changes\n");
+    assert_eq!(status_on(&mut before, TOKEN), 200, "the connection stays");
+    // Half of a request's head does not keep a connection open.
+    let mut half = connect();
+    half.write_all(b"GET /v1/sessions HTTP/1.1\r\nX: ").unwrap();
+    write_token(&place, NEXT_TOKEN);
+    assert_eq!(served.said(&["diff"]), "~ api_token_file: new content\n");
+    assert_eq!(served.said(&["reload"]), "~ api_token_file: new content\n");
+    assert_eq!((before.read(&mut [0]).unwrap(), half.read(&mut [0]).unwrap()), (0, 0));
+    assert_eq!((status_on(&mut connect(), TOKEN), status_on(&mut connect(), NEXT_TOKEN)), (401, 200));
+    // After a reload that fails, the token is the one before.
+    fs::set_permissions(place.join("api.token"), Permissions::from_mode(0o644)).unwrap();
+    let refused = text(&served.ctl(&["reload"]).stderr);
+    assert!(refused.contains("others can read or write it; run chmod 600 on it"), "{refused}");
+    assert_eq!((status_on(&mut connect(), TOKEN), status_on(&mut connect(), NEXT_TOKEN)), (401, 200));
+    // The address and its credentials belong together.
+    served.write(&with_keys(""));
+    let said = served.said(&["reload"]);
+    assert!(said.contains("at the next start") && said.contains("api_token_file"), "{said}");
+    assert_eq!((status_on(&mut connect(), TOKEN), status_on(&mut connect(), NEXT_TOKEN)), (401, 200));
+    assert!(served.said(&["export"]).contains("api_token_file = "));
+}
+
+#[test]
+fn a_reload_renews_certificates_and_subjects() {
+    if !has("curl") {
+        return;
+    }
+    let files = tempfile::tempdir().unwrap();
+    let place = files.path().to_owned();
+    let (first, next) = (Credentials::new(), Credentials::new());
+    let install = |own: &Credentials| {
+        for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
+            // Copies the permissions, too.
+            fs::copy(own.path(name), place.join(name)).unwrap();
+        }
+    };
+    install(&first);
+    write_token(&place, TOKEN);
+    let keys = |subject: &str| {
+        with_keys(&format!(
+            "api = '127.0.0.1:0'\napi_token_file = 'api.token'\napi_tls_certificates = '.'\napi_tls_subject = ['{subject}']"
+        ))
+    };
+    let served = Configured::serve_in(files, &keys("CN=backup"));
+    let url = served.daemon.json["api"].as_str().unwrap().trim_end_matches('/').to_owned();
+    let get = |shown: &Credentials, trusted: &Credentials, token: &str| {
+        let header = format!("Authorization: Bearer {token}");
+        let args = certificates(shown, trusted);
+        let args: Vec<_> = args.iter().map(String::as_str).chain(["-H", &header]).collect();
+        curl(&format!("{url}/v1/status"), &args).0
+    };
+    assert_eq!((get(&first, &first, TOKEN), get(&next, &first, TOKEN)), (200, 0));
+    install(&next);
+    write_token(&place, NEXT_TOKEN);
+    // The client whose credentials are replaced still gets the answer.
+    let old = place.join("old.token");
+    fs::write(&old, TOKEN).unwrap();
+    fs::set_permissions(&old, Permissions::from_mode(0o600)).unwrap();
+    let own = ["--tls-certs", &first.directory(), "--token-file", old.to_str().unwrap()];
+    let said = text(&succeed_ctl(&url, &own, "reload"));
+    assert_eq!(said, "~ api_token_file: new content\n~ api_tls_certificates: new content\n");
+    assert_eq!((get(&first, &first, TOKEN), get(&first, &next, NEXT_TOKEN)), (0, 0));
+    assert_eq!((get(&next, &next, TOKEN), get(&next, &next, NEXT_TOKEN)), (401, 200));
+    let said = served.reload(&keys("CN=admin"));
+    assert!(said.contains("api_tls_subject") && !said.contains("next start"), "{said}");
+    assert_eq!(get(&next, &next, NEXT_TOKEN), 403);
+    served.write(&keys("CN=backup"));
+    served.daemon.signal(rustix::process::Signal::HUP);
+    eventually("SIGHUP renews them, too", || get(&next, &next, NEXT_TOKEN) == 200);
+    let plain = with_keys("api = '127.0.0.1:0'\napi_token_file = 'api.token'");
+    served.reload(&plain);
+    let header = format!("Authorization: Bearer {NEXT_TOKEN}");
+    let plain = url.replacen("https", "http", 1) + "/v1/status";
+    assert_eq!((get(&next, &next, NEXT_TOKEN), curl(&plain, &["-H", &header]).0), (0, 200));
+}
+
+/// Output of a command that succeeds over TCP.
+fn succeed_ctl(url: &str, credentials: &[&str], command: &str) -> Vec<u8> {
+    let output = blockmux([&["ctl", url], credentials, &[command]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    output.stdout
+}
+
+#[test]
+fn a_stop_waits_for_requests_and_not_for_connections_without_one() {
+    let mut controlled = Controlled::serve(&["a=mem:1m"]);
+    let mut half = UnixStream::connect(controlled.socket()).unwrap();
+    half.write_all(b"GET /v1/status HTTP/1.1\r\nX: ").unwrap();
+    let mut request = UnixStream::connect(controlled.socket()).unwrap();
+    let body = r#"{"size": 2097152}"#;
+    let head = format!(
+        "POST /v1/volumes/a/resize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    request.write_all(head.as_bytes()).unwrap();
+    let mut proceed = [0; 25];
+    request.read_exact(&mut proceed).unwrap();
+    assert_eq!(text(&proceed), "HTTP/1.1 100 Continue\r\n\r\n");
+    controlled.daemon.signal(rustix::process::Signal::TERM);
+    // The request would end by its own timeout if this waited for the rest of the other head.
+    assert_eq!(half.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(exchange(request, body.as_bytes()), (200, "{\"size\":2097152}\n".to_owned()));
+    assert!(controlled.daemon.wait().success());
 }
 
 /// The path of schemathesis: in PATH, or in the virtual environment that a variable names.

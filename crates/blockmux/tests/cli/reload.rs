@@ -9,6 +9,7 @@ use crate::raw_nvme::RawNvme;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,7 +29,11 @@ pub(crate) struct Configured {
 
 impl Configured {
     pub(crate) fn serve(config: &str) -> Configured {
-        let files = tempfile::tempdir().unwrap();
+        Configured::serve_in(tempfile::tempdir().unwrap(), config)
+    }
+
+    /// Serves a config file in a directory that may have other files.
+    pub(crate) fn serve_in(files: TempDir, config: &str) -> Configured {
         fs::write(files.path().join("b.toml"), config).unwrap();
         let control = format!("unix:{}", files.path().join("control").display());
         let config = files.path().join("b.toml").display().to_string();
@@ -467,6 +472,77 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     served.write(&main.replace("mem:8m", "mem:16m"));
     let output = served.ctl(&["save"]);
     assert!(text(&output.stderr).contains("was changed since it was loaded"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_reload_with_unreadable_credentials_of_the_api_changes_nothing() {
+    let config = |keys: &str, volumes: &str| {
+        format!("nbd = ['unix:a.sock']\n{keys}\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{volumes}")
+    };
+    let token = "api = '127.0.0.1:0'\napi_token_file = 'token'";
+    let files = tempfile::tempdir().unwrap();
+    fs::write(files.path().join("token"), "twelve-bytes").unwrap();
+    fs::set_permissions(files.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
+    let served = Configured::serve_in(files, &config("", ""));
+    let path = served.config().display().to_string();
+    for (keys, problem) in [
+        ("api = '127.0.0.1:0'".to_owned(), "2: --api: without a token, every client that can connect"),
+        (token.replace("'token'", "'none'"), "3: --api-token-file "),
+        (token.replace("'token'", "'b.toml'"), "others can read or write it; run chmod 600 on it"),
+        (token.replace("token_file", "tls_certificates"), "3: api_tls_certificates: TLS certificate "),
+        (format!("{token}\napi_tls_subject = ['CN=a']"), "4: api_tls_subject requires https; add"),
+    ] {
+        let volume = "[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";
+        let said = served.refused(&config(&keys, volume));
+        assert!(said.contains(&format!("{path}:")) && said.contains(problem), "{said}");
+        // The page compares in the same way.
+        let said = text(&served.ctl(&["diff"]).stderr);
+        assert!(said.contains(problem), "{said}");
+    }
+    assert_eq!(served.volumes(), ["a"]);
+    let done = served.reload(&config(token, ""));
+    assert!(done.contains("api_token_file"), "{done}");
+}
+
+#[test]
+fn save_writes_no_file_that_a_start_would_refuse_or_read_differently() {
+    let config = "nbd = ['unix:a.sock']\n[[volume]]\nspec = 'mem:1m'\n[[volume]]\nspec = 'mem:2m'\n";
+    let served = Configured::serve(config);
+    served.said(&["add", "c=mem:4m"]);
+    // Without it, the other unnamed volume would be `disk0`.
+    served.said(&["remove", "disk0"]);
+    let output = served.ctl(&["save"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nothing was saved") && said.contains("+ volume disk1: mem:2m"), "{said}");
+    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    assert_eq!(served.volumes(), ["disk1", "c"]);
+}
+
+#[test]
+fn save_writes_no_volume_whose_password_would_be_lost() {
+    let files = tempfile::tempdir().unwrap();
+    let secret = files.path().join("secret");
+    fs::write(&secret, "twelve bytes\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let far = Configured::serve(&format!(
+        "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\n\
+         luns = {{ 0 = 'a' }}\n[[iscsi_target.acl]]\nCHAP_N = 'u'\nsecret_file = '{}'\n",
+        secret.display()
+    ));
+    let url = far.daemon.urls_of("iscsi").remove(0);
+    let (_, place) = url.split_once("//").unwrap();
+    let place = place.split('?').next().unwrap();
+    let place = place.split_once('@').map_or(place, |(_, place)| place);
+    let config = "nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let served = Configured::serve(config);
+    served.said(&["add", &format!("far=iscsi://u%twelve bytes@{place}")]);
+    let said = text(&served.ctl(&["save"]).stderr);
+    assert!(said.contains("volume far: the password of its URL; use one with secret_file"), "{said}");
+    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    served.said(&["remove", "far"]);
+    served.said(&["add", &format!("far=iscsi://u@{place}?secret_file={}", secret.display())]);
+    assert_eq!(served.said(&["save"]), "1 changes saved\n");
 }
 
 #[test]

@@ -97,6 +97,57 @@ fn both_sides_authenticate_by_certificates() {
 }
 
 #[test]
+fn certificates_from_the_same_bytes_are_equal() {
+    let authority = Authority::new("authority");
+    let (one, two) = (authority.server(&["a"]), authority.server(&["a"]));
+    let of = |own: &CertifiedKey, authorities: Option<&[u8]>| {
+        ServerCertificates::new(std::slice::from_ref(own), authorities).unwrap()
+    };
+    assert!(of(&one, None) == of(&one, None));
+    assert!(of(&one, None) != of(&two, None));
+    assert!(of(&one, None) != of(&one, Some(&authority.pem)));
+}
+
+#[test]
+fn a_subject_that_is_written_differently_has_the_form_of_the_certificate() {
+    for (written, expected) in [
+        ("CN=admin", Some("CN=admin")),
+        ("cn = admin", Some("CN=admin")),
+        ("commonName=admin , o=Example\\2C Inc", Some("CN=admin,O=Example\\, Inc")),
+        ("CN=a=b\"c", Some("CN=a=b\\\"c")),
+        ("CN= \\ a\\  ,OU=x+OU= y", Some("CN=\\ a\\ ,OU=x+OU=y")),
+        ("2.5.4.3=admin", Some("CN=admin")),
+        ("2.5.4.3=#1E02 0061", None),
+        ("2.5.4.3=#1E020061", Some("2.5.4.3=#1e020061")),
+        ("1.2.3.4=a", Some("1.2.3.4=#0c0161")),
+        ("C=DE,O=\u{c4}pfel", Some("C=DE,O=\u{c4}pfel")),
+        ("", None),
+        ("admin", None),
+        ("=admin", None),
+        ("/C=DE/CN=admin", None),
+        ("CN=a,", None),
+        ("nothing known=a", None),
+        ("CN=a\\", Some("CN=a")),
+    ] {
+        assert_eq!(canonical_subject(written).as_deref(), expected, "{written}");
+    }
+    // What a certificate has needs no other form.
+    for name in ["backup, host", " a", "a ", "#a", "a\\b", "a\u{1}b", "a;b<c>", "\u{c4}", "a=b"] {
+        let mut names = named(name);
+        names.push(DnType::CountryName, "DE");
+        names.push(DnType::CustomDnType(vec![1, 2, 840, 113_549, 1, 9, 1]), "a@example");
+        names.push(DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 99]), "own");
+        let authority = Authority::new("authority");
+        let own = authority.sign(name, &[], |params| params.distinguished_name = names);
+        let server = server(&[authority.server(&["a"])], Some(&authority.pem));
+        let mut pair = ClientAndServer::of(client(&trusting(&authority), Some(&own), "a"), server);
+        assert_eq!(pair.run().map(|(_, error)| error), [None, None]);
+        let TlsPeer::Certificate(subject) = pair.server.peer() else { panic!("no certificate") };
+        assert_eq!(canonical_subject(subject).as_ref(), Some(subject));
+    }
+}
+
+#[test]
 fn a_server_with_a_wrong_certificate_is_refused() {
     let (authority, stranger) = (Authority::new("authority"), Authority::new("stranger"));
     let good = authority.server(&["storage.example", "*.example.net", "192.0.2.1"]);

@@ -137,6 +137,7 @@ impl TlsSettings {
         if has_subjects && mode == TlsMode::Optional {
             return wrong("nbd_tls_subject has no effect with nbd_tls = \"on\"; set nbd_tls = \"require\"");
         }
+        certificates::check_subjects("nbd_tls_subject", &self.nbd_tls_subject)?;
         let credentials = match &self.nbd_tls_psk {
             Some(file) => server_keys(file)?,
             None => ServerCredentials::Certificates(certificates::of_server(
@@ -263,6 +264,10 @@ mod tests {
             (
                 "nbd_tls = 'on'\nnbd_tls_certificates = ['d']\nnbd_tls_subject = ['CN=a']",
                 "has no effect with nbd_tls = \"on\"",
+            ),
+            (
+                "nbd_tls_certificates = ['d']\nnbd_tls_subject = ['cn = a']",
+                "nbd_tls_subject: `cn = a` matches no certificate; write `CN=a`",
             ),
             ("nbd_tls_psk = '/does/not/exist'", "TLS key file /does/not/exist: "),
             (

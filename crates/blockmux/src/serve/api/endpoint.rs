@@ -5,8 +5,7 @@ use super::tls::TlsStream;
 use crate::address::{ApiListener, is_local};
 use crate::api::{ControlPath, check_peer, tls_error};
 use crate::failure::Failure;
-use crate::protocol::policy::ListenerAddress;
-use crate::serve::access::{ApiAccess, RequiredCredentials, RequiredTls};
+use crate::serve::access::{RequiredCredentials, RequiredTls, tcp_address};
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
@@ -25,6 +24,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::time;
 use tracing::warn;
 
@@ -40,14 +40,20 @@ pub(in crate::serve) struct Endpoint {
 pub(super) enum Guard {
     /// Allows processes of the daemon's user and of root.
     Owner,
-    /// Allows clients in these networks that have these credentials.
-    Network(AllowedNetworks, RequiredCredentials),
+    /// Allows clients in these networks that have the current credentials.
+    Network(AllowedNetworks, CurrentCredentials),
 }
+
+/// The credentials that clients need now. A reload replaces them.
+pub(in crate::serve) type CurrentCredentials = watch::Receiver<Arc<RequiredCredentials>>;
 
 /// A client of the API.
 pub(super) struct ApiPeer {
     /// For the log.
     name: String,
+    /// What it needed when it connected. Its connection ends when they are replaced. `None` at the
+    /// Unix socket.
+    pub(super) credentials: Option<Arc<RequiredCredentials>>,
     /// Why its requests are refused, if they are.
     pub(super) refusal: Option<String>,
 }
@@ -70,7 +76,7 @@ impl Endpoint {
     pub(in crate::serve) fn url(&self) -> Option<String> {
         match self.listener.address() {
             Address::Tcp(address) => {
-                let scheme = if self.guard.tls().is_some() { "https" } else { "http" };
+                let scheme = if self.guard.has_tls() { "https" } else { "http" };
                 Some(format!("{scheme}://{address}/"))
             }
             Address::Unix(_) => None,
@@ -129,32 +135,18 @@ pub(in crate::serve) fn bind_control(
     Ok(Endpoint { listener, asked, guard: Guard::Owner })
 }
 
-/// The address of the API over TCP, and the credentials that its clients need.
+/// Listens on a TCP address for clients with these credentials.
 ///
 /// # Errors
-/// If the address is none of TCP, or the credentials cannot be used.
-pub(in crate::serve) fn load(
-    ApiListener { address, .. }: &ApiListener,
-    access: &ApiAccess,
-) -> Result<(Address, RequiredCredentials), Failure> {
-    let ListenerAddress::Socket(address @ Address::Tcp(_)) = address.resolve(DEFAULT_PORT)? else {
-        return Err(Failure::request("--api: write host:port; --control takes unix:PATH"));
-    };
-    Ok((address, access.load()?))
-}
-
-/// Listens on a TCP address for clients with the credentials of `access`.
-///
-/// # Errors
-/// If clients would need none, a file cannot be used, or the address cannot be bound.
+/// If the address cannot be bound.
 pub(in crate::serve) fn bind_tcp(
     listener: &ApiListener,
-    access: &ApiAccess,
+    credentials: CurrentCredentials,
     inherited: &mut InheritedListeners,
 ) -> Result<Endpoint, Failure> {
-    let (address, credentials) = load(listener, access)?;
+    let address = tcp_address(listener)?;
     let networks = &listener.networks;
-    if credentials.tls.is_none() && !is_local(&address) && networks.is_everyone() {
+    if credentials.borrow().tls.is_none() && !is_local(&address) && networks.is_everyone() {
         warn!(
             "{address}: the API and its token are not encrypted; add --api-tls-certs, or make it reachable from \
              trusted networks only"
@@ -172,36 +164,38 @@ pub(in crate::serve) fn bind_tcp(
 }
 
 impl Guard {
-    fn tls(&self) -> Option<&RequiredTls> {
+    fn has_tls(&self) -> bool {
         match self {
-            Guard::Owner => None,
-            Guard::Network(_, credentials) => credentials.tls.as_ref(),
+            Guard::Owner => false,
+            Guard::Network(_, credentials) => credentials.borrow().tls.is_some(),
         }
     }
 
     /// Checks the peer of a new connection, and completes the TLS handshake if there is TLS.
+    /// Returns the stream, the peer, and what tells when other credentials replace those that the
+    /// peer was checked with.
     ///
     /// # Errors
     /// If the peer is not allowed to connect, or the handshake fails.
-    pub(super) async fn admit(&self, stream: AnyStream) -> io::Result<(AnyStream, ApiPeer)> {
+    pub(super) async fn admit(
+        &self,
+        stream: AnyStream,
+    ) -> io::Result<(AnyStream, ApiPeer, Option<CurrentCredentials>)> {
         let name = self.check(&stream)?;
-        let (tls, socket) = match (self.tls(), stream) {
-            (Some(tls), AnyStream::Tcp(socket)) => (tls, socket),
-            (_, stream) => return Ok((stream, ApiPeer { name, refusal: None })),
+        let mut current = match self {
+            Guard::Owner => return Ok((stream, ApiPeer { name, credentials: None, refusal: None }, None)),
+            Guard::Network(_, current) => current.clone(),
         };
-        let accepting = time::timeout(REQUEST_TIMEOUT, TlsStream::accept(socket, &tls.certificates));
-        match accepting.await? {
-            Ok(stream) => {
+        let credentials = current.borrow_and_update().clone();
+        let (stream, refusal) = match (&credentials.tls, stream) {
+            (Some(tls), AnyStream::Tcp(socket)) => {
+                let stream = accept_tls(tls, socket, &name).await?;
                 let refusal = tls.refusal(stream.peer());
-                Ok((AnyStream::Tls(Box::new(stream)), ApiPeer { name, refusal }))
+                (AnyStream::Tls(Box::new(stream)), refusal)
             }
-            Err(error) => {
-                if let Some(why) = tls_error(&error) {
-                    warn!(target: AUDIT, protocol = "api", peer = %name, "connection refused: the peer {why}");
-                }
-                Err(error)
-            }
-        }
+            (_, stream) => (stream, None),
+        };
+        Ok((stream, ApiPeer { name, credentials: Some(credentials), refusal }, Some(current)))
     }
 
     /// Checks where a connection comes from; returns the peer's name for the log.
@@ -224,6 +218,16 @@ impl Guard {
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
+}
+
+/// Completes the TLS handshake with a client; `name` is for the log.
+async fn accept_tls(tls: &RequiredTls, socket: TcpStream, name: &str) -> io::Result<TlsStream> {
+    let accepted = time::timeout(REQUEST_TIMEOUT, TlsStream::accept(socket, &tls.certificates)).await?;
+    accepted.inspect_err(|error| {
+        if let Some(why) = tls_error(error) {
+            warn!(target: AUDIT, protocol = "api", peer = %name, "connection refused: the peer {why}");
+        }
+    })
 }
 
 impl fmt::Display for ApiPeer {
@@ -314,5 +318,3 @@ impl AsyncWrite for AnyStream {
 const ROOT: u32 = 0;
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
-/// Default port of `--api`.
-const DEFAULT_PORT: u16 = 9810;

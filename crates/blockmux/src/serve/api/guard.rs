@@ -1,10 +1,9 @@
 //! Checks of a request before it is routed: the client's credentials, and the length of the body.
 
 use super::REQUEST_TIMEOUT;
-use super::endpoint::{ApiPeer, Guard};
+use super::endpoint::ApiPeer;
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
-use crate::serve::access::RequiredCredentials;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -18,7 +17,7 @@ use tracing::warn;
 ///
 /// # Errors
 /// The response that refuses the request.
-pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Result<Request, Response> {
+pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, Response> {
     if let Some(reason) = &peer.refusal {
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
@@ -32,7 +31,7 @@ pub(super) async fn admit(guard: &Guard, peer: &ApiPeer, request: Request) -> Re
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
-    if let Guard::Network(_, RequiredCredentials { token: Some(token), .. }) = guard
+    if let Some(token) = peer.credentials.as_ref().and_then(|own| own.token.as_ref())
         && !is_page
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {

@@ -8,7 +8,8 @@
 //! see [`actions`].
 
 mod actions;
-pub(super) mod endpoint;
+mod endable;
+mod endpoint;
 mod guard;
 mod history;
 mod metrics;
@@ -29,12 +30,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
+use endable::{EndableStream, Ending};
 use endpoint::{AnyListener, AnyStream, Guard};
 use history::{Samples, TICK};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -188,7 +191,8 @@ async fn accept_all(
     }
 }
 
-/// Serves one client until it disconnects or the daemon stops.
+/// Serves one client until it disconnects, the daemon stops, or other credentials replace those
+/// that the client was checked with. Then a request whose head has arrived still gets its response.
 async fn serve(
     stream: AnyStream,
     guard: Arc<Guard>,
@@ -199,25 +203,29 @@ async fn serve(
         admitted = guard.admit(stream) => admitted,
         _ = stopped.changed() => return Ok(()),
     };
-    let (stream, peer) = admitted?;
-    let peer = Arc::new(peer);
-    let mut stream = TimeoutStream::new(stream);
+    let (stream, peer, mut credentials) = admitted?;
+    let (peer, ending) = (Arc::new(peer), Ending::default());
+    let mut stream = TimeoutStream::new(EndableStream::new(stream, ending.clone()));
     stream.set_write_timeout(Some(REQUEST_TIMEOUT));
+    let of_connection = ending.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (guard, peer, mut router) = (guard.clone(), peer.clone(), router.clone());
+        let under_way = of_connection.request();
         async move {
             let mut request = request.map(Body::new);
             if matches!(*guard, Guard::Owner) {
                 request.extensions_mut().insert(takeover::ByOwner);
             }
-            match guard::admit(&guard, &peer, request).await {
+            let response = match guard::admit(&peer, request).await {
                 Ok(request) => router.call(request).await,
                 Err(mut refused) => {
                     // A client without credentials must not keep its place.
                     refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                     Ok(refused)
                 }
-            }
+            };
+            drop(under_way);
+            response
         }
     });
     let connection = http1::Builder::new()
@@ -227,17 +235,27 @@ async fn serve(
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(Box::pin(stream)), service)
         .with_upgrades();
+    let replaced = async {
+        match &mut credentials {
+            Some(credentials) => drop(credentials.changed().await),
+            None => pending().await,
+        }
+    };
     tokio::pin!(connection);
     tokio::select! {
-        served = connection.as_mut() => return Ok(served?),
+        // In this order, a request that arrives after the replacement is not served.
+        biased;
         _ = stopped.changed() => {}
+        () = replaced => {}
+        served = connection.as_mut() => return Ok(served?),
     }
+    ending.begin();
     connection.as_mut().graceful_shutdown();
     Ok(connection.await?)
 }
 
 /// The stream of an API client, with a timeout for each write.
-type Io = TokioIo<Pin<Box<TimeoutStream<AnyStream>>>>;
+type Io = TokioIo<Pin<Box<TimeoutStream<EndableStream>>>>;
 
 /// Maximum number of connected clients of an endpoint; others wait.
 const MAX_CLIENTS: usize = 256;

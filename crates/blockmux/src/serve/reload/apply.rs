@@ -191,6 +191,14 @@ impl Reloader {
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
         self.opener.set(Arc::new(setup.opener()));
+        if let Some((own, new)) = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref()) {
+            // Connections of clients that were checked with other credentials end.
+            own.send_if_modified(|own| {
+                let is_renewed = *own != *new;
+                own.clone_from(new);
+                is_renewed
+            });
+        }
         // From here on, removed listeners and targets accept no connections.
         let stay: BTreeSet<_> = places
             .iter()

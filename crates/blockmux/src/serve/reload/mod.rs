@@ -16,6 +16,7 @@ mod save;
 use self::model::Model;
 use self::plan::{ConfigChange, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
 use super::ServeArgs;
+use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
@@ -23,7 +24,7 @@ use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::api::{ApiError, ErrorCode};
-use crate::ctl::PlanReport;
+use crate::ctl::{PlanReport, PlannedChange};
 use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
@@ -37,6 +38,7 @@ use blockmux_volume::Spec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use tempfile::TempDir;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// A shared value that a reload replaces as a whole. Clones refer to the same value.
@@ -77,6 +79,8 @@ pub(super) struct Reloader {
     pub(super) opener: Current<VolumeOpener>,
     units: Arc<LogicalUnits>,
     cores: Arc<Cores>,
+    /// What clients of the API over TCP need; `None` if it is not served there.
+    api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
     /// Number of the core that the next new listener or resumed session gets.
     next_core: AtomicUsize,
     /// The directory of the Unix sockets of `--run`.
@@ -138,6 +142,7 @@ impl Reloader {
             opener: Current::new(Arc::new(setup.opener())),
             units: LogicalUnits::new(exports),
             cores: Arc::new(cores),
+            api_credentials: None,
             next_core: AtomicUsize::new(0),
             private,
             state: Mutex::new(state),
@@ -152,6 +157,14 @@ impl Reloader {
             }
         }
         Ok(reloader)
+    }
+
+    /// Sets the credentials of the API over TCP, which reloads replace.
+    pub(super) fn with_api_credentials(
+        self,
+        api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
+    ) -> Reloader {
+        Reloader { api_credentials, ..self }
     }
 
     /// The cores; `None` while something else refers to them.
@@ -330,9 +343,7 @@ impl Reloader {
     pub(super) fn diff(&self) -> Result<PlanReport, ApiError> {
         let mut setup = self.read_file()?;
         let state = self.state();
-        let places = self.places(&state, &setup).map_err(ApiError::invalid)?;
-        let places = places.into_iter().map(|(_, listener)| listener).collect();
-        setup.settle_policy(places).map_err(ApiError::invalid)?;
+        self.settle_policy(&state, &mut setup).map_err(ApiError::invalid)?;
         let plan = self.plan(&state, &setup, &Model::of(&setup));
         Ok(plan.report)
     }
@@ -378,8 +389,37 @@ impl Reloader {
         Ok(wanted.into_iter().map(place).collect())
     }
 
-    fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {
+    /// Checks the access rule of a setup at the addresses of its listeners.
+    fn settle_policy(&self, state: &ReloadState, setup: &mut Setup) -> Result<(), String> {
+        let places = self.places(state, setup)?.into_iter().map(|(_, listener)| listener).collect();
+        setup.settle_policy(places).map_err(|failure| failure.to_string())
+    }
+
+    /// The schema for comparing the running config with a setup.
+    fn schema(&self, setup: &Setup) -> Schema {
         let schema = Schema::new(&setup.frontends);
+        // The address takes effect at the next start, and so do the credentials of a new one or of
+        // one that is removed.
+        match (&self.api_credentials, &setup.api) {
+            (Some(_), Some(_)) => schema,
+            _ => schema.with_fixed(&ACCESS_KEYS),
+        }
+    }
+
+    /// Lists the credential files of the API that have a new content although the config says the
+    /// same about them.
+    fn renewed_credentials(&self, setup: &Setup, changes: &[ConfigChange]) -> Vec<PlannedChange> {
+        let both = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref());
+        let Some((own, new)) = both else { return Vec::new() };
+        if changes.iter().any(|change| ACCESS_KEYS.contains(&&*change.path[0])) {
+            return Vec::new();
+        }
+        let line = |key| PlannedChange { change: format!("~ {key}: new content"), affected: Vec::new() };
+        new.renewed_files(&own.borrow()).into_iter().map(line).collect()
+    }
+
+    fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {
+        let schema = self.schema(setup);
         let changes = diff(&schema, &state.running.table, &desired.table);
         let is_resize = |name: &str| {
             let [before, after] = [&state.running, desired].map(|model| model.volume(name));
@@ -406,7 +446,8 @@ impl Reloader {
             all.map(|access| access.target).collect()
         };
         let sessions = self.connection_limits.sessions().list();
-        let report = report(&schema, &changes, &steps, &sessions, targets_of);
+        let mut report = report(&schema, &changes, &steps, &sessions, targets_of);
+        report.changes.extend(self.renewed_credentials(setup, &changes));
         Plan { schema, changes, steps, report }
     }
 }

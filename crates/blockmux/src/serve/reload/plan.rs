@@ -51,14 +51,19 @@ pub(in crate::serve) enum VolumeStep {
 impl Schema {
     /// The schema of configs for these frontends.
     pub(in crate::serve) fn new(frontends: &Frontends) -> Schema {
-        let own = ["cores", "poll", "congestion", "state", "control", "api"];
-        let own = own.into_iter().chain(["api_token_file", "api_tls_certificates", "api_tls_subject"]);
+        let own = ["cores", "poll", "congestion", "state", "control", "api"].into_iter();
         let theirs = frontends.iter().flat_map(|(_, frontend)| frontend.fixed_keys());
         Schema {
             targets: frontends.target_tables().map(|(_, tables)| tables).collect(),
             fixed: own.chain(theirs.copied()).collect(),
             listeners: crate::protocol::PROTOCOLS.iter().map(|protocol| protocol.key()).collect(),
         }
+    }
+
+    /// Adds keys that take effect only at the next start.
+    pub(in crate::serve) fn with_fixed(mut self, keys: &[&'static str]) -> Schema {
+        self.fixed.extend(keys);
+        self
     }
 
     fn target(&self, key: &str) -> Option<&'static TargetTables> {
@@ -207,7 +212,7 @@ impl ConfigChange {
     }
 
     /// A one-line description for people.
-    fn describe(&self) -> String {
+    pub(in crate::serve) fn describe(&self) -> String {
         let (sign, what) = match (&self.before, &self.after) {
             (None, _) => ('+', "added"),
             (_, None) => ('-', "removed"),

@@ -1,12 +1,14 @@
 //! Writes the running config into the config file. Comments and layout of the file stay; new
 //! entries are appended to the main file, changed entries are changed in place.
 
-use super::Reloader;
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
-use crate::serve::setup::VOLUMES;
+use super::{ReloadState, Reloader};
+use crate::serve::opening::NamedVolume;
+use crate::serve::setup::{Setup, VOLUMES};
+use crate::serve::sources::Sources;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use toml::Value;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
@@ -20,14 +22,17 @@ struct ConfigDocument {
 
 impl Reloader {
     /// Writes the changes that are not in the config file into it; returns a summary for the user.
+    /// The files are replaced only if a start would accept the new ones and get the running config
+    /// from them.
     ///
     /// # Errors
-    /// If there is no config file, it was changed since it was loaded, or it cannot be written.
+    /// If there is no config file, it was changed since it was loaded, it cannot have the running
+    /// config, or it cannot be written. Then no file has changed, unless the message says so.
     pub(in crate::serve) fn save(&self) -> Result<String, String> {
         let setup = self.read_file().map_err(|error| error.to_string())?;
         let mut state = self.state();
         let file = Model::of(&setup);
-        let schema = Schema::new(&setup.frontends);
+        let schema = self.schema(&setup);
         if !diff(&schema, &state.loaded.table, &file.table).is_empty() {
             return Err(
                 "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first"
@@ -46,24 +51,72 @@ impl Reloader {
             Ok(ConfigDocument { path: path.to_owned(), document, is_changed: false })
         };
         let mut documents = sources.files().map(open).collect::<Result<Vec<_>, String>>()?;
-        let mut not_saved = Vec::new();
-        for change in &changes {
-            if !write_change(&schema, &mut documents, change) {
-                not_saved.push(change.path.join(" "));
-            }
-        }
-        let changed: Vec<_> = documents.iter().filter(|document| document.is_changed).collect();
-        for ConfigDocument { path, document, .. } in &changed {
-            write(path, &document.to_string())
-                .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?;
-        }
-        let saved = Model::of(&self.read_file().map_err(|error| error.to_string())?);
+        let is_written = |change: &&ConfigChange| write_change(&schema, &mut documents, change);
+        let (written, not_saved): (Vec<_>, Vec<_>) = changes.iter().partition(is_written);
+        let edited = sources.with_texts(documents.iter().map(|file| file.document.to_string()));
+        let saved = self.check_edited(&state, &file, edited, &not_saved)?;
+        let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
+        replace_all(changed.map(|(document, (_, before))| {
+            (document.path.as_path(), before, document.document.to_string())
+        }))?;
         (state.loaded, state.is_unsaved) = (saved, false);
-        let mut summary = format!("{} changes saved", changes.len() - not_saved.len());
+        let mut summary = format!("{} changes saved", written.len());
         if !not_saved.is_empty() {
+            let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
             summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
         }
         Ok(summary)
+    }
+
+    /// Checks edited config files as a start does, and that they have the running config; returns
+    /// their model. `before` is the model of the files that they replace.
+    fn check_edited(
+        &self,
+        state: &ReloadState,
+        before: &Model,
+        edited: Sources,
+        not_saved: &[&ConfigChange],
+    ) -> Result<Model, String> {
+        let invalid = |why: String| {
+            format!(
+                "nothing was saved, because the config file would be invalid: {why}; 'ctl export' prints the running \
+                 config, and 'ctl diff' how the file differs from it: edit the file by hand"
+            )
+        };
+        let setup = Setup::of(self.args.duplicate(), Some(edited), &self.inherited());
+        let mut setup = setup.map_err(|failure| invalid(failure.to_string()))?;
+        self.settle_policy(state, &mut setup).map_err(invalid)?;
+        let saved = Model::of(&setup);
+        let schema = self.schema(&setup);
+        let lost = diff(&schema, &saved.table, &state.running.table);
+        let mut lost: Vec<String> = lost
+            .iter()
+            .filter(|change| {
+                !schema.is_fixed(change) && not_saved.iter().all(|known| known.path != change.path)
+            })
+            .map(ConfigChange::describe)
+            .collect();
+        // Tables have no passwords of URLs.
+        let spec_in = |model: &Model, name: &str| model.volume(name).map(|named| named.entry.spec.clone());
+        let has_lost_password = |named: &&NamedVolume| {
+            let after = spec_in(&saved, &named.name);
+            after.is_some_and(|after| after != named.entry.spec)
+                && spec_in(before, &named.name).as_ref() != spec_in(&saved, &named.name).as_ref()
+        };
+        if lost.is_empty() {
+            let volumes = state.running.volumes.iter().filter(has_lost_password);
+            lost.extend(volumes.map(|named| {
+                format!("volume {}: the password of its URL; use one with secret_file=PATH", named.name)
+            }));
+        }
+        match lost.is_empty() {
+            true => Ok(saved),
+            false => Err(format!(
+                "nothing was saved, because a start with the new config file would lack: {}; 'ctl export' prints the \
+                 running config: edit the file by hand",
+                lost.join(", ")
+            )),
+        }
     }
 }
 
@@ -312,17 +365,59 @@ fn value_of(value: &Value) -> toml_edit::Value {
     }
 }
 
-/// Replaces a file atomically and keeps its permissions.
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    // Replaces the file that a symbolic link refers to, not the link.
-    let path = fs::canonicalize(path)?;
-    let permissions = fs::metadata(&path)?.permissions();
-    let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().set_permissions(permissions)?;
-    file.as_file().sync_all()?;
-    file.persist(&path).map_err(|error| error.error)?;
+/// Replaces files, given their paths, present texts and new texts. After an error none has changed,
+/// unless the message names it.
+fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> Result<(), String> {
+    let cannot = |path: &Path, error: &io::Error| format!("{}: cannot be written: {error}", path.display());
+    let prepare = |(path, before, after): (&'a Path, &'a str, String)| {
+        let prepared = Replacement::prepare(path, &after).map_err(|error| cannot(path, &error))?;
+        Ok((path, before, prepared))
+    };
+    // Most of what can fail, such as a full disk, fails before any file is replaced.
+    let prepared = files.map(prepare).collect::<Result<Vec<_>, String>>()?;
+    let mut replaced = Vec::new();
+    for (path, before, replacement) in prepared {
+        match replacement.commit() {
+            Ok(()) => replaced.push((path, before)),
+            Err(error) => {
+                let put_back = |(path, before): &(&Path, &str)| {
+                    Replacement::prepare(path, before).and_then(Replacement::commit)
+                };
+                let left = replaced.iter().filter(|file| put_back(file).is_err());
+                let left: Vec<_> = left.map(|(path, _)| path.display().to_string()).collect();
+                let cannot = cannot(path, &error);
+                return Err(match left.is_empty() {
+                    true => cannot,
+                    false => format!("{cannot}; these files have the changes already: {}", left.join(", ")),
+                });
+            }
+        }
+    }
     Ok(())
+}
+
+/// The new text of a file, on disk beside it. [`Replacement::commit`] replaces the file atomically
+/// and keeps its permissions.
+struct Replacement {
+    path: PathBuf,
+    file: tempfile::NamedTempFile,
+}
+
+impl Replacement {
+    fn prepare(path: &Path, text: &str) -> io::Result<Replacement> {
+        // Replaces the file that a symbolic link refers to, not the link.
+        let path = fs::canonicalize(path)?;
+        let permissions = fs::metadata(&path)?.permissions();
+        let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().set_permissions(permissions)?;
+        file.as_file().sync_all()?;
+        Ok(Replacement { path, file })
+    }
+
+    fn commit(self) -> io::Result<()> {
+        self.file.persist(&self.path).map(drop).map_err(|error| error.error)
+    }
 }
 
 #[cfg(test)]
@@ -372,5 +467,29 @@ mod tests {
                      ANAGRPID = 1\nnamespaces = [1, 2]\nstates = { '127.0.0.1:1' = 'inaccessible' }\n";
         saved(text, after);
         saved("", after);
+    }
+
+    #[test]
+    fn if_a_file_cannot_be_replaced_none_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let (first, second, third) = (path("1.toml"), path("2.toml"), path("3.toml"));
+        let write = || [&first, &third].iter().for_each(|path| fs::write(path, "before").unwrap());
+        let texts = || [&first, &third].map(|path| fs::read_to_string(path).unwrap());
+        let replace = |all: &[&PathBuf]| {
+            replace_all(all.iter().map(|path| (path.as_path(), "before", "after".to_owned())))
+        };
+        write();
+        let said = replace(&[&first, &second, &third]).unwrap_err();
+        assert!(said.contains("2.toml: cannot be written: "), "{said}");
+        assert_eq!(texts(), ["before", "before"]);
+        // A directory takes a temporary file beside it, but no file replaces it.
+        fs::create_dir(&second).unwrap();
+        let said = replace(&[&first, &second, &third]).unwrap_err();
+        assert!(said.contains("2.toml: cannot be written: "), "{said}");
+        assert_eq!(texts(), ["before", "before"]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3, "no temporary file is left");
+        replace(&[&first, &third]).unwrap();
+        assert_eq!(texts(), ["after", "after"]);
     }
 }
