@@ -319,8 +319,8 @@ impl Channels {
         self.submitted > before
     }
 
-    /// Starts the held requests that may start now, within the byte budget `budget`; returns whether
-    /// any has started or failed.
+    /// Starts the held requests that may start now, within the byte budget `budget`; returns
+    /// whether any has started or failed.
     #[inline]
     fn start_held(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
         let mut has_started = false;

@@ -99,14 +99,14 @@ impl Throttle {
         self.remove(direction, 0, now)
     }
 
-    /// Removes the request with this tag, which [`Throttle::peek_due`] has returned; returns it, and
-    /// how long it was held.
+    /// Removes the request with this tag, which [`Throttle::peek_due`] has returned; returns it,
+    /// and how long it was held.
     pub fn start(&mut self, tag: Tag, now: Instant) -> Option<(Io, Duration)> {
         self.remove(self.direction_of_first(tag)?, 0, now)
     }
 
-    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`. It
-    /// keeps its tokens.
+    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`.
+    /// It keeps its tokens.
     pub fn postpone(&mut self, tag: Tag, until: Instant) {
         if let Some(direction) = self.direction_of_first(tag) {
             self.held[direction as usize].not_before = Some(until);

@@ -336,8 +336,8 @@ impl Reloader {
 }
 
 impl Reloader {
-    /// Lifts the limits of volumes that are about to be removed, and waits until what they held back
-    /// has started: it would be refused afterwards.
+    /// Lifts the limits of volumes that are about to be removed, and waits until what they held
+    /// back has started: it would be refused afterwards.
     pub(in crate::serve) fn lift_limits(&self, volumes: &[Arc<VolumeState>]) {
         for volume in volumes {
             volume.limiter().set_limits(VolumeLimits::default());

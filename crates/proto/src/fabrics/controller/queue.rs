@@ -14,7 +14,7 @@ use super::connect::{ConnectedQueue, HostConnection};
 use super::fused::FusedState;
 use super::node::NvmeNode;
 use super::timers::QueueTimers;
-use super::transport::{DataPlace, Descriptor, FabricsTransport};
+use super::transport::FabricsTransport;
 use super::unconnected::ConnectPermit;
 use super::unstarted::UnstartedCommands;
 use crate::backoff::Backoff;
@@ -28,7 +28,7 @@ use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutc
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode, Transfer, transfer};
+use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
 use core::net::IpAddr;
@@ -250,7 +250,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             Err(NvmeOutcome::failure(NvmeStatus::COMMAND_ID_CONFLICT))
         } else {
             let accepted = self.accept(sqe, first, descriptor.len).and_then(|(work, out)| {
-                let in_capsule = locate(sqe, &descriptor, &work, out, capsule_len)?;
+                let in_capsule = descriptor.locate(sqe, &work, out, capsule_len)?;
                 Ok((work, out, in_capsule))
             });
             accepted.map_err(NvmeOutcome::refusal)
@@ -857,42 +857,6 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         self.stopping = true;
         self.end_fusing();
     }
-}
-
-/// Location of the host's data: an offset in the capsule, or `None` if it has to be fetched.
-/// Refuses descriptors that do not fit the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
-#[inline]
-fn locate(
-    sqe: &Sqe,
-    descriptor: &Descriptor,
-    work: &CommandWork,
-    out: usize,
-    capsule_len: usize,
-) -> Result<Option<usize>, NvmeStatus> {
-    if out > 0 {
-        if descriptor.len != out {
-            return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
-        }
-        return match descriptor.place {
-            Ok(DataPlace::Capsule(offset)) => {
-                let offset = usize::try_from(offset).map_err(|_| NvmeStatus::SGL_OFFSET_INVALID)?;
-                let end = offset.checked_add(out).filter(|&end| end <= capsule_len);
-                end.map(|_| Some(offset)).ok_or(NvmeStatus::SGL_OFFSET_INVALID)
-            }
-            Ok(DataPlace::Host) => Ok(None),
-            Err(status) => Err(status),
-        };
-    }
-    if let CommandWork::Io(command) = work {
-        let wanted = command.data_in();
-        if wanted > 0 && !descriptor.is_at_host() {
-            return Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID);
-        }
-        if wanted != descriptor.len && transfer(sqe.opcode) == Transfer::ControllerToHost {
-            return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
-        }
-    }
-    Ok(None)
 }
 
 /// SQHD of the next completion, for a queue of `entries` entries. Before Connect it only counts.

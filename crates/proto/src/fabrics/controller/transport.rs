@@ -1,9 +1,10 @@
 //! The interface between a controller's queue and its transport.
 
-use super::commands::CommandSlot;
+use super::commands::{CommandSlot, CommandWork};
 use crate::nvme::NvmeOutcome;
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::identify::SGLS_TRANSPORT;
+use blockmux_wire::nvme::opcode::{Transfer, transfer};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvmeof::fabrics::TransportType;
 
@@ -71,5 +72,43 @@ impl Descriptor {
     #[inline]
     pub(super) fn is_at_host(&self) -> bool {
         matches!(self.place, Ok(DataPlace::Host))
+    }
+
+    /// Location of the host's data: an offset in the capsule, or `None` if it has to be fetched.
+    ///
+    /// # Errors
+    /// If the descriptor does not fit the command (Base 2.0 §4.1.2, TCP Transport 1.0 §3.3.2).
+    #[inline]
+    pub(super) fn locate(
+        &self,
+        sqe: &Sqe,
+        work: &CommandWork,
+        out: usize,
+        capsule_len: usize,
+    ) -> Result<Option<usize>, NvmeStatus> {
+        if out > 0 {
+            if self.len != out {
+                return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
+            }
+            return match self.place {
+                Ok(DataPlace::Capsule(offset)) => {
+                    let offset = usize::try_from(offset).map_err(|_| NvmeStatus::SGL_OFFSET_INVALID)?;
+                    let end = offset.checked_add(out).filter(|&end| end <= capsule_len);
+                    end.map(|_| Some(offset)).ok_or(NvmeStatus::SGL_OFFSET_INVALID)
+                }
+                Ok(DataPlace::Host) => Ok(None),
+                Err(status) => Err(status),
+            };
+        }
+        if let CommandWork::Io(command) = work {
+            let wanted = command.data_in();
+            if wanted > 0 && !self.is_at_host() {
+                return Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID);
+            }
+            if wanted != self.len && transfer(sqe.opcode) == Transfer::ControllerToHost {
+                return Err(NvmeStatus::DATA_SGL_LENGTH_INVALID);
+            }
+        }
+        Ok(None)
     }
 }
