@@ -300,7 +300,10 @@ impl Channels {
                     };
                     match admitted {
                         Some(io) => channel.submit(io),
-                        None => session.on_held(tag),
+                        None if session.on_held(tag) => {}
+                        None => {
+                            throttles.cancel(tag, meter, now).into_iter().for_each(|io| channel.submit(io))
+                        }
                     }
                     *in_flight += 1;
                     self.in_flight += 1;
@@ -310,7 +313,7 @@ impl Channels {
         }
         while let Some((volume, tag)) = session.poll_cancel() {
             let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
-            if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now) {
+            if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now).is_some() {
                 self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
             } else {
                 open.channel.cancel(tag);
@@ -459,6 +462,8 @@ mod tests {
         has_stations: bool,
         /// Commands whose start was held back.
         held: Vec<Tag>,
+        /// Commands lock their ranges, so they are not held.
+        owns_locks: bool,
         /// The results of the next admissions of held commands; those after them are admitted.
         admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
     }
@@ -474,6 +479,7 @@ mod tests {
                 cancels: Vec::new(),
                 has_stations: false,
                 held: Vec::new(),
+                owns_locks: false,
                 admissions: VecDeque::new(),
             }
         }
@@ -510,8 +516,12 @@ mod tests {
             self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
         }
 
-        fn on_held(&mut self, tag: Tag) {
+        fn on_held(&mut self, tag: Tag) -> bool {
+            if self.owns_locks {
+                return false;
+            }
             self.held.push(tag);
+            true
         }
 
         fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
@@ -773,6 +783,17 @@ mod tests {
         assert_eq!(session.refused, 1);
         let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
         assert_eq!(sum.failures[error_kind(&IoError::Reserved)], 1);
+    }
+
+    #[test]
+    fn a_request_in_a_locked_range_is_not_held_behind_others() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
+        session.owns_locks = true;
+        let (completed, held) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 1 && held == 3, "{completed} completed, {held} held");
     }
 
     #[test]

@@ -843,7 +843,9 @@ mod tests {
 
         fn on_io(&mut self, _done: Completion, _now: Instant) {}
 
-        fn on_held(&mut self, _tag: Tag) {}
+        fn on_held(&mut self, _tag: Tag) -> bool {
+            true
+        }
 
         fn readmit(&mut self, _volume: VolumeId, _io: &Io) -> Result<(), NotAdmitted<IoError>> {
             Ok(())

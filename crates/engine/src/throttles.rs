@@ -92,14 +92,13 @@ impl Throttles {
         self.update_free();
     }
 
-    /// Removes the held request with this tag; returns whether there was one.
+    /// Removes the held request with this tag, and returns its tokens to others.
     #[cold]
-    pub(crate) fn cancel(&mut self, tag: Tag, meter: &Meter, now: Instant) -> bool {
-        let found = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel(tag, now));
-        let Some((io, held)) = found else { return false };
+    pub(crate) fn cancel(&mut self, tag: Tag, meter: &Meter, now: Instant) -> Option<Io> {
+        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel(tag, now))?;
         self.note_released(&io, held, meter);
         self.arm();
-        true
+        Some(io)
     }
 
     /// Removes a held request; returns its tag.

@@ -219,8 +219,9 @@ pub trait Target: Timed {
     fn on_io(&mut self, done: Completion, now: Instant);
 
     /// Handles that limits hold an I/O back. Nobody waits for it as for I/O in flight, until
-    /// [`Target::readmit`] admits it again.
-    fn on_held(&mut self, tag: Tag);
+    /// [`Target::readmit`] admits it again. Returns whether it may be held: others wait for I/O in
+    /// a range that its command has locked.
+    fn on_held(&mut self, tag: Tag) -> bool;
 
     /// Admits an I/O that was held back and may start now. It completes with the error if it is
     /// denied.

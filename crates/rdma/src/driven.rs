@@ -173,8 +173,8 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session_mut().on_io(done, now);
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        self.session.on_held(tag);
+    fn on_held(&mut self, tag: Tag) -> bool {
+        self.session.on_held(tag)
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

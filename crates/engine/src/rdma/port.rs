@@ -246,8 +246,8 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
         delegate!(self, session => session.on_io(done, now), _ => {})
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        delegate!(self, session => session.on_held(tag), _ => {})
+    fn on_held(&mut self, tag: Tag) -> bool {
+        delegate!(self, session => session.on_held(tag), _ => true)
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -601,8 +601,8 @@ impl Target for TargetSession {
         self.leave_if_idle();
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        TaskRouter::on_held(self, tag);
+    fn on_held(&mut self, tag: Tag) -> bool {
+        TaskRouter::on_held(self, tag)
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -60,12 +60,16 @@ impl IoCounter {
 
 impl IoGuard {
     /// Stops counting the I/O, because it does not start yet: nobody waits for it. It must be
-    /// admitted again before it starts.
+    /// admitted again before it starts. Returns whether it may be delayed; I/O in a locked range
+    /// must not, because others wait for the lock.
     #[cold]
-    pub(crate) fn pause(&mut self) {
-        if let Some(place) = self.place.take() {
+    pub(crate) fn pause(&mut self) -> bool {
+        if !self.owns_lock
+            && let Some(place) = self.place.take()
+        {
             self.counter.counter.end(place.into());
         }
+        !self.owns_lock
     }
 
     /// Admits the I/O again, as [`IoCounter::admit`].
@@ -79,17 +83,12 @@ impl IoGuard {
         range: ByteRange,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), NotAdmitted<E>> {
-        self.pause();
-        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock: self.owns_lock };
+        debug_assert!(self.place.is_none(), "it is paused");
+        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock: false };
         let counter = &self.counter;
         let place = counter.volume_state.in_flight.admit(&counter.counter, wanted, check)?;
         self.place = Some(place as u8);
         Ok(())
-    }
-
-    /// Whether the I/O is in a range that its command has locked.
-    pub(crate) fn owns_lock(&self) -> bool {
-        self.owns_lock
     }
 }
 

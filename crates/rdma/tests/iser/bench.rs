@@ -356,8 +356,8 @@ impl Target for ManualSession<IserTargetSession> {
         self.session.on_io(done, now);
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        self.session.on_held(tag);
+    fn on_held(&mut self, tag: Tag) -> bool {
+        self.session.on_held(tag)
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

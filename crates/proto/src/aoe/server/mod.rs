@@ -322,11 +322,12 @@ impl Target for AoeTargetSession {
         self.finish(SlotKey(done.tag.0), done.result);
     }
 
-    fn on_held(&mut self, tag: Tag) {
+    fn on_held(&mut self, tag: Tag) -> bool {
         if let Some(guard) = self.pending.get_mut(SlotKey(tag.0)).and_then(|pending| pending.guard.as_mut()) {
             guard.pause();
         }
         self.set_held(SlotKey(tag.0), true);
+        true
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

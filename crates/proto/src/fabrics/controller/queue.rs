@@ -26,7 +26,7 @@ use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
-use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
+use crate::volume_state::{IoGuard, NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -820,11 +820,9 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         }
     }
 
-    fn on_held(&mut self, tag: Tag) {
+    fn on_held(&mut self, tag: Tag) -> bool {
         let entry = usize::try_from(tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
-        if let Some(guard) = entry.and_then(|entry| entry.io_guard.as_mut()) {
-            guard.pause();
-        }
+        entry.and_then(|entry| entry.io_guard.as_mut()).is_none_or(IoGuard::pause)
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
@@ -833,9 +831,7 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         let (Some(guard), Some(ConnectedQueue::Io(queue))) = (guard, &mut self.queue) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        // Only fused commands lock a range, and all of them write.
-        let writes = io.op.is_write() || guard.owns_lock();
-        let needs = if writes { RequiredAccess::Writing } else { RequiredAccess::Reading };
+        let needs = RequiredAccess::of(io.op);
         queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs).map_err(|why| {
             queue.refresh_view_if_changed();
             // If the namespace was detached, the host's next attempt is answered with that.

@@ -178,8 +178,8 @@ impl FullFeatureConnection {
         self.turn(|turn| turn.on_io(done));
     }
 
-    pub(super) fn on_held(&mut self, tag: Tag) {
-        self.turn(|turn| turn.on_held(tag));
+    pub(super) fn on_held(&mut self, tag: Tag) -> bool {
+        self.turn(|turn| turn.on_held(tag))
     }
 
     pub(super) fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -370,9 +370,10 @@ impl Target for IscsiTargetSession {
         }
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        if let IscsiPhase::Full(full) = &mut self.phase {
-            full.on_held(tag);
+    fn on_held(&mut self, tag: Tag) -> bool {
+        match &mut self.phase {
+            IscsiPhase::Full(full) => full.on_held(tag),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => true,
         }
     }
 

@@ -253,9 +253,10 @@ impl Target for NbdTargetSession {
         None
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
-            transmission.on_held(tag);
+    fn on_held(&mut self, tag: Tag) -> bool {
+        match &mut self.phase {
+            NbdTargetPhase::Transmission(transmission) => transmission.on_held(tag),
+            _ => true,
         }
     }
 

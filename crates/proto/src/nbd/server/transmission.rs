@@ -26,7 +26,7 @@ use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use crate::volume_state::{Admission, NotAdmitted, RequiredAccess, Reserved};
+use crate::volume_state::{Admission, IoGuard, NotAdmitted, RequiredAccess, Reserved};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -383,10 +383,8 @@ impl ServerTransmission {
         }
     }
 
-    pub(super) fn on_held(&mut self, tag: Tag) {
-        if let Some(guard) = self.pending.guard(tag) {
-            guard.pause();
-        }
+    pub(super) fn on_held(&mut self, tag: Tag) -> bool {
+        self.pending.guard(tag).is_none_or(IoGuard::pause)
     }
 
     pub(super) fn readmit(&mut self, io: &Io) -> Result<(), NotAdmitted<IoError>> {

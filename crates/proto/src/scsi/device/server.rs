@@ -10,7 +10,7 @@ use super::units::{AttachedUnit, AttachedUnits};
 use super::{Cdb, Command, Lun, Response, ScsiStatus, TaskAttribute, TaskStep, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::{Drain, NotAdmitted};
+use crate::volume_state::{Drain, IoGuard, NotAdmitted};
 use blockmux_volume::{Completion, Io, IoError, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
@@ -137,11 +137,9 @@ impl DeviceServer {
         self.step(task, Err(failure))
     }
 
-    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back.
-    pub(crate) fn on_held(task: &mut Task) {
-        if let Some(guard) = &mut task.guard {
-            guard.pause();
-        }
+    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back; returns whether they may.
+    pub(crate) fn on_held(task: &mut Task) -> bool {
+        task.guard.as_mut().is_none_or(IoGuard::pause)
     }
 
     /// Admits an I/O that was held back. If it is denied, it completes with the error, and then the
@@ -403,15 +401,11 @@ impl DeviceServer {
         }
     }
 
-    /// Checks the reservations for the I/O of a command that was held back. A later reservation
-    /// must not fail a command that is already enabled (SPC-5), such as one of several steps; a
-    /// command whose only I/O has not started counts as not enabled.
+    /// Checks the reservations for an I/O that was held back. Nobody waited for it, so it must not
+    /// start after a reservation that excludes it.
     fn check_reservation(&self, task: &Task) -> Result<(), TaskFailure> {
-        let unit = task.unit.and_then(|unit| self.units.get(unit));
-        match (unit, &task.state) {
-            (Some(unit), DeviceTaskState::LastIo)
-                if unit.view.is_reserved && !find_entry(&task.command)?.is_permitted(&unit.view) =>
-            {
+        match task.unit.and_then(|unit| self.units.get(unit)) {
+            Some(unit) if unit.view.is_reserved && !find_entry(&task.command)?.is_permitted(&unit.view) => {
                 Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT))
             }
             _ => Ok(()),

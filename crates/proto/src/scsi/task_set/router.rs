@@ -133,12 +133,10 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Handles that limits hold an I/O back.
-    fn on_held(&mut self, tag: Tag) {
+    /// Handles that limits hold an I/O back; returns whether they may.
+    fn on_held(&mut self, tag: Tag) -> bool {
         let slot = usize::try_from(tag.0).unwrap_or(usize::MAX);
-        if let Some((_, task)) = self.parts().tasks.server_and_task(slot) {
-            DeviceServer::on_held(task);
-        }
+        self.parts().tasks.server_and_task(slot).is_none_or(|(_, task)| DeviceServer::on_held(task))
     }
 
     /// Admits an I/O that was held back.
