@@ -3,7 +3,7 @@
 use super::tls::TlsConnection;
 use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER, tls_error};
 use crate::failure::Failure;
-use blockmux_engine::secure::ClientCertificates;
+use blockmux_engine::secure::{ClientCertificates, TlsError};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -132,6 +132,21 @@ impl Client {
 
     fn no_answer(&self, error: &io::Error) -> CallError {
         let address = &self.address;
+        let without_answer = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+        match address {
+            ApiAddress::Https(authority) if matches!(tls_error(error), Some(TlsError::NotTls)) => {
+                return CallError::NoAnswer(Failure::request(format!(
+                    "{address}: the daemon answers without TLS; use http://{authority}, or add --api-tls-certs to it"
+                )));
+            }
+            ApiAddress::Http(authority) if without_answer.contains(&error.kind()) => {
+                return CallError::NoAnswer(Failure::request(format!(
+                    "{address}: the daemon closed the connection without an answer; if it serves the API with TLS, use \
+                     https://{authority}"
+                )));
+            }
+            _ => {}
+        }
         if let Some(why) = tls_error(error) {
             return CallError::NoAnswer(Failure::request(format!(
                 "{address}: the daemon {why}; check --tls-certs"

@@ -16,14 +16,20 @@ impl TlsConnection {
     /// Completes the TLS handshake on a connection.
     ///
     /// # Errors
-    /// The errors of the socket, and any [`TlsError`].
+    /// The errors of the socket, and any [`TlsError`]; [`TlsError::NotTls`] if the daemon answers
+    /// without TLS.
     pub(super) fn open(socket: TcpStream, certificates: &ClientCertificates) -> io::Result<TlsConnection> {
         let credentials = ClientCredentials::Certificates(certificates.clone());
         let tls = Tls::client(&credentials).map_err(io::Error::other)?;
         let mut connection = TlsConnection { socket, tls, incoming: Vec::new() };
         connection.decrypt(&mut [])?;
+        let mut is_first = true;
         while !connection.tls.is_open() {
             connection.receive()?;
+            // The library would wait for the rest of a long record.
+            if std::mem::take(&mut is_first) && connection.incoming.starts_with(HTTP) {
+                return Err(io::Error::other(TlsError::NotTls));
+            }
             connection.decrypt(&mut [])?;
         }
         Ok(connection)
@@ -80,5 +86,7 @@ pub(crate) fn tls_error(error: &io::Error) -> Option<&TlsError> {
     error.get_ref()?.downcast_ref()
 }
 
+/// The beginning of an answer without TLS.
+const HTTP: &[u8] = b"HTTP";
 /// Number of bytes that are received at a time.
 const CHUNK: usize = 16 << 10;

@@ -405,6 +405,16 @@ fn over_tls_a_token_replaces_the_certificate_of_the_client() {
     let token_file = tcp.token_file.display().to_string();
     let ctl = ["ctl", &url, "--token-file", &token_file, "--tls-certs", &own.directory(), "status"];
     assert!(blockmux(ctl).status.success());
+    let refused = |url: &str| {
+        let ctl = ["ctl", url, "--token-file", &token_file, "--tls-certs", &own.directory(), "status"];
+        text(&blockmux(ctl).stderr)
+    };
+    let plain = url.replacen("https", "http", 1);
+    let said = text(&blockmux(["ctl", &plain, "--token-file", &token_file, "status"]).stderr);
+    assert!(said.contains("if it serves the API with TLS, use https://127.0.0.1:"), "{said}");
+    let without = Tcp::serve(&["a=mem:1m"]);
+    let said = refused(&without.url().replacen("http", "https", 1));
+    assert!(said.contains(&format!("the daemon answers without TLS; use {}", without.url())), "{said}");
 }
 
 /// The status of a response to GET on a connection that stays open.
