@@ -62,6 +62,11 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
+    /// The user's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The user ID.
     pub(crate) fn uid(&self) -> u32 {
         self.uid

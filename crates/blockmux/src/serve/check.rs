@@ -37,10 +37,25 @@ impl CheckArgs {
 /// # Errors
 /// The first error of the file.
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
+    let CheckArgs { file, user } = args;
     // Files of this user's, and files that this user cannot read, are as the daemon finds them.
-    args.user.map_or(Ok(()), |user| user.switch(None, None))?;
-    let file = args.file.display().to_string();
-    let args = ServeArgs { config: Some(args.file), ..ServeArgs::empty(Frontends::default()) };
+    user.as_ref().map_or(Ok(()), |user| user.switch(None, None))?;
+    validate(file).map_err(|failure| match &user {
+        Some(user) if is_about_rights(&failure.to_string()) => {
+            Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))
+        }
+        _ => failure,
+    })
+}
+
+/// Whether a message may have its cause in the rights of the user who reads the files.
+fn is_about_rights(message: &str) -> bool {
+    ["Permission denied", "belongs to another user"].iter().any(|part| message.contains(part))
+}
+
+fn validate(file: PathBuf) -> Result<(), Failure> {
+    let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::empty(Frontends::default()) };
+    let file = file.display().to_string();
     let mut setup = Setup::gather(args, &InheritedListeners::default())?;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
@@ -61,8 +76,8 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
 }
 
 const EXAMPLES: &str = "\
-Also reads secret and key files. Opens no volume and binds no listener. The exit
-status is 0 if the file is valid and 2 if it is not.
+Also reads secret and key files, with --user as that user. Opens no volume and
+binds no listener. The exit status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

@@ -118,3 +118,28 @@ fn a_volume_that_needs_a_dropped_capability_is_refused_with_advice() {
 
 /// A user ID without a user.
 const ANOTHER: u32 = 4_000_017;
+
+#[test]
+fn a_check_as_the_user_of_the_daemon_says_so_if_that_user_cannot_read_a_file() {
+    if !is_root() {
+        return;
+    }
+    let files = tempfile::tempdir().unwrap();
+    chmod(files.path(), Mode::from_raw_mode(0o755)).unwrap();
+    let (config, token) = (files.path().join("b.toml"), files.path().join("token"));
+    let text_of = "api = '127.0.0.1:0'\napi_token_file = 'token'\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    std::fs::write(&config, text_of).unwrap();
+    std::fs::write(&token, "twelve-bytes").unwrap();
+    chmod(&token, Mode::RUSR | Mode::WUSR).unwrap();
+    let check = |user: &[&str]| {
+        let output = blockmux([&["check"], user, &[config.to_str().unwrap()]].concat());
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    assert!(check(&[]).contains("1 volume"));
+    let said = check(&["--user", "nobody"]);
+    assert!(said.contains("b.toml:2: --api-token-file ") && said.contains("Permission denied"), "{said}");
+    assert!(said.ends_with("(checked as the user nobody, who runs the daemon)\n"), "{said}");
+    // What is wrong for every user is said as it is.
+    std::fs::write(&config, text_of.replace("mem:1m", "mem:x")).unwrap();
+    assert_eq!(check(&["--user", "nobody"]), check(&[]));
+}
