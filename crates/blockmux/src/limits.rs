@@ -47,7 +47,8 @@ impl WrittenLimits {
 
 impl Bandwidth {
     fn of(bytes: u64) -> Result<Bandwidth, String> {
-        NonZeroU64::new(bytes).map(Bandwidth).ok_or_else(|| "write a size above 0, as in 100m".to_owned())
+        let bytes = NonZeroU64::new(bytes).ok_or("write a size above 0, as in 100m")?;
+        if bytes.get() > MAX_LIMIT { Err("write a size below 8e".to_owned()) } else { Ok(Bandwidth(bytes)) }
     }
 
     fn parse(text: &str) -> Result<Bandwidth, String> {
@@ -220,8 +221,11 @@ impl LimitsBody {
     pub(crate) fn limits(&self) -> Result<Limits, String> {
         let mut limits = Limits::default();
         let iops = [self.iops, self.read_iops, self.write_iops];
-        if iops.iter().flatten().any(|iops| iops.get() > MAX_IOPS) {
-            return Err(format!("iops: write at most {MAX_IOPS}"));
+        let bandwidth = [self.bandwidth, self.read_bandwidth, self.write_bandwidth];
+        for (key, value) in KEYS.into_iter().zip(iops.into_iter().chain(bandwidth)) {
+            if value.is_some_and(|value| value.get() > MAX_LIMIT) {
+                return Err(format!("{key}: write at most {MAX_LIMIT}"));
+            }
         }
         (limits.total.iops, limits.total.bytes_per_s) = (self.iops, self.bandwidth);
         (limits.read.iops, limits.read.bytes_per_s) = (self.read_iops, self.read_bandwidth);
@@ -256,8 +260,8 @@ const KEYS: [&str; 7] =
     ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth", "burst"];
 /// The text for no limits.
 const NONE: &str = "none";
-/// The largest integer of a config file.
-const MAX_IOPS: u64 = i64::MAX as u64;
+/// The largest integer of a config file, and of the API's document.
+const MAX_LIMIT: u64 = i64::MAX as u64;
 const BURST_TEXT: &str = "1 ms to 1 hour";
 
 #[cfg(test)]
@@ -317,6 +321,7 @@ mod tests {
             ("iops", "`iops` has no `=`: write KEY=VALUE, or none"),
             ("iops=0", "iops: write a whole number from 1 on"),
             ("bandwidth=0", "bandwidth: write a size above 0"),
+            ("bandwidth=8e", "bandwidth: write a size below 8e"),
             ("bandwidth=fast", "bandwidth: `fast` is not a size"),
             ("iops=1,burst=1us", "burst: a burst of 1us: write 1 ms to 1 hour"),
             ("iops=1,burst=1500us", "burst: a burst of 1500us: write whole milliseconds, as in 2ms"),
@@ -342,5 +347,7 @@ mod tests {
         }
         let body: LimitsBody = serde_json::from_value(json!({ "burst_ms": 0 })).unwrap();
         assert!(body.limits().is_err());
+        let body: LimitsBody = serde_json::from_value(json!({ "read_bandwidth": 1_u64 << 63 })).unwrap();
+        assert_eq!(body.limits(), Err("read_bandwidth: write at most 9223372036854775807".to_owned()));
     }
 }

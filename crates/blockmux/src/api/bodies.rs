@@ -1,8 +1,12 @@
 //! Bodies of requests and responses of the API.
 
 use crate::limits::LimitsBody;
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use std::fmt;
+use std::marker::PhantomData;
 use utoipa::ToSchema;
 
 /// A volume to export.
@@ -40,10 +44,10 @@ pub(crate) struct ResizeVolume {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitVolume {
     /// Limits of all clients together, instead of the current ones; `{}`: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "object", skip_serializing_if = "Option::is_none")]
     pub(crate) limits: Option<LimitsBody>,
     /// Limits of each client, instead of the current ones; `{}`: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "object", skip_serializing_if = "Option::is_none")]
     pub(crate) client_limits: Option<LimitsBody>,
 }
 
@@ -129,4 +133,26 @@ pub(crate) struct Attached {
 pub(crate) struct Message {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
+}
+
+/// Reads an object or `null`. A derived `Deserialize` also reads an array of the fields' values,
+/// which the API's document does not permit.
+fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    struct Object<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+
+        fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Option<T>, M::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+    deserializer.deserialize_any(Object(PhantomData))
 }

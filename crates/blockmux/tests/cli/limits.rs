@@ -272,6 +272,9 @@ fn limits_are_shown_planned_exported_saved_and_checked() {
         ("/v1/volumes/a/limits", r#"{"limits": {"iops": 0}}"#, 422),
         ("/v1/volumes/a/limits", r#"{"limits": {"burst_ms": 0}}"#, 422),
         ("/v1/volumes/a/limits", r#"{"limit": {}}"#, 422),
+        ("/v1/volumes/a/limits", r#"{"limits": {"iops": 1, "iops": 2}}"#, 422),
+        ("/v1/volumes/a/limits", r#"{"limits": [500]}"#, 422),
+        ("/v1/volumes/a/limits", "[null, null]", 422),
     ] {
         assert_eq!(ask("POST", path, body).0, expected, "{path} {body}");
     }

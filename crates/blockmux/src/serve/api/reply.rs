@@ -28,10 +28,15 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         }
         let malformed = |error: BytesRejection| ApiError::new(ErrorCode::Malformed, error);
         let bytes = Bytes::from_request(request, state).await.map_err(malformed)?;
-        serde_json::from_slice(&bytes).map(Body).map_err(|error| {
+        let body = serde_json::from_slice(&bytes).map_err(|error| {
             let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
             ApiError::new(code, format!("the body is invalid: {error}"))
-        })
+        })?;
+        // serde also reads a struct from an array of its fields' values.
+        if !bytes.trim_ascii_start().starts_with(b"{") {
+            return Err(ApiError::invalid("the body is an array; send an object"));
+        }
+        Ok(Body(body))
     }
 }
 
