@@ -103,6 +103,12 @@ pub(crate) enum Request {
         /// Networks from which clients may use it, as 10.0.0.0/8 [default: all]
         #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
         allow: Option<Vec<String>>,
+        /// Limits of all clients together, as iops=500,bandwidth=10m
+        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
+        limits: Option<Limits>,
+        /// Limits of each client
+        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
+        client_limits: Option<Limits>,
     },
     /// Stop exporting a volume
     Remove {

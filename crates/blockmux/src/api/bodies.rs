@@ -28,6 +28,12 @@ pub(crate) struct AddVolume {
     /// Networks in CIDR notation from which clients may use the volume; by default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) allow: Option<Vec<String>>,
+    /// Limits of all clients together.
+    #[serde(default, deserialize_with = "object", skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<LimitsBody>,
+    /// Limits of each client.
+    #[serde(default, deserialize_with = "object", skip_serializing_if = "Option::is_none")]
+    pub(crate) client_limits: Option<LimitsBody>,
 }
 
 /// A new size of a volume.

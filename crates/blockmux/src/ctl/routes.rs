@@ -22,13 +22,15 @@ pub(super) fn call(request: &Request) -> Call {
             let body = json!(LimitVolume { limits, client_limits });
             with_body("POST", format!("/v1/volumes/{}/limits", segment(name)), body)
         }
-        Request::Add { volume, read_only, description, protocols, allow } => {
+        Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
             let body = json!(AddVolume {
                 volume: volume.clone(),
                 read_only: *read_only,
                 description: description.clone(),
                 protocols: protocols.clone(),
                 allow: allow.clone(),
+                limits: limits.map(Into::into),
+                client_limits: client_limits.map(Into::into),
             });
             with_body("POST", "/v1/volumes".to_owned(), body)
         }

@@ -227,13 +227,21 @@ impl ControlServer {
             Request::Limit { name, limits, client_limits } => {
                 self.limit(name, *limits, *client_limits).map(|()| Answer::Done)
             }
-            Request::Add { volume, read_only, description, protocols, allow } => {
+            Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
                 let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
                 networks.and_then(|networks| {
                     let entry: VolumeEntry = volume.parse().map_err(ApiError::invalid)?;
                     let read_only = *read_only || self.opener.get().read_only;
-                    let (description, protocols) = (description.clone(), protocols.clone());
-                    self.add(VolumeEntry { read_only, description, protocols, networks, ..entry }, &mut added)
+                    let entry = VolumeEntry {
+                        read_only,
+                        description: description.clone(),
+                        protocols: protocols.clone(),
+                        networks,
+                        limits: limits.unwrap_or_default(),
+                        client_limits: client_limits.unwrap_or_default(),
+                        ..entry
+                    };
+                    self.add(entry, &mut added)
                 })
             }
             Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),

@@ -287,6 +287,28 @@ fn limits_are_shown_planned_exported_saved_and_checked() {
 }
 
 #[test]
+fn a_volume_is_added_with_limits() {
+    let served = Configured::serve(&config(""));
+    served.said(&["add", "b=mem:8m", "--limits", "bandwidth=1,burst=20ms", "--client-limits", "iops=500"]);
+    let volume = || served.status()["volumes"][1].clone();
+    assert_eq!(volume()["limits"], json!({ "bandwidth": 1, "burst_ms": 20 }));
+    assert_eq!(volume()["client_limits"], json!({ "iops": 500 }));
+    let mut client = RawClient::with_export(UnixStream::connect(served.socket("a.sock")).unwrap(), "b");
+    assert_eq!(client.write(0, 0, &[1; 512]), 0);
+    client.request(READ, 0, 0, 512);
+    eventually("it is held", || volume()["throttled"]["held"] == 1);
+    assert!(served.said(&["save"]).contains(" changes saved"));
+    let saved = fs::read_to_string(served.socket("b.toml")).unwrap();
+    assert!(saved.contains("client_limits") && saved.contains("iops = 500"), "{saved}");
+    // An invalid limit leaves nothing behind.
+    let body = r#"{"volume": "c=mem:1m", "client_limits": {"burst_ms": 0}}"#;
+    let (code, answer) = ask(&served.socket("control"), "POST", "/v1/volumes", "", body);
+    assert_eq!((code, served.status()["volumes"].as_array().unwrap().len()), (422, 2), "{answer}");
+    let output = served.ctl(&["add", "c=mem:1m", "--limits", "iops=1,iops=2"]);
+    assert!(text(&output.stderr).contains("`iops` is given twice"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_fragment_changes_the_limits_of_a_volume_and_keeps_the_rest() {
     let served = Configured::serve(&config("description = 'x'\nlimits = { iops = 500 }\n"));
     let mut client = served.nbd("a.sock");

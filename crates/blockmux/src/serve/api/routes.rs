@@ -18,6 +18,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use blockmux_volume::Limits;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::time;
@@ -210,9 +211,13 @@ async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> R
     )
 )]
 async fn add(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
-    let AddVolume { volume, read_only, description, protocols, allow } = body;
+    let AddVolume { volume, read_only, description, protocols, allow, limits, client_limits } = body;
+    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
+        Ok(read) => read,
+        Err(error) => return refusal(ApiError::invalid(error)),
+    };
     let action = format!("add {volume}");
-    let request = Request::Add { volume, read_only, description, protocols, allow };
+    let request = Request::Add { volume, read_only, description, protocols, allow, limits, client_limits };
     shared.run_action(action, request, &headers, StatusCode::CREATED).await
 }
 
@@ -288,14 +293,22 @@ async fn limit(
     Param(name): Param<String>,
     Body(LimitVolume { limits, client_limits }): Body<LimitVolume>,
 ) -> Response {
-    let read = |body: Option<LimitsBody>| body.map(|body| body.limits()).transpose();
-    let (limits, client_limits) = match (read(limits), read(client_limits)) {
-        (Ok(limits), Ok(client_limits)) => (limits, client_limits),
-        (Err(error), _) | (_, Err(error)) => return refusal(ApiError::invalid(error)),
+    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
+        Ok(read) => read,
+        Err(error) => return refusal(ApiError::invalid(error)),
     };
     let action = format!("limit {name}");
     let request = Request::Limit { name, limits, client_limits };
     shared.run_action(action, request, &headers, StatusCode::OK).await
+}
+
+/// The limits of all clients together and of each client.
+fn read_limits(
+    limits: Option<&LimitsBody>,
+    client_limits: Option<&LimitsBody>,
+) -> Result<(Option<Limits>, Option<Limits>), String> {
+    let read = |body: Option<&LimitsBody>| body.map(LimitsBody::limits).transpose();
+    Ok((read(limits)?, read(client_limits)?))
 }
 
 /// Add a volume to a subsystem or a target
