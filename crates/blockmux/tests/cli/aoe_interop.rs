@@ -4,6 +4,7 @@
 //! The tests need root. Without it, or without `ip`, every test here prints a line that begins with
 //! `skipped: ` and ends.
 
+use crate::control::eventually;
 use crate::program::{BLOCKMUX, end_by, half_empty_file, has, succeed, text, unignore_signals};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -298,6 +299,35 @@ fn frames_follow_a_changed_mtu_of_an_interface() {
         assert!((0..1000).any(|_| now() == Some(sectors)), "it never has {sectors} at {mtu}");
         copies_there_and_back(&veth, "aoe://veth/e0.0", directory.path(), 8 << 20);
     }
+    server.stop();
+}
+
+#[test]
+fn a_limit_of_each_client_holds_one_station_and_neither_another_one_nor_another_disk() {
+    let Some(veth) = VethNamespaces::new(1500) else { return };
+    veth.add_spare();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", directory.path().join("control").display());
+    let disks = ["a=mem:1k", "b=mem:1k", "--aoe", "veth", "--aoe", "spare", "--control", &socket];
+    let server = veth.serve(&disks);
+    let ctl = |args: &[&str]| succeed(Command::new(BLOCKMUX).args(["ctl", &socket, "--json"]).args(args));
+    let held = || {
+        let status: Value = serde_json::from_str(&ctl(&["status"])).unwrap();
+        [0, 1].map(|nth| status["volumes"][nth]["throttled"]["held"].as_u64().unwrap_or(0))
+    };
+    ctl(&["limit", "a", "--client", "bandwidth=1"]);
+    // One request starts, and the next one would wait for minutes. With larger frames an initiator
+    // would begin with reads that test whether they pass.
+    veth.says(&["copy", "aoe://veth/e0.0", "null:1k"]);
+    let mut second = within(&veth.initiator, BLOCKMUX);
+    let mut second =
+        second.args(["copy", "aoe://veth/e0.0", "null:1k"]).stdout(Stdio::null()).spawn().unwrap();
+    eventually("a request of this station is held", || held()[0] > 0);
+    veth.says(&["copy", "aoe://spare/e0.0", "null:1k"]);
+    veth.says(&["copy", "aoe://veth/e0.1", "null:1k"]);
+    assert!(held()[0] > 0 && held()[1] == 0, "{:?}", held());
+    ctl(&["limit", "a", "--client", "none"]);
+    assert!(second.wait().unwrap().success());
     server.stop();
 }
 
