@@ -58,8 +58,10 @@ impl Throttles {
             self.held += 1;
             self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));
             meter.hold();
+            self.arm();
+        } else {
+            self.update_free();
         }
-        self.arm();
         admitted
     }
 

@@ -131,41 +131,32 @@ impl Client {
     }
 
     fn no_answer(&self, error: &io::Error) -> CallError {
+        use io::ErrorKind::{ConnectionReset, UnexpectedEof};
+        const CLOSED: &str = "the daemon closed the connection without an answer";
         let address = &self.address;
-        let without_answer = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
-        match address {
-            ApiAddress::Https(authority) if matches!(tls_error(error), Some(TlsError::NotTls)) => {
-                return CallError::NoAnswer(Failure::request(format!(
-                    "{address}: the daemon answers without TLS; use http://{authority}, or add --api-tls-certs to it"
-                )));
+        let problem = match (address, tls_error(error), error.kind()) {
+            (ApiAddress::Https(authority), Some(TlsError::NotTls), _) => format!(
+                "the daemon answers without TLS; use http://{authority}, or add --api-tls-certs to it"
+            ),
+            (_, Some(why), _) => format!("the daemon {why}; check --tls-certs"),
+            (ApiAddress::Http(authority), None, UnexpectedEof | ConnectionReset) => {
+                format!("{CLOSED}; if it serves the API with TLS, use https://{authority}")
             }
-            ApiAddress::Http(authority) if without_answer.contains(&error.kind()) => {
-                return CallError::NoAnswer(Failure::request(format!(
-                    "{address}: the daemon closed the connection without an answer; if it serves the API with TLS, use \
-                     https://{authority}"
-                )));
+            (ApiAddress::Https(_), None, UnexpectedEof) => {
+                format!("{CLOSED}; check that --tls-certs has a client certificate that it accepts")
             }
-            _ => {}
-        }
-        if let Some(why) = tls_error(error) {
-            return CallError::NoAnswer(Failure::request(format!(
-                "{address}: the daemon {why}; check --tls-certs"
-            )));
-        }
-        if error.kind() == io::ErrorKind::UnexpectedEof && matches!(address, ApiAddress::Https(_)) {
-            return CallError::NoAnswer(Failure::request(format!(
-                "{address}: the daemon closed the connection without an answer; check that --tls-certs has a client \
-                 certificate that it accepts"
-            )));
-        }
-        let option = match address {
-            ApiAddress::Unix(_) => "--control",
-            ApiAddress::Http(_) => "--api",
-            ApiAddress::Https(_) => "--api and --api-tls-certs",
+            _ => {
+                let option = match address {
+                    ApiAddress::Unix(_) => "--control",
+                    ApiAddress::Http(_) => "--api",
+                    ApiAddress::Https(_) => "--api and --api-tls-certs",
+                };
+                format!(
+                    "cannot reach the daemon: {error}; check that it runs with `serve {option}` at this address"
+                )
+            }
         };
-        CallError::NoAnswer(Failure::request(format!(
-            "{address}: cannot reach the daemon: {error}; check that it runs with `serve {option}` at this address"
-        )))
+        CallError::NoAnswer(Failure::request(format!("{address}: {problem}")))
     }
 
     fn exchange(&self, call: &Call) -> io::Result<(u16, Option<String>, Vec<u8>)> {

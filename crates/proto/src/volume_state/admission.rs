@@ -52,9 +52,21 @@ impl IoCounter {
         owns_lock: bool,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<IoGuard, NotAdmitted<E>> {
+        let place = Some(self.count(op, range, owns_lock, check)?);
+        Ok(IoGuard { counter: self, place, owns_lock })
+    }
+
+    /// Counts an I/O, if it is admitted; returns the index of the count.
+    #[inline]
+    fn count<E>(
+        &self,
+        op: Op,
+        range: ByteRange,
+        owns_lock: bool,
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<u8, NotAdmitted<E>> {
         let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
-        let place = self.volume_state.in_flight.admit(&self.counter, wanted, check)?;
-        Ok(IoGuard { counter: self, place: Some(place as u8), owns_lock })
+        self.volume_state.in_flight.admit(&self.counter, wanted, check).map(|place| place as u8)
     }
 }
 
@@ -84,10 +96,7 @@ impl IoGuard {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), NotAdmitted<E>> {
         debug_assert!(self.place.is_none(), "it is paused");
-        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock: false };
-        let counter = &self.counter;
-        let place = counter.volume_state.in_flight.admit(&counter.counter, wanted, check)?;
-        self.place = Some(place as u8);
+        self.place = Some(self.counter.count(op, range, false, check)?);
         Ok(())
     }
 }
@@ -182,7 +191,7 @@ impl Admission {
         needs: RequiredAccess,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
-        let check = || if self.allows(needs) { Ok(()) } else { Err(Reserved) };
+        let check = || self.check(needs);
         if op == Op::Read || op.is_write() {
             self.counter.clone().admit(op, range, owns_lock, check).map(Some)
         } else {
@@ -202,21 +211,21 @@ impl Admission {
         range: ByteRange,
         needs: RequiredAccess,
     ) -> Result<(), NotAdmitted<IoError>> {
-        let check = || if self.allows(needs) { Ok(()) } else { Err(IoError::Reserved) };
-        guard.readmit(op, range, check)
+        guard.readmit(op, range, || self.check(needs).map_err(|Reserved| IoError::Reserved))
     }
 
     #[inline]
-    fn allows(&self, needs: RequiredAccess) -> bool {
+    fn check(&self, needs: RequiredAccess) -> Result<(), Reserved> {
         if self.counter.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
         let access = self.reservations.get().access;
-        match needs {
+        let is_allowed = match needs {
             RequiredAccess::Nothing => true,
             RequiredAccess::Reading => access.reads,
             RequiredAccess::Writing => access.writes,
-        }
+        };
+        if is_allowed { Ok(()) } else { Err(Reserved) }
     }
 
     /// The reason for which the client is excluded, for the log; returned once for each change of
@@ -286,7 +295,12 @@ impl Admissions {
 
     /// Whether the volume is in the set.
     pub(crate) fn has(&self, volume: VolumeId) -> bool {
-        self.0.iter().any(|(id, _)| *id == volume)
+        self.find(volume).is_some()
+    }
+
+    #[inline]
+    fn find(&self, volume: VolumeId) -> Option<&Admission> {
+        self.0.iter().find(|(id, _)| *id == volume).map(|(_, admission)| admission)
     }
 
     /// Admits an I/O on one of the volumes, as [`Admission::admit`]. Any other volume counts as
@@ -300,9 +314,7 @@ impl Admissions {
         needs: RequiredAccess,
         owns_lock: bool,
     ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
-        let found = self.0.iter().find(|(id, _)| *id == volume);
-        let (_, admission) = found.ok_or(NotAdmitted::Denied(Reserved))?;
-        admission.admit(op, range, needs, owns_lock)
+        self.find(volume).ok_or(NotAdmitted::Denied(Reserved))?.admit(op, range, needs, owns_lock)
     }
 
     /// Admits a paused I/O on one of the volumes again, as [`Admission::readmit`].
@@ -314,8 +326,7 @@ impl Admissions {
         range: ByteRange,
         needs: RequiredAccess,
     ) -> Result<(), NotAdmitted<IoError>> {
-        let found = self.0.iter().find(|(id, _)| *id == volume);
-        let (_, admission) = found.ok_or(NotAdmitted::Denied(IoError::Reserved))?;
+        let admission = self.find(volume).ok_or(NotAdmitted::Denied(IoError::Reserved))?;
         admission.readmit(guard, op, range, needs)
     }
 }

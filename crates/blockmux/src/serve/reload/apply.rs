@@ -276,12 +276,12 @@ impl Reloader {
         }
         live_protocols.iter().for_each(|(_, live)| live.disconnect_remaining());
         // Removes volumes, then adds the new ones.
-        let found = replaced.iter().filter_map(|name| Some(self.exports.find(name)?.0));
-        let volume_states: Vec<_> = found.filter_map(|id| self.exports.volume_state(id)).collect();
-        self.lift_limits(&volume_states);
+        let found = replaced.iter().filter_map(|name| Some((name, self.exports.find(name)?.0)));
+        let leaving: Vec<_> = found.collect();
+        let volume_states = leaving.iter().filter_map(|(_, id)| self.exports.volume_state(*id));
+        self.lift_limits(&volume_states.collect::<Vec<_>>());
         let mut removed = Vec::new();
-        for name in &replaced {
-            let Some((id, _)) = self.exports.find(name) else { continue };
+        for (name, id) in leaving {
             live_protocols.iter().for_each(|(_, live)| live.remove(id));
             removed.extend(self.exports.remove(name));
         }
@@ -333,16 +333,14 @@ impl Reloader {
         state.running = desired.without_pending(&state.running, plan);
         PlanReport { warnings, ..PlanReport::default() }
     }
-}
 
-impl Reloader {
     /// Lifts the limits of volumes that are about to be removed, and waits until what they held
     /// back has started: it would be refused afterwards.
     pub(in crate::serve) fn lift_limits(&self, volumes: &[Arc<VolumeState>]) {
-        for volume in volumes {
-            volume.limiter().set_limits(VolumeLimits::default());
+        let lift = |volume: &&Arc<VolumeState>| volume.limiter().set_limits(VolumeLimits::default());
+        if volumes.iter().filter(lift).count() > 0 {
+            self.cores.wake_all();
         }
-        self.cores.wake_all();
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
     }
 }

@@ -405,10 +405,8 @@ impl DeviceServer {
     /// start after a reservation that excludes it.
     fn check_reservation(&self, task: &Task) -> Result<(), TaskFailure> {
         match task.unit.and_then(|unit| self.units.get(unit)) {
-            Some(unit) if unit.view.is_reserved && !find_entry(&task.command)?.is_permitted(&unit.view) => {
-                Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT))
-            }
-            _ => Ok(()),
+            Some(unit) => find_entry(&task.command)?.check_reservation(&unit.view),
+            None => Ok(()),
         }
     }
 
@@ -455,9 +453,7 @@ fn dispatch(target: &ScsiTarget, nexus: &ItNexus, unit: &mut AttachedUnit, task:
         unit.refresh();
     }
     task.abort_epoch = unit.view.abort_epoch;
-    if unit.view.is_reserved && !entry.is_permitted(&unit.view) {
-        return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
-    }
+    entry.check_reservation(&unit.view)?;
     if let Some(sense) = unit.view.sanitizing
         && !entry.rules.contains(CommandRules::DESPITE_SANITIZE)
     {

@@ -9,6 +9,7 @@ use super::{
     persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy,
     verify, write_same,
 };
+use crate::scsi::ScsiStatus;
 use crate::scsi::sense::Sense;
 use blockmux_wire::scsi::cdb::SERVICE_ACTION_MASK;
 use blockmux_wire::scsi::opcode::sanitize as how;
@@ -84,8 +85,16 @@ impl CommandEntry {
         cdb_len(self.opcode.0).unwrap_or(self.usage.len())
     }
 
-    /// Whether reservations permit the command for this nexus.
-    pub(super) fn is_permitted(&self, view: &NexusView) -> bool {
+    /// Checks that reservations permit the command for this nexus.
+    #[inline]
+    pub(super) fn check_reservation(&self, view: &NexusView) -> Result<(), TaskFailure> {
+        if view.is_reserved && !self.is_permitted(view) {
+            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
+        }
+        Ok(())
+    }
+
+    fn is_permitted(&self, view: &NexusView) -> bool {
         if view.is_reserved_by_other && !self.rules.contains(CommandRules::DESPITE_RESERVE) {
             return false;
         }
