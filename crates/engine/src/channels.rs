@@ -294,16 +294,15 @@ impl Channels {
                 Ok(OpenChannel { channel, meter, in_flight, begun, throttles, .. }) => {
                     meter.count(&io);
                     begun.begin(tag, poll_ns, RequestKind::of(io.op));
-                    let admitted = match throttles.is_free() {
-                        true => Some(io),
-                        false => throttles.admit(io, session.station(tag), meter, now),
+                    let admitted = if throttles.is_free() {
+                        Some(io)
+                    } else {
+                        let (cost, station) = (session.cost(&io), session.station(tag));
+                        throttles.admit(io, cost, station, meter, now)
                     };
                     match admitted {
                         Some(io) => channel.submit(io),
-                        None if session.on_held(tag) => {}
-                        None => {
-                            throttles.cancel(tag, meter, now).into_iter().for_each(|io| channel.submit(io))
-                        }
+                        None => session.on_held(tag),
                     }
                     *in_flight += 1;
                     self.in_flight += 1;
@@ -445,7 +444,7 @@ mod tests {
     use blockmux_proto::session::{SessionStage, Timed};
     use blockmux_proto::volume_state::error_kind;
     use blockmux_volume::conformance::TestCore;
-    use blockmux_volume::{Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
+    use blockmux_volume::{Cost, Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
     use std::collections::VecDeque;
     use std::num::NonZeroU64;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -462,8 +461,8 @@ mod tests {
         has_stations: bool,
         /// Commands whose start was held back.
         held: Vec<Tag>,
-        /// Commands lock their ranges, so they are not held.
-        owns_locks: bool,
+        /// Whether requests are free of limits.
+        is_free: bool,
         /// The results of the next admissions of held commands; those after them are admitted.
         admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
     }
@@ -479,7 +478,7 @@ mod tests {
                 cancels: Vec::new(),
                 has_stations: false,
                 held: Vec::new(),
-                owns_locks: false,
+                is_free: false,
                 admissions: VecDeque::new(),
             }
         }
@@ -516,12 +515,12 @@ mod tests {
             self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
         }
 
-        fn on_held(&mut self, tag: Tag) -> bool {
-            if self.owns_locks {
-                return false;
-            }
+        fn cost(&mut self, io: &Io) -> Option<Cost> {
+            Cost::of(io).filter(|_| !self.is_free)
+        }
+
+        fn on_held(&mut self, tag: Tag) {
             self.held.push(tag);
-            true
         }
 
         fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
@@ -786,12 +785,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_in_a_locked_range_is_not_held_behind_others() {
+    fn a_free_request_is_not_held_behind_others() {
         let limited = Limited::new(10, 0);
         let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
         assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
         session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
-        session.owns_locks = true;
+        session.is_free = true;
         let (completed, held) = limited.turn(&mut channels, &mut session);
         assert!(completed > 1 && held == 3, "{completed} completed, {held} held");
     }

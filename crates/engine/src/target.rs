@@ -661,7 +661,7 @@ mod tests {
     use blockmux_proto::session::Timed;
     use blockmux_proto::volume_state::NotAdmitted;
     use blockmux_volume::{
-        Chunk, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
+        Chunk, Completion, Core, Cost, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
     };
     use std::cell::RefCell;
     use std::io;
@@ -843,9 +843,11 @@ mod tests {
 
         fn on_io(&mut self, _done: Completion, _now: Instant) {}
 
-        fn on_held(&mut self, _tag: Tag) -> bool {
-            true
+        fn cost(&mut self, io: &Io) -> Option<Cost> {
+            Cost::of(io)
         }
+
+        fn on_held(&mut self, _tag: Tag) {}
 
         fn readmit(&mut self, _volume: VolumeId, _io: &Io) -> Result<(), NotAdmitted<IoError>> {
             Ok(())

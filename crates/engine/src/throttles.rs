@@ -5,7 +5,7 @@
 
 use blockmux_proto::frames::Mac;
 use blockmux_proto::volume_state::Meter;
-use blockmux_volume::{Core, Io, Limiter, SgList, Tag, Throttle, Waker};
+use blockmux_volume::{Core, Cost, Io, Limiter, SgList, Tag, Throttle, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,9 +51,16 @@ impl Throttles {
     /// Returns the request if it may start now, or holds it. `station` is the one that it belongs
     /// to, if the session has several.
     #[cold]
-    pub(crate) fn admit(&mut self, io: Io, station: Option<Mac>, meter: &Meter, now: Instant) -> Option<Io> {
+    pub(crate) fn admit(
+        &mut self,
+        io: Io,
+        cost: Option<Cost>,
+        station: Option<Mac>,
+        meter: &Meter,
+        now: Instant,
+    ) -> Option<Io> {
         let bytes = write_bytes(&io);
-        let admitted = self.throttle_of(station).admit(io, now);
+        let admitted = self.throttle_of(station).admit_at_cost(io, cost, now);
         if admitted.is_none() {
             self.held += 1;
             self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));

@@ -21,7 +21,7 @@ use crate::exports::VolumeId;
 use crate::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
 use crate::outbox::Outbox;
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, SgList, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, SgList, Tag, Waker};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -218,10 +218,13 @@ pub trait Target: Timed {
     /// Handles the completion of an I/O.
     fn on_io(&mut self, done: Completion, now: Instant);
 
-    /// Handles that limits hold an I/O back. Nobody waits for it as for I/O in flight, until
-    /// [`Target::readmit`] admits it again. Returns whether it may be held: others wait for I/O in
-    /// a range that its command has locked.
-    fn on_held(&mut self, tag: Tag) -> bool;
+    /// What limits charge for an I/O of [`Target::poll_io`]; `None`: it is free and may not be held
+    /// back.
+    fn cost(&mut self, io: &Io) -> Option<Cost>;
+
+    /// Handles that limits hold an I/O back. Nobody waits for it as for I/O in flight, or for its
+    /// locked range, until [`Target::readmit`] admits it again.
+    fn on_held(&mut self, tag: Tag);
 
     /// Admits an I/O that was held back and may start now. It completes with the error if it is
     /// denied.

@@ -24,7 +24,7 @@ use blockmux_proto::session::{
     StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_proto::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Tag, Waker};
 use end::{DrivenEnd, DriverCalls};
 use std::time::{Duration, Instant};
 
@@ -173,8 +173,12 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session_mut().on_io(done, now);
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        self.session.on_held(tag)
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        self.session.cost(io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -43,7 +43,7 @@ pub use delay::{DelayVolume, Delays};
 pub use fault::{Fault, FaultEffect, FaultVolume, FaultWhen};
 pub use io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 pub use kind::{OpKind, OpSet};
-pub use limiter::{BURSTS, DEFAULT_BURST, Limit, Limiter, Limits, VolumeLimits};
+pub use limiter::{BURSTS, Cost, DEFAULT_BURST, Limit, Limiter, Limits, VolumeLimits};
 pub use log::{LogEvent, LogRecord, LogSink, LogVolume};
 pub use mem::MemVolume;
 pub use null::NullVolume;

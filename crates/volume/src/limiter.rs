@@ -129,7 +129,7 @@ impl Limiter {
     pub(crate) fn buckets_of(&self, client: Option<&Arc<str>>) -> (u64, RequestBuckets) {
         let mut current = self.current();
         let own = client.and_then(|client| current.buckets_of_client(client));
-        (self.generation(), RequestBuckets([current.volume.clone(), own]))
+        (self.generation(), RequestBuckets([own, current.volume.clone()]))
     }
 
     fn current(&self) -> MutexGuard<'_, CurrentLimits> {
@@ -158,27 +158,48 @@ pub(crate) enum Direction {
     Write,
 }
 
-impl Direction {
-    pub(crate) fn of(op: Op) -> Option<Direction> {
-        match op {
-            Op::Read => Some(Direction::Read),
-            op => op.is_write().then_some(Direction::Write),
+/// What limits charge for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    pub(crate) direction: Direction,
+    bytes: u64,
+}
+
+impl Cost {
+    /// The cost of a request; `None`: it is free.
+    #[must_use]
+    pub fn of(io: &Io) -> Option<Cost> {
+        let bytes = if io.op.moves_data() { io.len } else { 0 };
+        match io.op {
+            Op::Read => Some(Cost::new(Direction::Read, bytes)),
+            op => op.is_write().then(|| Cost::write(bytes)),
         }
+    }
+
+    /// The cost of a write of this many bytes.
+    #[must_use]
+    pub fn write(bytes: u64) -> Cost {
+        Cost::new(Direction::Write, bytes)
+    }
+
+    fn new(direction: Direction, bytes: u64) -> Cost {
+        // A request of invalid length fails at the volume and must not use up the rate of years.
+        Cost { direction, bytes: bytes.min(MAX_TRANSFER.into()) }
     }
 }
 
-/// The buckets of a volume and of a client.
+/// The buckets of a client and of the volume, in the order in which a request takes tokens.
 #[derive(Default)]
 pub(crate) struct RequestBuckets([Option<Arc<Buckets>>; 2]);
 
-/// The tokens that a request has taken from [`RequestBuckets`].
+/// The tokens that a request has taken from [`RequestBuckets`] so far.
 pub(crate) struct TakenTokens {
-    direction: Direction,
+    cost: Cost,
     charges: [Charges; 2],
 }
 
-/// The cost of a request for each bucket of [`Buckets::of_direction`].
-type Charges = [Charge; 4];
+/// What a request has paid to each of [`Buckets::in_order`], if it has taken tokens there.
+type Charges = [Option<[Charge; 2]>; 2];
 
 /// What a request has paid to a bucket.
 #[derive(Clone, Copy, Default)]
@@ -188,59 +209,52 @@ struct Charge {
     due_ns: u64,
 }
 
+impl TakenTokens {
+    /// None yet, for a request of this cost.
+    pub(crate) fn none(cost: Cost) -> TakenTokens {
+        TakenTokens { cost, charges: Default::default() }
+    }
+}
+
 impl RequestBuckets {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)
     }
 
-    /// Takes tokens for a request.
-    pub(crate) fn take(&self, io: &Io, direction: Direction, now: Instant) -> TakenTokens {
-        let take = |buckets: &Option<Arc<Buckets>>| {
-            buckets.as_ref().map(|buckets| buckets.take(io, direction, now)).unwrap_or_default()
-        };
-        TakenTokens { direction, charges: self.0.each_ref().map(take) }
-    }
-
-    /// When the request that has these tokens may start.
-    pub(crate) fn due(&self, taken: &TakenTokens, now: Instant) -> Instant {
-        let waits = self.pairs(taken).map(|(buckets, charges)| buckets.wait(charges, now));
-        now + waits.max().unwrap_or_default()
-    }
-
-    /// Moves the request forward if others have returned tokens since it took its own.
-    pub(crate) fn advance(&self, taken: &mut TakenTokens, now: Instant) {
-        let direction = taken.direction;
-        for (buckets, charges) in self.0.iter().zip(&mut taken.charges) {
-            if let Some(buckets) = buckets {
-                buckets.advance(charges, direction, now);
-            }
-        }
+    /// When the request may start, as far as is known now: later if another limit delays it
+    /// further, earlier if others return tokens.
+    ///
+    /// This takes its tokens, from one limit after another: those of the next only when those of
+    /// the ones before are due. So a request that is held by the limits of its client, or of
+    /// writes, has no tokens that others need.
+    pub(crate) fn due(&self, taken: &mut TakenTokens, now: Instant) -> Instant {
+        let TakenTokens { cost, charges } = taken;
+        let limits =
+            self.0.iter().zip(charges).filter_map(|(buckets, charges)| Some((buckets.as_ref()?, charges)));
+        let mut waits = limits.map(|(buckets, charges)| buckets.wait(*cost, charges, now));
+        now + waits.find(|wait| !wait.is_zero()).unwrap_or_default()
     }
 
     /// Returns the tokens of a request that did not start.
     pub(crate) fn put_back(&self, taken: &TakenTokens) {
-        for (buckets, charges) in self.pairs(taken) {
-            buckets.put_back(charges, taken.direction);
+        for (buckets, charges) in self.0.iter().zip(&taken.charges) {
+            if let Some(buckets) = buckets {
+                buckets.put_back(charges, taken.cost.direction);
+            }
         }
     }
 
-    /// Exchanges the tokens of a request for those of `new` where the buckets differ.
-    pub(crate) fn exchange(&self, new: &RequestBuckets, taken: &mut TakenTokens, io: &Io, now: Instant) {
-        let direction = taken.direction;
+    /// Returns the tokens of a request where the buckets differ from those of `new`.
+    pub(crate) fn put_back_changed(&self, new: &RequestBuckets, taken: &mut TakenTokens) {
         for ((old, new), charges) in self.0.iter().zip(&new.0).zip(&mut taken.charges) {
             if old.as_ref().map(Arc::as_ptr) == new.as_ref().map(Arc::as_ptr) {
                 continue;
             }
             if let Some(old) = old {
-                old.put_back(charges, direction);
+                old.put_back(charges, taken.cost.direction);
             }
-            *charges = new.as_ref().map(|new| new.take(io, direction, now)).unwrap_or_default();
+            *charges = Charges::default();
         }
-    }
-
-    fn pairs<'a>(&'a self, taken: &'a TakenTokens) -> impl Iterator<Item = (&'a Buckets, &'a Charges)> {
-        let pairs = self.0.iter().zip(&taken.charges);
-        pairs.filter_map(|(buckets, charges)| Some((&**buckets.as_ref()?, charges)))
     }
 }
 
@@ -255,7 +269,40 @@ struct Buckets {
 }
 
 /// Buckets of requests and of bytes.
-type KindBuckets = [Option<Bucket>; 2];
+struct KindBuckets([Option<Bucket>; 2]);
+
+impl KindBuckets {
+    fn new(limit: Limit, burst_ns: u64) -> KindBuckets {
+        let rates = [limit.iops, limit.bytes_per_s];
+        KindBuckets(rates.map(|rate| rate.map(|rate| Bucket::new(rate, burst_ns))))
+    }
+
+    fn take(&self, cost: Cost, full_ns: u64) -> [Charge; 2] {
+        let [requests, bytes] = &self.0;
+        let take = |bucket: &Option<Bucket>, units| {
+            bucket.as_ref().map(|bucket| bucket.take(units, full_ns)).unwrap_or_default()
+        };
+        [take(requests, 1), take(bytes, cost.bytes)]
+    }
+
+    /// Moves the charges forward as [`Bucket::advance`]; returns when both are due.
+    fn advance(&self, charges: &mut [Charge; 2], full_ns: u64) -> u64 {
+        for (bucket, charge) in self.0.iter().zip(&mut *charges) {
+            if let Some(bucket) = bucket {
+                bucket.advance(charge, full_ns);
+            }
+        }
+        charges.iter().map(|charge| charge.due_ns).max().unwrap_or(0)
+    }
+
+    fn put_back(&self, charges: &[Charge; 2]) {
+        for (bucket, charge) in self.0.iter().zip(charges) {
+            if let Some(bucket) = bucket {
+                bucket.put_back(charge);
+            }
+        }
+    }
+}
 
 impl Buckets {
     /// Empty buckets; `None` if there is no limit.
@@ -264,61 +311,42 @@ impl Buckets {
             return None;
         }
         let burst_ns = limits.burst.as_nanos() as u64;
-        let pair = |limit: Limit| {
-            [limit.iops, limit.bytes_per_s].map(|rate| rate.map(|rate| Bucket::new(rate, burst_ns)))
-        };
         Some(Arc::new(Buckets {
             origin: OnceLock::new(),
             burst_ns,
-            total: pair(limits.total),
-            read: pair(limits.read),
-            write: pair(limits.write),
+            total: KindBuckets::new(limits.total, burst_ns),
+            read: KindBuckets::new(limits.read, burst_ns),
+            write: KindBuckets::new(limits.write, burst_ns),
         }))
     }
 
-    /// The buckets that a request of this direction is charged to: of requests and of bytes, in
-    /// all and of its direction.
-    fn of_direction(&self, direction: Direction) -> [Option<&Bucket>; 4] {
-        let [requests, bytes] = &self.total;
-        let [own_requests, own_bytes] = match direction {
-            Direction::Read => &self.read,
-            Direction::Write => &self.write,
-        };
-        [requests, bytes, own_requests, own_bytes].map(Option::as_ref)
+    /// The buckets of requests of this direction, in the order in which a request takes tokens.
+    fn in_order(&self, direction: Direction) -> [&KindBuckets; 2] {
+        match direction {
+            Direction::Read => [&self.read, &self.total],
+            Direction::Write => [&self.write, &self.total],
+        }
     }
 
-    fn take(&self, io: &Io, direction: Direction, now: Instant) -> Charges {
+    /// How long a request still waits for tokens, as far as is known now. It takes them, as
+    /// [`RequestBuckets::due`] explains.
+    fn wait(&self, cost: Cost, charges: &mut Charges, now: Instant) -> Duration {
         let full_ns = self.full_ns(now);
-        // A request of invalid length fails at the volume and must not use up the rate of years.
-        let bytes = if io.op.moves_data() { io.len.min(MAX_TRANSFER.into()) } else { 0 };
-        let mut charges = Charges::default();
-        let units = [1, bytes, 1, bytes];
-        for ((charge, bucket), units) in charges.iter_mut().zip(self.of_direction(direction)).zip(units) {
-            if let Some(bucket) = bucket {
-                *charge = bucket.take(units, full_ns);
+        for (kind, charges) in self.in_order(cost.direction).into_iter().zip(charges) {
+            let charges = charges.get_or_insert_with(|| kind.take(cost, full_ns));
+            let due_ns = kind.advance(charges, full_ns);
+            let wait_ns = due_ns.saturating_sub(full_ns + self.burst_ns);
+            if wait_ns > 0 {
+                return Duration::from_nanos(wait_ns);
             }
         }
-        charges
-    }
-
-    fn wait(&self, charges: &Charges, now: Instant) -> Duration {
-        let due_ns = charges.iter().map(|charge| charge.due_ns).max().unwrap_or(0);
-        Duration::from_nanos(due_ns.saturating_sub(self.full_ns(now) + self.burst_ns))
-    }
-
-    fn advance(&self, charges: &mut Charges, direction: Direction, now: Instant) {
-        let full_ns = self.full_ns(now);
-        for (charge, bucket) in charges.iter_mut().zip(self.of_direction(direction)) {
-            if let Some(bucket) = bucket {
-                bucket.advance(charge, full_ns);
-            }
-        }
+        Duration::ZERO
     }
 
     fn put_back(&self, charges: &Charges, direction: Direction) {
-        for (charge, bucket) in charges.iter().zip(self.of_direction(direction)) {
-            if let Some(bucket) = bucket {
-                bucket.put_back(charge);
+        for (kind, charges) in self.in_order(direction).into_iter().zip(charges) {
+            if let Some(charges) = charges {
+                kind.put_back(charges);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Holds requests until the limits of their volume permit them.
 
 use crate::io::{Io, Tag};
-use crate::limiter::{Direction, Limiter, RequestBuckets, TakenTokens};
+use crate::limiter::{Cost, Direction, Limiter, RequestBuckets, TakenTokens};
 use crate::ready::Waker;
 use crate::volume::Core;
 use std::collections::VecDeque;
@@ -38,6 +38,7 @@ struct HeldRequests {
 
 struct HeldIo {
     io: Io,
+    cost: Cost,
     since: Instant,
 }
 
@@ -72,17 +73,24 @@ impl Throttle {
     /// Returns the request if it may start now, or holds it.
     #[must_use]
     pub fn admit(&mut self, io: Io, now: Instant) -> Option<Io> {
-        self.follow_limits(now);
-        let Some(direction) = Direction::of(io.op) else { return Some(io) };
-        let held = &mut self.held[direction as usize];
+        let cost = Cost::of(&io);
+        self.admit_at_cost(io, cost, now)
+    }
+
+    /// As [`Throttle::admit`], for a request whose cost is another one; `None`: it is free.
+    #[must_use]
+    pub fn admit_at_cost(&mut self, io: Io, cost: Option<Cost>, now: Instant) -> Option<Io> {
+        self.follow_limits();
+        let Some(cost) = cost else { return Some(io) };
+        let held = &mut self.held[cost.direction as usize];
         if held.requests.is_empty() {
-            let taken = self.buckets.take(&io, direction, now);
-            if self.buckets.due(&taken, now) <= now {
+            let mut taken = TakenTokens::none(cost);
+            if self.buckets.due(&mut taken, now) <= now {
                 return Some(io);
             }
             held.taken = Some(taken);
         }
-        held.requests.push_back(HeldIo { io, since: now });
+        held.requests.push_back(HeldIo { io, cost, since: now });
         None
     }
 
@@ -150,7 +158,7 @@ impl Throttle {
     /// tokens.
     #[must_use]
     pub fn next_due(&mut self, now: Instant) -> Option<Instant> {
-        self.follow_limits(now);
+        self.follow_limits();
         DIRECTIONS.into_iter().filter_map(|direction| self.due(direction, now)).min()
     }
 
@@ -168,8 +176,8 @@ impl Throttle {
         }
     }
 
-    /// Exchanges the buckets, and the tokens of held requests, if the limits have changed.
-    fn follow_limits(&mut self, now: Instant) {
+    /// Exchanges the buckets if the limits have changed; held requests return their tokens.
+    fn follow_limits(&mut self) {
         if self.generation == Some(self.limiter.generation()) {
             return;
         }
@@ -177,8 +185,8 @@ impl Throttle {
         let old = std::mem::replace(&mut self.buckets, buckets);
         self.generation = Some(generation);
         for held in &mut self.held {
-            if let (Some(HeldIo { io, .. }), Some(taken)) = (held.requests.front(), &mut held.taken) {
-                old.exchange(&self.buckets, taken, io, now);
+            if let Some(taken) = &mut held.taken {
+                old.put_back_changed(&self.buckets, taken);
             }
         }
     }
@@ -191,7 +199,7 @@ impl Throttle {
 
     /// The direction of the next held request that may start now.
     fn due_direction(&mut self, now: Instant) -> Option<Direction> {
-        self.follow_limits(now);
+        self.follow_limits();
         DIRECTIONS.into_iter().find(|direction| self.due(*direction, now).is_some_and(|due| due <= now))
     }
 
@@ -199,7 +207,6 @@ impl Throttle {
     fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
         let held = &mut self.held[direction as usize];
         let taken = held.taken.as_mut()?;
-        self.buckets.advance(taken, now);
         let due = self.buckets.due(taken, now);
         Some(held.not_before.map_or(due, |not_before| due.max(not_before)))
     }
@@ -214,13 +221,12 @@ impl Throttle {
         self.remove(direction, at, now)
     }
 
-    /// Removes a request; if it was the first one, the next one takes tokens.
+    /// Removes a request; if it was the first one, the next one may take tokens.
     fn remove(&mut self, direction: Direction, at: usize, now: Instant) -> Option<(Io, Duration)> {
         let held = &mut self.held[direction as usize];
-        let HeldIo { io, since } = held.requests.remove(at)?;
+        let HeldIo { io, since, .. } = held.requests.remove(at)?;
         if at == 0 {
-            let next = held.requests.front();
-            held.taken = next.map(|next| self.buckets.take(&next.io, direction, now));
+            held.taken = held.requests.front().map(|next| TakenTokens::none(next.cost));
             held.not_before = None;
         }
         Some((io, now.saturating_duration_since(since)))
@@ -342,6 +348,38 @@ mod tests {
         // Without a name, only the volume's limits apply.
         let mut unnamed = Throttle::new(limiter.clone(), None);
         assert_eq!(starts_ms(&mut unnamed, reads(), now + ms(2000)), [0, 0, 10]);
+    }
+
+    #[test]
+    fn a_request_held_by_one_limit_takes_nothing_from_those_that_others_need() {
+        let now = Instant::now();
+        let writes = Limits { write: bandwidth(1 << 20).total, ..bandwidth(100 << 20) };
+        // Each limits the crowd to 1 MiB/s, and the other one to 100 MiB/s.
+        for limiter in [limiter(bandwidth(100 << 20), bandwidth(1 << 20)), limiter(writes, Limits::default())]
+        {
+            let of = |client: &str| Throttle::new(limiter.clone(), Some(client.into()));
+            let mut crowd: Vec<_> = (0..30).map(|_| of("many")).collect();
+            let started: Vec<_> =
+                crowd.iter_mut().filter_map(|one| one.admit(write(0, 1 << 20), now)).collect();
+            assert_eq!(started.len(), 1);
+            assert_eq!(starts_ms(&mut of("other"), [read(0, 4096)], now), [10], "after the one that started");
+            // Those that are held start at their own rate.
+            let starts = crowd.iter_mut().skip(1).map(|one| (one.next_due(now).unwrap() - now).as_secs());
+            assert!(starts.eq(1..30));
+            for (nth, one) in crowd.iter_mut().enumerate().skip(1) {
+                assert!(one.pop_due(now + ms(1000 * nth as u64)).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_may_cost_what_another_does() {
+        let limit = Limit { iops: None, bytes_per_s: NonZeroU64::new(1 << 20) };
+        let mut throttle = unnamed(Limits { write: limit, ..Limits::default() });
+        let now = Instant::now();
+        let mut admit = |tag, cost| throttle.admit_at_cost(read(tag, 512), cost, now).is_some();
+        assert!(admit(0, Some(Cost::write(1 << 20))) && !admit(1, Some(Cost::write(512))) && admit(2, None));
+        assert_eq!(throttle.next_due(now), Some(now + ms(1000)));
     }
 
     #[test]

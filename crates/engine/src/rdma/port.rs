@@ -14,7 +14,7 @@ use blockmux_proto::session::{
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Tag, Waker};
 use std::time::Instant;
 
 /// A connection to a port: a session `S` over TCP, or `R` over RDMA.
@@ -246,8 +246,12 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
         delegate!(self, session => session.on_io(done, now), _ => {})
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        delegate!(self, session => session.on_held(tag), _ => true)
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        delegate!(self, session => session.cost(io), _ => None)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        delegate!(self, session => session.on_held(tag), _ => {})
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -9,37 +9,28 @@ use super::io::{IoRequest, IoStep, compare};
 use super::status::of_io_error;
 use super::subsystem::Namespace;
 use crate::exports::VolumeId;
-use crate::volume_state::{RangeGuard, VolumeState};
+use crate::volume_state::AtomicRange;
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
-use std::sync::Arc;
 
 /// The state of both commands.
 pub(super) struct CompareAndWrite {
-    volume_state: Arc<VolumeState>,
     volume: VolumeId,
-    /// Offset of the range, in bytes.
-    offset: u64,
-    /// Length of the range, in bytes.
-    len: u64,
+    range: AtomicRange,
     fua: bool,
     expected: SgList,
     data: SgList,
-    guard: Option<RangeGuard>,
     is_writing: bool,
 }
 
 impl CompareAndWrite {
     pub(super) fn new(namespace: &Namespace, (offset, len): (u64, u64), fua: bool) -> CompareAndWrite {
         CompareAndWrite {
-            volume_state: namespace.volume_state.clone(),
             volume: namespace.volume,
-            offset,
-            len,
+            range: AtomicRange::new(&namespace.volume_state, offset, len),
             fua,
             expected: SgList::default(),
             data: SgList::default(),
-            guard: None,
             is_writing: false,
         }
     }
@@ -52,14 +43,19 @@ impl CompareAndWrite {
 
     /// Retries to lock the range.
     pub(super) fn resume(&mut self) -> IoStep {
-        if !RangeGuard::take(&mut self.guard, &self.volume_state, self.offset, self.len) {
+        if !self.range.lock() {
             return IoStep::Wait;
         }
         self.io(Op::Read, None)
     }
 
+    pub(super) fn range(&mut self) -> &mut AtomicRange {
+        &mut self.range
+    }
+
     /// Handles the completion of an I/O.
     pub(super) fn on_io(&mut self, result: Result<Output, IoError>) -> IoStep {
+        self.range.on_io();
         let op = if self.is_writing { Op::Write { fua: self.fua } } else { Op::Read };
         let output = match result {
             Ok(output) => output,
@@ -87,7 +83,15 @@ impl CompareAndWrite {
     }
 
     fn io(&self, op: Op, data: Option<SgList>) -> IoStep {
-        let Self { volume, offset, len, .. } = *self;
-        IoStep::Io(IoRequest { volume, op, offset, len, data, needs_write: true, is_alone: true })
+        let (offset, len) = (self.range.offset(), self.range.len());
+        IoStep::Io(IoRequest {
+            volume: self.volume,
+            op,
+            offset,
+            len,
+            data,
+            needs_write: true,
+            is_alone: true,
+        })
     }
 }

@@ -16,7 +16,7 @@ use super::traffic::QueueCounts;
 use super::{MAX_DATA, NvmeOutcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::volume_state::Registrant;
+use crate::volume_state::{AtomicRange, Registrant};
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
@@ -177,6 +177,14 @@ impl IoCommand {
     /// The volume of its I/O.
     pub(crate) fn volume(&self) -> VolumeId {
         self.volume
+    }
+
+    /// The range that a fused command reads and writes atomically.
+    pub(crate) fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        match &mut self.kind {
+            IoCommandKind::FusedWrite(both) => Some(both.range()),
+            _ => None,
+        }
     }
 
     /// Whether the command accesses this volume.

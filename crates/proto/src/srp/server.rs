@@ -33,7 +33,7 @@ use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
+use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
 use core::net::IpAddr;
 use smallvec::SmallVec;
@@ -601,8 +601,12 @@ impl Target for TargetSession {
         self.leave_if_idle();
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        TaskRouter::on_held(self, tag)
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        TaskRouter::cost(self, io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        TaskRouter::on_held(self, tag);
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -72,19 +72,16 @@ impl IoCounter {
 
 impl IoGuard {
     /// Stops counting the I/O, because it does not start yet: nobody waits for it. It must be
-    /// admitted again before it starts. Returns whether it may be delayed; I/O in a locked range
-    /// must not, because others wait for the lock.
+    /// admitted again before it starts.
     #[cold]
-    pub(crate) fn pause(&mut self) -> bool {
-        if !self.owns_lock
-            && let Some(place) = self.place.take()
-        {
+    pub(crate) fn pause(&mut self) {
+        if let Some(place) = self.place.take() {
             self.counter.counter.end(place.into());
         }
-        !self.owns_lock
     }
 
-    /// Admits the I/O again, as [`IoCounter::admit`].
+    /// Admits the I/O again, as [`IoCounter::admit`]. A command that has locked its range locks it
+    /// again first.
     ///
     /// # Errors
     /// If the I/O is not admitted; it stays paused.
@@ -96,7 +93,7 @@ impl IoGuard {
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), NotAdmitted<E>> {
         debug_assert!(self.place.is_none(), "it is paused");
-        self.place = Some(self.counter.count(op, range, false, check)?);
+        self.place = Some(self.counter.count(op, range, self.owns_lock, check)?);
         Ok(())
     }
 }

@@ -43,7 +43,9 @@ pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, Volume
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess, Reserved};
 pub(crate) use image::to_image;
-pub(crate) use ranges::{Drain, RangeGuard, Watch};
+#[cfg(test)]
+pub(crate) use ranges::RangeGuard;
+pub(crate) use ranges::{AtomicRange, Drain, Watch};
 pub(crate) use reservations::{
     BlockAccess, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations,
 };

@@ -4,6 +4,7 @@
 
 use super::VolumeState;
 use super::in_flight::{ByteRange, Watched};
+use blockmux_volume::Cost;
 use std::sync::Arc;
 
 /// Locks a range until it is dropped. Commands that lock a range wait for each other, and all other
@@ -12,6 +13,19 @@ pub(crate) struct RangeGuard {
     volume_state: Arc<VolumeState>,
     range: ByteRange,
     since: u64,
+}
+
+/// The range of a command that reads and writes it atomically. It is locked while the command has
+/// I/O in flight.
+pub(crate) struct AtomicRange {
+    volume_state: Arc<VolumeState>,
+    /// Offset in bytes.
+    offset: u64,
+    /// Length in bytes.
+    len: u64,
+    guard: Option<RangeGuard>,
+    /// Whether the first I/O is complete.
+    has_begun: bool,
 }
 
 /// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
@@ -36,20 +50,6 @@ impl RangeGuard {
         Some(RangeGuard { volume_state: volume_state.clone(), range: (offset, len), since })
     }
 
-    /// Locks the range unless it is locked already; returns whether the holder's I/O may start.
-    /// Call it until it returns true.
-    pub(crate) fn take(
-        guard: &mut Option<RangeGuard>,
-        volume_state: &Arc<VolumeState>,
-        offset: u64,
-        len: u64,
-    ) -> bool {
-        if guard.is_none() {
-            *guard = RangeGuard::lock(volume_state, offset, len);
-        }
-        guard.as_ref().is_some_and(RangeGuard::is_alone)
-    }
-
     /// Whether all I/O that was admitted without seeing the lock is complete; call it until it
     /// returns true.
     pub(crate) fn is_alone(&self) -> bool {
@@ -60,6 +60,46 @@ impl RangeGuard {
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         self.volume_state.in_flight.unlock(self.range);
+    }
+}
+
+impl AtomicRange {
+    /// A range that is not locked yet; `offset` and `len` are in bytes.
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, offset: u64, len: u64) -> AtomicRange {
+        AtomicRange { volume_state: volume_state.clone(), offset, len, guard: None, has_begun: false }
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Locks the range unless the command has locked it already; returns whether the command's I/O
+    /// may start. Call it until it returns true.
+    pub(crate) fn lock(&mut self) -> bool {
+        if self.guard.is_none() {
+            self.guard = RangeGuard::lock(&self.volume_state, self.offset, self.len);
+        }
+        self.guard.as_ref().is_some_and(RangeGuard::is_alone)
+    }
+
+    /// What limits charge for the next I/O: the first one pays for the command as for one write, so
+    /// that limits never hold the others, for which others wait.
+    pub(crate) fn cost(&self) -> Option<Cost> {
+        (!self.has_begun).then(|| Cost::write(self.len))
+    }
+
+    /// Limits hold the first I/O: others may lock the range meanwhile.
+    pub(crate) fn unlock(&mut self) {
+        self.guard = None;
+    }
+
+    /// Handles the completion of an I/O.
+    pub(crate) fn on_io(&mut self) {
+        self.has_begun = true;
     }
 }
 
@@ -213,7 +253,7 @@ mod tests {
         let counter = IoCounter::new(&volume_state);
         let mut paused = pass(&counter, 0, 512, true).unwrap();
         let mut readmit = |range, check: Result<(), ()>| {
-            assert!(paused.pause());
+            paused.pause();
             paused.readmit(Op::Write { fua: false }, range, || check)
         };
         assert_eq!(readmit((0, 512), Ok(())), Ok(()));
@@ -230,9 +270,26 @@ mod tests {
         assert!(watch.has_changed() && !Drain::new(&volume_state).is_over());
         drop(paused);
         assert!(Drain::new(&volume_state).is_over());
-        // Others wait for the lock of a range, so I/O within it is not paused.
-        let mut owner = pass_locked(&counter, 0, 512);
-        assert!(!owner.pause() && !Drain::new(&volume_state).is_over());
+    }
+
+    #[test]
+    fn an_atomic_range_is_free_for_others_while_limits_hold_its_first_io() {
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
+        let (mut range, mut other) =
+            (AtomicRange::new(&volume_state, 0, 1024), AtomicRange::new(&volume_state, 512, 512));
+        assert!(range.lock() && !other.lock());
+        let mut first = pass_locked(&counter, 0, 1024);
+        first.pause();
+        range.unlock();
+        assert!(other.lock() && !range.lock(), "the other command comes first");
+        drop(other);
+        assert!(range.lock() && pass(&counter, 0, 512, true).is_none());
+        assert_eq!(first.readmit(Op::Read, (0, 1024), || Ok::<_, ()>(())), Ok(()));
+        // The first one has paid for all of its I/O.
+        assert_eq!(range.cost(), Some(Cost::write(1024)));
+        range.on_io();
+        assert_eq!(range.cost(), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
-    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Cost, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iser::ControlHeader;
@@ -356,8 +356,12 @@ impl Target for ManualSession<IserTargetSession> {
         self.session.on_io(done, now);
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        self.session.on_held(tag)
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        self.session.cost(io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -33,7 +33,7 @@ use crate::session::{FrameSession, SessionStage, Target, Timed};
 use crate::slots::{SlotKey, Slots};
 use crate::volume_state::{Admissions, NotAdmitted, RequiredAccess};
 use crate::volume_uuid::VolumeUuid;
-use blockmux_volume::{Completion, Io, IoError, SgList, Tag, Waker};
+use blockmux_volume::{Completion, Cost, Io, IoError, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, AoeCommand, ErrorCode, Header,
 };
@@ -322,12 +322,15 @@ impl Target for AoeTargetSession {
         self.finish(SlotKey(done.tag.0), done.result);
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        Cost::of(io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
         if let Some(guard) = self.pending.get_mut(SlotKey(tag.0)).and_then(|pending| pending.guard.as_mut()) {
             guard.pause();
         }
         self.set_held(SlotKey(tag.0), true);
-        true
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -4,7 +4,7 @@
 use super::fused::FusedHalf;
 use crate::nvme::event_queue::AbortOrder;
 use crate::nvme::io::IoCommand;
-use crate::volume_state::IoGuard;
+use crate::volume_state::{AtomicRange, IoGuard};
 use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -114,6 +114,14 @@ impl<P: Default> CommandSlot<P> {
     /// Requests the abort of the command, unless one was requested already.
     pub(super) fn abort(&mut self, status: NvmeStatus, order: Option<AbortOrder>) {
         self.abort.get_or_insert(PendingAbort { status, order });
+    }
+
+    /// The range that the command reads and writes atomically.
+    pub(super) fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        match &mut self.work {
+            CommandWork::Io(command) => command.atomic_range(),
+            CommandWork::Admin | CommandWork::Fabrics => None,
+        }
     }
 
     /// Takes the received data, once it is complete.

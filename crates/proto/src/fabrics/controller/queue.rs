@@ -26,8 +26,8 @@ use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
-use crate::volume_state::{IoGuard, NotAdmitted, RequiredAccess, Reserved};
-use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
+use crate::volume_state::{AtomicRange, IoGuard, NotAdmitted, RequiredAccess, Reserved};
+use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
@@ -820,24 +820,39 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         }
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        let entry = usize::try_from(io.tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
+        let range = entry.and_then(CommandSlot::atomic_range);
+        range.map_or_else(|| Cost::of(io), |range| range.cost())
+    }
+
+    fn on_held(&mut self, tag: Tag) {
         let entry = usize::try_from(tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
-        entry.and_then(|entry| entry.io_guard.as_mut()).is_none_or(IoGuard::pause)
+        if let Some(entry) = entry {
+            entry.io_guard.iter_mut().for_each(IoGuard::pause);
+            entry.atomic_range().into_iter().for_each(AtomicRange::unlock);
+        }
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
         let entry = usize::try_from(io.tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
-        let guard = entry.and_then(|entry| entry.io_guard.as_mut());
-        let (Some(guard), Some(ConnectedQueue::Io(queue))) = (guard, &mut self.queue) else {
+        let (Some(entry), Some(ConnectedQueue::Io(queue))) = (entry, &mut self.queue) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        let needs = RequiredAccess::of(io.op);
-        queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs).map_err(|why| {
-            queue.refresh_view_if_changed();
-            // If the namespace was detached, the host's next attempt is answered with that.
-            let is_attached = queue.admissions.has(volume);
-            if is_attached { why } else { NotAdmitted::Denied(IoError::PathLost) }
-        })
+        queue.refresh_view_if_changed();
+        if !queue.admissions.has(volume) {
+            // The namespace was detached; the host's next attempt is answered with that.
+            return Err(NotAdmitted::Denied(IoError::PathLost));
+        }
+        let mut needs = RequiredAccess::of(io.op);
+        if let Some(range) = entry.atomic_range() {
+            if !range.lock() {
+                return Err(NotAdmitted::Locked);
+            }
+            needs = RequiredAccess::Writing;
+        }
+        let Some(guard) = &mut entry.io_guard else { return Err(NotAdmitted::Denied(IoError::Aborted)) };
+        queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs)
     }
 
     #[inline]

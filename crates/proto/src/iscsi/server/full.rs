@@ -24,7 +24,7 @@ use crate::iscsi::sessions::SessionRegistration;
 use crate::scsi::task_set::TaskRouter;
 use crate::session::{Demand, ProtocolError};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Seg, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Seg, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
@@ -178,8 +178,12 @@ impl FullFeatureConnection {
         self.turn(|turn| turn.on_io(done));
     }
 
-    pub(super) fn on_held(&mut self, tag: Tag) -> bool {
-        self.turn(|turn| turn.on_held(tag))
+    pub(super) fn cost(&mut self, io: &Io) -> Option<Cost> {
+        self.turn(|turn| turn.cost(io))
+    }
+
+    pub(super) fn on_held(&mut self, tag: Tag) {
+        self.turn(|turn| turn.on_held(tag));
     }
 
     pub(super) fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -30,7 +30,7 @@ use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Completion, Io, IoError, Seg, Tag, Waker};
+use blockmux_volume::{Completion, Cost, Io, IoError, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -396,8 +396,12 @@ impl Target for IserTargetSession {
         self.resume();
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        self.session.on_held(tag)
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        self.session.cost(io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        self.session.on_held(tag);
     }
 
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -73,7 +73,7 @@ use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
 use connection::ConnectionAddresses;
 use core::net::IpAddr;
 use datamover::TargetDatamover;
@@ -370,10 +370,16 @@ impl Target for IscsiTargetSession {
         }
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.on_held(tag),
-            IscsiPhase::Login(_) | IscsiPhase::Closing => true,
+            IscsiPhase::Full(full) => full.cost(io),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
+        }
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        if let IscsiPhase::Full(full) = &mut self.phase {
+            full.on_held(tag);
         }
     }
 

@@ -45,7 +45,7 @@ use crate::exports::{Exports, VolumeId};
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::{Admission, NotAdmitted};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
 pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
@@ -253,10 +253,13 @@ impl Target for NbdTargetSession {
         None
     }
 
-    fn on_held(&mut self, tag: Tag) -> bool {
-        match &mut self.phase {
-            NbdTargetPhase::Transmission(transmission) => transmission.on_held(tag),
-            _ => true,
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        Cost::of(io)
+    }
+
+    fn on_held(&mut self, tag: Tag) {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
+            transmission.on_held(tag);
         }
     }
 

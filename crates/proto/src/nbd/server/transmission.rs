@@ -383,8 +383,8 @@ impl ServerTransmission {
         }
     }
 
-    pub(super) fn on_held(&mut self, tag: Tag) -> bool {
-        self.pending.guard(tag).is_none_or(IoGuard::pause)
+    pub(super) fn on_held(&mut self, tag: Tag) {
+        self.pending.guard(tag).into_iter().for_each(IoGuard::pause);
     }
 
     pub(super) fn readmit(&mut self, io: &Io) -> Result<(), NotAdmitted<IoError>> {

@@ -3,7 +3,7 @@
 use super::task::{BlockRange, CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskOutcome};
 use crate::scsi::bytes::{first_difference, or};
 use crate::scsi::sense::Sense;
-use crate::volume_state::RangeGuard;
+use crate::volume_state::AtomicRange;
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -24,7 +24,7 @@ pub(super) fn compare_and_write(cx: &mut CommandContext<'_>) -> TaskOutcome {
             Ok(HandlerAction::good())
         };
     }
-    cx.work(ReadModifyWrite::of(CompareKind::CompareAndWrite, &range));
+    cx.work(ReadModifyWrite::new(cx, CompareKind::CompareAndWrite, &range));
     cx.exact_data_out(range.len.saturating_mul(2))
 }
 
@@ -36,7 +36,7 @@ pub(super) fn orwrite(cx: &mut CommandContext<'_>) -> TaskOutcome {
     if range.len == 0 {
         return Ok(HandlerAction::good());
     }
-    cx.work(ReadModifyWrite::of(CompareKind::Or, &range));
+    cx.work(ReadModifyWrite::new(cx, CompareKind::Or, &range));
     cx.data_out(range.len)
 }
 
@@ -50,33 +50,32 @@ enum CompareKind {
 /// access, so OR may proceed in pieces.
 struct ReadModifyWrite {
     kind: CompareKind,
-    offset: u64,
-    len: u64,
+    range: AtomicRange,
     /// Number of bytes done.
     at: u64,
     fua: bool,
     data: SgList,
-    guard: Option<RangeGuard>,
 }
 
 impl ReadModifyWrite {
     /// Starts at the beginning of a range.
-    fn of(kind: CompareKind, range: &BlockRange) -> ReadModifyWrite {
+    fn new(cx: &CommandContext<'_>, kind: CompareKind, range: &BlockRange) -> ReadModifyWrite {
         let fua = range.flags & FUA != 0;
-        let (offset, len) = (range.offset, range.len);
-        ReadModifyWrite { kind, offset, len, at: 0, fua, data: SgList::default(), guard: None }
+        let range = AtomicRange::new(&cx.unit.unit.volume_state, range.offset, range.len);
+        ReadModifyWrite { kind, range, at: 0, fua, data: SgList::default() }
     }
 
     /// Length of the next read and write, in bytes.
     fn piece(&self) -> u64 {
         match self.kind {
-            CompareKind::CompareAndWrite => self.len,
-            CompareKind::Or => self.len.saturating_sub(self.at).min(PIECE),
+            CompareKind::CompareAndWrite => self.range.len(),
+            CompareKind::Or => self.range.len().saturating_sub(self.at).min(PIECE),
         }
     }
 
     fn io(&self, op: Op, data: Option<SgList>) -> TaskOutcome {
-        Ok(HandlerAction::IoInLockedRange(op, self.offset.saturating_add(self.at), self.piece(), data))
+        let offset = self.range.offset().saturating_add(self.at);
+        Ok(HandlerAction::IoInLockedRange(op, offset, self.piece(), data))
     }
 
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
@@ -102,14 +101,19 @@ impl MultiStepCommand for ReadModifyWrite {
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.volume_state, self.offset, self.len) {
+    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
+        if !self.range.lock() {
             return Ok(HandlerAction::Wait);
         }
         self.io(Op::Read, None)
     }
 
+    fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        Some(&mut self.range)
+    }
+
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
+        self.range.on_io();
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;
@@ -117,7 +121,7 @@ impl MultiStepCommand for ReadModifyWrite {
             }
             _ => {
                 self.at = self.at.saturating_add(self.piece());
-                if self.at == self.len { Ok(HandlerAction::good()) } else { self.io(Op::Read, None) }
+                if self.at == self.range.len() { Ok(HandlerAction::good()) } else { self.io(Op::Read, None) }
             }
         }
     }
@@ -126,7 +130,9 @@ impl MultiStepCommand for ReadModifyWrite {
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::{DeviceBench, answer, command};
-    use crate::scsi::{Lun, ScsiStatus, TaskStep};
+    use crate::scsi::{DeviceServer, Lun, ScsiStatus, TaskStep};
+    use crate::volume_state::NotAdmitted;
+    use blockmux_volume::Cost;
 
     const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -222,6 +228,37 @@ mod tests {
         let TaskStep::Done(response) = step else { unreachable!() };
         answer(response).good();
         assert!(matches!(first.server.resume(&mut late), TaskStep::Io { .. }));
+    }
+
+    #[test]
+    fn limits_hold_a_compare_before_its_lock_and_charge_it_as_one_write() {
+        let bench = DeviceBench::new();
+        let (mut first, mut second) = (bench.client("a"), bench.client("b"));
+        let data = [[5; 512], [7; 512]].concat();
+        let (mut compare, step) = first.server.begin(&command(Lun::new(0), &CAW, 1024));
+        let step = first.turn(&mut compare, step, &data, &mut 0);
+        let TaskStep::Io { volume, io } = step else { panic!("{step:?}") };
+        assert_eq!(DeviceServer::cost(&mut compare, &io), Some(Cost::write(512)));
+        DeviceServer::on_held(&mut compare);
+        second.run_with(&WRITE, &[6; 512]).good();
+        let (mut write, step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
+        let in_flight = second.turn(&mut write, step, &[5; 512], &mut 0);
+        for _ in 0..2 {
+            assert_eq!(first.server.readmit(&mut compare, volume, &io), Err(NotAdmitted::Locked));
+        }
+        // Others wait again.
+        let (mut late, step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
+        assert!(matches!(second.turn(&mut late, step, &[8; 512], &mut 0), TaskStep::Wait));
+        second.turn(&mut write, in_flight, &[], &mut 0);
+        assert_eq!(first.server.readmit(&mut compare, volume, &io), Ok(()));
+        let step = first.turn(&mut compare, TaskStep::Io { volume, io }, &[], &mut 0);
+        let TaskStep::Io { io, .. } = &step else { panic!("{step:?}") };
+        assert_eq!(DeviceServer::cost(&mut compare, io), None);
+        let TaskStep::Done(response) = first.turn(&mut compare, step, &[], &mut 0) else {
+            panic!("it is done")
+        };
+        answer(response).good();
+        assert_eq!(first.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);
     }
 
     #[test]

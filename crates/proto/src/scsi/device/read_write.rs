@@ -2,7 +2,7 @@
 
 use super::task::{CommandContext, DeviceTaskState, HandlerAction, MultiStepCommand, TaskOutcome};
 use crate::scsi::sense::Sense;
-use crate::volume_state::RangeGuard;
+use crate::volume_state::AtomicRange;
 use blockmux_volume::{Op, Output, SgList};
 use blockmux_wire::scsi::cdb::FUA;
 
@@ -47,7 +47,8 @@ pub(super) fn write_atomic(cx: &mut CommandContext<'_>) -> TaskOutcome {
         return Ok(HandlerAction::good());
     }
     let fua = range.flags & FUA != 0;
-    cx.work(Atomic { offset: range.offset, fua, data: SgList::default(), guard: None });
+    let atomic = AtomicRange::new(&cx.unit.unit.volume_state, range.offset, range.len);
+    cx.work(Atomic { range: atomic, fua, data: SgList::default() });
     cx.data_out(range.len)
 }
 
@@ -65,10 +66,9 @@ impl MultiStepCommand for FlushThenRead {
 
 /// A write that other commands see completely or not at all.
 struct Atomic {
-    offset: u64,
+    range: AtomicRange,
     fua: bool,
     data: SgList,
-    guard: Option<RangeGuard>,
 }
 
 impl MultiStepCommand for Atomic {
@@ -77,13 +77,17 @@ impl MultiStepCommand for Atomic {
         self.on_resume(cx)
     }
 
-    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
-        let len = self.data.len() as u64;
-        if !RangeGuard::take(&mut self.guard, &cx.unit.unit.volume_state, self.offset, len) {
+    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
+        if !self.range.lock() {
             return Ok(HandlerAction::Wait);
         }
-        let data = std::mem::take(&mut self.data);
-        Ok(HandlerAction::IoInLockedRange(Op::Write { fua: self.fua }, self.offset, len, Some(data)))
+        let data = Some(std::mem::take(&mut self.data));
+        let (offset, len) = (self.range.offset(), self.range.len());
+        Ok(HandlerAction::IoInLockedRange(Op::Write { fua: self.fua }, offset, len, data))
+    }
+
+    fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        Some(&mut self.range)
     }
 
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {

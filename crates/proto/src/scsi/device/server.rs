@@ -5,13 +5,13 @@ use super::nexus::ItNexus;
 use super::table::{self, CommandEntry, CommandRules};
 use super::target::ScsiTarget;
 use super::task::{CommandContext, DeviceTaskState, HandlerAction, Task, TaskFailure, TaskOutcome};
-use super::unit::{LogicalUnit, UnitState};
+use super::unit::{LogicalUnit, UNIT_REMOVED, UnitState};
 use super::units::{AttachedUnit, AttachedUnits};
 use super::{Cdb, Command, Lun, Response, ScsiStatus, TaskAttribute, TaskStep, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::{Drain, IoGuard, NotAdmitted};
-use blockmux_volume::{Completion, Io, IoError, Op, SgList, Tag};
+use crate::volume_state::{AtomicRange, Drain, IoGuard, NotAdmitted};
+use blockmux_volume::{Completion, Cost, Io, IoError, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -137,9 +137,15 @@ impl DeviceServer {
         self.step(task, Err(failure))
     }
 
-    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back; returns whether they may.
-    pub(crate) fn on_held(task: &mut Task) -> bool {
-        task.guard.as_mut().is_none_or(IoGuard::pause)
+    /// What limits charge for the I/O of a [`TaskStep::Io`].
+    pub(crate) fn cost(task: &mut Task, io: &Io) -> Option<Cost> {
+        task.state.atomic_range().map_or_else(|| Cost::of(io), |range| range.cost())
+    }
+
+    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back.
+    pub(crate) fn on_held(task: &mut Task) {
+        task.guard.iter_mut().for_each(IoGuard::pause);
+        task.state.atomic_range().into_iter().for_each(AtomicRange::unlock);
     }
 
     /// Admits an I/O that was held back. If it is denied, it completes with the error, and then the
@@ -153,6 +159,10 @@ impl DeviceServer {
         volume: VolumeId,
         io: &Io,
     ) -> Result<(), NotAdmitted<IoError>> {
+        self.units.update(&self.target, &self.nexus);
+        if task.state.atomic_range().is_some_and(|range| !range.lock()) {
+            return Err(NotAdmitted::Locked);
+        }
         let index = self.index_of(task, volume);
         let mut guard = task.guard.take();
         let mut check = || {
@@ -168,9 +178,14 @@ impl DeviceServer {
             NotAdmitted::Locked => NotAdmitted::Locked,
             NotAdmitted::Denied(failure) => {
                 self.notify_failure(task);
-                let is_aborted = failure.status == ScsiStatus::TASK_ABORTED;
+                // Counted for the volume; the task ends with the failure.
+                let error = match failure.status {
+                    ScsiStatus::TASK_ABORTED => IoError::Aborted,
+                    ScsiStatus::RESERVATION_CONFLICT => IoError::Reserved,
+                    _ => IoError::PathLost,
+                };
                 task.state = DeviceTaskState::Denied(Box::new(failure));
-                NotAdmitted::Denied(if is_aborted { IoError::Aborted } else { IoError::Reserved })
+                NotAdmitted::Denied(error)
             }
         })
     }
@@ -270,10 +285,7 @@ impl DeviceServer {
         task: &mut Task,
         next: impl FnOnce(&mut CommandContext<'_>) -> TaskOutcome,
     ) -> TaskOutcome {
-        let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit)) else {
-            // The unit was removed during the task.
-            return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED).into());
-        };
+        let unit = self.units.of_task(task)?;
         if unit.is_aborted(task) {
             return Err(TaskFailure::status(ScsiStatus::TASK_ABORTED));
         }
@@ -358,16 +370,11 @@ impl DeviceServer {
         owns_lock: bool,
     ) -> TaskStep {
         let counter = index.and_then(|index| self.units.get(index)).map(|unit| unit.counter.clone());
-        let admitted = match counter {
-            Some(counter) => {
-                let check = || self.check_counted(task, index);
-                counter.admit(io.op, (io.offset, io.len), owns_lock, check).map(Some)
-            }
-            None => self.check_counted(task, index).map(|()| None).map_err(NotAdmitted::Denied),
-        };
-        match admitted {
+        let Some(counter) = counter else { return self.fail_denied(task, UNIT_REMOVED.into()) };
+        let check = || self.check_counted(task, index);
+        match counter.admit(io.op, (io.offset, io.len), owns_lock, check) {
             Ok(guard) => {
-                task.guard = guard;
+                task.guard = Some(guard);
                 TaskStep::Io { volume, io }
             }
             Err(NotAdmitted::Locked) => {
@@ -386,12 +393,10 @@ impl DeviceServer {
 
     #[inline]
     fn check_counted(&mut self, task: &Task, index: Option<usize>) -> Result<(), TaskFailure> {
-        if let Some(unit) = task.unit.and_then(|unit| self.units.get_mut(unit))
-            && unit.is_aborted(task)
-        {
+        if self.units.of_task(task)?.is_aborted(task) {
             return Err(TaskFailure::status(ScsiStatus::TASK_ABORTED));
         }
-        let Some(other) = index.and_then(|index| self.units.get_mut(index)) else { return Ok(()) };
+        let other = index.and_then(|index| self.units.get_mut(index)).ok_or(UNIT_REMOVED)?;
         if other.unit.generation() != other.seen {
             other.refresh();
         }
@@ -403,11 +408,9 @@ impl DeviceServer {
 
     /// Checks the reservations for an I/O that was held back. Nobody waited for it, so it must not
     /// start after a reservation that excludes it.
-    fn check_reservation(&self, task: &Task) -> Result<(), TaskFailure> {
-        match task.unit.and_then(|unit| self.units.get(unit)) {
-            Some(unit) => find_entry(&task.command)?.check_reservation(&unit.view),
-            None => Ok(()),
-        }
+    fn check_reservation(&mut self, task: &Task) -> Result<(), TaskFailure> {
+        let unit = self.units.of_task(task)?;
+        find_entry(&task.command)?.check_reservation(&unit.view)
     }
 
     /// Reports a failed I/O to a multi-step command.

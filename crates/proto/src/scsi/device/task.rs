@@ -7,7 +7,7 @@ use super::units::AttachedUnit;
 use super::{Command, ScsiStatus};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::IoGuard;
+use crate::volume_state::{AtomicRange, IoGuard};
 use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::opcode::{ScsiOpcode, persistent_reserve_out as out};
@@ -91,6 +91,16 @@ pub(super) enum DeviceTaskState {
     Denied(Box<TaskFailure>),
 }
 
+impl DeviceTaskState {
+    /// The range that the command reads and writes atomically.
+    pub(super) fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        match self {
+            DeviceTaskState::Work(work) => work.atomic_range(),
+            _ => None,
+        }
+    }
+}
+
 impl std::fmt::Debug for DeviceTaskState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -125,6 +135,11 @@ pub(super) trait MultiStepCommand {
     /// fails the I/O.
     fn check(&self, unit: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
         unit.view.check_sanitize()
+    }
+
+    /// The range that the command reads and writes atomically.
+    fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
+        None
     }
 
     /// Called after a wait.

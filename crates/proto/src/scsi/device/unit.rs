@@ -419,6 +419,6 @@ impl NexusState {
 /// NOT READY sense data of a unit during a sanitize operation.
 pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
 /// Sense data of a unit whose volume is no longer served.
-const UNIT_REMOVED: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
+pub(super) const UNIT_REMOVED: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
 /// Maximum number of pending unit attentions of a nexus; beyond it the oldest is dropped.
 const MAX_ATTENTIONS: usize = 8;

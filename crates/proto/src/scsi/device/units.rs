@@ -8,9 +8,10 @@ use super::nexus::ItNexus;
 use super::target::ScsiTarget;
 use super::task::Task;
 use super::token_copy::TokenRecords;
-use super::unit::{LogicalUnit, NexusKey};
+use super::unit::{LogicalUnit, NexusKey, UNIT_REMOVED};
 use super::view::NexusView;
 use crate::exports::VolumeId;
+use crate::scsi::sense::Sense;
 use crate::volume_state::IoCounter;
 use blockmux_wire::scsi::sense::Asc;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,6 +117,16 @@ impl AttachedUnits {
         self.list.get_mut(index)?.as_mut()
     }
 
+    /// The unit of a task.
+    ///
+    /// # Errors
+    /// If it was removed during the task.
+    #[inline]
+    pub(super) fn of_task(&mut self, task: &Task) -> Result<&mut AttachedUnit, Sense> {
+        let unit = task.unit.and_then(|unit| self.get_mut(unit));
+        unit.ok_or(UNIT_REMOVED)
+    }
+
     /// All existing units.
     pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedUnit> {
         self.list.iter().flatten()
@@ -177,8 +188,9 @@ impl AttachedUnit {
 mod tests {
     use crate::exports::VolumeId;
     use crate::scsi::device::testing::{DeviceBench, command};
-    use crate::scsi::{LogicalUnit, Lun, TaskStep, UnitIdentity};
-    use blockmux_volume::MemVolume;
+    use crate::scsi::{DeviceServer, LogicalUnit, Lun, TaskStep, UnitIdentity};
+    use crate::volume_state::NotAdmitted;
+    use blockmux_volume::{Completion, IoError, MemVolume};
     use std::sync::Arc;
 
     const TEST_UNIT_READY: [u8; 6] = [0; 6];
@@ -224,6 +236,23 @@ mod tests {
         bench.target.remove(|_, _| true);
         assert_eq!(client.run(&READ_ONE).check(), (5, 0x2500));
         let TaskStep::Done(end) = client.turn(&mut task, step, &[], &mut 0) else { panic!("it goes on") };
+        assert_eq!(end.sense.map(|sense| sense.asc.0), Some(0x2500));
+    }
+
+    #[test]
+    fn io_that_limits_hold_does_not_start_once_its_unit_is_removed() {
+        let bench = DeviceBench::new();
+        let mut client = bench.client("i");
+        let (mut task, step) = client.server.begin(&command(Lun::new(0), &READ_ONE, 0));
+        let TaskStep::Io { volume, io } = step else { panic!("{step:?}") };
+        DeviceServer::on_held(&mut task);
+        bench.target.remove(|_, _| true);
+        let Err(NotAdmitted::Denied(error)) = client.server.readmit(&mut task, volume, &io) else {
+            panic!("its unit is removed")
+        };
+        assert_eq!(error, IoError::PathLost);
+        let denied = Completion { tag: io.tag, result: Err(error) };
+        let TaskStep::Done(end) = client.server.on_io(&mut task, denied) else { panic!("it goes on") };
         assert_eq!(end.sense.map(|sense| sense.asc.0), Some(0x2500));
     }
 

@@ -9,7 +9,7 @@ use crate::scsi::{
     TaskStep,
 };
 use crate::volume_state::{Drain, NotAdmitted};
-use blockmux_volume::{Completion, Io, IoError, SgList, Tag};
+use blockmux_volume::{Completion, Cost, Io, IoError, SgList, Tag};
 
 /// Task execution, implemented for every [`ScsiTransport`].
 pub(crate) trait TaskRouter: ScsiTransport + Sized {
@@ -133,10 +133,21 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         }
     }
 
-    /// Handles that limits hold an I/O back; returns whether they may.
-    fn on_held(&mut self, tag: Tag) -> bool {
+    /// What limits charge for an I/O.
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
+        match self.parts().tasks.server_and_task(slot) {
+            Some((_, task)) => DeviceServer::cost(task, io),
+            None => Cost::of(io),
+        }
+    }
+
+    /// Handles that limits hold an I/O back.
+    fn on_held(&mut self, tag: Tag) {
         let slot = usize::try_from(tag.0).unwrap_or(usize::MAX);
-        self.parts().tasks.server_and_task(slot).is_none_or(|(_, task)| DeviceServer::on_held(task))
+        if let Some((_, task)) = self.parts().tasks.server_and_task(slot) {
+            DeviceServer::on_held(task);
+        }
     }
 
     /// Admits an I/O that was held back.

@@ -113,6 +113,26 @@ fn commands_that_wait_for_a_detached_volume_end() {
 }
 
 #[test]
+fn io_that_limits_hold_does_not_start_once_its_namespace_is_detached() {
+    use crate::session::Target;
+    use crate::volume_state::NotAdmitted;
+    let (node, subsystem) = empty();
+    subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
+    let (mut io, _queue) = FabricsTestHost::io(&node);
+    io.pump.holds_io = true;
+    let mut write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+    io.send(&mut write, &[7; 512]);
+    let (volume, held) = io.pump.submitted.pop_front().unwrap();
+    let session = &mut io.pump.session;
+    session.on_held(held.tag);
+    assert_eq!(session.readmit(volume, &held), Ok(()));
+    session.on_held(held.tag);
+    subsystem.detach(|_| true);
+    let denied = NotAdmitted::Denied(blockmux_volume::IoError::PathLost);
+    assert_eq!(session.readmit(volume, &held), Err(denied));
+}
+
+#[test]
 fn a_host_sees_and_is_notified_of_its_visible_namespaces() {
     let (node, subsystem) = empty();
     let (mut io, mut queue) = FabricsTestHost::io(&node);

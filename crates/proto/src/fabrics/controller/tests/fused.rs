@@ -54,6 +54,40 @@ fn a_fused_pair_writes_if_the_compare_succeeds() {
 }
 
 #[test]
+fn limits_hold_a_pair_before_its_lock_and_charge_it_as_one_write() {
+    use crate::session::Target;
+    use crate::volume_state::NotAdmitted;
+    use blockmux_volume::Cost;
+    let node = node();
+    let ((mut io, _admin), (mut other, _)) = (FabricsTestHost::io(&node), FabricsTestHost::io_of(&node, 2));
+    io.pump.holds_io = true;
+    let mut halves = pair(3, 1);
+    for (half, bytes) in halves.iter_mut().zip([&[5; 512], &[7; 512]]) {
+        half.dptr = SglDescriptor::in_capsule(0, 512);
+        io.send(half, bytes);
+    }
+    let (volume, read) = io.pump.submitted.pop_front().unwrap();
+    assert_eq!(io.pump.session.cost(&read), Some(Cost::write(512)));
+    io.pump.session.on_held(read.tag);
+    let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 3, 1) };
+    assert!(other.run(write, &[5; 512]).1.status.is_success());
+    // Another write is in flight.
+    other.pump.holds_io = true;
+    other.send(&mut { write }, &[5; 512]);
+    assert_eq!(io.pump.session.readmit(volume, &read), Err(NotAdmitted::Locked));
+    other.pump.finish_one();
+    assert_eq!(io.pump.session.readmit(volume, &read), Ok(()));
+    io.pump.submitted.push_back((volume, read));
+    io.pump.finish_one();
+    io.pump.turn();
+    let (_, then) = io.pump.submitted.front().unwrap();
+    let then = then.clone();
+    assert_eq!((then.op.is_write(), io.pump.session.cost(&then)), (true, None));
+    io.pump.finish_one();
+    assert_eq!(ends(&mut io, &halves), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
+}
+
+#[test]
 fn the_data_of_either_half_may_come_first() {
     let (mut io, _admin) = FabricsTestHost::io(&node());
     let data = pattern(16384);
