@@ -55,6 +55,8 @@ const PEERS: &[Peer] = &[
     peer("aoe-discover", "aoetools", KERNEL),
     peer("aoe-stat", "aoetools", KERNEL),
     peer("multipathd", "multipath-tools", KERNEL),
+    peer("cryptsetup", "cryptsetup-bin", KERNEL),
+    peer("openssl", "openssl", KERNEL),
     peer("sg_inq", "sg3-utils", KERNEL),
     peer("sg_persist", "sg3-utils", KERNEL),
     peer("sg_reset", "sg3-utils", KERNEL),

@@ -36,10 +36,12 @@ pub(crate) const PROGRAMS: &[&str] = &[
     "ss",
     "rdma",
     "iscsi-test-cu",
+    "cryptsetup",
+    "openssl",
 ];
 
 /// Additional programs for scripts that use kernel TLS.
-pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl", "openssl"];
+pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl"];
 
 /// Modules of the guest; their dependencies are added.
 const MODULES: &[&str] = &[
@@ -69,6 +71,11 @@ const MODULES: &[&str] = &[
     "ib_srpt",
     "dm_multipath",
     "dm_round_robin",
+    "dm_crypt",
+    "xts",
+    "aes_generic",
+    "sha256_generic",
+    "algif_skcipher",
     "scsi_dh_alua",
     "rdma_ucm",
 ];

@@ -282,7 +282,7 @@ impl Portal {
     }
 }
 
-/// The names of an exported volume.
+/// The names of an exported volume, and what else clients have to know of it.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeNames {
     pub(crate) volume: VolumeId,
@@ -290,6 +290,8 @@ pub(crate) struct VolumeNames {
     pub(crate) export: String,
     /// Name of the volume's default target and subsystem, behind their prefixes.
     pub(crate) target: String,
+    /// Logical block size in bytes.
+    pub(crate) block_len: u32,
 }
 
 impl VolumeNames {
@@ -297,7 +299,8 @@ impl VolumeNames {
     pub(crate) fn of(exports: &Exports, volume: VolumeId) -> Option<VolumeNames> {
         let (export, volume_state) = exports.get(volume).zip(exports.volume_state(volume))?;
         let target = volume_state.target_name().unwrap_or(&export.name).to_owned();
-        Some(VolumeNames { volume, export: export.name.clone(), target })
+        let block_len = export.volume.info().logical_block;
+        Some(VolumeNames { volume, export: export.name.clone(), target, block_len })
     }
 
     /// The names of all volumes, in order.
@@ -308,7 +311,8 @@ impl VolumeNames {
     /// The names of a volume whose default target has the volume's name.
     #[cfg(test)]
     pub(crate) fn plainly(name: &str) -> VolumeNames {
-        VolumeNames { volume: VolumeId(0), export: name.to_owned(), target: name.to_owned() }
+        let (export, target) = (name.to_owned(), name.to_owned());
+        VolumeNames { volume: VolumeId(0), export, target, block_len: 512 }
     }
 }
 

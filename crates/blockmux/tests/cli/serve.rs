@@ -17,7 +17,7 @@ fn serve_prints_urls_commands_and_ready_and_stops_on_a_signal() {
     unignore_signals();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut command = Command::new(BLOCKMUX);
-        command.args(["serve", "a=mem:1m", "mem:2m", "--nbd", "127.0.0.1:0"]);
+        command.args(["serve", "a=mem:1m", "mem:2m?block_size=4096", "--nbd", "127.0.0.1:0"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
         let mut lines: Vec<_> = lines.take_while(|line| line != "ready").collect();
@@ -30,6 +30,8 @@ fn serve_prints_urls_commands_and_ready_and_stops_on_a_signal() {
         assert_eq!(lines[3], format!("qemu-img info {url}"));
         assert_eq!(lines[4], format!("nbd-client 127.0.0.1 {port} /dev/nbd0 -N a {FOR_LOST_CONNECTIONS}"));
         assert_eq!(lines[5], "disk0  2 MiB");
+        // A block size of 512 bytes is its default.
+        assert!(lines[9].contains(" /dev/nbd0 -N disk0 -block-size 4096 "), "{}", lines[9]);
         let info = blockmux(["info", &url]);
         assert!(text(&info.stdout).contains("\n  size         1048576 (1 MiB)\n"));
         assert_eq!(end_by(&mut child, signal).code(), Some(0));

@@ -184,28 +184,27 @@ impl Frontend for Nbd {
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(address) = portal.reached_at.socket() else { return Vec::new() };
-        let name = &named.export;
         let with_tls =
-            self.tls.as_ref().map(|_| connect_info(address, name, Some(self.settings.of_client())));
+            self.tls.as_ref().map(|_| connect_info(address, named, Some(self.settings.of_client())));
         let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
-        let plain = (!is_required).then(|| connect_info(address, name, None));
+        let plain = (!is_required).then(|| connect_info(address, named, None));
         with_tls.into_iter().chain(plain).collect()
     }
 }
 
 /// URL and client commands for an export, with or without TLS.
-fn connect_info(address: &Address, name: &str, tls: Option<UriTls>) -> ConnectInfo {
+fn connect_info(address: &Address, named: &VolumeNames, tls: Option<UriTls>) -> ConnectInfo {
     let server = match address {
         Address::Unix(path) => NbdServer::Unix(path.clone()),
         Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
     };
-    let export = name.to_owned();
+    let export = named.export.clone();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);
     let uri = NbdUri { server, export, tls, connections: None, reconnect, timeout };
     match &uri.tls {
         None => ConnectInfo {
             url: uri.to_string(),
-            commands: commands(&uri).into(),
+            commands: commands(&uri, named.block_len).into(),
             variables: vec![("nbd", qemu_filename(&uri))],
         },
         Some(tls) => {
@@ -243,16 +242,18 @@ fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
     commands
 }
 
-fn commands(uri: &NbdUri) -> [String; 3] {
+fn commands(uri: &NbdUri, block_len: u32) -> [String; 3] {
     let (url, name) = (uri.to_string(), shell_word(&uri.export));
     let place = match &uri.server {
         NbdServer::Tcp((host, port)) => format!("{host} {port}"),
         NbdServer::Unix(path) => format!("-unix {}", shell_word(&path.to_string_lossy())),
     };
+    // nbd-client does not ask the server for it.
+    let block_size = if block_len > 512 { format!(" -block-size {block_len}") } else { String::new() };
     [
         format!("nbdinfo {}", shell_word(&url)),
         format!("qemu-img info {}", shell_word(&url)),
-        format!("nbd-client {place} /dev/nbd0 -N {name} {FOR_LOST_CONNECTIONS}"),
+        format!("nbd-client {place} /dev/nbd0 -N {name}{block_size} {FOR_LOST_CONNECTIONS}"),
     ]
 }
 
