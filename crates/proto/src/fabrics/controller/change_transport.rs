@@ -14,6 +14,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             ControllerQueue::with_transport(make(&self.node), self.node, self.pool, self.timers.now);
         queue.connection = HostConnection { sgls: U::SGLS, ..self.connection };
         (queue.timers, queue.unstarted, queue.stopping) = (self.timers, self.unstarted, self.stopping);
+        queue.outlasts_io_queues = self.outlasts_io_queues;
         (queue.is_over, queue.make_notifier) = (self.is_over, self.make_notifier);
         queue
     }

@@ -71,6 +71,8 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) connecting: Option<(usize, SgList)>,
     /// Whether new commands are no longer accepted; outstanding ones are finished.
     pub(super) stopping: bool,
+    /// Whether an admin queue ends after the I/O queues of its controller, which would end with it.
+    pub(super) outlasts_io_queues: bool,
     /// Whether the connection has to be closed.
     pub(super) is_over: bool,
     pub(super) timers: QueueTimers,
@@ -109,6 +111,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             unstarted: UnstartedCommands::default(),
             connecting: None,
             stopping: false,
+            outlasts_io_queues: false,
             is_over: false,
             timers: QueueTimers {
                 connect_by: now.checked_add(CONNECT_TIME).unwrap_or(now),
@@ -198,7 +201,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// Whether everything has ended that has to end before the connection is closed.
     pub(crate) fn is_finished(&self) -> bool {
-        self.is_over || (self.stopping && self.commands.is_idle())
+        self.is_over || (self.stopping && self.commands.is_idle() && !self.waits_for_io_queues())
+    }
+
+    fn waits_for_io_queues(&self) -> bool {
+        self.outlasts_io_queues
+            && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.guard.has_queues())
     }
 
     /// Ends the connection immediately. Returns whether it had ended before.
@@ -722,6 +730,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             || !self.waiting.is_empty()
             || matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits())
             || self.connecting.is_some()
+            || self.waits_for_io_queues()
     }
 }
 
@@ -865,7 +874,7 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     }
 
     fn on_stop(&mut self, _now: Instant) {
-        self.stopping = true;
+        (self.stopping, self.outlasts_io_queues) = (true, true);
         self.end_fusing();
     }
 }

@@ -13,7 +13,7 @@ use blockmux_wire::nvme::identify::{
 };
 use blockmux_wire::nvme::log::{ErrorEntry, SmartLog};
 use blockmux_wire::nvme::nvm::{CopySource, DSM_DEALLOCATE, FUA};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[test]
 fn sqhd_counts_completions_round_the_queue() {
@@ -434,7 +434,8 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     admin_queue.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
     crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
     crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
-    assert!(!io.is_closed() && admin_queue.is_closed());
+    // The I/O queue would end with the admin queue.
+    assert!(!io.is_closed() && !admin_queue.is_closed());
     // New commands are not completed: the host would retry a failed one immediately and only a few
     // times.
     io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
@@ -444,7 +445,11 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     assert!(io.received().is_empty() && !io.is_closed());
     io.pump.finish_one();
     assert!(io.is_closed() && io.pump.submitted.is_empty());
-    assert!(io.end_of(read).1.status.is_success());
+    assert!(io.end_of(read).1.status.is_success() && !admin_queue.is_closed());
+    let soon = Instant::now() + Duration::from_millis(200);
+    assert!(admin_queue.pump.session.poll_timeout().unwrap() < soon, "it looks again");
+    drop(io);
+    assert!(admin_queue.is_closed());
 }
 
 /// A node with an unreadable block on the first volume.
