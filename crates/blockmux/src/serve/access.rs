@@ -1,6 +1,6 @@
 //! What clients of the API over TCP need: a token, a certificate, or both.
 
-use crate::address::ApiListener;
+use crate::address::{ApiListener, is_local};
 use crate::ctl::api_token;
 use crate::failure::Failure;
 use crate::protocol::policy::ListenerAddress;
@@ -51,6 +51,18 @@ pub(super) fn tcp_address(listener: &ApiListener) -> Result<Address, Failure> {
         ListenerAddress::Socket(address @ Address::Tcp(_)) => Ok(address),
         _ => Err(Failure::request("--api: write host:port; --control takes unix:PATH")),
     }
+}
+
+/// What to warn of if machines that are not named can connect without encryption.
+pub(super) fn plain_warning(listener: &ApiListener, credentials: &RequiredCredentials) -> Option<String> {
+    let address = tcp_address(listener).ok()?;
+    let is_open = credentials.tls.is_none() && !is_local(&address) && listener.networks.is_everyone();
+    is_open.then(|| {
+        format!(
+            "{address}: the API and its token are not encrypted; add --api-tls-certs, or make it reachable from \
+             trusted networks only"
+        )
+    })
 }
 
 impl ApiAccess {
@@ -173,6 +185,14 @@ mod tests {
             });
             assert!(said.contains(expected), "{said}");
         }
+    }
+
+    #[test]
+    fn an_open_listener_without_encryption_is_warned_of() {
+        let plain = RequiredCredentials { token: Some(Zeroizing::new("t".to_owned())), tls: None };
+        let warned = |listener: &str| plain_warning(&listener.parse().unwrap(), &plain);
+        assert!(warned("0.0.0.0:9810").unwrap().starts_with("0.0.0.0:9810: the API and its token"));
+        assert_eq!((warned("127.0.0.1:9810"), warned("0.0.0.0:9810?allow=192.0.2.0/24")), (None, None));
     }
 
     #[test]

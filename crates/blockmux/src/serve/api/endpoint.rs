@@ -2,10 +2,10 @@
 
 use super::REQUEST_TIMEOUT;
 use super::tls::TlsStream;
-use crate::address::{ApiListener, is_local};
+use crate::address::ApiListener;
 use crate::api::{ControlPath, check_peer, tls_error};
 use crate::failure::Failure;
-use crate::serve::access::{RequiredCredentials, RequiredTls, tcp_address};
+use crate::serve::access::{RequiredCredentials, RequiredTls, plain_warning, tcp_address};
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
@@ -146,11 +146,8 @@ pub(in crate::serve) fn bind_tcp(
 ) -> Result<Endpoint, Failure> {
     let address = tcp_address(listener)?;
     let networks = &listener.networks;
-    if credentials.borrow().tls.is_none() && !is_local(&address) && networks.is_everyone() {
-        warn!(
-            "{address}: the API and its token are not encrypted; add --api-tls-certs, or make it reachable from \
-             trusted networks only"
-        );
+    if let Some(warning) = plain_warning(listener, &credentials.borrow()) {
+        warn!("{warning}");
     }
     let asked = address.to_string();
     let bound = match inherited.take_offered(API, &asked) {

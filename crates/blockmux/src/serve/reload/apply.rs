@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::by_name;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
+use crate::serve::access::plain_warning;
 use crate::serve::flush;
 use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
@@ -192,6 +193,9 @@ impl Reloader {
         self.frontends.set(setup.frontends.clone());
         self.opener.set(Arc::new(setup.opener()));
         if let Some((own, new)) = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref()) {
+            if own.borrow().tls.is_some() {
+                warnings.extend(setup.api.as_ref().and_then(|listener| plain_warning(listener, new)));
+            }
             // Connections of clients that were checked with other credentials end.
             own.send_if_modified(|own| {
                 let is_renewed = *own != *new;
