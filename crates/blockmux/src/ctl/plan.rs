@@ -33,10 +33,11 @@ impl PlanReport {
 
 /// Text for people: a line for each change and for each session that it affects.
 pub(super) fn text(report: &PlanReport) -> String {
-    if report.is_empty() {
-        return "no changes".to_owned();
-    }
     let mut lines = Vec::new();
+    if report.is_empty() {
+        let read = if report.applied { "; secrets and certificates were read again" } else { "" };
+        lines.push(format!("no changes{read}"));
+    }
     for PlannedChange { change, affected } in &report.changes {
         lines.push(printable(change).to_string());
         let verb = if report.applied { "affected" } else { "affects" };

@@ -5,7 +5,7 @@ use crate::daemon::Daemon;
 use crate::nbd_tls::{Credentials, Flaw};
 use crate::program::{blockmux, has, succeed, text};
 use crate::raw_client::{READ, RawClient};
-use crate::reload::Configured;
+use crate::reload::{Configured, UNCHANGED};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -454,7 +454,7 @@ fn a_reload_renews_the_token_and_ends_connections_of_the_old_one() {
     let connect = || TcpStream::connect(&address).unwrap();
     let mut before = connect();
     assert_eq!(status_on(&mut before, TOKEN), 200);
-    assert_eq!(served.said(&["reload"]), "no changes\n");
+    assert_eq!(served.said(&["reload"]), UNCHANGED);
     assert_eq!(status_on(&mut before, TOKEN), 200, "the connection stays");
     // Half of a request's head does not keep a connection open.
     let mut half = connect();

@@ -16,6 +16,8 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// What a reload says if the config is the same.
+pub(crate) const UNCHANGED: &str = "no changes; secrets and certificates were read again\n";
 const TARGET: &str = "iqn.2026-11.test:disks";
 const SUBSYSTEM: &str = "nqn.2026-11.test:disks";
 const HOST: &str = "nqn.2026-11.test:host.of.ours";
@@ -129,7 +131,7 @@ fn adding_and_removing_volumes_does_not_affect_clients_of_others() {
     assert_eq!(stays.read(4096, 4096), [1; 4096]);
     assert_eq!(served.volumes(), ["a", "c"]);
     assert_eq!(served.nbd("c.sock").read(0, 512), [0; 512]);
-    assert_eq!(served.said(&["reload"]), "no changes\n");
+    assert_eq!(served.said(&["reload"]), UNCHANGED);
     if has("nbdinfo") {
         let url = format!("nbd+unix:///c?socket={}", served.files.path().join("c.sock").display());
         assert_eq!(succeed(Command::new("nbdinfo").args(["--size", &url])).trim(), (8 << 20).to_string());
@@ -237,7 +239,7 @@ fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     let said = served.refused(&both);
     assert!(said.contains("another program listens there"), "{said}");
     assert!(!served.files.path().join("d.sock").exists());
-    assert_eq!(served.reload(good), "no changes\n");
+    assert_eq!(served.reload(good), UNCHANGED);
 }
 
 #[test]
@@ -564,7 +566,7 @@ fn the_running_config_is_exported_and_can_be_loaded_again() {
     );
     // Loading the exported config changes nothing.
     served.write(&exported);
-    assert_eq!(served.said(&["reload"]), "no changes\n", "{exported}");
+    assert_eq!(served.said(&["reload"]), UNCHANGED, "{exported}");
 }
 
 #[test]
@@ -590,7 +592,7 @@ fn a_fragment_adds_and_changes_only_its_own_entries() {
     assert!(there.path().join("b.img").exists(), "paths in a fragment are relative to the fragment");
     assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "the initiator gets a unit attention");
     assert_eq!(session.access(), [GOOD, GOOD]);
-    assert_eq!(served.said(&["apply", &fragment(&part)]), "no changes\n");
+    assert_eq!(served.said(&["apply", &fragment(&part)]), UNCHANGED);
     let wrong = fragment(&format!("[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 2 = 'x' }}\n"));
     let output = served.ctl(&["apply", &wrong]);
     let said = text(&output.stderr);
