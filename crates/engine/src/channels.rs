@@ -211,11 +211,14 @@ impl Channels {
 
     /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected. Held
     /// requests are aborted if the peer cannot have a use for them: a write that starts much later
-    /// could undo what the peer writes over another connection.
+    /// could undo what the peer writes over another connection. They are also aborted if many peers
+    /// have left some: they would use up the number of orphaned users for as long as limits hold
+    /// them.
     pub(crate) fn orphan(&mut self, aborts_held: bool) {
         self.session = None;
         let now = self.core.now();
         for open in &mut self.open {
+            let aborts_held = aborts_held || open.volume_state.orphans() >= MAX_HELD_ORPHANS;
             while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
                 self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
                 self.waker.wake();
@@ -247,17 +250,16 @@ impl Channels {
         let mut progress = Progress::Idle;
         let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
+            // Held requests are older.
+            let started = self.start_held(session, now, &mut to_submit);
             let submitted = self.submit_io(session, now, &mut to_submit);
-            if submitted {
+            if started || submitted {
                 progress = Progress::Drained;
             } else if round > 0 && self.done.is_empty() {
                 return progress;
             }
             if self.in_flight == 0 {
                 return progress;
-            }
-            if self.start_held(session, now, &mut to_submit) {
-                progress = Progress::Drained;
             }
             for open in &mut self.open {
                 let before = self.done.len();
@@ -431,6 +433,8 @@ const ROUNDS_PER_TURN: u32 = 16;
 const BYTES_PER_TURN: u64 = 2 << 20;
 /// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
+/// The number of orphaned users of a volume from which on limits hold nothing for them.
+const MAX_HELD_ORPHANS: usize = 64;
 /// Maximum number of requests in flight on one channel whose latency is counted.
 const MAX_SLOTS: usize = 1 << 16;
 
@@ -808,6 +812,35 @@ mod tests {
         assert_eq!(limited.core.ready().pop(), Some(1));
         assert_eq!(limited.turn(&mut lost.0, &mut lost.1), (0, 3));
         assert!(lost.0.is_idle() && lost.1.refused == 3 && limited.volume_state.orphans() == 1);
+    }
+
+    #[test]
+    fn limits_hold_nothing_for_further_lost_connections_once_many_have_left_something() {
+        let limited = Limited::new(10, 0);
+        let mut left = Vec::new();
+        for _ in 0..MAX_HELD_ORPHANS + 10 {
+            let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+            limited.turn(&mut channels, &mut session);
+            channels.orphan(false);
+            limited.turn(&mut channels, &mut session);
+            left.push((channels, session));
+        }
+        assert_eq!(limited.volume_state.traffic().held, 3 * MAX_HELD_ORPHANS as u64);
+        assert!(left.iter().skip(MAX_HELD_ORPHANS).all(|(channels, _)| channels.is_idle()));
+        left.retain(|(channels, _)| !channels.is_idle());
+        assert_eq!((left.len(), limited.volume_state.orphans()), (MAX_HELD_ORPHANS, MAX_HELD_ORPHANS));
+    }
+
+    #[test]
+    fn a_held_request_starts_however_much_else_its_session_requests() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        session.is_free = true;
+        session.queue.extend((10..18).map(|tag| Io::new(Tag(tag), Op::Read, 0, 1 << 20)));
+        limited.turn(&mut channels, &mut session);
+        limited.core.advance(Duration::from_millis(100));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 2);
     }
 
     #[test]

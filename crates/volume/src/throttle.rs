@@ -32,7 +32,7 @@ struct HeldRequests {
     requests: VecDeque<HeldIo>,
     /// What the first request has taken.
     taken: Option<TakenTokens>,
-    /// The first request may not start earlier, whatever the limits permit.
+    /// When the first request is tried again, which limits hold no longer.
     not_before: Option<Instant>,
 }
 
@@ -113,8 +113,8 @@ impl Throttle {
         self.remove(self.direction_of_first(tag)?, 0, now)
     }
 
-    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`.
-    /// It keeps its tokens.
+    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`. It
+    /// has its tokens: limits that change do not hold it longer.
     pub fn postpone(&mut self, tag: Tag, until: Instant) {
         if let Some(direction) = self.direction_of_first(tag) {
             self.held[direction as usize].not_before = Some(until);
@@ -207,8 +207,7 @@ impl Throttle {
     fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
         let held = &mut self.held[direction as usize];
         let taken = held.taken.as_mut()?;
-        let due = self.buckets.due(taken, now);
-        Some(held.not_before.map_or(due, |not_before| due.max(not_before)))
+        Some(held.not_before.unwrap_or_else(|| self.buckets.due(taken, now)))
     }
 
     /// Removes a request that will not start by the limits.
@@ -396,6 +395,22 @@ mod tests {
         assert_eq!(std::iter::from_fn(|| throttle.pop_due(now)).count(), 3);
         assert_eq!((throttle.free_at(), throttle.next_due(now)), (Some(limiter.generation()), None));
         assert!(set(iops(1)) && throttle.free_at() != Some(limiter.generation()));
+    }
+
+    #[test]
+    fn a_request_that_was_due_is_not_held_by_a_new_limit() {
+        let (limiter, now) = (limiter(iops(10), Limits::default()), Instant::now());
+        let mut throttle = Throttle::new(limiter.clone(), None);
+        let passed = (0..3).filter_map(|tag| throttle.admit(read(tag, 512), now)).count();
+        let due = now + ms(100);
+        assert_eq!((passed, throttle.peek_due(due).map(|io| io.tag)), (1, Some(Tag(1))));
+        throttle.postpone(Tag(1), due + ms(1));
+        limiter.set_limits(VolumeLimits { volume: iops(1), client: Limits::default() });
+        assert!(throttle.pop_due(due).is_none() && throttle.pop_due(due + ms(1)).is_some());
+        // The next one is subject to it, and so are those of others.
+        assert_eq!(throttle.next_due(due + ms(1)), Some(due + ms(1)));
+        throttle.pop_due(due + ms(1)).unwrap();
+        assert!(throttle.admit(read(3, 512), due + ms(1)).is_none());
     }
 
     #[test]

@@ -458,7 +458,7 @@ pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u6
 
 /// Checks the ANA state of the namespace at a port.
 #[inline]
-pub(super) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), NvmeStatus> {
+pub(crate) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), NvmeStatus> {
     if namespace.ana_group == 0 {
         return Ok(());
     }

@@ -111,6 +111,11 @@ impl<P: Default> CommandSlot<P> {
         }
     }
 
+    /// Whether the command does I/O, or waits for it as the second half of a fused operation.
+    pub(super) fn does_io(&self) -> bool {
+        self.state == CommandState::Io || self.state == CommandState::Other && self.half.is_some()
+    }
+
     /// Requests the abort of the command, unless one was requested already.
     pub(super) fn abort(&mut self, status: NvmeStatus, order: Option<AbortOrder>) {
         self.abort.get_or_insert(PendingAbort { status, order });

@@ -2,17 +2,18 @@
 
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
+use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{ConnectRefusal, HostIdentity, IoQueueGuard};
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::psk::TlsPsk;
 use crate::nvme::event_queue::EventQueue;
-use crate::nvme::io::QueueOrigin;
+use crate::nvme::io::{QueueOrigin, reach};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
 use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{Admissions, Registrant};
+use crate::volume_state::{Admissions, Registrant, RequiredAccess};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -245,6 +246,16 @@ impl IoQueue {
         if !self.subsystem.is_current(&self.view) {
             self.refresh_view();
         }
+    }
+
+    /// Whether a namespace on the volume is still attached, its ANA state permits I/O, and it is
+    /// writable if `needs` says so.
+    pub(super) fn reaches(&mut self, volume: VolumeId, needs: RequiredAccess) -> bool {
+        self.refresh_view_if_changed();
+        self.view.iter().find(|namespace| namespace.volume == volume).is_some_and(|namespace| {
+            reach(&self.subsystem, namespace, self.origin.port).is_ok()
+                && !(namespace.read_only && needs == RequiredAccess::Writing)
+        })
     }
 
     #[cold]

@@ -97,6 +97,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
+    /// The slot that has the I/O of a command: of both halves of a fused operation the second, once
+    /// it has begun.
+    pub(super) fn slot_of_io(&mut self, slot: usize) -> Option<usize> {
+        let entry = self.commands.get_mut(slot)?;
+        let Some(half) = &entry.half else { return Some(slot) };
+        let second = if entry.sqe.fuse() == Fuse::SECOND { slot } else { half.partner? };
+        let state = self.commands.get_mut(second)?.state;
+        matches!(state, CommandState::Io | CommandState::Other).then_some(second)
+    }
+
     /// Stores the data of one half, and begins the operation once both halves have theirs.
     pub(super) fn on_half(&mut self, slot: usize, data: SgList) {
         let Some(entry) = self.commands.get_mut(slot) else { return };

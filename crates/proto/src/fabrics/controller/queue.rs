@@ -538,6 +538,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 && let Some(entry) = self.commands.get_mut(slot)
             {
                 match &mut entry.work {
+                    CommandWork::Io(_) if entry.abort.is_some() => self.finish_aborted(slot),
                     CommandWork::Io(command) => {
                         let step = command.resume();
                         self.go_on(slot, step);
@@ -647,7 +648,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         for slot in self.commands.slots() {
             let entry = self.commands.get_mut(slot);
             let is_there = entry.is_some_and(|entry| match &entry.work {
-                CommandWork::Io(command) => entry.state == CommandState::Io && command.is_for(volume),
+                CommandWork::Io(command) => entry.does_io() && command.is_for(volume),
                 _ => false,
             });
             if is_there {
@@ -657,10 +658,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Aborts a command: immediately if it has no data transfer and no I/O in flight, otherwise
-    /// together with those.
+    /// together with those. Both halves of a fused operation end together.
     fn end_early(&mut self, slot: usize, status: NvmeStatus, order: Option<AbortOrder>) {
+        let Some(slot) = self.slot_of_io(slot) else { return };
         let held = self.held.iter().position(|(held, _)| *held == slot);
-        let Some(entry) = self.commands.get_mut(slot).filter(|entry| entry.half.is_none()) else { return };
+        let Some(entry) = self.commands.get_mut(slot) else { return };
         let CommandWork::Io(command) = &entry.work else { return };
         match (entry.state, held) {
             (CommandState::Io, Some(held)) => {
@@ -673,6 +675,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 entry.abort(status, order);
             }
             (CommandState::Data, _) => entry.abort(status, order),
+            (CommandState::Other, _) if entry.half.is_some() => entry.abort(status, order),
             _ => {}
         }
     }
@@ -848,17 +851,16 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (entry, &mut self.queue) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        queue.refresh_view_if_changed();
-        if !queue.admissions.has(volume) {
-            // The namespace was detached; the host's next attempt is answered with that.
-            return Err(NotAdmitted::Denied(IoError::PathLost));
-        }
         let mut needs = RequiredAccess::of(io.op);
         if let Some(range) = entry.atomic_range() {
             if !range.lock() {
                 return Err(NotAdmitted::Locked);
             }
             needs = RequiredAccess::Writing;
+        }
+        if !queue.reaches(volume, needs) {
+            // The host's next attempt is answered with the reason.
+            return Err(NotAdmitted::Denied(IoError::PathLost));
         }
         let Some(guard) = &mut entry.io_guard else { return Err(NotAdmitted::Denied(IoError::Aborted)) };
         queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs)

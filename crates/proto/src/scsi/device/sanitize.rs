@@ -15,7 +15,7 @@ use super::unit::{LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, SenseKeySpecific};
 use crate::volume_state::{Drain, VolumeState};
-use blockmux_volume::{Op, Output, Seg, SgList};
+use blockmux_volume::{Cost, Io, Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
 use std::time::Duration;
@@ -266,6 +266,10 @@ impl SanitizeDriver {
 }
 
 impl MultiStepCommand for SanitizeDriver {
+    fn cost(&mut self, _io: &Io) -> Option<Cost> {
+        None
+    }
+
     fn check(&self, _unit: &AttachedUnit, _op: Op) -> Result<(), TaskFailure> {
         Ok(())
     }

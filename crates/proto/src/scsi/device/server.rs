@@ -139,7 +139,10 @@ impl DeviceServer {
 
     /// What limits charge for the I/O of a [`TaskStep::Io`].
     pub(crate) fn cost(task: &mut Task, io: &Io) -> Option<Cost> {
-        task.state.atomic_range().map_or_else(|| Cost::of(io), |range| range.cost())
+        match &mut task.state {
+            DeviceTaskState::Work(work) => work.cost(io),
+            _ => Cost::of(io),
+        }
     }
 
     /// Handles that limits hold the I/O of a [`TaskStep::Io`] back.
@@ -160,14 +163,18 @@ impl DeviceServer {
         io: &Io,
     ) -> Result<(), NotAdmitted<IoError>> {
         self.units.update(&self.target, &self.nexus);
-        if task.state.atomic_range().is_some_and(|range| !range.lock()) {
-            return Err(NotAdmitted::Locked);
+        let mut changes = io.op.is_write();
+        if let Some(range) = task.state.atomic_range() {
+            if !range.lock() {
+                return Err(NotAdmitted::Locked);
+            }
+            changes = true;
         }
         let index = self.index_of(task, volume);
         let mut guard = task.guard.take();
         let mut check = || {
             self.check_counted(task, index)?;
-            self.check_reservation(task)
+            self.check_again(task, volume, changes)
         };
         let admitted = match &mut guard {
             Some(guard) => guard.readmit(io.op, (io.offset, io.len), check),
@@ -406,11 +413,19 @@ impl DeviceServer {
         }
     }
 
-    /// Checks the reservations for an I/O that was held back. Nobody waited for it, so it must not
-    /// start after a reservation that excludes it.
-    fn check_reservation(&mut self, task: &Task) -> Result<(), TaskFailure> {
+    /// Checks for an I/O that was held back what was checked when its command began. Nobody waited
+    /// for it, so it must not start after a change that excludes it.
+    fn check_again(&mut self, task: &Task, volume: VolumeId, changes: bool) -> Result<(), TaskFailure> {
         let unit = self.units.of_task(task)?;
-        find_entry(&task.command)?.check_reservation(&unit.view)
+        let entry = find_entry(&task.command)?;
+        entry.check_reservation(&unit.view)?;
+        if let Some(sense) = unit.view.not_ready
+            && !entry.is_permitted_not_ready(&unit.view)
+        {
+            return Err(sense.into());
+        }
+        // A multi-step command checks other units itself.
+        if changes && unit.volume == volume { unit.view.check_writable() } else { Ok(()) }
     }
 
     /// Reports a failed I/O to a multi-step command.

@@ -8,7 +8,7 @@ use super::{Command, ScsiStatus};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{AtomicRange, IoGuard};
-use blockmux_volume::{Io, MAX_TRANSFER, Op, Output, SgList};
+use blockmux_volume::{Cost, Io, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::opcode::{ScsiOpcode, persistent_reserve_out as out};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -140,6 +140,11 @@ pub(super) trait MultiStepCommand {
     /// The range that the command reads and writes atomically.
     fn atomic_range(&mut self) -> Option<&mut AtomicRange> {
         None
+    }
+
+    /// What limits charge for the requested I/O; `None`: it is free.
+    fn cost(&mut self, io: &Io) -> Option<Cost> {
+        self.atomic_range().map_or_else(|| Cost::of(io), |range| range.cost())
     }
 
     /// Called after a wait.

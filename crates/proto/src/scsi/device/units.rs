@@ -188,7 +188,7 @@ impl AttachedUnit {
 mod tests {
     use crate::exports::VolumeId;
     use crate::scsi::device::testing::{DeviceBench, command};
-    use crate::scsi::{DeviceServer, LogicalUnit, Lun, TaskStep, UnitIdentity};
+    use crate::scsi::{AccessState, DeviceServer, LogicalUnit, Lun, TaskStep, UnitIdentity};
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::{Completion, IoError, MemVolume};
     use std::sync::Arc;
@@ -254,6 +254,37 @@ mod tests {
         let denied = Completion { tag: io.tag, result: Err(error) };
         let TaskStep::Done(end) = client.server.on_io(&mut task, denied) else { panic!("it goes on") };
         assert_eq!(end.sense.map(|sense| sense.asc.0), Some(0x2500));
+    }
+
+    #[test]
+    fn io_that_limits_hold_does_not_start_once_its_unit_is_protected_or_in_standby() {
+        const WRITE_ONE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+        let bench = DeviceBench::new();
+        let (mut client, mut other) = (bench.client("i"), bench.client("j"));
+        // The Control mode page, with SWP.
+        let mut page = other.run(&[0x1a, 8, 0x0a, 0, 255, 0]).good();
+        (page[0], page[8]) = (0, page[8] | 8);
+        for (is_standby, expected) in [(false, 0x2702), (true, 0x040b)] {
+            let (mut task, step) = client.server.begin(&command(Lun::new(0), &WRITE_ONE, 512));
+            let TaskStep::Io { volume, io } = client.turn(&mut task, step, &[7; 512], &mut 0) else {
+                panic!("it writes")
+            };
+            DeviceServer::on_held(&mut task);
+            if is_standby {
+                bench.unit.set_access_state(1, AccessState::STANDBY);
+            } else {
+                other.run_with(&[0x15, 0x10, 0, 0, 16, 0], &page).good();
+            }
+            let Err(NotAdmitted::Denied(error)) = client.server.readmit(&mut task, volume, &io) else {
+                panic!("it may not start")
+            };
+            let denied = Completion { tag: io.tag, result: Err(error) };
+            let TaskStep::Done(end) = client.server.on_io(&mut task, denied) else { panic!("it goes on") };
+            assert_eq!(end.sense.map(|sense| sense.asc.0), Some(expected));
+            page[8] &= !8;
+            other.run_with(&[0x15, 0x10, 0, 0, 16, 0], &page);
+            client.run(&TEST_UNIT_READY);
+        }
     }
 
     #[test]

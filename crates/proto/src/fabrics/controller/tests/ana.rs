@@ -117,3 +117,21 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
     let status = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     assert_eq!(status, NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION);
 }
+
+#[test]
+fn io_that_limits_hold_does_not_start_once_its_path_is_inaccessible() {
+    use crate::session::Target;
+    use crate::volume_state::NotAdmitted;
+    use blockmux_volume::IoError;
+    let (node, subsystem) = asymmetric();
+    let (mut io, _queue) = at_port(&node, 1);
+    io.pump.holds_io = true;
+    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    let (volume, held) = io.pump.submitted.pop_front().unwrap();
+    let session = &mut io.pump.session;
+    session.on_held(held.tag);
+    assert_eq!(session.readmit(volume, &held), Ok(()));
+    session.on_held(held.tag);
+    subsystem.set_ana_state(5, 1, AnaState::INACCESSIBLE);
+    assert_eq!(session.readmit(volume, &held), Err(NotAdmitted::Denied(IoError::PathLost)));
+}

@@ -111,6 +111,46 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
 }
 
 #[test]
+fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
+    use crate::volume_state::RangeGuard;
+    let node = node();
+    let volume_state = node.1.volume_state(VolumeId(0)).unwrap();
+    for (half, waits_for_lock) in [(0, false), (1, false), (1, true)] {
+        let (mut io, mut queue) = FabricsTestHost::io(&node);
+        io.pump.holds_io = true;
+        let guard = waits_for_lock.then(|| RangeGuard::lock(&volume_state, 0, 512).unwrap());
+        let mut halves = [(NvmOpcode::COMPARE, 0x41), (NvmOpcode::WRITE, 0x42)].map(|(opcode, flags)| Sqe {
+            flags,
+            dptr: SglDescriptor::in_capsule(0, 512),
+            ..nvm(opcode, 1, 0, 1)
+        });
+        halves.iter_mut().for_each(|half| io.send(half, &[0; 512]));
+        let cid = u32::from(halves[half].cid.get());
+        let mut abort = admin(AdminOpcode::ABORT, 0, cid << 16 | 1, 0, 0);
+        queue.send(&mut abort, &[]);
+        io.pump.turn();
+        if !waits_for_lock {
+            assert_eq!(io.pump.cancelled.len(), 1);
+            let (_, read) = io.pump.submitted.pop_front().unwrap();
+            let done = Completion { tag: read.tag, result: Err(IoError::Aborted) };
+            crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
+        }
+        drop(guard);
+        let now = io.pump.session.poll_timeout().unwrap_or(io.now);
+        io.pump.session.on_timeout(now).unwrap();
+        io.pump.turn();
+        let ends: Vec<_> = io.received().iter().map(|sent| sent.cqe().status.status()).collect();
+        assert_eq!(
+            ends,
+            [NvmeStatus::COMMAND_ABORT_REQUESTED, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND]
+        );
+        let now = queue.pump.session.poll_timeout().unwrap();
+        queue.pump.session.on_timeout(now).unwrap();
+        assert_eq!(queue.end_of(abort).1.result.get(), 0, "it was aborted");
+    }
+}
+
+#[test]
 fn a_waiting_command_is_aborted_immediately_or_with_its_data() {
     use crate::volume_state::RangeGuard;
     let node = node();
