@@ -1,20 +1,22 @@
 #!/bin/sh
-# Installs, starts, upgrades, removes and purges the Debian package in a Debian 12 of its own, which systemd has booted in
+# Installs, starts, upgrades, removes and purges the Debian package in a Debian of its own, which systemd has booted in
 # namespaces. `cargo xtask package --test` runs it, as root.
 #
-#   tests/package.sh PACKAGE NEWER DIRECTORY
+#   [SUITE=trixie] tests/package.sh PACKAGE NEWER DIRECTORY
 #
-# NEWER is the package with a higher version. DIRECTORY keeps the Debian for the next run, and the log.
+# NEWER is the package with a higher version. DIRECTORY keeps the Debian for the next run, and the log. The Debian is bookworm
+# (12) without SUITE; a later one has a later systemd.
 set -eu
 
 package=$(realpath "$1") newer=$(realpath "$2") directory=$(realpath --canonicalize-missing "$3")
-base=$directory/debian-12 root=$directory/root log=$directory/log
+suite=${SUITE-bookworm}
+base=$directory/$suite root=$directory/root log=$directory/log
 
 if [ "${4-}" != within ]; then
   mkdir -p "$directory"
   if [ ! -d "$base" ]; then
     rm -rf "$base.new"
-    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,man-db,bash-completion,curl,openssl bookworm "$base.new" \
+    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,man-db,bash-completion,curl,openssl "$suite" "$base.new" \
       >"$directory/debootstrap.log"
     mv "$base.new" "$base"
   fi
