@@ -3,8 +3,10 @@
 use crate::failure::Failure;
 use crate::privileges;
 use crate::regular;
+use rustix::fs::fgetxattr;
 use rustix::process::geteuid;
 use std::fmt::Display;
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -59,7 +61,7 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
     if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
         return Err("belongs to another user, who can read it; change its owner with chown".to_owned());
     }
-    if metadata.mode() & forbidden != 0 {
+    if metadata.mode() & forbidden != 0 && !is_for_this_user(&file) {
         return Err(problem.to_owned());
     }
     if metadata.len() > max {
@@ -69,6 +71,22 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
     let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 32));
     file.take(max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+/// Whether a POSIX ACL grants access to nobody but the owner and this user. systemd gives a service
+/// its credentials with such an ACL; the mode shows the mask of the ACL as the group's permissions.
+fn is_for_this_user(file: &File) -> bool {
+    let mut acl = [0; MAX_ACL];
+    let Ok(len) = fgetxattr(file, "system.posix_acl_access", &mut acl[..]) else { return false };
+    let Some((version, entries)) = acl[..len].split_first_chunk() else { return false };
+    let (entries, rest) = entries.as_chunks();
+    *version == ACL_VERSION
+        && rest.is_empty()
+        && entries.iter().all(|&[tag, _, permissions, _, id @ ..]: &[u8; 8]| match tag {
+            ACL_USER_OBJ | ACL_MASK => true,
+            ACL_USER => u32::from_le_bytes(id) == geteuid().as_raw(),
+            _ => permissions == 0,
+        })
 }
 
 fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
@@ -86,6 +104,13 @@ const ROOT: u32 = 0;
 const READABLE: Forbidden = (0o077, "others can read or write it; run chmod 600 on it");
 /// Group and others must have no write access.
 const WRITABLE: Forbidden = (0o022, "others can write to it; run chmod go-w on it");
+/// Version of the extended attribute of an ACL, and tags of entries (`linux/posix_acl_xattr.h`).
+const ACL_VERSION: [u8; 4] = 2_u32.to_le_bytes();
+const ACL_USER_OBJ: u8 = 0x01;
+const ACL_USER: u8 = 0x02;
+const ACL_MASK: u8 = 0x10;
+/// Maximum length of an ACL, in bytes; with one entry for a user it has 44.
+const MAX_ACL: usize = 256;
 /// Minimum length of a secret, in bytes: 96 bits, below which a secret must not be used without
 /// encryption (RFC 7143 §9.2.1).
 const MIN_LEN: usize = 12;
@@ -98,6 +123,8 @@ const MAX_KEYS: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{XattrFlags, fsetxattr};
+    use rustix::io::Errno;
     use std::os::unix::fs::PermissionsExt;
 
     fn all_of(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -135,6 +162,38 @@ mod tests {
         }
         file.as_file().set_len(MAX_KEYS + 1).unwrap();
         assert!(read_public("certificate", file.path()).is_err());
+    }
+
+    #[test]
+    fn an_acl_may_grant_access_to_this_user_and_nobody_else() {
+        // The entries of an ACL: tag, permissions, ID.
+        let (owner, mask, others) = ((0x01, 4, !0), (0x10, 4, !0), (0x20, 0, !0));
+        let (this, another) = ((0x02, 4, geteuid().as_raw()), (0x02, 4, geteuid().as_raw() + 1));
+        let (no_group, group, member) = ((0x04, 0, !0), (0x04, 4, !0), (0x08, 4, 1));
+        for (entries, is_right) in [
+            (&[owner, this, no_group, mask, others][..], true),
+            (&[owner, this, another, no_group, mask, others], false),
+            (&[owner, this, group, mask, others], false),
+            (&[owner, this, no_group, member, mask, others], false),
+            (&[owner, this, no_group, mask, (0x20, 4, !0)], false),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), "twelve bytes").unwrap();
+            let mut acl = ACL_VERSION.to_vec();
+            for &(tag, permissions, id) in entries {
+                let (tag, permissions): (u16, u16) = (tag, permissions);
+                acl.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+                acl.extend(u32::to_le_bytes(id));
+            }
+            let set = fsetxattr(&file, "system.posix_acl_access", &acl, XattrFlags::empty());
+            if set == Err(Errno::OPNOTSUPP) {
+                eprintln!("skipped: {} is on a file system without ACLs", file.path().display());
+                return;
+            }
+            set.unwrap();
+            assert_ne!(file.as_file().metadata().unwrap().mode() & 0o077, 0);
+            assert_eq!(all_of(file.path()).is_ok(), is_right, "{entries:?}");
+        }
     }
 
     #[test]
