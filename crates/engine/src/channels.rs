@@ -95,7 +95,14 @@ struct OpenChannel {
     throttles: Throttles,
     volume_state: Arc<VolumeState>,
     /// Set once the peer has disconnected with I/O in flight.
-    orphan: Option<OrphanedUser>,
+    orphan: Option<OrphanedChannel>,
+}
+
+/// The channel of a peer that has disconnected with I/O in flight.
+struct OrphanedChannel {
+    /// What limits hold is aborted.
+    aborts_held: bool,
+    _user: OrphanedUser,
 }
 
 impl OpenChannel {
@@ -212,20 +219,24 @@ impl Channels {
     /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected. Held
     /// requests are aborted if the peer cannot have a use for them: a write that starts much later
     /// could undo what the peer writes over another connection. They are also aborted if many peers
-    /// have left some: they would use up the number of orphaned users for as long as limits hold
-    /// them.
+    /// have left some already: those would use up the number of orphaned users for as long as
+    /// limits hold their requests. Called again until nothing is in flight.
     pub(crate) fn orphan(&mut self, aborts_held: bool) {
         self.session = None;
         let now = self.core.now();
         for open in &mut self.open {
-            let aborts_held = aborts_held || open.volume_state.orphans() >= MAX_HELD_ORPHANS;
+            let aborts_held = match &open.orphan {
+                Some(orphan) => orphan.aborts_held,
+                None => aborts_held || open.volume_state.orphans() >= MAX_HELD_ORPHANS,
+            };
             while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
                 self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
                 self.waker.wake();
             }
-        }
-        for open in self.open.iter_mut().filter(|open| open.in_flight > 0 && open.orphan.is_none()) {
-            open.orphan = Some(open.volume_state.orphan());
+            if open.in_flight == 0 || open.orphan.is_some() {
+                continue;
+            }
+            open.orphan = Some(OrphanedChannel { aborts_held, _user: open.volume_state.orphan() });
             if open.volume_state.orphans() == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
@@ -824,6 +835,11 @@ mod tests {
             channels.orphan(false);
             limited.turn(&mut channels, &mut session);
             left.push((channels, session));
+        }
+        // As in each of their turns.
+        for (channels, session) in &mut left {
+            channels.orphan(false);
+            limited.turn(channels, session);
         }
         assert_eq!(limited.volume_state.traffic().held, 3 * MAX_HELD_ORPHANS as u64);
         assert!(left.iter().skip(MAX_HELD_ORPHANS).all(|(channels, _)| channels.is_idle()));

@@ -568,6 +568,9 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             return Progress::Done;
         }
         if self.ending == Some(Ending::Closed) {
+            if self.core.is_stopping() {
+                self.channels.lift_limits();
+            }
             if !self.lingers() {
                 self.pool.account().into_iter().for_each(PeerAccount::close);
             }

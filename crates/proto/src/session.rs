@@ -230,7 +230,8 @@ pub trait Target: Timed {
     /// denied.
     ///
     /// # Errors
-    /// If it is not admitted, because its range is locked, or reservations have changed.
+    /// If it is not admitted, because its range is locked, or because of a change since it was
+    /// requested: of reservations, of the access to its volume, or an abort.
     fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>>;
 
     /// Called when the driver starts to drive the session; `waker` schedules another turn.

@@ -1,8 +1,8 @@
 //! Rate limits of a volume, shared by all of its channels.
 //!
 //! Each limit is a token bucket stored as one number, the time at which the bucket will be full
-//! again (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). A
-//! request's start time is known at once, and cores share a bucket through one atomic without a
+//! again (the "virtual scheduling" form of the generic cell rate algorithm, ITU-T I.371). When a
+//! bucket permits a request is known at once, and cores share a bucket through one atomic without a
 //! lock.
 
 use crate::io::{Io, Op};

@@ -32,7 +32,8 @@ struct HeldRequests {
     requests: VecDeque<HeldIo>,
     /// What the first request has taken.
     taken: Option<TakenTokens>,
-    /// When the first request is tried again, which limits hold no longer.
+    /// When to try the first request again, whose range was locked. It has paid, so limits do not
+    /// hold it.
     not_before: Option<Instant>,
 }
 
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_due_is_not_held_by_a_new_limit() {
+    fn a_request_that_waits_for_its_range_is_not_held_by_a_new_limit() {
         let (limiter, now) = (limiter(iops(10), Limits::default()), Instant::now());
         let mut throttle = Throttle::new(limiter.clone(), None);
         let passed = (0..3).filter_map(|tag| throttle.admit(read(tag, 512), now)).count();

@@ -61,7 +61,7 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
     if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
         return Err("belongs to another user, who can read it; change its owner with chown".to_owned());
     }
-    if metadata.mode() & forbidden != 0 && !is_for_this_user(&file) {
+    if metadata.mode() & forbidden != 0 && !is_for_this_user(&file, forbidden) {
         return Err(problem.to_owned());
     }
     if metadata.len() > max {
@@ -73,9 +73,10 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
     Ok(bytes)
 }
 
-/// Whether a POSIX ACL grants access to nobody but the owner and this user. systemd gives a service
-/// its credentials with such an ACL; the mode shows the mask of the ACL as the group's permissions.
-fn is_for_this_user(file: &File) -> bool {
+/// Whether a POSIX ACL grants what is `forbidden` to nobody but the owner and this user. systemd
+/// gives a service its credentials with such an ACL; the mode shows the mask of the ACL as the
+/// group's permissions.
+fn is_for_this_user(file: &File, forbidden: u32) -> bool {
     let mut acl = [0; MAX_ACL];
     let Ok(len) = fgetxattr(file, "system.posix_acl_access", &mut acl[..]) else { return false };
     let Some((version, entries)) = acl[..len].split_first_chunk() else { return false };
@@ -85,7 +86,7 @@ fn is_for_this_user(file: &File) -> bool {
         && entries.iter().all(|&[tag, _, permissions, _, id @ ..]: &[u8; 8]| match tag {
             ACL_USER_OBJ | ACL_MASK => true,
             ACL_USER => u32::from_le_bytes(id) == geteuid().as_raw(),
-            _ => permissions == 0,
+            _ => u32::from(permissions) & forbidden == 0,
         })
 }
 

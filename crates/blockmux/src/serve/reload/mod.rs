@@ -482,8 +482,10 @@ fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
 pub(super) fn log(outcome: &Result<PlanReport, ApiError>) {
     match outcome {
         Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
-        Ok(report) if report.is_empty() => info!("the config was reloaded; it has no changes"),
         Ok(report) => {
+            if report.is_empty() {
+                info!("reloaded: no changes; secrets and certificates were read again");
+            }
             for change in &report.changes {
                 info!("reloaded: {}", change.change);
                 change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));

@@ -209,6 +209,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.guard.has_queues())
     }
 
+    /// Whether a command is still handled although the queue stops: while the commands of I/O queues
+    /// are finished, the host must not think that the controller is lost, and may abort them.
+    #[cold]
+    fn serves_while_stopping(&self, sqe: &Sqe) -> bool {
+        let opcode = AdminOpcode(sqe.opcode);
+        (opcode == AdminOpcode::KEEP_ALIVE || opcode == AdminOpcode::ABORT) && self.waits_for_io_queues()
+    }
+
     /// Ends the connection immediately. Returns whether it had ended before.
     pub(crate) fn end(&mut self) -> bool {
         self.held.clear();
@@ -235,7 +243,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             self.is_over = true;
             return Err(OVERRUN);
         }
-        if self.stopping {
+        if self.stopping && !self.serves_while_stopping(sqe) {
             // Not completed: the connection is about to end, and the host retries the command
             // elsewhere or later. A completion would use up one of its few retries.
             return Ok(());
@@ -538,7 +546,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 && let Some(entry) = self.commands.get_mut(slot)
             {
                 match &mut entry.work {
-                    CommandWork::Io(_) if entry.abort.is_some() => self.finish_aborted(slot),
                     CommandWork::Io(command) => {
                         let step = command.resume();
                         self.go_on(slot, step);
@@ -675,7 +682,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 entry.abort(status, order);
             }
             (CommandState::Data, _) => entry.abort(status, order),
-            (CommandState::Other, _) if entry.half.is_some() => entry.abort(status, order),
+            (CommandState::Other, _) if entry.half.is_some() => {
+                entry.abort(status, order);
+                self.waiting.retain(|waiting| *waiting != slot);
+                self.finish_aborted(slot);
+            }
             _ => {}
         }
     }
@@ -851,6 +862,9 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (entry, &mut self.queue) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
+        if entry.abort.is_some() {
+            return Err(NotAdmitted::Denied(IoError::Aborted));
+        }
         let mut needs = RequiredAccess::of(io.op);
         if let Some(range) = entry.atomic_range() {
             if !range.lock() {

@@ -113,7 +113,6 @@ impl MultiStepCommand for ReadModifyWrite {
     }
 
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, output: Output) -> TaskOutcome {
-        self.range.on_io();
         match output {
             Output::Data(read) => {
                 let data = self.modify(&read)?;

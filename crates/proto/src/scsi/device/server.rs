@@ -119,6 +119,7 @@ impl DeviceServer {
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
             DeviceTaskState::LastIo => Ok(HandlerAction::Done(output.into_data())),
             DeviceTaskState::Work(mut work) => {
+                work.atomic_range().into_iter().for_each(AtomicRange::on_io);
                 let outcome = work.on_io(cx, output);
                 keep_command(cx, work, outcome)
             }

@@ -431,11 +431,13 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
-    admin_queue.send(&mut admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0), &[]);
     crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
     crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
     // The I/O queue would end with the admin queue.
     assert!(!io.is_closed() && !admin_queue.is_closed());
+    assert!(admin_queue.run(admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0), &[]).1.status.is_success());
+    admin_queue.send(&mut admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]);
+    assert!(admin_queue.received().is_empty());
     // New commands are not completed: the host would retry a failed one immediately and only a few
     // times.
     io.send(&mut nvm(NvmOpcode::READ, 1, 8, 8), &[]);
@@ -449,7 +451,7 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     let soon = Instant::now() + Duration::from_millis(200);
     assert!(admin_queue.pump.session.poll_timeout().unwrap() < soon, "it looks again");
     drop(io);
-    assert!(admin_queue.is_closed());
+    assert!(admin_queue.is_closed() && admin_queue.pump.session.poll_timeout().is_none_or(|at| at > soon));
 }
 
 /// A node with an unreadable block on the first volume.

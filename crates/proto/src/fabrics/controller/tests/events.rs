@@ -115,7 +115,7 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
     use crate::volume_state::RangeGuard;
     let node = node();
     let volume_state = node.1.volume_state(VolumeId(0)).unwrap();
-    for (half, waits_for_lock) in [(0, false), (1, false), (1, true)] {
+    for (half, waits_for_lock) in [(0, false), (1, false), (0, true), (1, true)] {
         let (mut io, mut queue) = FabricsTestHost::io(&node);
         io.pump.holds_io = true;
         let guard = waits_for_lock.then(|| RangeGuard::lock(&volume_state, 0, 512).unwrap());
@@ -125,6 +125,9 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
             ..nvm(opcode, 1, 0, 1)
         });
         halves.iter_mut().for_each(|half| io.send(half, &[0; 512]));
+        if let Some((_, read)) = io.pump.submitted.front() {
+            crate::session::Target::on_held(&mut io.pump.session, read.tag);
+        }
         let cid = u32::from(halves[half].cid.get());
         let mut abort = admin(AdminOpcode::ABORT, 0, cid << 16 | 1, 0, 0);
         queue.send(&mut abort, &[]);
@@ -135,10 +138,6 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
             let done = Completion { tag: read.tag, result: Err(IoError::Aborted) };
             crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
         }
-        drop(guard);
-        let now = io.pump.session.poll_timeout().unwrap_or(io.now);
-        io.pump.session.on_timeout(now).unwrap();
-        io.pump.turn();
         let ends: Vec<_> = io.received().iter().map(|sent| sent.cqe().status.status()).collect();
         assert_eq!(
             ends,
@@ -147,6 +146,7 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
         let now = queue.pump.session.poll_timeout().unwrap();
         queue.pump.session.on_timeout(now).unwrap();
         assert_eq!(queue.end_of(abort).1.result.get(), 0, "it was aborted");
+        drop(guard);
     }
 }
 
