@@ -114,8 +114,8 @@ impl Throttle {
         self.remove(self.direction_of_first(tag)?, 0, now)
     }
 
-    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`. It
-    /// has its tokens: limits that change do not hold it longer.
+    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`.
+    /// It has its tokens: limits that change do not hold it longer.
     pub fn postpone(&mut self, tag: Tag, until: Instant) {
         if let Some(direction) = self.direction_of_first(tag) {
             self.held[direction as usize].not_before = Some(until);

@@ -19,6 +19,7 @@
 //!
 //! `FabricsTransport` in `transport.rs` is the interface to a transport (decision 37).
 
+mod aborts;
 mod audit;
 mod change_transport;
 mod commands;

@@ -22,7 +22,7 @@ use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
-use crate::nvme::event_queue::{AbortOrder, EventQueue, QueueEvent};
+use crate::nvme::event_queue::{EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
@@ -56,11 +56,11 @@ pub struct ControllerQueue<T: FabricsTransport> {
     /// I/O that the driver has not taken yet.
     io: VecDeque<(VolumeId, Io)>,
     /// I/O that waits for ranges locked by others.
-    held: VecDeque<(usize, IoRequest)>,
+    pub(super) held: VecDeque<(usize, IoRequest)>,
     /// Commands that poll whether they can continue.
     pub(super) waiting: VecDeque<usize>,
     /// I/O in flight to be cancelled.
-    cancels: VecDeque<(VolumeId, Tag)>,
+    pub(super) cancels: VecDeque<(VolumeId, Tag)>,
     pub(super) fusing: FusedState,
     /// Events from other cores.
     pub(super) events: Option<Arc<EventQueue>>,
@@ -209,8 +209,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.guard.has_queues())
     }
 
-    /// Whether a command is still handled although the queue stops: while the commands of I/O queues
-    /// are finished, the host must not think that the controller is lost, and may abort them.
+    /// Whether a command is handled although the queue stops: while the commands of I/O queues are
+    /// finished, the host must not think that the controller is lost, and may abort them.
     #[cold]
     fn serves_while_stopping(&self, sqe: &Sqe) -> bool {
         let opcode = AdminOpcode(sqe.opcode);
@@ -647,66 +647,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             && let Some((slot, result)) = admin.next_event()
         {
             self.finish(slot, &NvmeOutcome::success(result.into()));
-        }
-    }
-
-    /// Aborts the host's I/O on a volume whose reservation was preempted.
-    fn preempted(&mut self, volume: VolumeId) {
-        for slot in self.commands.slots() {
-            let entry = self.commands.get_mut(slot);
-            let is_there = entry.is_some_and(|entry| match &entry.work {
-                CommandWork::Io(command) => entry.does_io() && command.is_for(volume),
-                _ => false,
-            });
-            if is_there {
-                self.end_early(slot, NvmeStatus::COMMAND_ABORTED_DUE_TO_PREEMPT_AND_ABORT, None);
-            }
-        }
-    }
-
-    /// Aborts a command: immediately if it has no data transfer and no I/O in flight, otherwise
-    /// together with those. Both halves of a fused operation end together.
-    fn end_early(&mut self, slot: usize, status: NvmeStatus, order: Option<AbortOrder>) {
-        let Some(slot) = self.slot_of_io(slot) else { return };
-        let held = self.held.iter().position(|(held, _)| *held == slot);
-        let Some(entry) = self.commands.get_mut(slot) else { return };
-        let CommandWork::Io(command) = &entry.work else { return };
-        match (entry.state, held) {
-            (CommandState::Io, Some(held)) => {
-                self.held.remove(held);
-                entry.abort(status, order);
-                self.finish_aborted(slot);
-            }
-            (CommandState::Io, None) => {
-                self.cancels.push_back((command.volume(), Tag(slot as u64)));
-                entry.abort(status, order);
-            }
-            (CommandState::Data, _) => entry.abort(status, order),
-            (CommandState::Other, _) if entry.half.is_some() => {
-                entry.abort(status, order);
-                self.waiting.retain(|waiting| *waiting != slot);
-                self.finish_aborted(slot);
-            }
-            _ => {}
-        }
-    }
-
-    /// Completes an aborted command.
-    fn finish_aborted(&mut self, slot: usize) {
-        let Some(entry) = self.commands.get_mut(slot) else { return };
-        let Some(abort) = entry.abort.take() else { return };
-        let outcome = match abort.status {
-            // Without DNR: the host decides whether to retry.
-            NvmeStatus::COMMAND_ABORT_REQUESTED => NvmeOutcome::retry(abort.status),
-            status => NvmeOutcome::failure(status),
-        };
-        let outcome = match &entry.work {
-            CommandWork::Io(command) => command.unfinished(outcome),
-            _ => outcome,
-        };
-        self.finish(slot, &outcome);
-        if let Some(order) = abort.order {
-            order.aborted();
         }
     }
 
