@@ -1,24 +1,32 @@
-# `make bench` needs a Rust toolchain and a C compiler. `make test` installs the programs that it tests against if it runs as
-# root on Debian; otherwise it skips the tests of missing programs and says so.
+# As root on Debian or Ubuntu, `make` installs what is missing: a Rust toolchain, a C compiler and, for tests, the programs to
+# test against. Otherwise it says what to type, and skips the tests of missing programs.
 
 .DEFAULT_GOAL := help
-.PHONY: help bench bench-full test test-vm fmt clean
+.PHONY: help bench bench-full test test-vm fmt clean can-build can-test
+
+# Where rustup puts cargo; a shell that was open before has it not in its PATH.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+can-build:
+	@contrib/toolchain.sh 2048 2048
+can-test:
+	@contrib/toolchain.sh 4096 10240
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-bench: ## Build, measure every protocol on loopback in a minute, print the table and write the report (ARGS="--runs 5")
+bench: can-build ## Build, measure every protocol on loopback in a minute, print the table and write the report (ARGS="--runs 5")
 	cargo build --release --package blockmux
 	"$${CARGO_TARGET_DIR:-target}/release/blockmux" bench $(ARGS)
 
 bench-full: ## The same with eight jobs, both ceilings and longer runs: twelve minutes
 	$(MAKE) bench ARGS="--full $(ARGS)"
 
-test: ## Everything that must hold before a change goes in
+test: can-test ## Everything that must hold before a change goes in
 	cargo xtask install-peers
 	cargo xtask ci
 
-test-vm: ## Tests with the Linux kernel as the peer, emulated (ARGS="iscsi" for one script of tests/vm)
+test-vm: can-test ## Tests with the Linux kernel as the peer, emulated (ARGS="iscsi" for one script of tests/vm)
 	cargo xtask install-peers
 	cargo xtask vm $(ARGS)
 
