@@ -88,7 +88,7 @@ if ! has cargo; then
   elif ! may_install; then
     fail "there is no cargo; type: sudo apt-get install $package"
   fi
-  install "$package"
+  install "$package" ca-certificates
 fi
 # A program of rustup may have no toolchain.
 version=$(cargo --version 2>/dev/null | sed 's/^cargo \([0-9.]*\).*/\1/')

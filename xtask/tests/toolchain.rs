@@ -46,7 +46,7 @@ impl Machine {
             "apt-get",
             &format!(
                 "[ \"$1\" = update ] || echo \"$@\" >>{bin}/installed\n\
-                 case \"$*\" in\n*cargo-web) printf \"#!/bin/sh\\necho cargo 98.0.0\\n\" >{bin}/cargo; file={bin}/cargo ;;\n\
+                 case \"$*\" in\n*cargo-web*) printf \"#!/bin/sh\\necho cargo 98.0.0\\n\" >{bin}/cargo; file={bin}/cargo ;;\n\
                  *gcc*) printf '%s\\n' '#!/bin/sh' 'printf \"#!/bin/sh\\necho ok\\n\" >$2; chmod +x $2' >{bin}/cc; file={bin}/cc ;;\n\
                  *) exit 0 ;;\nesac\n/usr/bin/chmod +x $file"
             ),
@@ -147,7 +147,7 @@ fn root_on_debian_gets_a_compiler_and_the_first_cargo_that_is_new_enough() {
     let machine = Machine::new().with_apt().with("id", "echo 0");
     let (succeeds, said) = machine.check("1", "1");
     assert!(succeeds, "{said}");
-    assert_eq!(said, "installing gcc libc6-dev\ninstalling cargo-web\n");
+    assert_eq!(said, "installing gcc libc6-dev\ninstalling cargo-web ca-certificates\n");
     let installed = fs::read_to_string(machine.0.path().join("installed")).unwrap();
     assert_eq!(installed.lines().count(), 2, "{installed}");
 }
