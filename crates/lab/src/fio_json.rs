@@ -86,6 +86,9 @@ fn job_entry(comparison: &Comparison, labels: &Labels, row: &Row, index: usize) 
     for (name, unit_ns, bounds) in BUCKETS {
         entry[name] = buckets(run, unit_ns, bounds);
     }
+    if run.mixed.ios > 0 {
+        entry["mixed"] = direction(row, run, |run| &run.mixed);
+    }
     let mut own = json!(row);
     own["figures"] = figures(comparison, row);
     entry["blockmux"] = own;

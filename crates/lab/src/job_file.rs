@@ -18,16 +18,25 @@
 //! | `stonewall`, `wait_for_previous` | the job starts when all jobs before it have ended |
 //! | `time_based` | accepted if on: jobs always run for `runtime` |
 //! | `randrepeat` | if off, `randseed` differs in every run |
-//! | `ioengine`, `direct`, `buffered`, `thread`, `group_reporting`, `invalidate`, `description`, `loops`, `percentile_list` | concern fio itself; accepted without effect |
+//! | `WITHOUT_EFFECT` | concern fio's process, its logs or its files; ignored, and listed in [`JobFile::ignored`] |
 //!
 //! Any other option, including `include`, is an error with file, line and name, because a job that
-//! silently differs from the file measures the wrong thing. For common options the error says what
-//! to do instead.
+//! silently differs from the file measures the wrong thing. For options of fio that change the
+//! workload, the error says what to do instead.
 
 use crate::job::Job;
 use crate::options::{JOB_OPTIONS, JobError, parse_switch};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+
+/// The content of a job file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobFile {
+    /// The jobs, in the order of the file.
+    pub jobs: Vec<FileJob>,
+    /// The options of the file that have no effect on a volume, each once.
+    pub ignored: Vec<&'static str>,
+}
 
 /// One section of a job file with the globals above it.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,11 +85,7 @@ pub enum Fault {
 ///
 /// # Errors
 /// The first error.
-pub fn parse(
-    text: &str,
-    file: &str,
-    env: impl Fn(&str) -> Option<String>,
-) -> Result<Vec<FileJob>, JobFileError> {
+pub fn parse(text: &str, file: &str, env: impl Fn(&str) -> Option<String>) -> Result<JobFile, JobFileError> {
     let mut sections = Sections::default();
     let mut last = 0;
     for (line, raw) in (1..).zip(text.lines()) {
@@ -97,7 +102,7 @@ pub fn parse(
     if sections.jobs.is_empty() {
         return Err(JobFileError { file: file.to_owned(), line: last, fault: Fault::NoJob });
     }
-    Ok(sections.jobs)
+    Ok(JobFile { jobs: sections.jobs, ignored: sections.ignored })
 }
 
 /// State of the parser.
@@ -105,6 +110,7 @@ struct Sections {
     /// The options that the next job begins with.
     global: FileJob,
     jobs: Vec<FileJob>,
+    ignored: Vec<&'static str>,
     section: SectionKind,
 }
 
@@ -118,7 +124,7 @@ enum SectionKind {
 impl Default for Sections {
     fn default() -> Sections {
         let global = FileJob { job: Job::default(), target: None, stonewall: false, line: 0 };
-        Sections { global, jobs: Vec::new(), section: SectionKind::BeforeSections }
+        Sections { global, jobs: Vec::new(), ignored: Vec::new(), section: SectionKind::BeforeSections }
     }
 }
 
@@ -135,6 +141,12 @@ impl Sections {
             // A job was pushed when its section began.
             SectionKind::Job => self.jobs.last_mut().unwrap_or(&mut self.global),
         };
+        if let Some(key) = WITHOUT_EFFECT.iter().find_map(|words| find_word(words, key)) {
+            if !self.ignored.contains(&key) {
+                self.ignored.push(key);
+            }
+            return Ok(());
+        }
         Ok(section.set(key, &value)?)
     }
 
@@ -159,11 +171,13 @@ impl FileJob {
         if JOB_OPTIONS.contains(&key) {
             return self.job.set(key, value);
         }
-        if let Some(&(key, instead)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
-            return Err(JobError::Unsupported { key, instead });
+        for (words, instead) in UNSUPPORTED {
+            if let Some(key) = find_word(words, key) {
+                return Err(JobError::Unsupported { key, instead });
+            }
         }
-        let Some(&key) = FILE_OPTIONS.iter().chain(WITHOUT_EFFECT).find(|&&known| known == key) else {
-            return Err(JobError::unknown(key, &[JOB_OPTIONS, FILE_OPTIONS, WITHOUT_EFFECT]));
+        let Some(&key) = FILE_OPTIONS.iter().find(|&&known| known == key) else {
+            return Err(JobError::unknown(key, &[JOB_OPTIONS, FILE_OPTIONS]));
         };
         let switch = || parse_switch(value).map_err(|why| JobError::bad_value(key, value, why));
         match key {
@@ -215,28 +229,70 @@ fn one_line(text: &str) -> String {
 const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
 
-/// Options of fio without effect here.
+/// Options of fio that change nothing for a volume, as words: how its engines submit, its processes,
+/// its logs and report, the files that it creates, and how it fills and checks blocks.
 const WITHOUT_EFFECT: &[&str] = &[
-    "ioengine",
-    "direct",
-    "buffered",
-    "thread",
-    "group_reporting",
-    "invalidate",
-    "description",
-    "loops",
-    "percentile_list",
+    "ioengine direct buffered invalidate fixedbufs registerfiles hipri hipri_percentage sqthread_poll \
+     sqthread_poll_cpu nonvectored uncached nowait force_async cmd_type userspace_reap io_submit_mode \
+     serialize_overlap cmdprio cmdprio_percentage cmdprio_class cmdprio_bssplit write_hint \
+     ioscheduler busy_poll",
+    "description loops thread new_group exitall exit_what exitall_on_error nice prio prioclass \
+     priohint cpumask cpus_allowed cpus_allowed_policy numa_cpu_nodes numa_mem_policy uid gid cgroup \
+     cgroup_weight cgroup_nodelete lockmem mem iomem iomem_align mem_align clocksource gtod_cpu \
+     job_start_clock_id random_generator softrandommap",
+    "group_reporting unified_rw_reporting unit_base per_job_logs write_bw_log write_lat_log \
+     write_iops_log write_hist_log log_entries log_avg_msec log_hist_msec log_hist_coarseness \
+     log_window_value log_max_value log_offset log_prio log_issue_time log_compression \
+     log_compression_cpus log_store_compressed log_alternate_epoch log_unix_epoch \
+     log_alternate_epoch_clock_id block_error_percentiles bwavgtime iopsavgtime stats \
+     clat_percentiles lat_percentiles slat_percentiles percentile_list significant_figures disk_util \
+     gtod_reduce disable_lat disable_clat disable_slat disable_bw disable_bw_measurement write_iolog \
+     ss_dur comm",
+    "directory filename_format unique_filename filesize nrfiles nr_files openfiles file_service_type \
+     filetype file_append fill_device fill_fs fallocate fadvise_hint create_serialize create_fsync \
+     create_on_open allow_file_create allow_mounted_write opendir lockfile pre_read overwrite \
+     end_fsync end_syncfs fsync_on_close sync_file_range unlink unlink_each_loop",
+    "do_verify verify_fatal verify_dump verify_async verify_async_cpus verify_backlog \
+     verify_backlog_batch verify_interval verify_offset verify_state_save verify_state_load \
+     verify_write_sequence verify_header_seed verifysort verifysort_nr experimental_verify \
+     continue_on_error ignore_error error_dump refill_buffers scramble_buffers",
 ];
 
-/// Common options that are not supported, and what to do instead.
+/// Options of fio that change the workload and are not supported, as words, and what to do instead.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("rate", "remove it, and measure the volume `rate:bw=SIZE:VOLUME`"),
-    ("rate_iops", "remove it, and measure the volume `rate:iops=N:VOLUME`"),
-    ("bssplit", "remove it, and give `bs`; write one job for each block size"),
-    ("bsrange", "remove it, and give `bs`; write one job for each block size"),
-    ("io_size", "remove it; a job ends after `runtime`"),
-    ("number_ios", "remove it; a job ends after `runtime`"),
+    ("rate rate_min ratemin", "remove it, and measure the volume `rate:bw=SIZE:VOLUME`"),
+    ("rate_iops rate_iops_min", "remove it, and measure the volume `rate:iops=N:VOLUME`"),
+    (
+        "bssplit bsrange blocksize_range bs_unaligned blocksize_unaligned bs_is_seq_rand",
+        "remove it, and give `bs`; write one job for each block size",
+    ),
+    ("io_size io_limit number_ios steadystate ss", "remove it; a job ends after `runtime`"),
+    ("startdelay wait_for", "remove it; jobs run one after the other"),
+    ("exec_prerun exec_postrun", "remove it, and run the command yourself"),
+    ("kb_base", "remove it; units of sizes are powers of 1024"),
+    ("readfua writefua", "remove it; `sync=1` makes every write FUA"),
+    (
+        "rw_sequencer iodepth_batch iodepth_batch_submit iodepth_batch_complete \
+      iodepth_batch_complete_min iodepth_batch_complete_max iodepth_low offset_align num_range \
+      blockalign ba write_barrier random_distribution random_sequence_stride percentage_random \
+      percentage_sequential sprandom atomic verify_only ramp_size verify_policy verify_pattern \
+      verify_pattern_interval trim_percentage trim_verify_zero trim_backlog trim_backlog_batch \
+      read_iolog replay_redirect replay_no_stall zonemode zonesize zonecapacity zonerange zoneskip \
+      zone_reset_threshold zone_reset_frequency max_open_zones job_max_open_zones read_beyond_wp fdp \
+      dataplacement rwmixcycle thinktime thinktime_spin thinktime_blocks thinktime_blocks_type \
+      thinktime_iotime thinkcycles rate_process rate_cycle ratecycle rate_ignore_thinktime \
+      max_latency latency_target latency_window latency_percentile latency_run zero_buffers \
+      buffer_pattern buffer_compress_percentage buffer_compress_chunk dedupe_percentage \
+      dedupe_global dedupe_mode dedupe_working_set_percentage profile flow flow_id flow_watermark \
+      flow_sleep create_only",
+        "remove it; it would change the workload",
+    ),
 ];
+
+/// The word of a list that is `key`.
+fn find_word(words: &'static str, key: &str) -> Option<&'static str> {
+    words.split_whitespace().find(|&word| word == key)
+}
 
 #[cfg(test)]
 mod tests {
@@ -250,7 +306,7 @@ mod tests {
             "NESTED" => Some("${SIZE}".to_owned()),
             _ => None,
         };
-        parse(text, "jobs.fio", env).map_err(|error| error.to_string())
+        parse(text, "jobs.fio", env).map(|file| file.jobs).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -344,10 +400,39 @@ mod tests {
     }
 
     #[test]
-    fn options_for_fio_alone_are_accepted_without_effect() {
-        let lines: Vec<String> = WITHOUT_EFFECT.iter().map(|key| format!("{key}=1\n")).collect();
-        let jobs = read(&format!("[a]\n{}randrepeat=1\n", lines.concat())).unwrap();
-        assert_eq!(jobs[0].job, Job { name: "a".into(), ..Job::default() });
+    fn options_for_fio_alone_are_ignored_and_listed_once() {
+        let known = || WITHOUT_EFFECT.iter().flat_map(|words| words.split_whitespace());
+        let lines: Vec<String> = known().map(|key| format!("{key}=1\n")).collect();
+        let text = format!("[global]\ndirect=1\n[a]\n{}randrepeat=1\n", lines.concat());
+        let file = parse(&text, "jobs.fio", |_| None).unwrap();
+        assert_eq!(file.jobs[0].job, Job { name: "a".into(), ..Job::default() });
+        let sorted = |keys: &[&'static str]| {
+            let mut keys = keys.to_vec();
+            keys.sort_unstable();
+            keys
+        };
+        assert_eq!(sorted(&file.ignored), sorted(&known().collect::<Vec<_>>()));
+    }
+
+    #[test]
+    fn every_option_is_in_one_list() {
+        let lists = WITHOUT_EFFECT.iter().chain(UNSUPPORTED.iter().map(|(words, _)| words));
+        let words = lists.flat_map(|words| words.split_whitespace());
+        let mut all: Vec<&str> = JOB_OPTIONS.iter().chain(FILE_OPTIONS).copied().chain(words).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn an_option_of_fio_is_never_taken_for_a_typing_error() {
+        for (words, instead) in UNSUPPORTED {
+            for key in words.split_whitespace() {
+                let fault = read(&format!("[a]\n{key}=1\n")).unwrap_err();
+                assert_eq!(fault, format!("jobs.fio:2: fio option `{key}` is not supported: {instead}"));
+            }
+        }
     }
 
     #[test]

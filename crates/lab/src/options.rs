@@ -16,9 +16,11 @@ pub const JOB_OPTIONS: &[&str] = &[
     "iodepth",
     "numjobs",
     "runtime",
+    "timeout",
     "ramp_time",
     "size",
     "offset",
+    "fileoffset",
     "offset_increment",
     "rwmixread",
     "rwmixwrite",
@@ -77,7 +79,8 @@ impl JobError {
 
 impl Job {
     /// Sets one option from its text. An option without a value, as job files permit for switches,
-    /// has the value "". Aliases as in fio: `readwrite` for `rw`, `blocksize` for `bs`;
+    /// has the value "". Aliases as in fio: `readwrite` for `rw`, `blocksize` for `bs`, `timeout`
+    /// for `runtime`, `fileoffset` for `offset`;
     /// `rwmixwrite` is the complement of `rwmixread`; `fdatasync` is `fsync`, because a volume has
     /// only one kind of flush; `sync` makes every write FUA.
     ///
@@ -102,10 +105,10 @@ impl Job {
             "bs" | "blocksize" => self.bs = parse_one_bs(value)?,
             "iodepth" => self.iodepth = parse_u32(value)?,
             "numjobs" => self.numjobs = parse_u32(value)?,
-            "runtime" => self.runtime_ms = parse_time_ms(value)?,
+            "runtime" | "timeout" => self.runtime_ms = parse_time_ms(value)?,
             "ramp_time" => self.ramp_time_ms = parse_time_ms(value)?,
             "size" => self.size = Some(parse_size(value)?),
-            "offset" => self.offset = parse_size(value)?,
+            "offset" | "fileoffset" => self.offset = parse_size(value)?,
             "offset_increment" => self.offset_increment = parse_size(value)?,
             "rwmixread" => self.rwmixread = parse_percent(value)?,
             "rwmixwrite" => self.rwmixread = 100 - parse_percent(value)?,
@@ -245,6 +248,8 @@ mod tests {
             (("bs", "8k"), ("blocksize", "8k")),
             (("rwmixread", "30"), ("rwmixwrite", "70")),
             (("fsync", "5"), ("fdatasync", "5")),
+            (("runtime", "5"), ("timeout", "5")),
+            (("offset", "1m"), ("fileoffset", "1m")),
             (("verify", "crc32c"), ("verify", "crc32c-intel")),
         ];
         for (name, alias) in pairs {

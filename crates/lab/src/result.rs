@@ -90,6 +90,9 @@ pub struct Run {
     pub write: Direction,
     /// Discards.
     pub trim: Direction,
+    /// I/O whose direction is unknown, as in reports of fio with `unified_rw_reporting`.
+    #[serde(default)]
+    pub mixed: Direction,
     /// I/O that failed.
     pub errors: u64,
     /// Blocks with other content than was written.
@@ -182,31 +185,41 @@ impl Run {
     /// I/O completed, all directions.
     #[must_use]
     pub fn ios(&self) -> u64 {
-        self.read.ios + self.write.ios + self.trim.ios
+        self.directions().map(|direction| direction.ios).sum()
     }
 
     /// Bytes moved, all directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.read.bytes + self.write.bytes + self.trim.bytes
+        self.directions().map(|direction| direction.bytes).sum()
     }
 
     /// The directions that did any I/O: none for an empty run, two for a mixed one.
     pub fn active(&self) -> impl Iterator<Item = &Direction> {
-        [&self.read, &self.write, &self.trim].into_iter().filter(|direction| direction.ios > 0)
+        self.directions().filter(|direction| direction.ios > 0)
     }
 
-    /// Mean completion latency over all I/O in nanoseconds; `None` if there was none.
+    fn directions(&self) -> impl Iterator<Item = &Direction> {
+        [&self.read, &self.write, &self.trim, &self.mixed].into_iter()
+    }
+
+    /// Mean completion latency over all I/O in nanoseconds; `None` if it was not recorded.
     #[must_use]
     pub fn mean_ns(&self) -> Option<f64> {
-        let sum: f64 = self.active().map(|direction| direction.latency.mean_ns * direction.ios as f64).sum();
-        (self.ios() > 0).then(|| sum / self.ios() as f64)
+        let (mut sum, mut ios) = (0.0, 0);
+        for direction in self.active().filter(|direction| direction.latency.is_recorded()) {
+            sum += direction.latency.mean_ns * direction.ios as f64;
+            ios += direction.ios;
+        }
+        (ios > 0).then(|| sum / ios as f64)
     }
 
-    /// Largest completion latency in nanoseconds; `None` if there was no I/O.
+    /// Largest completion latency in nanoseconds; `None` if it was not recorded.
     #[must_use]
     pub fn max_ns(&self) -> Option<u64> {
-        self.active().map(|direction| direction.latency.max_ns).max()
+        let recorded =
+            self.active().map(|direction| &direction.latency).filter(|latency| latency.is_recorded());
+        recorded.map(|latency| latency.max_ns).max()
     }
 
     /// A percentile of completion latency in nanoseconds; `None` if it was not recorded.
@@ -224,6 +237,11 @@ impl Run {
 }
 
 impl Latency {
+    /// Whether there is any latency: fio does not measure it with `gtod_reduce`.
+    fn is_recorded(&self) -> bool {
+        self.max_ns > 0 || self.mean_ns > 0.0
+    }
+
     /// The value at a recorded percentile.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {

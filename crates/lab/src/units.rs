@@ -2,10 +2,10 @@
 //!
 //! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096.
 //! fio differs only for `kib` and similar units, which are powers of 1000 there unless
-//! `kb_base=1000` is given. `4ki` is refused, and so is text after the digits that fio ignores
-//! (`4.5k` is 4 there).
+//! `kb_base=1000` is given. A fraction counts, which fio ignores (`4.5k` is 4 bytes there). `4ki` is
+//! refused, and so is other text after the digits.
 
-use blockmux_volume::units::size_unit;
+use blockmux_volume::units::{UnitError, size_unit};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -73,11 +73,18 @@ impl TryFrom<String> for Size {
     }
 }
 
-/// Parses `4096`, `0x1000`, `4k`, `1gb`, `1gib`.
+/// Parses `4096`, `0x1000`, `4k`, `1.5g`, `1gb`, `1gib`.
 ///
 /// # Errors
 /// The problem, as the end of a sentence.
 pub fn parse_int(text: &str) -> Result<u64, String> {
+    if text.contains('.') {
+        return blockmux_volume::units::parse_size(text).map_err(|error| match error {
+            UnitError::NotWhole(..) => "not a whole number of bytes".into(),
+            UnitError::TooLarge(_) => TOO_LARGE.into(),
+            _ => BAD_SUFFIX.into(),
+        });
+    }
     let (number, suffix) = split_number(text)?;
     let unit = size_unit(suffix).ok_or(BAD_SUFFIX)?;
     number.checked_mul(unit).ok_or_else(|| TOO_LARGE.into())
@@ -166,6 +173,8 @@ mod tests {
             ("2g", 2 << 30),
             ("1t", 1 << 40),
             ("1pib", 1 << 50),
+            ("1.5k", 1536),
+            ("0.5GiB", 1 << 29),
             ("0x1000", 4096),
             ("0x1k", 1024),
             ("0x1b", 27),
@@ -180,8 +189,8 @@ mod tests {
     #[test]
     fn text_that_fio_silently_ignores_is_refused() {
         for text in [
-            "", "k", "4q", "4.5k", "4kk", "4 k", "-4", "+4", "4kibb", "4k,8k", "4k-8k", "0x", "16384p", "٤k",
-            "4é",
+            "", "k", "4q", "4.5", "0.3k", "4.k", "4.5x", "4kk", "4 k", "-4", "+4", "4kibb", "4k,8k", "4k-8k",
+            "0x", "16384p", "٤k", "4é",
         ] {
             assert!(parse_int(text).is_err(), "{text}");
         }

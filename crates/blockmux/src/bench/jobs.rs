@@ -95,7 +95,10 @@ fn jobs_of_files(files: &[&String]) -> Result<Vec<(Job, Option<String>)>, Failur
         let text = read_job_file(file)?;
         let env = |name: &str| std::env::var(name).ok();
         let found = job_file::parse(&text, file, env).map_err(Failure::request)?;
-        for FileJob { job, target, line, .. } in found {
+        if !found.ignored.is_empty() {
+            tracing::warn!("{file}: ignored, without effect on a volume: {}", found.ignored.join(" "));
+        }
+        for FileJob { job, target, line, .. } in found.jobs {
             if let Some(Err(error)) = target.as_deref().map(str::parse::<Spec>) {
                 return Err(Failure::request(format!("{file}:{line}: job {}: {error}", job.name)));
             }

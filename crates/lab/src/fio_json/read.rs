@@ -4,7 +4,7 @@ use super::{FORMAT, Header};
 use crate::figure::UNKNOWN;
 use crate::job::{Job, Rw, Verify};
 use crate::result::{Comparison, ConfigurationKind, Direction, Latency, Machine, Row, Run};
-use crate::units::{Size, parse_size};
+use crate::units::{Size, parse_int, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
 
@@ -32,20 +32,67 @@ pub enum ReportError {
     },
 }
 
-/// Reads a report that [`super::to_json`] wrote, or one that fio wrote with `--output-format=json`
-/// or `json+`.
+/// Reads what [`super::to_json`] wrote, or fio with `--output-format=json` or `json+`: one or more
+/// documents, with any text of fio between them.
 ///
 /// In fio's file each job is a row, whose configuration is the job's name; its target's CPU time is
-/// unknown.
+/// unknown. A job that a row cannot describe is in `skipped`.
 ///
 /// # Errors
-/// If the text is neither.
+/// If the text has no report, or a document of it is damaged.
 pub fn from_json(text: &str) -> Result<Comparison, ReportError> {
-    // fio may write notes to the same stream before it opens the document.
-    let start = text.find('{').unwrap_or(0);
-    let document: Value = serde_json::from_str(&text[start..])?;
-    let jobs = document.get("jobs").and_then(Value::as_array).ok_or(ReportError::Foreign)?;
-    let Some(header) = document.get("blockmux") else { return fio_report(&document, jobs) };
+    let documents = documents(text)?;
+    if let [document] = &documents[..] {
+        return comparison(document);
+    }
+    let named =
+        (1..).zip(&documents).map(|(number, document)| Ok((format!("{number}"), comparison(document)?)));
+    merge(named.collect::<Result<_, ReportError>>()?).ok_or(ReportError::Foreign)
+}
+
+/// The JSON documents of a text that have jobs. A document begins with a line that begins with `{`.
+fn documents(text: &str) -> Result<Vec<Value>, ReportError> {
+    let mut found = Vec::new();
+    let mut is_json = false;
+    let mut at = 0;
+    while let Some(start) = next_line_with_brace(text, at) {
+        let rest = &text[start..];
+        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        at = start + 1;
+        match stream.next() {
+            Some(Ok(document)) => {
+                at = start + stream.byte_offset();
+                is_json = true;
+                found.extend(jobs_of(&document).is_some().then_some(document));
+            }
+            // Text such as "{note}" is not a damaged document.
+            Some(Err(error)) if rest[1..].trim_start().starts_with(['"', '}']) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    if found.is_empty() && !is_json {
+        serde_json::from_str::<Value>(text)?;
+    }
+    if found.is_empty() { Err(ReportError::Foreign) } else { Ok(found) }
+}
+
+/// The offset of the first `{` at the beginning of a line, from offset `at` on.
+fn next_line_with_brace(text: &str, at: usize) -> Option<usize> {
+    if at == 0 && text.starts_with('{') {
+        return Some(0);
+    }
+    let from = at.saturating_sub(1);
+    text.get(from..)?.find("\n{").map(|found| from + found + 1)
+}
+
+/// The jobs of a document; of fio's clients and servers, those of all servers.
+fn jobs_of(document: &Value) -> Option<&Vec<Value>> {
+    ["jobs", "client_stats"].into_iter().find_map(|key| document.get(key)).and_then(Value::as_array)
+}
+
+fn comparison(document: &Value) -> Result<Comparison, ReportError> {
+    let jobs = jobs_of(document).ok_or(ReportError::Foreign)?;
+    let Some(header) = document.get("blockmux") else { return fio_report(document, jobs) };
     let format = header.get("format").and_then(Value::as_u64).unwrap_or(0);
     if format > u64::from(FORMAT) {
         return Err(ReportError::Newer(u32::try_from(format).unwrap_or(u32::MAX)));
@@ -122,9 +169,14 @@ fn append(text: &mut String, separator: &str, more: &str) {
 fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportError> {
     let empty = Map::new();
     let globals = document.get("global options").and_then(Value::as_object).unwrap_or(&empty);
-    let row =
-        |(index, job): (usize, &Value)| fio_row(job, globals).map_err(|reason| job_error(index, job, reason));
-    let rows = jobs.iter().enumerate().map(row).collect::<Result<_, _>>()?;
+    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
+    for (index, job) in jobs.iter().enumerate() {
+        match fio_row(job, globals) {
+            Ok(row) => rows.push(row),
+            Err(reason) if jobs.len() == 1 => return Err(job_error(index, job, reason)),
+            Err(reason) => skipped.push((job_name(job).to_owned(), reason)),
+        }
+    }
     let version = document.get("fio version").and_then(Value::as_str).unwrap_or("fio");
     Ok(Comparison {
         command: version.to_owned(),
@@ -139,14 +191,14 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
         },
         suite: None,
         rows,
-        skipped: Vec::new(),
+        skipped,
     })
 }
 
 fn fio_row(job: &Value, globals: &Map<String, Value>) -> Result<Row, String> {
     let own = job.get("job options").and_then(Value::as_object);
     let option = |name: &str| own.and_then(|own| own.get(name)).or_else(|| globals.get(name))?.as_str();
-    let name = job.get("jobname").and_then(Value::as_str).unwrap_or("fio");
+    let name = job_name(job);
     let target = ["uri", "filename", "directory"].into_iter().find_map(option).unwrap_or_default();
     Ok(Row {
         configuration: name.to_owned(),
@@ -160,38 +212,49 @@ fn fio_row(job: &Value, globals: &Map<String, Value>) -> Result<Row, String> {
 }
 
 fn fio_job<'a>(name: &str, job: &Value, option: impl Fn(&str) -> Option<&'a str>) -> Result<Job, String> {
-    let number = |key: &str, default: u64| match option(key) {
-        None => Ok(default),
-        Some(text) => size(text).ok_or_else(|| format!("{key}={text} is not a number")),
-    };
-    let small = |key: &str, default: u64| {
-        number(key, default).and_then(|n| u32::try_from(n).map_err(|_| format!("{key}={n} is too large")))
+    // Options only describe the row, so one of a form that is unknown here has fio's default.
+    let small = |key: &str, default: u32| {
+        option(key).and_then(size).and_then(|number| u32::try_from(number).ok()).unwrap_or(default)
     };
     let rw = option("rw").or_else(|| option("readwrite")).unwrap_or("read");
-    let bs = if option("bs").is_some() { small("bs", 4096) } else { small("blocksize", 4096) }?;
+    // "randread:8" takes eight blocks for each random offset.
+    let pattern = pattern(rw.split(':').next().unwrap_or(rw));
+    let rwmixread = option("rwmixwrite")
+        .map_or_else(|| small("rwmixread", 50), |_| 100 - small("rwmixwrite", 50).min(100));
+    let bs = option("bs").or_else(|| option("blocksize"));
     Ok(Job {
         name: name.to_owned(),
-        rw: pattern(rw).ok_or_else(|| format!("rw={rw} is not supported in reports"))?,
-        bs,
-        iodepth: small("iodepth", 1)?,
-        numjobs: small("numjobs", 1)?,
+        rw: pattern.ok_or_else(|| format!("rw={rw} is not supported in reports"))?,
+        // Of ranges and splits, the mean of what was done.
+        bs: bs.and_then(size).and_then(|bs| u32::try_from(bs).ok()).unwrap_or_else(|| mean_bs(job)),
+        iodepth: small("iodepth", 1),
+        numjobs: small("numjobs", 1),
         runtime_ms: integer(job, "job_runtime"),
         ramp_time_ms: 0,
         size: option("size").and_then(|text| parse_size(text).ok()),
         offset: option("offset").and_then(|text| parse_size(text).ok()).unwrap_or(Size::ZERO),
-        rwmixread: u8::try_from(number("rwmixread", 50)?).map_err(|_| "rwmixread is over 100".to_owned())?,
+        rwmixread: u8::try_from(rwmixread).unwrap_or(100).min(100),
         verify: option("verify").map(|how| if how == "crc32c" { Verify::Crc32c } else { Verify::Pattern }),
         fua_every: 0,
-        fsync_every: small("fsync", 0)?,
+        fsync_every: small("fsync", 0),
         randseed: 0,
         ..Job::default()
     })
 }
 
+/// Bytes of one I/O in the mean, or fio's default block size if there was none.
+fn mean_bs(job: &Value) -> u32 {
+    let run = fio_run(job);
+    let mean = run.bytes().checked_div(run.ios()).and_then(|bs| u32::try_from(bs).ok());
+    mean.filter(|&bs| bs > 0).unwrap_or(4096)
+}
+
 fn fio_run(job: &Value) -> Run {
     let side = |name: &str| job.get(name).map(fio_direction).unwrap_or_default();
     let runtime = |name: &str| job.get(name).map_or(0, |side| integer(side, "runtime"));
-    let runtime_ms = ["read", "write", "trim"].into_iter().map(runtime).max().unwrap_or(0);
+    let runtime_ms = ["read", "write", "trim", "mixed"].into_iter().map(runtime).max().unwrap_or(0);
+    // With `unified_rw_reporting=both`, `mixed` repeats the others.
+    let is_split = ["read", "write", "trim"].iter().any(|&name| side(name).ios > 0);
     let percent = |name: &str| job.get(name).and_then(Value::as_f64).unwrap_or(0.0);
     let cpu_ns = |percent: f64| (percent / 100.0 * integer(job, "job_runtime") as f64 * 1e6) as u64;
     Run {
@@ -199,6 +262,7 @@ fn fio_run(job: &Value) -> Run {
         read: side("read"),
         write: side("write"),
         trim: side("trim"),
+        mixed: if is_split { Direction::default() } else { side("mixed") },
         errors: u64::from(integer(job, "error") != 0),
         verify_errors: 0,
         target_cpu_ns: None,
@@ -210,13 +274,20 @@ fn fio_run(job: &Value) -> Run {
 
 fn fio_direction(side: &Value) -> Direction {
     let empty = Value::Null;
-    let latency = ["clat_ns", "lat_ns"].into_iter().filter_map(|name| side.get(name));
-    let latency = latency.into_iter().find(|latency| integer(latency, "N") > 0).unwrap_or(&empty);
+    let latencies = || ["clat_ns", "lat_ns"].into_iter().filter_map(|name| side.get(name));
+    // With `gtod_reduce` there is none, and all its fields are 0.
+    let latency = latencies().find(|latency| integer(latency, "N") > 0).unwrap_or(&empty);
     let float = |name: &str| latency.get(name).and_then(Value::as_f64).unwrap_or(0.0);
-    let percentiles = latency.get("percentile").and_then(Value::as_object).into_iter().flatten();
-    let mut percentiles: Vec<(f64, u64)> =
-        percentiles.filter_map(|(at, ns)| Some((at.parse().ok()?, ns.as_u64()?))).collect();
+    let percentiles = latencies().find_map(|latency| latency.get("percentile")?.as_object());
+    let mut percentiles: Vec<(f64, u64)> = percentiles
+        .into_iter()
+        .flatten()
+        .filter_map(|(at, ns)| Some((at.parse().ok()?, ns.as_u64()?)))
+        .collect();
     percentiles.sort_by(|a, b| a.0.total_cmp(&b.0));
+    if latency.is_null() {
+        percentiles.clear();
+    }
     Direction {
         ios: integer(side, "total_ios"),
         bytes: integer(side, "io_bytes"),
@@ -241,22 +312,15 @@ fn pattern(name: &str) -> Option<Rw> {
 
 /// A number with fio's binary suffixes; of several numbers, one for each direction, the first.
 fn size(text: &str) -> Option<u64> {
-    let first = text.split([',', '-']).next()?.trim().to_ascii_lowercase();
-    let digits = first.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match first[digits.len()..].trim_end_matches('b').trim_end_matches('i') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    parse_int(text.split([',', '-', '/', ':']).next()?.trim()).ok()
+}
+
+fn job_name(job: &Value) -> &str {
+    job.get("jobname").and_then(Value::as_str).unwrap_or("unnamed")
 }
 
 fn job_error(index: usize, job: &Value, reason: String) -> ReportError {
-    let name = job.get("jobname").and_then(Value::as_str).unwrap_or("unnamed").to_owned();
-    ReportError::Job { index, name, reason }
+    ReportError::Job { index, name: job_name(job).to_owned(), reason }
 }
 
 #[cfg(test)]
@@ -266,10 +330,103 @@ mod tests {
     #[test]
     fn sizes_are_read_as_fio_reads_them() {
         assert_eq!(
-            ["4k", "4KiB", "513", "1m,2m", "8g"].map(size),
-            [4096, 4096, 513, 1 << 20, 8 << 30].map(Some)
+            ["4k", "4KiB", "513", "1m,2m", "8g", "1.5k", "512-4k", "4k/60:8k/40"].map(size),
+            [4096, 4096, 513, 1 << 20, 8 << 30, 1536, 512, 4096].map(Some)
         );
         assert_eq!(["", "k", "4x", "99999999999t"].map(size), [None; 4]);
+    }
+
+    /// A document of fio with one job. `sides` has its directions, as fio 3.33 writes them.
+    fn document(name: &str, options: &str, sides: &str) -> String {
+        let job = format!(
+            r#"{{"jobname":"{name}","error":0,"job options":{{{options}}},{sides},"job_runtime":1000}}"#
+        );
+        format!("{{\n  \"fio version\" : \"fio-3.33\",\n  \"timestamp\" : 1,\n  \"jobs\" : [\n{job}\n]\n}}\n")
+    }
+
+    /// A direction with `ios` of 4 KiB in one second, each of which took `us` microseconds.
+    fn side(name: &str, ios: u64, us: u64) -> String {
+        let (bytes, ns) = (ios * 4096, us * 1000);
+        format!(
+            r#""{name}":{{"io_bytes":{bytes},"total_ios":{ios},"runtime":1000,"clat_ns":{{"N":{ios},"min":{ns},"max":{ns},
+            "mean":{ns}.0,"percentile":{{"99.000000":{ns}}}}}}}"#
+        )
+    }
+
+    #[test]
+    fn every_unified_reporting_gives_the_same_figures() {
+        let mixed = side("mixed", 300, 20);
+        let split = [side("read", 200, 20), side("write", 100, 20), side("trim", 0, 0)].join(",");
+        for (how, sides) in
+            [("none", split.clone()), ("mixed", mixed.clone()), ("both", format!("{split},{mixed}"))]
+        {
+            let report = from_json(&document("x", r#""rw":"randrw""#, &sides)).unwrap();
+            let run = &report.rows[0].runs[0];
+            assert_eq!((run.ios(), run.bytes(), run.runtime_ns), (300, 300 * 4096, 1_000_000_000), "{how}");
+            assert_eq!((run.mean_ns(), run.percentile_ns(99.0)), (Some(20_000.0), Some(20_000)), "{how}");
+        }
+    }
+
+    #[test]
+    fn io_of_unknown_direction_is_written_and_read_back() {
+        let report = from_json(&document("x", r#""rw":"randrw""#, &side("mixed", 300, 20))).unwrap();
+        assert_eq!(from_json(&super::super::to_json(&report)).unwrap(), report);
+    }
+
+    #[test]
+    fn latency_that_was_not_measured_is_unknown() {
+        // As with `gtod_reduce`.
+        let read = r#""read":{"io_bytes":4096,"total_ios":1,"runtime":1000,"lat_ns":{"N":0,"min":0,"max":0,"mean":0.0},
+            "clat_ns":{"N":0,"min":0,"max":0,"mean":0.0,"percentile":{"99.000000":0}}}"#;
+        let report = from_json(&document("x", r#""rw":"read""#, read)).unwrap();
+        let run = &report.rows[0].runs[0];
+        assert_eq!((run.ios(), run.mean_ns(), run.max_ns(), run.percentile_ns(99.0)), (1, None, None, None));
+    }
+
+    #[test]
+    fn percentiles_of_total_latency_are_read() {
+        // As with `lat_percentiles`, where completion latency has none.
+        let read = r#""read":{"io_bytes":4096,"total_ios":1,"runtime":1000,"clat_ns":{"N":1,"min":5,"max":5,"mean":5.0},
+            "lat_ns":{"N":1,"min":7,"max":7,"mean":7.0,"percentile":{"99.000000":7}}}"#;
+        let report = from_json(&document("x", r#""rw":"read""#, read)).unwrap();
+        assert_eq!(report.rows[0].runs[0].percentile_ns(99.0), Some(7));
+    }
+
+    #[test]
+    fn text_of_fio_and_further_documents_are_read() {
+        let first = document("a", r#""rw":"read""#, &side("read", 10, 1));
+        let second = document("b", r#""rw":"write""#, &side("write", 20, 1));
+        let text = format!(
+            "fio: note {{x}}\n{{y}}\n{first}\nx: (groupid=0, jobs=1)\n  iops {{1}}\n{second}Run status\n"
+        );
+        let report = from_json(&text).unwrap();
+        let names: Vec<&str> = report.rows.iter().map(|row| row.configuration.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+    }
+
+    #[test]
+    fn a_damaged_document_is_an_error_even_behind_a_whole_one() {
+        let whole = document("a", r#""rw":"read""#, &side("read", 10, 1));
+        let damaged = &whole[..whole.len() / 2];
+        assert!(matches!(from_json(&format!("{whole}{damaged}")), Err(ReportError::Json(_))));
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_shown_does_not_hide_the_others() {
+        let text = r#"{"jobs":[{"jobname":"x","job options":{"rw":"trimwrite"}},
+            {"jobname":"y","job options":{"rw":"randread:8","bsrange":"4k-64k","iodepth":"many"},
+            "read":{"io_bytes":16384,"total_ios":2,"runtime":10}}]}"#;
+        let report = from_json(text).unwrap();
+        assert_eq!(report.skipped, [("x".to_owned(), "rw=trimwrite is not supported in reports".to_owned())]);
+        let job = &report.rows[0].job;
+        assert_eq!((job.rw, job.bs, job.iodepth), (Rw::RandRead, 8192, 1));
+    }
+
+    #[test]
+    fn the_servers_of_fio_are_rows() {
+        let text =
+            document("a", r#""rw":"read""#, &side("read", 10, 1)).replace("\"jobs\"", "\"client_stats\"");
+        assert_eq!(from_json(&text).unwrap().rows.len(), 1);
     }
 
     #[test]

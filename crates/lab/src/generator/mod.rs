@@ -256,6 +256,7 @@ impl WorkerResult {
             read: direction(&self.read),
             write: direction(&self.write),
             trim: direction(&self.trim),
+            mixed: Direction::default(),
             errors: self.errors,
             verify_errors: self.verify_errors,
             target_cpu_ns: target.map(|used| used.cpu_ns),
