@@ -9,19 +9,19 @@ use crate::sys;
 use blockmux_proto::computation::{Job, RunJob};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
-use std::num::NonZero;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use tracing::warn;
 
 /// Records the CPUs that the helpers may use, which are those of the calling thread. Call it from a
 /// thread that is not pinned to one of them.
-pub(crate) fn prepare() {
+pub fn prepare() {
     CPUS.get_or_init(|| sys::allowed_cpus().unwrap_or_default());
 }
 
 /// Runs the jobs of sessions with this peer.
-pub(crate) fn for_peer(peer: Option<IpAddr>) -> RunJob {
+#[must_use]
+pub fn for_peer(peer: Option<IpAddr>) -> RunJob {
     let source = JobSource::of(peer);
     Arc::new(move |job| {
         let mut queue = queue();
@@ -99,7 +99,7 @@ impl JobQueue {
         if self.idle_threads > 0 || self.threads >= max_threads() || self.turns.is_empty() {
             return;
         }
-        match thread::Builder::new().name("helper".to_owned()).spawn(run_thread) {
+        match thread::Builder::new().name("handshake".to_owned()).spawn(run_thread) {
             Ok(_) => self.threads += 1,
             Err(error) if self.threads == 0 => {
                 warn!("cannot start a thread for handshakes: {error}; raise the limit of processes");
@@ -131,10 +131,9 @@ fn queue() -> MutexGuard<'static, JobQueue> {
     QUEUE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of threads: a quarter of the CPUs.
+/// The number of threads: one for four CPUs. The calling thread may be pinned to one of them.
 fn max_threads() -> usize {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    (cpus / 4).clamp(1, MAX_THREADS)
+    (CPUS.get().map_or(1, Vec::len) / 4).clamp(1, MAX_THREADS)
 }
 
 static QUEUE: OnceLock<Mutex<JobQueue>> = OnceLock::new();

@@ -87,7 +87,9 @@ mod tests {
         let (jobs, notified) = (Jobs::default(), Arc::new(AtomicU32::new(0)));
         let (queue, count) = (jobs.clone(), notified.clone());
         let run = Arc::new(move |job| queue.lock().unwrap().push(job));
-        let notify = Arc::new(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+        let notify = Arc::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
         (Helpers { run, notify }, jobs, notified)
     }
 

@@ -31,6 +31,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
+use blockmux_engine::helpers;
 use endable::{EndableStream, Ending};
 use endpoint::{AnyListener, AnyStream, Guard};
 use history::{Samples, TICK};
@@ -79,6 +80,7 @@ impl Api {
         control: ControlServer,
         successors: TakeoverServer,
     ) -> Result<Api, Failure> {
+        helpers::prepare();
         let start = || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
