@@ -20,7 +20,7 @@ use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
 use crate::limits::{self, LimitsBody};
 use crate::log::levels::Levels;
-use crate::output::{both_sizes, print, printable, shell_word};
+use crate::output::{both_sizes, print, printable, printable_json, shell_word};
 use crate::protocol::frontend::Change;
 use crate::protocol::{certificates, secret};
 use blockmux_proto::volume_state::VolumeTraffic;
@@ -382,7 +382,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
     match (answer, &args.request) {
         (Answer::Failed(error), _) => Err(Failure::run(error)),
-        (answer, _) if args.json => print(answer.json()),
+        (answer, _) if args.json => print(printable_json(&answer.json().to_string())),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }

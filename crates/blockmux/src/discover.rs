@@ -1,7 +1,7 @@
 //! `blockmux discover`: lists the exports of a server.
 
 use crate::failure::Failure;
-use crate::output::{print, printable};
+use crate::output::{print, printable, printable_json};
 use crate::protocol::DiscoveredExport;
 use crate::reach;
 use blockmux_volume::units::human_size;
@@ -22,7 +22,7 @@ pub(crate) struct DiscoverArgs {
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     let found = reach::of_url(&args.url)?.discover()?;
     if args.json {
-        return print(serde_json::to_string(&found).map_err(Failure::run)?);
+        return print(printable_json(&serde_json::to_string(&found).map_err(Failure::run)?));
     }
     if found.exports.is_empty() && found.left_out == 0 {
         warn!("{}: the server lists no exports; it may hide them from this host", printable(&found.url));

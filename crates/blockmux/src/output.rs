@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use blockmux_volume::Spec;
+pub(crate) use blockmux_volume::text::{printable, printable_json};
 use blockmux_volume::units::human_size;
 use std::borrow::Cow;
 use std::io::{ErrorKind, Write};
@@ -39,18 +40,6 @@ pub(crate) fn masked(text: &str) -> String {
         }
     });
     words.collect::<Vec<_>>().join(" ")
-}
-
-/// Escapes control characters, because text of a server must not control the terminal.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
-        return text.into();
-    }
-    let escape = |letter: char| match letter {
-        letter if letter.is_control() => letter.escape_default().to_string(),
-        letter => letter.to_string(),
-    };
-    text.chars().map(escape).collect::<String>().into()
 }
 
 /// Shortens a long text to its beginning and end, because text of a server must not fill the
@@ -94,12 +83,6 @@ mod tests {
         let said = shortened(&long);
         assert!(said.len() < 1600 && said.starts_with("volume: x") && said.ends_with("x; check --nbd"));
         assert!(said.contains("x [...] x"));
-    }
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("plain \u{e9}"), "plain \u{e9}");
-        assert_eq!(printable("\u{1b}[2Jx\n"), "\\u{1b}[2Jx\\n");
     }
 
     #[test]

@@ -4,15 +4,18 @@
 //! [`EngineCore`] and [`Stream`] are the real core and stream; `crate::sim` has simulated ones.
 //! Tasks are generic over them, so dispatch is static.
 
+use crate::helpers;
 use crate::ktls;
-use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent};
+use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent, cross_thread_waker};
 use crate::ring::Registration;
 use crate::socket::{Address, Stream};
 use crate::sys;
+use blockmux_proto::computation::Helpers;
 use blockmux_proto::outbox::Outbox;
 use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
@@ -46,6 +49,11 @@ pub trait Host: Core + Sized + 'static {
 
     /// Whether the core polls tasks for a while before it parks them.
     fn spins(&self) -> bool;
+
+    /// Where computations for a peer run, if not on this core; `waker` is woken when one is done.
+    fn helpers(_core: &Rc<Self>, _peer: Option<IpAddr>, _waker: &Waker) -> Option<Helpers> {
+        None
+    }
 }
 
 /// A non-blocking byte stream: a call that would block fails with [`io::ErrorKind::WouldBlock`].
@@ -210,6 +218,10 @@ impl Host for EngineCore {
 
     fn spins(&self) -> bool {
         self.policy() != PollPolicy::Never
+    }
+
+    fn helpers(core: &Rc<Self>, peer: Option<IpAddr>, waker: &Waker) -> Option<Helpers> {
+        Some(Helpers { run: helpers::for_peer(peer), notify: cross_thread_waker(core, waker) })
     }
 }
 

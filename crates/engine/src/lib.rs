@@ -27,6 +27,7 @@ pub mod cores;
 pub mod file;
 pub mod frames;
 pub mod handover;
+pub mod helpers;
 pub mod host;
 pub mod initiator;
 pub mod iscsi;

@@ -371,6 +371,12 @@ impl Permit {
         Origin { protocol: self.protocol, listener: self.listener.address.clone() }
     }
 
+    /// The peer's address; `None` if it has no IP address.
+    #[must_use]
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
     /// Whether the listener still accepts the peer's address. A connection that was accepted before
     /// the networks changed may complete its handshake afterwards.
     #[must_use]

@@ -3,6 +3,7 @@
 use crate::blocking::{self, LoginTimeouts, run_secured};
 use crate::connection::Broken;
 use crate::handover::{HandedOverConnection, SessionHandover};
+use crate::helpers;
 use crate::initiator::{Dialer, Opening, Paths, RemoteVolume, TlsKeys, check_unchanged};
 use crate::listener::{Permit, Serve};
 use crate::reactor::EngineCore;
@@ -38,6 +39,7 @@ pub struct NbdServerTls {
 /// given.
 #[must_use]
 pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
+    helpers::prepare();
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
         let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());

@@ -2,6 +2,7 @@
 //!
 //! The initiator is in [`crate::initiator::nvme`].
 
+use crate::helpers;
 use crate::listener::Serve;
 use crate::rdma::{self, PortSession, Setup};
 use crate::reactor::cross_thread_waker;
@@ -27,6 +28,7 @@ use tracing::warn;
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
     let (node, exports) = (node.clone(), exports.clone());
     let credentials = credentials(&node);
+    helpers::prepare();
     Arc::new(move |core, stream, permit| {
         let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
         let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
@@ -49,6 +51,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             .admitted(connect, local_ip, hang_up)
             .at_port(port)
             .with_seed(seed)
+            .computing_by(helpers::for_peer(stream.peer_ip()))
             .with_notifier({
                 let core = core.clone();
                 Box::new(move |waker| cross_thread_waker(&core, waker))

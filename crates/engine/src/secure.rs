@@ -20,6 +20,9 @@
 //! from the socket directly. Until then, at most the rest of one record is received at a time
 //! (`boundary`). If the kernel cannot do that, the library continues.
 //!
+//! At a target, the handshake is computed by [`Helpers`]: `Tls` moves there with the bytes received,
+//! and back with the result. Nothing else is received meanwhile.
+//!
 //! There are no timeouts here: the session receives nothing until the handshake is complete, so its
 //! own timeout also limits the handshake.
 
@@ -28,8 +31,10 @@ mod kernel;
 
 use crate::broken::Broken;
 use crate::host::ByteStream;
+use blockmux_proto::computation::{Computation, Helpers};
 use blockmux_proto::outbox::{Outbox, OutboxPiece};
 use blockmux_proto::session::SecuredBy;
+use blockmux_tls::ReceivedBytes;
 pub use blockmux_tls::{
     CertifiedKey, ClientCertificates, ClientCredentials, Psk, PskFile, ServerCertificates, ServerCredentials,
     Tls, TlsError, TlsPeer, Trust, canonical_subject,
@@ -59,6 +64,8 @@ pub struct Secure {
     wants_kernel: bool,
     /// kTLS is attached to the socket, without keys yet.
     is_attached: bool,
+    /// Where the handshake is computed, if not here.
+    helpers: Option<Helpers>,
     /// Record boundaries of the input, tracked while the kernel is to take over at one.
     boundary: RecordBoundary,
 }
@@ -92,8 +99,16 @@ enum TlsStage {
         may_be_plain: bool,
     },
     Tls(Box<Tls>),
+    /// A helper processes bytes of the handshake.
+    Handshake(Computation<HandshakeStep>),
     /// The kernel encrypts and decrypts the records.
     Kernel(Box<KernelTls>),
+}
+
+/// The bytes of the handshake received so far are processed.
+struct HandshakeStep {
+    tls: Box<Tls>,
+    result: Result<ReceivedBytes, TlsError>,
 }
 
 /// Result of receiving.
@@ -137,6 +152,7 @@ impl Secure {
             is_dormant: false,
             wants_kernel: true,
             is_attached: false,
+            helpers: None,
             boundary: RecordBoundary::default(),
         }
     }
@@ -146,6 +162,13 @@ impl Secure {
     #[must_use]
     pub fn by_kernel(self, is_wanted: bool) -> Secure {
         Secure { wants_kernel: is_wanted, ..self }
+    }
+
+    /// Computes the handshake by helpers, if there are any: its public-key operations take
+    /// milliseconds.
+    #[must_use]
+    pub(crate) fn by_helpers(self, helpers: Option<Helpers>) -> Secure {
+        Secure { helpers, ..self }
     }
 
     /// Delays TLS until the session demands it ([`blockmux_proto::session::Demand::StartTls`]).
@@ -168,7 +191,7 @@ impl Secure {
     pub(crate) fn negotiated(&mut self) -> String {
         match &mut self.stage {
             TlsStage::Tls(tls) => tls.negotiated(),
-            TlsStage::Unknown { .. } | TlsStage::Kernel(_) => String::new(),
+            TlsStage::Unknown { .. } | TlsStage::Handshake(_) | TlsStage::Kernel(_) => String::new(),
         }
     }
 
@@ -205,9 +228,13 @@ impl Secure {
             }
             self.begin(chunk)?;
         }
+        let was_open = self.is_open();
         let plain_bytes = self.advance(chunk)?;
         if plain_bytes > 0 || self.has_ended() {
             return Ok(Received::Bytes(plain_bytes));
+        }
+        if self.is_computing() || self.is_open() != was_open {
+            return Err(io::Error::from(io::ErrorKind::WouldBlock).into());
         }
         let parts = if self.wants_kernel { PARTS_PER_TURN } else { 1 };
         for _ in 0..parts {
@@ -220,7 +247,7 @@ impl Secure {
                 return Ok(Received::Bytes(plain_bytes));
             }
             // The kernel may be able to take over as soon as the output is sent.
-            if self.is_open() && !was_open {
+            if self.is_computing() || self.is_open() && !was_open {
                 break;
             }
         }
@@ -349,7 +376,7 @@ impl Secure {
     pub(crate) fn close<S: ByteStream>(&mut self, stream: &mut S) {
         match &mut self.stage {
             _ if self.is_dormant => {}
-            TlsStage::Unknown { .. } => {}
+            TlsStage::Unknown { .. } | TlsStage::Handshake(_) => {}
             TlsStage::Tls(tls) => {
                 tls.close();
                 self.outgoing.push_head(tls.output());
@@ -437,6 +464,11 @@ impl Secure {
         matches!(&self.stage, TlsStage::Tls(tls) if tls.is_open())
     }
 
+    /// Whether a helper computes the handshake: nothing is received meanwhile.
+    pub(crate) fn is_computing(&self) -> bool {
+        matches!(&self.stage, TlsStage::Handshake(_))
+    }
+
     /// Whether the peer has sent close_notify.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(&self.stage, TlsStage::Tls(tls) if tls.has_ended())
@@ -453,8 +485,43 @@ impl Secure {
         Ok(())
     }
 
+    /// Takes the result of a helper, and passes it the bytes of the handshake that were received.
+    ///
+    /// # Errors
+    /// If the handshake failed.
+    fn compute_handshake(&mut self) -> Result<(), TlsError> {
+        if let TlsStage::Handshake(step) = &mut self.stage {
+            let Some(HandshakeStep { mut tls, result }) = step.take() else { return Ok(()) };
+            self.outgoing.push_head(tls.output());
+            tls.output().clear();
+            self.stage = TlsStage::Tls(tls);
+            let taken = result?.taken;
+            self.incoming.iter_mut().for_each(|incoming| incoming.take(taken));
+        }
+        if self.is_open() {
+            self.helpers = None;
+        }
+        let input = self.incoming.as_ref().map_or(&[][..], Chunk::unread);
+        if let (Some(helpers), TlsStage::Tls(_), false) = (&self.helpers, &self.stage, input.is_empty()) {
+            let (input, stage) = (input.to_vec(), TlsStage::Handshake(Computation::default()));
+            if let TlsStage::Tls(mut tls) = std::mem::replace(&mut self.stage, stage) {
+                self.stage = TlsStage::Handshake(Computation::start(Some(helpers), move || {
+                    let result = tls.receive(&input, &mut []);
+                    HandshakeStep { tls, result }
+                }));
+            }
+        }
+        Ok(())
+    }
+
     /// Processes received records; returns the number of plaintext bytes added to the chunk.
     fn advance(&mut self, chunk: &mut Chunk) -> Result<usize, TlsError> {
+        if self.helpers.is_some() {
+            self.compute_handshake()?;
+        }
+        if self.is_computing() {
+            return Ok(0);
+        }
         let room = chunk.room();
         let incoming = self.incoming.take();
         let result = self.take(incoming.as_ref().map_or(&[], Chunk::unread), chunk);

@@ -221,6 +221,21 @@ pub fn use_idle_priority() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Ok(setpriority_process(None, 19)?) }
 }
 
+/// Gives the calling thread less CPU time than others on busy CPUs (nice 10), and lets it run on
+/// these CPUs, or on the present ones if there are none.
+///
+/// # Errors
+/// As `sched_setaffinity(2)` and `setpriority(2)`.
+pub fn use_low_priority(cpus: &[usize]) -> io::Result<()> {
+    if !cpus.is_empty() {
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|&cpu| set.set(cpu));
+        sched_setaffinity(None, &set)?;
+    }
+    // On Linux each thread has its own nice value.
+    Ok(setpriority_process(None, 10)?)
+}
+
 /// The CPUs that the calling thread may use; never empty.
 ///
 /// # Errors

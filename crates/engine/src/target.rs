@@ -195,7 +195,10 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         let origin = permit.origin();
         core.spawn(|waker| TargetTask {
             audit,
-            connection: Connection::resumed(stream, &unread, core, waker).secured(secure),
+            connection: {
+                let helpers = |secure: Secure| secure.by_helpers(H::helpers(core, permit.peer(), waker));
+                Connection::resumed(stream, &unread, core, waker).secured(secure.map(helpers))
+            },
             session: {
                 session.on_start(waker, core.now());
                 session

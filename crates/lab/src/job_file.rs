@@ -26,6 +26,7 @@
 
 use crate::job::Job;
 use crate::options::{JOB_OPTIONS, JobError, parse_switch};
+use blockmux_volume::text::printable;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
@@ -53,7 +54,7 @@ pub struct FileJob {
 
 /// An error in a job file, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}:{line}: {}", one_line(file), one_line(&fault.to_string()))]
+#[error("{}:{line}: {}", printable(file), printable(&fault.to_string()))]
 pub struct JobFileError {
     /// The file's name, as given.
     pub file: String,
@@ -217,12 +218,6 @@ fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
     }
     expanded.push_str(rest);
     expanded
-}
-
-/// Escapes control characters: a file may contain any, and a message is one line.
-fn one_line(text: &str) -> String {
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escaped).collect()
 }
 
 /// Options that only files have, and that have an effect or restrict their values.

@@ -5,6 +5,7 @@
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
 use blockmux_engine::congestion::Congestion;
+use blockmux_volume::text::replaced;
 use std::fs;
 use std::thread::available_parallelism;
 
@@ -53,7 +54,7 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 
 /// One line without runs of spaces or control characters; `None` if nothing is left.
 fn tidy(text: &str) -> Option<String> {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line = replaced(text, ' ');
     let words: Vec<&str> = line.split_whitespace().collect();
     (!words.is_empty()).then(|| words.join(" "))
 }

@@ -7,6 +7,7 @@ use crate::figure::{self, Figure, Labels, shortened};
 use crate::link::{self, Grid};
 use crate::result::{Comparison, Row};
 use crate::suite::{PublishedFigure, Study};
+use blockmux_volume::text::replaced;
 use std::fmt::Write as _;
 
 /// Maximum number of characters in a line; 80 suffice for short configuration names.
@@ -320,7 +321,7 @@ fn fitting(width: usize, label_width: usize) -> Vec<&'static Column> {
 }
 
 fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    replaced(text, '\u{fffd}')
 }
 
 const COLUMNS: &[Column] = &[

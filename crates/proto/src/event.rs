@@ -76,13 +76,29 @@ pub enum AuditEvent {
 }
 
 impl AuditEvent {
+    /// Whether the peer did not get what it requested.
+    fn is_refusal(&self) -> bool {
+        match self {
+            AuditEvent::Refused { .. }
+            | AuditEvent::RequestsRefused { .. }
+            | AuditEvent::Reservation { is_done: false, .. } => true,
+            AuditEvent::ByStation { event, .. } => event.is_refusal(),
+            AuditEvent::Login(_)
+            | AuditEvent::Joined(_)
+            | AuditEvent::StationLoggedIn { .. }
+            | AuditEvent::Logout { .. }
+            | AuditEvent::Reservation { .. } => false,
+        }
+    }
+
     /// The event for a peer that violated the protocol during login.
     pub(crate) fn refused_by(error: &ProtocolError, login: Login) -> AuditEvent {
         AuditEvent::Refused { login, reason: format!("peer {}", error.what).into() }
     }
 }
 
-/// Events that the driver has not taken yet. When the queue is full, the oldest is dropped.
+/// Events that the driver has not taken yet. When the queue is full, the oldest refusal is dropped,
+/// or else the new event: no number of requests hides an earlier login or change.
 #[derive(Debug, Default)]
 pub(crate) struct AuditEvents(VecDeque<AuditEvent>);
 
@@ -90,14 +106,19 @@ impl AuditEvents {
     #[cold]
     pub(crate) fn push(&mut self, event: AuditEvent) {
         if self.0.len() >= MAX_EVENTS {
-            self.0.pop_front();
+            let Some(at) = self.0.iter().position(AuditEvent::is_refusal) else { return };
+            self.0.remove(at);
         }
         self.0.push_back(event);
     }
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<AuditEvent> {
-        self.0.pop_front()
+        let event = self.0.pop_front()?;
+        if self.0.is_empty() {
+            self.0.shrink_to(EVENTS_KEPT);
+        }
+        Some(event)
     }
 }
 
@@ -106,7 +127,11 @@ pub(crate) fn bounded(name: &str) -> String {
     name.chars().take(MAX_NAME).collect()
 }
 
-const MAX_EVENTS: usize = 64;
+/// The driver takes the events after each receive of at most 256 KiB, and a command that causes an
+/// event has at least 48 bytes.
+const MAX_EVENTS: usize = (256 << 10) / 48 + 64;
+/// The number of events whose memory is kept.
+const EVENTS_KEPT: usize = 8;
 /// The maximum length of a name, in characters; the standards allow 223 bytes.
 const MAX_NAME: usize = 223;
 
@@ -117,8 +142,25 @@ mod tests {
     #[test]
     fn events_and_names_that_a_peer_causes_are_bounded() {
         let mut events = AuditEvents::default();
-        (0..1000).for_each(|_| events.push(AuditEvent::Logout { reason: "again" }));
+        (0..10_000).for_each(|_| events.push(AuditEvent::Logout { reason: "again" }));
         assert_eq!(std::iter::from_fn(|| events.pop()).count(), MAX_EVENTS);
         assert_eq!(bounded(&"x".repeat(1 << 16)).len(), MAX_NAME);
+    }
+
+    #[test]
+    fn no_number_of_requests_hides_a_login() {
+        let mut events = AuditEvents::default();
+        let login = AuditEvent::Login(Login { protocol: "iscsi", ..Login::default() });
+        events.push(login.clone());
+        let change = |change, is_done| AuditEvent::Reservation { unit: "LUN 0".to_owned(), change, is_done };
+        // All the commands of one receive.
+        (0..5461).for_each(|_| events.push(change("REGISTER", true)));
+        (0..MAX_EVENTS).for_each(|_| events.push(change("PREEMPT", false)));
+        events.push(change("CLEAR", true));
+        let taken: Vec<_> = std::iter::from_fn(|| events.pop()).collect();
+        assert_eq!(taken.first(), Some(&login));
+        assert_eq!(taken.iter().filter(|event| !event.is_refusal()).count(), 5463);
+        assert_eq!(taken.last(), Some(&change("CLEAR", true)));
+        assert!(events.0.capacity() <= 2 * EVENTS_KEPT);
     }
 }

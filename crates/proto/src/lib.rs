@@ -8,6 +8,7 @@
 
 pub mod aoe;
 mod backoff;
+pub mod computation;
 mod coverage;
 mod digest;
 pub mod event;

@@ -2,6 +2,7 @@
 //! parameters.
 
 pub use crate::session::DEFAULT_TIMEOUT;
+use blockmux_volume::text::is_unprintable;
 use blockmux_volume::units::{format_duration, parse_duration};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::ffi::OsString;
@@ -135,7 +136,7 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
         return Err("missing; write localhost for this machine");
     }
     let host = decode_text(host)?;
-    if host.chars().any(|c| c.is_control() || c.is_whitespace()) {
+    if host.chars().any(|c| is_unprintable(c) || c.is_whitespace()) {
         return Err("contains blanks or control characters; remove them");
     }
     let port = match port {

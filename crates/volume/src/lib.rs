@@ -31,6 +31,7 @@ mod slab;
 mod slice;
 pub mod spec;
 mod stripe;
+pub mod text;
 mod throttle;
 pub mod units;
 mod volume;

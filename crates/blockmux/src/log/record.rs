@@ -1,9 +1,10 @@
 //! A record of the log, and its formats: text, JSON, and the protocol of systemd's journal.
 
-use crate::output::printable;
+use crate::output::{printable, printable_json, shortened};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use std::fmt::{Debug, Write};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
@@ -29,6 +30,21 @@ pub(crate) struct Record {
     fields: Vec<(&'static str, Value)>,
 }
 
+/// What a record is about: the limits of each class are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LineClass {
+    /// A login, a logout, a lost connection, or a change of a reservation or of the config.
+    Session,
+    /// Something else that a peer caused, such as a refused login.
+    Peer,
+    /// An event of the daemon or of a volume.
+    Other,
+}
+
+impl LineClass {
+    pub(super) const ALL: [LineClass; 3] = [LineClass::Session, LineClass::Peer, LineClass::Other];
+}
+
 impl Record {
     /// The record of a tracing event.
     pub(super) fn of(event: &Event<'_>, area: Option<&'static str>) -> Record {
@@ -43,11 +59,45 @@ impl Record {
         Record { level: Level::WARN, area: None, message, fields: Vec::new() }
     }
 
-    /// A record with level and message parsed from a line of [`Record::text`].
-    pub(super) fn of_text(line: &str) -> Record {
-        let (level, message) = line.split_at_checked(LEVEL_LEN).unwrap_or(("", line));
-        let level = level.trim().parse().unwrap_or(Level::WARN);
-        Record { level, area: None, message: message.trim().to_owned(), fields: Vec::new() }
+    /// The class whose limits apply to this record. The audit log has what succeeded as `info`.
+    pub(super) fn class(&self) -> LineClass {
+        let is_done =
+            self.level == Level::INFO || SESSION.iter().any(|begin| self.message.starts_with(begin));
+        match self.peer() {
+            _ if self.area == Some(AUDIT) && is_done => LineClass::Session,
+            Some(_) => LineClass::Peer,
+            None => LineClass::Other,
+        }
+    }
+
+    /// The peer's address, and its port if it has one.
+    pub(super) fn peer(&self) -> Option<&str> {
+        self.fields.iter().find(|(name, _)| *name == PEER)?.1.as_str()
+    }
+
+    /// What similar records share besides the peer's address, as text.
+    pub(super) fn kind(&self) -> String {
+        self.summary(None).text()
+    }
+
+    /// The record for all similar records: without the offset on a volume and without names that
+    /// the peer chooses, but with the target of a session, which exists; `source` replaces the peer.
+    pub(super) fn summary(&self, source: Option<&str>) -> Record {
+        let is_session = self.class() == LineClass::Session;
+        let is_varying = |name: &str| name == PEER || name == OFFSET;
+        let begin = self.fields.iter().position(|(name, _)| is_varying(name)).unwrap_or(self.fields.len());
+        let (shared, rest) = self.fields.split_at(begin);
+        let target = rest.iter().filter(|(name, _)| is_session && *name == TARGET);
+        let mut fields = shared.to_vec();
+        fields.extend(source.map(|source| (PEER, source.into())));
+        fields.extend(target.cloned());
+        Record { level: self.level, area: self.area, message: shortened(&self.message).into(), fields }
+    }
+
+    /// The record that counts records like this one.
+    pub(super) fn counting(&self, more: u32, window: Duration) -> Record {
+        let message = format!("{}: {more} more like this in {} seconds", self.message, window.as_secs());
+        Record { message, ..self.clone() }
     }
 
     /// `LEVEL message name=value ...`. Strings are quoted and escaped, so that a peer's text cannot
@@ -56,7 +106,7 @@ impl Record {
         let mut text = format!("{:>5} {}", self.level, printable(&self.message));
         for (name, value) in &self.fields {
             let _ = match value {
-                Value::String(string) => write!(text, " {name}={string:?}"),
+                Value::String(string) => write!(text, " {name}={}", printable(&format!("{string:?}"))),
                 value => write!(text, " {name}={value}"),
             };
         }
@@ -78,7 +128,7 @@ impl Record {
                     None => time + &text,
                 }
             }
-            LogFormat::Json => self.json(time).to_string(),
+            LogFormat::Json => printable_json(&self.json(time).to_string()).into_owned(),
             LogFormat::Journald => self.journal_entry(),
         }
     }
@@ -97,8 +147,8 @@ impl Record {
         Value::Object(object)
     }
 
-    /// `FIELD=value` lines of the journal's native protocol. Line ends in values are replaced,
-    /// because they would require the binary form.
+    /// `FIELD=value` lines of the journal's native protocol. Line ends in values are escaped, because
+    /// they would require the binary form.
     fn journal_entry(&self) -> String {
         let priority = match self.level {
             Level::ERROR => 3,
@@ -108,7 +158,7 @@ impl Record {
         };
         let mut entry = format!("PRIORITY={priority}\nSYSLOG_IDENTIFIER=blockmux\n");
         let mut field = |name: &str, value: &str| {
-            entry += &format!("{}={}\n", name.to_ascii_uppercase(), one_line(value));
+            entry += &format!("{}={}\n", name.to_ascii_uppercase(), printable(value));
         };
         field("message", self.text().trim_start().split_once(' ').map_or("", |(_, message)| message));
         if let Some(area) = self.area {
@@ -164,20 +214,30 @@ impl Visit for Record {
     }
 }
 
-/// Replaces line ends, which text of a peer may contain.
-fn one_line(text: &str) -> String {
-    text.replace(['\n', '\r'], " ")
-}
-
+/// The audit log's area.
+const AUDIT: &str = "audit";
+/// Beginnings of the audit log's warnings about peers that have logged in.
+const SESSION: [&str; 2] = ["connection lost: ", "reservation change"];
+/// The field with the peer's address.
+const PEER: &str = "peer";
+/// The field with the offset on a volume.
+const OFFSET: &str = "offset";
+/// The field with the name of an export, target, subsystem or disk.
+const TARGET: &str = "target";
 /// Name of the field in which tracing passes the text of an event.
 const MESSAGE: &str = "message";
 /// Width of the level in a line of text, in columns.
 const LEVEL_LEN: usize = 5;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use blockmux_engine::audit::AUDIT;
+
+    /// A record of the audit log.
+    pub(in crate::log) fn line(level: &str, message: &str, fields: &[(&'static str, &str)]) -> Record {
+        let fields = fields.iter().map(|&(name, value)| (name, value.into())).collect();
+        Record { level: level.parse().unwrap(), area: Some(AUDIT), message: message.to_owned(), fields }
+    }
 
     fn login() -> Record {
         let fields = vec![("protocol", "nbd".into()), ("peer", "127.0.0.1:9".into()), ("offset", 512.into())];
@@ -210,9 +270,22 @@ mod tests {
             record.text(),
             r#" INFO closing: it said\nPRIORITY=0 initiator="a\" peer=\"1.2.3.4:5\nX=y""#
         );
+        assert_eq!(record.json(None)["initiator"], "a\" peer=\"1.2.3.4:5\nX=y");
         let entry = record.written(LogFormat::Journald, None, false);
         let names: Vec<_> = entry.lines().map(|line| line.split('=').next().unwrap()).collect();
         let expected = ["PRIORITY", "SYSLOG_IDENTIFIER", "MESSAGE", "BLOCKMUX_AREA", "BLOCKMUX_INITIATOR"];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn text_of_a_peer_cannot_hide_or_reorder_in_any_format() {
+        let mut record = login();
+        record.message = "closing: \u{202e}".to_owned();
+        record.fields = vec![("initiator", "a\u{200b}\u{3164}".into())];
+        for format in [LogFormat::Text, LogFormat::Json, LogFormat::Journald] {
+            let written = record.written(format, None, false);
+            let is_ours = |c| c == '\n' || !blockmux_volume::text::is_unprintable(c);
+            assert!(written.chars().all(is_ours) && written.contains("202e"), "{written:?}");
+        }
     }
 }

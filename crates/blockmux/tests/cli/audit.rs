@@ -1,10 +1,13 @@
 //! The audit log: logins, refusals, changes of reservations, and logouts.
 
+use crate::allow::{connect_from, server};
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux};
 use crate::raw_client::RawClient;
 use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
-use std::io::BufRead;
+use rustix::process::Signal;
+use std::io::{BufRead, Read};
+use std::thread;
 
 const INITIATOR: &str = "iqn.2026-11.com.example:host";
 
@@ -145,4 +148,30 @@ fn an_area_can_be_turned_off() {
     let refused =
         std::process::Command::new(BLOCKMUX).args(["--log", "x=y", "info", "mem:1m"]).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("`x` is not a log area"));
+}
+
+#[test]
+fn a_login_has_its_line_beside_refusals_of_thousands_of_addresses() {
+    let mut daemon = Daemon::serve(&["mem:1m", "--nbd", "127.0.0.1:0?allow=127.0.0.0/24"]);
+    let portal = server(&daemon.urls_of("nbd")[0]);
+    let pid = daemon.pid();
+    let stderr = &mut daemon.stderr;
+    let said = thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut said = String::new();
+            stderr.read_to_string(&mut said).map(|_| said)
+        });
+        for nth in 0..4200_u32 {
+            let [_, _, high, low] = nth.to_be_bytes();
+            let mut stranger = connect_from([127, 1 + high, low, 1], portal);
+            assert_eq!(stranger.read(&mut [0]).unwrap_or(0), 0);
+        }
+        drop(RawClient::over(connect_from([127, 0, 0, 9], portal)));
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        reader.join().unwrap().unwrap()
+    });
+    assert_eq!(daemon.wait().code(), Some(0));
+    assert!(said.contains("INFO login protocol=\"nbd\" peer=\"127.0.0.9:"), "{said}");
+    assert!(said.contains("WARN connection refused: "), "{said}");
+    assert!(said.contains(" more like this in 10 seconds protocol=\"nbd\" peer=\"127."), "{said}");
 }

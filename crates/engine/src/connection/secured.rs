@@ -100,10 +100,16 @@ impl<H: Host> Connection<H> {
         let (Some(secure), Some(chunk)) = (&mut self.secure, &mut self.chunk) else { return Ok(None) };
         let asked = chunk.room();
         let result = secure.receive(&mut self.stream, chunk, self.core.pool());
+        let is_computing = secure.is_computing();
         let negotiated = secure.is_unreported().then(|| secure.negotiated());
         if let (Some(by), Some(negotiated)) = (secure.take_peer(), negotiated) {
             debug!(peer = self.stream.peer(), "TLS is established: {negotiated}");
             session.on_secured(by, self.core.now())?;
+        }
+        if is_computing {
+            // A connection that is closed meanwhile must not keep its place among the helpers' jobs.
+            (self.wants_input, self.is_blocked) = (false, true);
+            self.check_end()?;
         }
         match result {
             Ok(Received::Bytes(0)) => {

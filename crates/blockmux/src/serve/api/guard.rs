@@ -22,8 +22,7 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
-    // The page contains no data. Its script sends the token with its own requests.
-    let is_page = request.uri().path() == "/";
+    let is_page = is_page(&request);
     // A browser with a client certificate uses it for requests of every site's pages.
     let site = request.headers().get(FETCH_SITE);
     if !is_page && site.is_some_and(|site| site != "same-origin" && site != "none") {
@@ -63,6 +62,12 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
         }
     };
     Ok(Request::from_parts(parts, Body::from(body)))
+}
+
+/// Whether the request is for the page, which contains no data and needs no token. The page's script
+/// sends the token with its own requests.
+pub(super) fn is_page(request: &Request) -> bool {
+    request.uri().path() == "/"
 }
 
 fn check_token(headers: &HeaderMap, token: &[u8]) -> Result<(), &'static str> {

@@ -3,8 +3,8 @@
 //!
 //! One thread serves the API with an asynchronous runtime that nothing else in the process uses, so
 //! that API clients never block a core. Each client has [`REQUEST_TIMEOUT`] for the head of a
-//! request, for its body, and for receiving a part of the response. At most [`MAX_CLIENTS`] are
-//! served at a time, others wait. Requests that may wait for a disk or a lock run on other threads,
+//! request, for its body, and for receiving a part of the response. The number of clients is
+//! limited, see [`places`]. Requests that may wait for a disk or a lock run on other threads,
 //! see [`actions`].
 
 mod actions;
@@ -14,6 +14,7 @@ mod guard;
 mod history;
 mod metrics;
 mod page;
+mod places;
 mod process;
 mod reply;
 mod routes;
@@ -30,6 +31,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
+use blockmux_engine::helpers;
 use endable::{EndableStream, Ending};
 use endpoint::{AnyListener, AnyStream, Guard};
 use history::{Samples, TICK};
@@ -37,6 +39,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use places::{Place, Places};
 use std::future::pending;
 use std::io;
 use std::pin::Pin;
@@ -44,7 +47,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
@@ -77,6 +80,7 @@ impl Api {
         control: ControlServer,
         successors: TakeoverServer,
     ) -> Result<Api, Failure> {
+        helpers::prepare();
         let start = || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
@@ -114,8 +118,7 @@ fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: ApiState, stopped: &
         let mut accepting = JoinSet::new();
         for endpoint in endpoints {
             // Clients of one endpoint cannot keep those of another out, such as the daemon's owner.
-            let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
-            accepting.spawn(accept_all(endpoint, router.clone(), clients, stopped.clone()));
+            accepting.spawn(accept_all(endpoint, router.clone(), stopped.clone()));
         }
         while accepting.join_next().await.is_some() {}
         sampling.abort();
@@ -144,10 +147,9 @@ async fn sample(shared: ApiState) {
 async fn accept_all(
     Endpoint { listener, guard, .. }: Endpoint,
     router: Router,
-    clients: Arc<Semaphore>,
     mut stopped: watch::Receiver<()>,
 ) {
-    let guard = Arc::new(guard);
+    let (guard, places) = (Arc::new(guard), Places::default());
     let mut open = JoinSet::new();
     let address = listener.address().to_string();
     let accepting = match AnyListener::of(&listener) {
@@ -159,8 +161,8 @@ async fn accept_all(
     };
     loop {
         let accepted = async {
-            let permit = clients.clone().acquire_owned().await.map_err(io::Error::other)?;
-            io::Result::Ok((accepting.accept().await?, permit))
+            places.available().await;
+            accepting.accept().await
         };
         let accepted = tokio::select! {
             accepted = accepted => accepted,
@@ -168,13 +170,20 @@ async fn accept_all(
             _ = stopped.changed() => break,
         };
         match accepted {
-            Ok((stream, permit)) => {
+            Ok(stream) => {
+                let place = Arc::new(places.enter(stream.peer_ip()));
                 let (guard, router, stopped) = (guard.clone(), router.clone(), stopped.clone());
                 open.spawn(async move {
-                    if let Err(error) = serve(stream, guard, router, stopped).await {
-                        debug!("connection of an API client failed: {error}");
+                    tokio::select! {
+                        served = serve(stream, place.clone(), guard, router, stopped) => {
+                            if let Err(error) = served {
+                                debug!("connection of an API client failed: {error}");
+                            }
+                        }
+                        () = place.replaced() => {
+                            debug!("an API client without credentials is disconnected for a new one");
+                        }
                     }
-                    drop(permit);
                 });
             }
             // For example too many open files; the accept is retried.
@@ -195,6 +204,7 @@ async fn accept_all(
 /// that the client was checked with. Then a request whose head has arrived still gets its response.
 async fn serve(
     stream: AnyStream,
+    place: Arc<Place>,
     guard: Arc<Guard>,
     router: Router,
     mut stopped: watch::Receiver<()>,
@@ -204,20 +214,30 @@ async fn serve(
         _ = stopped.changed() => return Ok(()),
     };
     let (stream, peer, mut credentials) = admitted?;
+    if matches!(*guard, Guard::Owner) {
+        place.prove();
+    }
     let (peer, ending) = (Arc::new(peer), Ending::default());
     let mut stream = TimeoutStream::new(EndableStream::new(stream, ending.clone()));
     stream.set_write_timeout(Some(REQUEST_TIMEOUT));
     let of_connection = ending.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (guard, peer, mut router) = (guard.clone(), peer.clone(), router.clone());
+        let place = place.clone();
         let under_way = of_connection.request();
         async move {
             let mut request = request.map(Body::new);
             if matches!(*guard, Guard::Owner) {
                 request.extensions_mut().insert(takeover::ByOwner);
             }
+            let is_page = guard::is_page(&request);
             let response = match guard::admit(&peer, request).await {
-                Ok(request) => router.call(request).await,
+                Ok(request) => {
+                    if !is_page {
+                        place.prove();
+                    }
+                    router.call(request).await
+                }
                 Err(mut refused) => {
                     // A client without credentials must not keep its place.
                     refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -257,8 +277,6 @@ async fn serve(
 /// The stream of an API client, with a timeout for each write.
 type Io = TokioIo<Pin<Box<TimeoutStream<EndableStream>>>>;
 
-/// Maximum number of connected clients of an endpoint; others wait.
-const MAX_CLIENTS: usize = 256;
 /// Timeout of the head of a request, of its body, and of each write of the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of a request's head, in bytes.

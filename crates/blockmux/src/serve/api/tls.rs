@@ -1,13 +1,17 @@
 //! TLS of the API's server, for its asynchronous runtime.
 
+use blockmux_engine::helpers;
 use blockmux_engine::secure::{ServerCertificates, ServerCredentials, Tls, TlsError, TlsPeer};
+use blockmux_proto::computation::{Computation, Helpers, RunJob};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 /// A connection of an API client with TLS.
 pub(super) struct TlsStream {
@@ -31,6 +35,7 @@ impl TlsStream {
         let credentials = ServerCredentials::Certificates(certificates.clone());
         let tls = Tls::server(&credentials).map_err(io::Error::other)?;
         let mut stream = TlsStream { socket, tls, incoming: Vec::new(), sent: 0 };
+        let run = helpers::for_peer(stream.socket.peer_addr().ok().map(|peer| peer.ip()));
         let mut is_first = true;
         while !stream.tls.is_open() {
             if poll_fn(|context| stream.poll_receive(context)).await? == 0 {
@@ -40,13 +45,31 @@ impl TlsStream {
             if std::mem::take(&mut is_first) && stream.incoming.first() != Some(&HANDSHAKE) {
                 return Err(io::Error::other(TlsError::NotTls));
             }
-            let decrypted = stream.decrypt(&mut []);
+            let decrypted;
+            (stream, decrypted) = stream.shake_hands(run.clone()).await?;
             // If it failed, this is the alert.
             let sent = poll_fn(|context| stream.poll_send(context)).await;
             decrypted?;
             sent?;
         }
         Ok(stream)
+    }
+
+    /// Processes received records of the handshake on a helper thread: the API must take no CPU time
+    /// from I/O for clients that have proved nothing.
+    async fn shake_hands(self, run: RunJob) -> io::Result<(TlsStream, io::Result<()>)> {
+        let TlsStream { socket, mut tls, mut incoming, sent } = self;
+        let done = Arc::new(Notify::new());
+        let notified = done.clone();
+        let helpers = Helpers { run, notify: Arc::new(move || notified.notify_one()) };
+        let mut step = Computation::start(Some(&helpers), move || {
+            let received = tls.receive(&incoming, &mut []);
+            incoming.drain(..received.as_ref().map_or(0, |received| received.taken));
+            (tls, incoming, received)
+        });
+        done.notified().await;
+        let (tls, incoming, received) = step.take().ok_or(io::ErrorKind::Interrupted)?;
+        Ok((TlsStream { socket, tls, incoming, sent }, received.map(|_| ()).map_err(io::Error::other)))
     }
 
     /// How the client authenticated itself.

@@ -2,6 +2,7 @@
 
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
+use crate::computation::{Helpers, RunJob};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{ConnectRefusal, HostIdentity, IoQueueGuard};
@@ -67,6 +68,16 @@ pub(super) struct HostConnection {
     pub(super) sgls: u32,
     /// Wakes the session, from any core.
     pub(super) notifier: Option<Notifier>,
+    /// Runs computations of the authentication on another thread.
+    pub(super) run: Option<RunJob>,
+}
+
+impl HostConnection {
+    /// Where the computations of the authentication run; they need the notifier.
+    fn helpers(&self) -> Option<Helpers> {
+        let (run, notify) = self.run.clone().zip(self.notifier.clone())?;
+        Some(Helpers { run, notify })
+    }
 }
 
 /// The result of a successful Connect.
@@ -145,7 +156,7 @@ pub(super) fn connect(
                 None => SC_C_NEW_TLS_PSK,
                 Some(_) => SC_C_REPLACE_TLS_PSK,
             };
-            Some(Box::new(authenticator.with_secure_channel(sc_c)))
+            Some(Box::new(authenticator.with_secure_channel(sc_c).with_helpers(connection.helpers())))
         }
     };
     let (host, is_authenticated) =

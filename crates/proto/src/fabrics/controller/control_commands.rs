@@ -68,7 +68,10 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let outcome = match (fabrics_type(sqe), &mut self.queue) {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
             (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
-            (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => self.next_message(sqe),
+            (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => match self.next_message(slot, sqe) {
+                Some(outcome) => outcome,
+                None => return,
+            },
             (FabricsType::CONNECT, Some(_)) | (_, None) => {
                 NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR)
             }
@@ -160,25 +163,54 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         };
         authenticator.on_message(&data.to_vec());
+        self.is_computing = authenticator.is_computing();
         self.timers.expect_message();
         self.after_message();
         NvmeOutcome::success(0)
     }
 
-    /// Returns the next authentication message, padded to the length that the host asked for.
-    fn next_message(&mut self, sqe: &Sqe) -> NvmeOutcome {
+    /// Returns the next authentication message, padded to the length that the host asked for. While
+    /// it is being computed, the command waits.
+    fn next_message(&mut self, slot: usize, sqe: &Sqe) -> Option<NvmeOutcome> {
         let room = T::descriptor(sqe);
         let len = match self.message_len(sqe) {
             Ok(len) if room.is_at_host() && room.len == len => len,
-            Ok(_) => return NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID),
-            Err(status) => return NvmeOutcome::failure(status),
+            Ok(_) => return Some(NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID)),
+            Err(status) => return Some(NvmeOutcome::failure(status)),
         };
-        let Some(mut message) = self.authenticator.as_mut().and_then(|it| it.message(len)) else {
-            return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
+        let authenticator = self.authenticator.as_mut()?;
+        if authenticator.is_computing() {
+            if self.receiving.is_some() {
+                return Some(NvmeOutcome::failure(NvmeStatus::COMMAND_SEQUENCE_ERROR));
+            }
+            if let Some(entry) = self.commands.get_mut(slot) {
+                entry.state = CommandState::Other;
+            }
+            self.receiving = Some(slot);
+            return None;
+        }
+        let Some(mut message) = authenticator.message(len) else {
+            return Some(NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND));
         };
         message.resize(len, 0);
         self.after_message();
-        NvmeOutcome::data(Seg::from_slice(&message).into(), 0)
+        Some(NvmeOutcome::data(Seg::from_slice(&message).into(), 0))
+    }
+
+    /// Completes the command that waits for an authentication message, once that is computed.
+    pub(super) fn go_on_authenticating(&mut self) {
+        self.is_computing = self.authenticator.as_mut().is_some_and(|it| it.is_computing());
+        if self.is_computing {
+            return;
+        }
+        if let Some(slot) = self.receiving.take()
+            && let Some(entry) = self.commands.get_mut(slot)
+        {
+            let sqe = entry.sqe;
+            if let Some(outcome) = self.next_message(slot, &sqe) {
+                self.finish(slot, &outcome);
+            }
+        }
     }
 
     /// Handles the outcome of an authentication message: a host that failed loses its connection

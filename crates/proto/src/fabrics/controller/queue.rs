@@ -18,6 +18,7 @@ use super::transport::FabricsTransport;
 use super::unconnected::ConnectPermit;
 use super::unstarted::UnstartedCommands;
 use crate::backoff::Backoff;
+use crate::computation::RunJob;
 use crate::event::{AuditEvent, AuditEvents};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
@@ -69,6 +70,10 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) unstarted: UnstartedCommands,
     /// A Connect that waits for the end of the previous association, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
+    /// An Authentication Receive whose message is being computed.
+    pub(super) receiving: Option<usize>,
+    /// Whether an authentication message is being computed.
+    pub(super) is_computing: bool,
     /// Whether new commands are no longer accepted; outstanding ones are finished.
     pub(super) stopping: bool,
     /// Whether an admin queue ends after the I/O queues of its controller, which would end with it.
@@ -110,6 +115,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             events: None,
             unstarted: UnstartedCommands::default(),
             connecting: None,
+            receiving: None,
+            is_computing: false,
             stopping: false,
             outlasts_io_queues: false,
             is_over: false,
@@ -156,6 +163,13 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     #[must_use]
     pub fn fetching_at_most(mut self, bytes: usize) -> Self {
         self.unstarted.max_fetching = bytes;
+        self
+    }
+
+    /// Runs computations of the authentication by `run`, if the session has a notifier.
+    #[must_use]
+    pub fn computing_by(mut self, run: RunJob) -> Self {
+        self.connection.run = Some(run);
         self
     }
 
@@ -222,7 +236,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.held.clear();
         self.waiting.clear();
         self.unstarted.clear();
-        self.connecting = None;
+        (self.connecting, self.receiving) = (None, None);
         std::mem::replace(&mut self.is_over, true)
     }
 
@@ -765,6 +779,9 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
     fn on_turn(&mut self, now: Instant) {
         self.timers.now = now;
         self.read_events();
+        if self.is_computing {
+            self.go_on_authenticating();
+        }
         // Data that was sent meanwhile has made room.
         if !self.unstarted.is_empty() {
             self.start();

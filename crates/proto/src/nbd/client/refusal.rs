@@ -1,5 +1,6 @@
 //! A server's valid refusal during the handshake, as one line for the user.
 
+use blockmux_volume::text::replaced;
 use blockmux_wire::nbd::handshake::{Opt, Rep};
 
 /// Reason for which a server refused a session without violating the protocol.
@@ -95,11 +96,10 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }
 
-/// A peer's text as part of one line: without control characters, and truncated.
+/// A peer's text as part of one line: without characters that must not be printed, and truncated.
 fn one_line(data: &[u8]) -> String {
     let text = String::from_utf8_lossy(data.get(..MAX_MESSAGE).unwrap_or(data));
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    line.trim().to_owned()
+    replaced(&text, ' ').trim().to_owned()
 }
 
 /// The maximum length of a server's message, in bytes.

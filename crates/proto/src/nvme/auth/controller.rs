@@ -4,6 +4,7 @@ use super::{
     AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
     head, is_same,
 };
+use crate::computation::{Computation, Helpers};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub struct Authenticator {
     random: ChallengeGenerator,
     t_id: u16,
     state: ControllerAuthState,
+    /// Where exponentiations run.
+    helpers: Option<Helpers>,
     /// The SC_C value that a host may request, besides none.
     secure_channel: u8,
     /// The generated PSK, valid once authentication is finished.
@@ -28,10 +31,15 @@ pub struct Authenticator {
 enum ControllerAuthState {
     /// The host's AUTH_Negotiate.
     Negotiate,
-    /// This side's challenge.
-    Challenge(NegotiatedAuth),
+    /// This side's challenge, once its exponential is computed.
+    Exponential(NegotiatedAuth, Computation<Vec<u8>>),
+    /// This side's challenge, with its exponential.
+    Challenge(NegotiatedAuth, Vec<u8>),
     /// The host's reply.
     Reply(NegotiatedAuth),
+    /// The outcome of the host's reply, once the session key is computed; `None` if the host's
+    /// exponential is invalid.
+    SessionKey(NegotiatedAuth, Vec<u8>, Computation<Option<Vec<u8>>>),
     /// This side's Success1, with the response to the host's challenge if there was one.
     Success1(Hash, Option<Vec<u8>>),
     /// The host's Success2.
@@ -64,10 +72,18 @@ impl Authenticator {
             random: ChallengeGenerator::new(seed),
             t_id: 0,
             state: ControllerAuthState::Negotiate,
+            helpers: None,
             secure_channel: SC_C_NONE,
             generated: None,
             is_done: false,
         }
+    }
+
+    /// Computes exponentials on another thread, if there are helpers.
+    #[must_use]
+    pub fn with_helpers(mut self, helpers: Option<Helpers>) -> Authenticator {
+        self.helpers = helpers;
+        self
     }
 
     /// Allows a host to request a secure channel with this SC_C value.
@@ -98,17 +114,47 @@ impl Authenticator {
     /// Handles a message of the host.
     pub fn on_message(&mut self, message: &[u8]) {
         let next = self.take(message);
+        self.enter(next);
+        self.is_computing();
+    }
+
+    /// Goes on with the next message, or with the report of a failure.
+    fn enter(&mut self, next: Result<ControllerAuthState, Explanation>) {
         self.state = next.unwrap_or_else(|explanation| {
             self.is_done = false;
             ControllerAuthState::Failure(explanation)
         });
     }
 
-    /// The next message to the host, if it is no longer than `most` bytes.
+    /// Whether the next message to the host depends on a computation that is not done. Helpers
+    /// notify the session when it is.
+    pub fn is_computing(&mut self) -> bool {
+        match &mut self.state {
+            ControllerAuthState::Exponential(terms, exponential) => {
+                let Some(exponential) = exponential.take() else { return true };
+                self.state = ControllerAuthState::Challenge(terms.clone(), exponential);
+            }
+            ControllerAuthState::SessionKey(terms, reply, key) => {
+                let Some(key) = key.take() else { return true };
+                let (terms, reply) = (terms.clone(), std::mem::take(reply));
+                let key = key.ok_or(Explanation::INCORRECT_PAYLOAD);
+                let next = key.and_then(|key| self.verify(&terms, &reply, Some(&key)));
+                self.enter(next);
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// The next message to the host, if it is no longer than `most` bytes and does not depend on a
+    /// computation that is not done.
     pub fn message(&mut self, most: usize) -> Option<Vec<u8>> {
+        if self.is_computing() {
+            return None;
+        }
         let (message, next) = match &self.state {
-            ControllerAuthState::Challenge(terms) => {
-                (self.challenge(terms), ControllerAuthState::Reply(terms.clone()))
+            ControllerAuthState::Challenge(terms, exponential) => {
+                (self.challenge(terms, exponential), ControllerAuthState::Reply(terms.clone()))
             }
             ControllerAuthState::Success1(hash, proof) => {
                 let next = if proof.is_some() {
@@ -127,7 +173,9 @@ impl Authenticator {
             | ControllerAuthState::Success2 => {
                 (self.failure(Explanation::INCORRECT_MESSAGE), ControllerAuthState::Failed)
             }
-            ControllerAuthState::Failed => return None,
+            ControllerAuthState::Failed
+            | ControllerAuthState::Exponential(..)
+            | ControllerAuthState::SessionKey(..) => return None,
         };
         if message.len() > most {
             return None;
@@ -149,7 +197,10 @@ impl Authenticator {
             // A host may authenticate again once authentication is finished.
             (ControllerAuthState::Negotiate, true, MessageId::NEGOTIATE) => {
                 self.t_id = begin.t_id.get();
-                self.negotiate(message).map(ControllerAuthState::Challenge)
+                let terms = self.negotiate(message)?;
+                let (group, private) = (terms.group, terms.private);
+                let exponential = self.compute(group, move || group.public(&private));
+                Ok(ControllerAuthState::Exponential(terms, exponential))
             }
             (ControllerAuthState::Reply(terms), false, MessageId::REPLY) if is_ours => {
                 let terms = terms.clone();
@@ -163,6 +214,16 @@ impl Authenticator {
             (ControllerAuthState::Success2, true, MessageId::FAILURE2) => Ok(ControllerAuthState::Failed),
             _ => Err(Explanation::INCORRECT_MESSAGE),
         }
+    }
+
+    /// Starts a computation in a group; the null group has none.
+    fn compute<T: Send + 'static>(
+        &self,
+        group: DhGroup,
+        compute: impl FnOnce() -> T + Send + 'static,
+    ) -> Computation<T> {
+        let helpers = self.helpers.as_ref().filter(|_| group != DhGroup::Null);
+        Computation::start(helpers, compute)
     }
 
     /// Chooses hash function and group among those that the host offers.
@@ -207,38 +268,46 @@ impl Authenticator {
         })
     }
 
-    /// Checks the host's response, and creates this side's response if the host wants one.
+    /// Checks the form of the host's reply, and starts to compute the session key.
     fn reply(&mut self, terms: &NegotiatedAuth, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let NegotiatedAuth { hash, group, challenge, seqnum, private, sc_c } = terms;
-        let hl = hash.len();
+        let NegotiatedAuth { hash, group, private, .. } = terms;
+        let (hl, group, private) = (hash.len(), *group, *private);
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
             return Err(wrong);
         }
+        if group == DhGroup::Null {
+            return self.verify(terms, message, None);
+        }
+        let exponential = rest.get(hl.saturating_mul(2)..).and_then(|rest| rest.get(..group.len()));
+        let exponential = exponential.ok_or(wrong)?.to_vec();
+        let key = self.compute(group, move || group.shared(&exponential, &private));
+        Ok(ControllerAuthState::SessionKey(terms.clone(), message.to_vec(), key))
+    }
+
+    /// Checks the host's response, and creates this side's response if the host wants one.
+    fn verify(
+        &mut self,
+        terms: &NegotiatedAuth,
+        message: &[u8],
+        key: Option<&[u8]>,
+    ) -> Result<ControllerAuthState, Explanation> {
+        let wrong = Explanation::INCORRECT_PAYLOAD;
+        let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
+        let NegotiatedAuth { hash, challenge, seqnum, sc_c, .. } = terms;
+        let hl = hash.len();
         let (response, rest) = rest.split_at_checked(hl).ok_or(wrong)?;
-        let (own_challenge, rest) = rest.split_at_checked(hl).ok_or(wrong)?;
-        let key = match group {
-            DhGroup::Null => None,
-            group => {
-                Some(rest.get(..group.len()).and_then(|other| group.shared(other, private)).ok_or(wrong)?)
-            }
-        };
+        let (own_challenge, _) = rest.split_at_checked(hl).ok_or(wrong)?;
         let t_id = self.t_id;
-        let proof = ResponseInput {
-            hash: *hash,
-            challenge,
-            seqnum: *seqnum,
-            t_id,
-            session_key: key.as_deref(),
-            sc_c: *sc_c,
-        };
+        let proof =
+            ResponseInput { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key, sc_c: *sc_c };
         let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.names);
         if !is_same(response, &expected) {
             return Err(Explanation::AUTHENTICATION_FAILED);
         }
         self.generated = None;
-        if let (true, Some(key)) = (*sc_c != SC_C_NONE, &key) {
+        if let (true, Some(key)) = (*sc_c != SC_C_NONE, key) {
             if reply.cvalid == 0 {
                 return Err(wrong);
             }
@@ -256,8 +325,7 @@ impl Authenticator {
         Ok(ControllerAuthState::Success1(*hash, Some(response)))
     }
 
-    fn challenge(&self, terms: &NegotiatedAuth) -> Vec<u8> {
-        let public = terms.group.public(&terms.private);
+    fn challenge(&self, terms: &NegotiatedAuth, public: &[u8]) -> Vec<u8> {
         let message = Challenge {
             head: head(MessageType::DH_HMAC_CHAP.0, MessageId::CHALLENGE.0, self.t_id),
             hl: terms.hash.len() as u8,
@@ -268,7 +336,7 @@ impl Authenticator {
             dhvlen: (public.len() as u16).into(),
             seqnum: terms.seqnum.into(),
         };
-        [message.as_bytes(), &terms.challenge, &public].concat()
+        [message.as_bytes(), &terms.challenge, public].concat()
     }
 
     fn success_1(&self, hash: Hash, proof: Option<&[u8]>) -> Vec<u8> {

@@ -15,9 +15,8 @@
 //! exchange and both challenges, and the host reconnects with it ([`psk`]).
 //!
 //! Private exponents have 512 bits, more than RFC 7919 requires for any of its groups. A controller
-//! computes two exponentiations for each attempt, on the connection's core, for any peer that knows
-//! the NQN of a host with a secret. `ffdhe6144` and `ffdhe8192` can be disabled if that costs too
-//! much.
+//! computes two exponentiations for each attempt, for any peer that knows the NQN of a host with a
+//! secret. So it starts a [`crate::computation::Computation`] for each, which may run elsewhere.
 //!
 //! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the TLS PSKs,
 //! `controller.rs` the controller's side of one queue's authentication and `host.rs` the host's.

@@ -41,17 +41,20 @@ const micros = value => value == null ? ["\u2013", ""] : scaled(value, 1000, ["\
 const latency = value => micros(value).join(" ").trim();
 const time = value => new Date(value).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
 
+/* Names of clients must not hide or reorder what stands beside them. */
+const printable = text => String(text ?? "").replace(/[\p{C}\p{Zl}\p{Zp}\p{DI}]/gu, c => `\\u{${c.codePointAt(0).toString(16)}}`);
+
 function element(name, classes, text) {
   const made = document.createElement(name);
   if (classes) made.className = classes;
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 
 function drawn(name, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 

@@ -1,12 +1,15 @@
 //! Hosts that have to authenticate.
 
 use super::*;
+use crate::computation::Job;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
 use crate::nvme::auth::{DhChapSecret, DhGroup};
-use crate::session::{ProtocolError, Timed};
+use crate::session::{ProtocolError, Target, Timed};
 use crate::volume_uuid::VolumeUuid;
+use blockmux_volume::Waker;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// A subsystem with one host, which has secrets.
@@ -170,4 +173,41 @@ fn invalid_authentication_commands_are_refused() {
     let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
     let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
     assert_eq!(refusal(&host.run(command, data.as_bytes()).1), NvmeStatus::INTERNAL_ERROR);
+}
+
+#[test]
+fn a_message_waits_for_its_computation_on_another_thread() {
+    let node = guarded();
+    let jobs = Arc::new(Mutex::new(Vec::new()));
+    let queued = jobs.clone();
+    let mut host = FabricsTestHost::new(&node);
+    host.pump.session = queue(&node, Pool::new(usize::MAX), host.now)
+        .with_seed([5; 32])
+        .computing_by(Arc::new(move |job| queued.lock().unwrap().push(job)))
+        .with_notifier(Box::new(|_| Arc::new(|| ())));
+    host.pump.session.on_start(&Waker::idle(), host.now);
+    let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+    let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
+    assert!(host.run(command, data.as_bytes()).1.status.is_success());
+    // The reply to a message that was computed by the only job.
+    let computed = |host: &mut FabricsTestHost, len| {
+        let mut sqe = authentication(FabricsType::AUTHENTICATION_RECEIVE, len);
+        host.send(&mut sqe, &[]);
+        assert_eq!(host.received().len(), 0);
+        let mut jobs: Vec<Job> = std::mem::take(&mut *jobs.lock().unwrap());
+        assert_eq!(jobs.len(), 1);
+        jobs.remove(0).run();
+        host.pump.session.on_turn(host.now);
+        host.end_of(sqe).0
+    };
+    assert!(send(&mut host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+    let challenge = computed(&mut host, 16 + 48 + 256);
+    assert!(send(&mut host, &reply(&challenge, &secret(), (false, 0), NQN).0).status.is_success());
+    assert_eq!(computed(&mut host, 16 + 48)[1], 3);
+    host.enable();
+    // A second command for the same message is a mistake of the host.
+    assert!(send(&mut host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+    let receive = authentication(FabricsType::AUTHENTICATION_RECEIVE, 16 + 48 + 256);
+    host.send(&mut { receive }, &[]);
+    assert_eq!(refusal(&host.run(receive, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
 }
