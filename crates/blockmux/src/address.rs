@@ -1,7 +1,7 @@
 //! Listener addresses of the command line and the config file.
 //!
 //! ```text
-//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   unix:PATH
+//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   [fe80::1%eth0]:port   unix:PATH
 //! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.
@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::protocol::Carrier;
 use crate::protocol::policy::ListenerAddress;
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_proto::networks::{AllowedNetworks, Network, NetworkError};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -59,6 +60,7 @@ impl ListenAddress {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(ListenerAddress::of_tcp(SocketAddr::new(ip, port)));
         }
+        // Also resolves the zone of an address.
         let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
         found.map(ListenerAddress::of_tcp).ok_or_else(|| {
             Failure::request(format!(
@@ -91,7 +93,7 @@ impl FromStr for ListenAddress {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(format!("`{text}` is not a host; write :{text} for a port on loopback"));
         }
-        if text.parse::<Ipv6Addr>().is_ok() {
+        if is_ipv6(text) {
             return Ok(ListenAddress::Tcp { host: text.to_owned(), port: None });
         }
         // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no
@@ -99,7 +101,7 @@ impl FromStr for ListenAddress {
         let brackets = || format!("`{text}` is not an IPv6 address with a port; write it as [::1]:PORT");
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, port) = rest.split_once(']').ok_or_else(brackets)?;
-            if host.parse::<Ipv6Addr>().is_err() || !(port.is_empty() || port.starts_with(':')) {
+            if !is_ipv6(host) || !(port.is_empty() || port.starts_with(':')) {
                 return Err(brackets());
             }
             (host, port.strip_prefix(':'))
@@ -226,7 +228,7 @@ impl ListenerEntry {
     /// The entry in the syntax of a config file, with the full address where it is known.
     pub(crate) fn in_full(&self, default_port: u16) -> String {
         let address = match self.address.resolve(default_port) {
-            Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => tcp.to_string(),
+            Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => zone::address_text(&tcp),
             _ => self.address.to_string(),
         };
         format!("{address}{}", self.parameters())
@@ -283,10 +285,17 @@ pub(crate) fn tcp_address(text: &str, default_port: u16) -> Result<SocketAddr, S
     place.tcp().ok_or_else(|| format!("`{text}` is a Unix socket; write host:port"))
 }
 
+/// Whether the text is an IPv6 address, with or without a zone.
+fn is_ipv6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').unwrap_or((text, "any"));
+    address.parse::<Ipv6Addr>().is_ok() && !zone.is_empty()
+}
+
 /// Whether the address `written` refers to `listener`: the unspecified address matches every
-/// address, port 0 every port.
+/// address, port 0 every port, and an address without a zone that of every interface.
 pub(crate) fn matches_listener(written: &SocketAddr, listener: &SocketAddr) -> bool {
-    (written.ip() == listener.ip() || written.ip().is_unspecified())
+    let is_zone = zone::zone_of(written).is_none_or(|zone| zone::zone_of(listener) == Some(zone));
+    (written.ip() == listener.ip() && is_zone || written.ip().is_unspecified())
         && (written.port() == listener.port() || written.port() == 0)
 }
 
@@ -312,6 +321,8 @@ mod tests {
             ("[::1]", "[::1]:10809"),
             ("::1", "[::1]:10809"),
             ("unix:/s:1", "unix:/s:1"),
+            ("[fe80::1%lo]:7", "[fe80::1%1]:7"),
+            ("fe80::1%lo", "[fe80::1%1]:10809"),
         ] {
             let address: ListenAddress = text.parse().unwrap();
             assert_eq!(address.resolve(10809).unwrap().to_string(), expected, "{text}");
@@ -332,6 +343,7 @@ mod tests {
             ("[::1", "`[::1` is not an IPv6 address"),
             ("[a]:1", "`[a]:1` is not an IPv6 address"),
             ("[::1]1", "`[::1]1` is not an IPv6 address"),
+            ("[fe80::1%]:1", "`[fe80::1%]:1` is not an IPv6 address"),
         ] {
             let error = text.parse::<ListenAddress>().unwrap_err();
             assert!(error.starts_with(expected), "{error}");
@@ -376,6 +388,21 @@ mod tests {
         assert!(
             ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks")
         );
+    }
+
+    #[test]
+    fn an_address_with_a_zone_is_of_one_interface() {
+        let of = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (written, listener, is_it) in [
+            ("[fe80::1]:7", "[fe80::1%2]:7", true),
+            ("[fe80::1%2]:0", "[fe80::1%2]:7", true),
+            ("[fe80::1%3]:7", "[fe80::1%2]:7", false),
+            ("[::]:7", "[fe80::1%2]:7", true),
+        ] {
+            assert_eq!(matches_listener(&of(written), &of(listener)), is_it, "{written}");
+        }
+        let entry = ListenerEntry::read(Carrier::Stream, "[fe80::1%lo]:7?allow=fe80::/10").unwrap();
+        assert_eq!(entry.in_full(1), "[fe80::1%lo]:7?allow=fe80::/10");
     }
 
     #[test]

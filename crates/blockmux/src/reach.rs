@@ -4,12 +4,14 @@ use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
 use blockmux_engine::blocking::BlockingConnectError;
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_proto::iscsi::url::{HostPort, MAX_PORTALS, Portals};
 use blockmux_volume::spec;
 use std::fmt::Display;
 use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
+use tracing::warn;
 
 /// Parses the URL of a remote volume, apart from its block sizes.
 pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
@@ -40,7 +42,13 @@ pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Ve
     let found = (host.as_str(), *port)
         .to_socket_addrs()
         .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
-    Ok(found.map(Address::Tcp).collect())
+    let found: Vec<_> = found.collect();
+    if found.iter().any(zone::lacks_zone) {
+        return Err(Failure::request(format!(
+            "{url}: `{host}` is an address of one link; name the interface, as in [{host}%25eth0]"
+        )));
+    }
+    Ok(found.into_iter().map(Address::Tcp).collect())
 }
 
 /// The other paths: the first address of each other portal, then the addresses in `found`, up to
@@ -75,6 +83,15 @@ pub(crate) fn names_no(what: &str, url: impl Display, path: &str) -> Failure {
     Failure::request(format!(
         "{url}: names no {what}; use {place}/{path}{query}, as listed by `blockmux discover {url}`"
     ))
+}
+
+/// Warns once of names in a server's list that violate the standards; they are used as they are.
+pub(crate) fn warn_of_names<'a, V: Display>(mut odd: impl Iterator<Item = (&'a str, V)>) {
+    let Some((name, violation)) = odd.next() else { return };
+    match odd.count() {
+        0 => warn!("`{name}`: {violation}; it is used as it is"),
+        more => warn!("`{name}`: {violation}; it is used as it is, and so are {more} more such names"),
+    }
 }
 
 /// Converts a timeout of a URL, in which 0 means no limit.

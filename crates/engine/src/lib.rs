@@ -54,3 +54,4 @@ pub mod sys;
 pub mod target;
 mod throttles;
 mod timers;
+pub mod zone;

@@ -15,6 +15,7 @@ use rustix::thread::{
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -257,6 +258,48 @@ pub fn peer_process(fd: RawFd) -> Option<u32> {
     };
     // The number is 0 for a process of another PID namespace.
     if result == 0 && peer.pid > 0 { u32::try_from(peer.pid).ok() } else { None }
+}
+
+/// The index of the interface with this address.
+pub(crate) fn interface_with(ip: IpAddr) -> Option<u32> {
+    let mut first = std::ptr::null_mut();
+    // SAFETY: the call writes a list, which is freed below.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return None;
+    }
+    let (mut next, mut index) = (first, 0);
+    // SAFETY: the list ends with a null pointer, and its entries live until it is freed.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: an entry's address is null or as long as its family requires.
+        if unsafe { ip_of(entry.ifa_addr) } == Some(ip) {
+            // SAFETY: the name is terminated.
+            index = unsafe { libc::if_nametoindex(entry.ifa_name) };
+            break;
+        }
+        next = entry.ifa_next;
+    }
+    // SAFETY: nothing refers to the list any more.
+    unsafe { libc::freeifaddrs(first) };
+    (index != 0).then_some(index)
+}
+
+/// # Safety
+/// The pointer is null, or points to an address that is as long as its family requires.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: as the caller guarantees.
+    match i32::from(unsafe { address.as_ref() }?.sa_family) {
+        libc::AF_INET => {
+            // SAFETY: it has this type.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: it has this type.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(IpAddr::from(v6.sin6_addr.s6_addr))
+        }
+        _ => None,
+    }
 }
 
 /// Moves the calling thread to a new network namespace, with only a loopback interface that is

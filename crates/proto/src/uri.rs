@@ -4,6 +4,7 @@
 pub use crate::session::DEFAULT_TIMEOUT;
 use blockmux_volume::text::is_unprintable;
 use blockmux_volume::units::{format_duration, parse_duration};
+use core::net::Ipv6Addr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::ffi::OsString;
 use std::fmt;
@@ -115,7 +116,8 @@ pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, Hos
     Ok((host, port.unwrap_or(default_port)))
 }
 
-/// Parses `host`, `host:port` or `[IPv6]:port`; the port is `None` if it is missing.
+/// Parses `host`, `host:port`, `[IPv6]:port` or `[IPv6%zone]:port`; the port is `None` if it is
+/// missing.
 fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or("close the IPv6 address with ]")?;
@@ -135,7 +137,16 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
     if host.is_empty() {
         return Err("missing; write localhost for this machine");
     }
-    let host = decode_text(host)?;
+    let is_ipv6 = |(address, _): &(&str, &str)| address.parse::<Ipv6Addr>().is_ok();
+    let host = match host.split_once('%').filter(is_ipv6) {
+        Some((_, "")) => return Err("name the interface behind the %, as in [fe80::1%25eth0]"),
+        // RFC 6874 encodes the % before a zone; people and servers do not.
+        Some((address, zone)) => {
+            let zone = zone.strip_prefix("25").filter(|zone| !zone.is_empty()).unwrap_or(zone);
+            format!("{address}%{}", decode_text(zone)?)
+        }
+        None => decode_text(host)?,
+    };
     if host.chars().any(|c| is_unprintable(c) || c.is_whitespace()) {
         return Err("contains blanks or control characters; remove them");
     }

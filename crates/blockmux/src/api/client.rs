@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use blockmux_engine::secure::{ClientCertificates, TlsError};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -197,7 +197,7 @@ impl Client {
             }
             ApiAddress::Http(authority) | ApiAddress::Https(authority) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-                for address in authority.to_socket_addrs()? {
+                for address in addresses(authority)? {
                     match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
                         Ok(stream) => {
                             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -214,6 +214,15 @@ impl Client {
                 Err(last)
             }
         }
+    }
+}
+
+/// Resolves `host:port`; the zone of an IPv6 address may be percent-encoded.
+fn addresses(authority: &str) -> io::Result<std::vec::IntoIter<SocketAddr>> {
+    let bracketed = authority.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
+    match bracketed.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?))) {
+        Some((host, port)) => (host.replacen("%25", "%", 1).as_str(), port).to_socket_addrs(),
+        None => authority.to_socket_addrs(),
     }
 }
 

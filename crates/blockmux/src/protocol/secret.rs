@@ -22,9 +22,30 @@ pub(crate) fn read<T, E: Display>(
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, E>,
 ) -> Result<T, Failure> {
+    read_line(what, path, MIN_LEN, parse)
+}
+
+/// Reads a one-line secret of any length, which another server may have chosen.
+///
+/// # Errors
+/// As for [`read`].
+pub(super) fn read_any<T, E: Display>(
+    what: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    read_line(what, path, 1, parse)
+}
+
+fn read_line<T, E: Display>(
+    what: &str,
+    path: &Path,
+    min: usize,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
     privileges::hide_memory();
     let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
-    parse(&line(path).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
+    parse(&line(path, min).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
 }
 
 /// Reads a regular file of at most [`MAX_KEYS`] bytes that only its owner can read, and parses it.
@@ -90,12 +111,15 @@ fn is_for_this_user(file: &File, forbidden: u32) -> bool {
         })
 }
 
-fn line(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+fn line(path: &Path, min: usize) -> Result<Zeroizing<Vec<u8>>, String> {
     let bytes = bytes(path, MAX_FILE, READABLE)?;
     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if line.len() < MIN_LEN || line.contains(&b'\n') || line.contains(&0) {
-        return Err("must contain exactly one line, of at least 12 bytes".to_owned());
+    if line.len() < min || line.contains(&b'\n') || line.contains(&0) {
+        return Err(match min {
+            MIN_LEN => "must contain exactly one line, of at least 12 bytes".to_owned(),
+            _ => "must contain exactly one line".to_owned(),
+        });
     }
     Ok(Zeroizing::new(line.to_vec()))
 }
@@ -112,8 +136,7 @@ const ACL_USER: u8 = 0x02;
 const ACL_MASK: u8 = 0x10;
 /// Maximum length of an ACL, in bytes; with one entry for a user it has 44.
 const MAX_ACL: usize = 256;
-/// Minimum length of a secret, in bytes: 96 bits, below which a secret must not be used without
-/// encryption (RFC 7143 §9.2.1).
+/// Minimum length of a secret that this program or a tool generates, in bytes: 96 bits.
 const MIN_LEN: usize = 12;
 /// Maximum length of a secret's file, in bytes; longer than the longest secret.
 const MAX_FILE: u64 = 1024;

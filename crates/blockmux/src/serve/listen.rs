@@ -11,6 +11,7 @@ use crate::retry::retry_while_held;
 use crate::signals;
 use blockmux_engine::congestion::Congestion;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::zone;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt;
@@ -129,12 +130,13 @@ fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
 
 /// Whether a program may be listening there: `false` only if connections are refused.
 fn is_answered(address: SocketAddr) -> bool {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    let answer = TcpStream::connect_timeout(&SocketAddr::new(ip, address.port()), ANSWER_TIME);
+    let mut asked = address;
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => asked.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => asked.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    let answer = TcpStream::connect_timeout(&asked, ANSWER_TIME);
     !answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
@@ -163,6 +165,11 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
         (io::ErrorKind::PermissionDenied, Address::Unix(_)) => {
             "not permitted; name a path that you may write"
         }
+        (_, Address::Tcp(tcp)) if zone::lacks_zone(tcp) => &format!(
+            "it is an address of one link; name the interface, as in [{}%eth0]:{}",
+            tcp.ip(),
+            tcp.port()
+        ),
         (io::ErrorKind::AddrNotAvailable, _) => "this machine has no such address; `ip address` lists them",
         (io::ErrorKind::NotFound, _) => "the directory does not exist; create it, or name another path",
         _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),

@@ -467,8 +467,9 @@ const SETTLE: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
 ADDR is host:port, :port for loopback, or host for the default port; port 0
-lets the system choose. [::] is every IPv6 address and no IPv4 one. ADDR and
-IFACE may end in ?volumes=a,b to export only these volumes there, and ADDR in
+lets the system choose. [::] is every IPv6 address and no IPv4 one. A link-local
+address names its interface, as [fe80::1%eth0]:3260. ADDR and IFACE may end in
+?volumes=a,b to export only these volumes there, and ADDR in
 ?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
 port serves iSER, too, and every NVMe/TCP port NVMe/RDMA.
 

@@ -148,8 +148,8 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (&["info"], "the following required arguments were not provided: <URL>; --help lists the options"),
     (
-        &["info", "iscsi://host/iqn/0"],
-        "iscsi://host/iqn/0: name \"iqn\": an iSCSI name begins with iqn., eui. or naa.",
+        &["info", "iscsi://host/iqn.a%00/0"],
+        "iscsi://host/iqn.a%00/0: name \"iqn.a%00\": an iSCSI name has no NUL byte",
     ),
     (
         &["info", "iscsi://user%secret@host/iqn.a/x"],

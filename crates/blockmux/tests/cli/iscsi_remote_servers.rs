@@ -227,6 +227,40 @@ fn tgtd_is_discovered_described_and_copied_to_and_from() {
 }
 
 #[test]
+fn names_of_tgtd_are_sent_as_they_are() {
+    if !has("tgtd") {
+        return;
+    }
+    // tgtd compares names byte for byte.
+    let (target, initiator) = ("iqn.2026-11.T:Disk-A", "iqn.2026-11.T:Me");
+    let server = Server::tgtd();
+    let disk = server.path("disk.img");
+    let disk = disk.to_str().unwrap();
+    for (tid, name, of) in [("2", target, ["-Q", initiator]), ("3", "blktests-subsystem-1", ["-I", "ALL"])] {
+        let of_target = ["--mode", "target", "--tid", tid];
+        server.tgtadm(&[&["--op", "new"], &of_target[..], &["-T", name]].concat()).unwrap();
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", tid, "--lun", "1", "-b", disk];
+        server.tgtadm(&unit).unwrap();
+        server.tgtadm(&[&["--op", "bind"], &of_target[..], &of].concat()).unwrap();
+    }
+    let portal = server.portal();
+    let found = blockmux(["discover", &format!("{portal}?initiator={initiator}")]);
+    let warning = text(&found.stderr);
+    assert!(warning.contains("`blktests-subsystem-1`: the name does not begin with iqn."), "{warning}");
+    let found = text(&found.stdout);
+    for name in [target, "blktests-subsystem-1", TARGET] {
+        assert!(
+            found.contains(&format!("{portal}/{name}/1?initiator={initiator}  8 MiB")),
+            "{name}: {found}"
+        );
+    }
+    let url = format!("{portal}/{target}/1");
+    assert_eq!(described(&with(&url, &format!("initiator={initiator}")))["target"], target);
+    refused(&url);
+    refused(&with(&url, &format!("initiator={}", initiator.to_lowercase())));
+}
+
+#[test]
 fn mutual_chap_and_digests_work_with_tgtd() {
     if !has("tgtd") {
         return;

@@ -21,7 +21,7 @@ use super::{Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
 use crate::blocking::{self, FirstConnection, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
-use crate::sys;
+use crate::{sys, zone};
 use blockmux_proto::iscsi::client::{
     BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
     IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
@@ -33,7 +33,7 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
 /// Address and login parameters of one logical unit.
@@ -213,9 +213,7 @@ impl<D: Datamover> LoginOutcome<D> {
                 IscsiConnectError::refused(&from, refused)
             };
             let place: TargetAddress = to.parse().map_err(lost)?;
-            let found =
-                (place.host.as_str(), place.port).to_socket_addrs().ok().and_then(|mut all| all.next());
-            let address = Address::Tcp(found.ok_or_else(|| lost("a host that cannot be found"))?);
+            let address = resolve(&place, &from).ok_or_else(|| lost("a host that cannot be found"))?;
             names.push((place, address.clone()));
             redirections.follow(Redirection { address, is_permanent: *permanent }).map_err(lost)?;
         }
@@ -238,6 +236,17 @@ impl<D: Datamover> LoginOutcome<D> {
         let (unit, parameters) = described.ok_or_else(|| IscsiConnectError::silent(address))?;
         Ok(IscsiDescription { unit, parameters })
     }
+}
+
+/// The address that a target names in an answer to a connection to `asked`; blocks to resolve a
+/// host name.
+#[must_use]
+pub fn resolve(place: &TargetAddress, asked: &Address) -> Option<Address> {
+    let named = match zone::answered_ip(&place.host) {
+        Some(ip) => (ip, place.port).into(),
+        None => (place.host.as_str(), place.port).to_socket_addrs().ok()?.next()?,
+    };
+    Some(Address::Tcp(zone::complete(named, asked)))
 }
 
 /// Logs in at one address; also returns the CHAP credentials that were used.
@@ -405,7 +414,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         D::iscsi(session).refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 
-    fn moved(&self, session: &D::Session) -> Option<Result<Redirection, String>> {
+    fn moved(&self, session: &D::Session, from: &Address) -> Option<Result<Redirection, String>> {
         let refused = D::iscsi(session).refused();
         let Some(IscsiRefused::Moved { address: to, permanent }) = refused else { return None };
         let place: TargetAddress = match to.parse() {
@@ -414,9 +423,9 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         };
         let known =
             || self.names.iter().find(|(known, _)| (&known.host, known.port) == (&place.host, place.port));
-        let found = match place.host.parse::<IpAddr>() {
-            Ok(ip) => Some(Address::Tcp((ip, place.port).into())),
-            Err(_) => known().map(|(_, address)| address.clone()),
+        let found = match zone::answered_ip(&place.host) {
+            Some(ip) => Some(Address::Tcp(zone::complete((ip, place.port).into(), from))),
+            None => known().map(|(_, address)| address.clone()),
         };
         let lost = || {
             format!("target redirects to {to}, a host name that was not resolved when the volume was opened")

@@ -370,7 +370,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let dial = Dial { core: &self.core, waker: &self.waker, address, tls };
         let is_dialled = connections.dial(session, &dial)?;
         let inflow = connections.receive(session, &dial)?;
-        if !*is_checked && let Some(moved) = self.dialer.moved(session) {
+        if !*is_checked && let Some(moved) = self.dialer.moved(session, address) {
             return Err(moved.map_or_else(SessionEnd::Refused, SessionEnd::Moved));
         }
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {

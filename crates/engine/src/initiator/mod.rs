@@ -154,11 +154,11 @@ pub trait Dialer: Send + Sync + 'static {
     /// Why the target refused the session, if a retry does not help.
     fn refusal(&self, session: &Self::Session) -> Option<String>;
 
-    /// The address that the target redirects to, if it does.
+    /// The address that the target at `_from` redirects to, if it does.
     ///
     /// # Errors
     /// If it is not an address that can be dialled.
-    fn moved(&self, _session: &Self::Session) -> Option<Result<Redirection, String>> {
+    fn moved(&self, _session: &Self::Session, _from: &Address) -> Option<Result<Redirection, String>> {
         None
     }
 }

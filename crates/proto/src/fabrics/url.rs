@@ -117,7 +117,7 @@ pub enum NvmeUrlError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Invalid NQN of the subsystem or the host.
-    #[error("name {0:?}: write nqn. and what follows, at most 223 bytes without blanks")]
+    #[error("name {0:?}: an NQN has 1 to 223 bytes of percent-encoded UTF-8, without NUL")]
     Name(String),
     /// Invalid namespace identifier.
     #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
@@ -217,7 +217,7 @@ impl UrlParameters for NvmeUrl {
     }
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, NvmeUrlError>) {
-        let nqn = |text: &str| Nqn::new(text).ok_or("write nqn. and what follows, at most 223 bytes");
+        let nqn = |text: &str| Nqn::new(text).ok_or("write 1 to 223 bytes without NUL");
         let mut is_iwarp = self.rdma.is_some();
         table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
         let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
@@ -342,7 +342,24 @@ mod tests {
             let first = url(text);
             assert_eq!(url(&first.to_string()), first, "{text}");
         }
-        assert!(matches!("nvme+tcp://host/nqn.a%20/3".parse::<NvmeUrl>(), Err(NvmeUrlError::Name(_))));
+        assert!(matches!("nvme+tcp://host/nqn.a%00/3".parse::<NvmeUrl>(), Err(NvmeUrlError::Name(_))));
+    }
+
+    #[test]
+    fn any_name_is_taken_as_it_is_and_percent_encoded() {
+        for (name, written) in [
+            ("blktests-subsystem-1", "blktests-subsystem-1"),
+            ("NQN.2026-11.Test:a", "NQN.2026-11.Test:a"),
+            ("nqn.a/b c%20?d#e@f,g", "nqn.a%2Fb%20c%2520%3Fd%23e%40f%2Cg"),
+            ("\u{c4}\n", "%C3%84%0A"),
+        ] {
+            let nqn = Nqn::new(name);
+            let subsystem = NvmeUrl { subsystem: nqn.clone(), nsid: 2, ..url("nvme+tcp://h") };
+            assert_eq!(subsystem.to_string(), format!("nvme+tcp://h/{written}/2"));
+            assert_eq!(url(&subsystem.to_string()), subsystem);
+            let host = NvmeUrl { host_nqn: nqn, ..url("nvme+tcp://h/nqn.a") };
+            assert_eq!(url(&host.to_string()), host);
+        }
     }
 
     #[test]
@@ -350,7 +367,7 @@ mod tests {
         let cases = [
             ("nvme://h/nqn.a/1", "this is not an NVMe/TCP URL"),
             ("nvme+tcp:///nqn.a/1", "host \"\""),
-            ("nvme+tcp://h/iqn.a/1", "name \"iqn.a\""),
+            ("nvme+tcp://h/a%/1", "name \"a%\""),
             ("nvme+tcp://h/nqn.a/0", "namespace \"0\""),
             ("nvme+tcp://h/nqn.a/4294967295", "namespace"),
             ("nvme+tcp://h/nqn.a/1/2", "namespace \"1/2\""),

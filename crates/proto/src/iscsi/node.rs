@@ -203,7 +203,7 @@ impl TargetNode {
     /// The SCSI port name of a portal group (RFC 7143 §4.4), which ends with the group's tag.
     #[must_use]
     pub fn port_name(&self, group_tag: u16) -> String {
-        format!("{},t,0x{group_tag:04x}", self.name)
+        format!("{},t,0x{group_tag:04x}", self.name.prepared())
     }
 
     /// The SCSI port of a portal group.

@@ -3,13 +3,14 @@
 //! ```text
 //!   iscsi://[user[%password]@]host[:port][,host[:port]].../target-name/lun[?PARAMETER[&PARAMETER]...]
 //! ```
-//! Several portals are several paths to one logical unit.
+//! Several portals are several paths to one logical unit. A target's name is percent-encoded.
 //!
 //! `iser://` selects iSCSI over RDMA, with the parameters `rdma=iwarp` (the only kind) and
 //! `crc=on|off` (default off; CRC32C of frames, which replaces both digests).
 //!
 //! Without a target, the URL refers to a portal for discovery; without a LUN, to LUN 0. A password
-//! in a URL is visible on the command line; `secret_file=PATH` names a file instead.
+//! in a URL is visible on the command line; `secret_file=PATH` names a file instead. As in
+//! libiscsi, user and password are not percent-encoded; a user with a `%` is given as `user=NAME`.
 //!
 //! Parameters: `mutual_user=NAME` and `mutual_secret_file=PATH` are the target's credentials for
 //! mutual authentication; `discovery_user=NAME` and `discovery_secret_file=PATH` are the
@@ -24,13 +25,14 @@
 //!
 //! A URL is printed without its password.
 
-use super::login::chap::{ChapAlgorithm, ChapSecret};
+use super::login::chap::{ChapAlgorithm, ChapSecret, SECRET_LENGTH};
 use super::name::{Name, NameError};
 use crate::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter, ParameterError,
-    ParameterTable, UrlParameters, decode_text,
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter,
+    ParameterError, ParameterTable, UrlParameters, decode_text, encode,
 };
 pub use crate::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+use blockmux_volume::spec::split_user;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::path::PathBuf;
@@ -102,7 +104,7 @@ pub enum IscsiUrlError {
         /// The name as written.
         part: String,
         /// The error.
-        problem: NameError,
+        problem: String,
     },
     /// The number after the target's name.
     #[error("logical unit {0:?}: write a number from 0 to 16383 after the target's name")]
@@ -122,11 +124,7 @@ impl FromStr for IscsiUrl {
             iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
             _ => return Err(IscsiUrlError::Scheme),
         };
-        // Hosts and target names contain no @, but a password may.
-        let (user, place) = match place.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
-            None => (None, place),
-        };
+        let (user, place) = split_user(place);
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, ISCSI_DEFAULT_PORT)?;
         let (target, lun) = target_and_lun(path)?;
@@ -151,13 +149,13 @@ impl IscsiUrl {
             Some((name, password)) => (name, Some(password)),
             None => (text, None),
         };
-        if name.is_empty() || name.contains([':', '@', '\0']) {
-            return Err(IscsiUrlError::User("write user@host or user%password@host"));
+        if name.is_empty() || name.contains('\0') {
+            return Err(IscsiUrlError::User(USER_FORM));
         }
         self.user = Some(name.to_owned());
         if let Some(password) = password {
             let secret = ChapSecret::new(password.as_bytes());
-            self.password = Some(secret.ok_or(IscsiUrlError::User("a password has 1 to 255 bytes"))?);
+            self.password = Some(secret.ok_or(IscsiUrlError::User(SECRET_LENGTH))?);
         }
         Ok(())
     }
@@ -175,6 +173,10 @@ impl IscsiUrl {
         match (self.user.is_some(), secrets) {
             (false, 0) | (true, 1) => {}
             (false, _) => return missing("secret_file", "belongs to a user; write user@host"),
+            // A password may be meant, which no message may show.
+            (true, 0) if self.user.as_ref().is_some_and(|user| user.contains(':')) => {
+                return Err(IscsiUrlError::User(USER_FORM));
+            }
             (true, 0) => return missing("secret_file", "missing; a user needs ?secret_file=PATH"),
             (true, _) => return missing("secret_file", "there is a password before the @, too; remove one"),
         }
@@ -243,8 +245,7 @@ impl UrlParameters for IscsiUrl {
         table.file("discovery_secret_file", &mut self.discovery_secret_file);
         let initiator = |parameter: &Parameter<'_>| {
             let part = parameter.text()?;
-            let wrong = |problem| IscsiUrlError::Name { part: part.to_owned(), problem };
-            Name::new(part).map(Some).map_err(wrong)
+            name(part, part).map(Some)
         };
         let write = |name: &Option<Name>| name.as_ref().map(|name| name.to_string().into());
         table.field("initiator", &mut self.initiator, initiator, write);
@@ -280,7 +281,9 @@ impl fmt::Display for IscsiUrl {
         }
         self.portals.write(f, ISCSI_DEFAULT_PORT)?;
         if let Some(target) = &self.target {
-            write!(f, "/{target}/{}", self.lun)?;
+            f.write_str("/")?;
+            encode(f, target.as_str().as_bytes(), BUT_COLONS)?;
+            write!(f, "/{}", self.lun)?;
         }
         let user = self.user.clone().filter(|_| self.plain_user().is_none());
         uri::write_query(f, IscsiUrl { user, ..self.clone() })
@@ -289,7 +292,7 @@ impl fmt::Display for IscsiUrl {
 
 /// Parses a CHAP name.
 fn user(text: &str) -> Result<String, &'static str> {
-    let is_user = !text.is_empty() && !text.contains(['\0', '@']);
+    let is_user = !text.is_empty() && !text.contains('\0');
     is_user.then(|| text.to_owned()).ok_or("name a user of CHAP")
 }
 
@@ -299,15 +302,21 @@ fn read_algorithms(text: &str) -> Result<Vec<ChapAlgorithm>, &'static str> {
 }
 
 fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), IscsiUrlError> {
-    let Some((name, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
-    let wrong_name = |problem| IscsiUrlError::Name { part: uri::shown(name), problem };
-    // Target names need no percent-encoding, except beyond ASCII.
-    let decoded = decode_text(name).map_err(|_| wrong_name(NameError::Byte))?;
-    let target = Name::new(&decoded).map_err(wrong_name)?;
+    let Some((written, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
+    let wrong =
+        |problem: &str| IscsiUrlError::Name { part: uri::shown(written), problem: problem.to_owned() };
+    let target = name(written, &decode_text(written).map_err(wrong)?)?;
     let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
     Ok((Some(target), number.ok_or_else(|| IscsiUrlError::Lun(uri::shown(lun)))?))
 }
 
+/// Takes the name that a part of the URL has.
+fn name(part: &str, decoded: &str) -> Result<Name, IscsiUrlError> {
+    let wrong = |error: NameError| IscsiUrlError::Name { part: uri::shown(part), problem: error.to_string() };
+    Name::new(decoded).map_err(wrong)
+}
+
+const USER_FORM: &str = "write user@host or user%password@host";
 /// Maximum LUN of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 
@@ -386,12 +395,59 @@ mod tests {
     }
 
     #[test]
+    fn any_name_is_taken_as_it_is_and_percent_encoded() {
+        for (name, written) in [
+            ("iqn.2026-11.com.Example:Disk", "iqn.2026-11.com.Example:Disk"),
+            ("disk_1", "disk_1"),
+            ("a/b c%20?d#e@f,g\"h", "a%2Fb%20c%2520%3Fd%23e%40f%2Cg%22h"),
+            ("iqn.2026-11.t:\u{c4}\n", "iqn.2026-11.t:%C3%84%0A"),
+        ] {
+            let url = IscsiUrl { target: Some(Name::new(name).unwrap()), lun: 3, ..plain() };
+            assert_eq!(url.to_string(), format!("iscsi://h/{written}/3"));
+            let read: IscsiUrl = url.to_string().parse().unwrap();
+            assert_eq!(read.target.unwrap().as_str(), name);
+            let url: IscsiUrl = format!("iscsi://h?initiator={written}").parse().unwrap();
+            assert_eq!(url.initiator.as_ref().unwrap().as_str(), name);
+            assert_eq!(url.to_string().parse::<IscsiUrl>().unwrap().initiator.unwrap().as_str(), name);
+        }
+    }
+
+    #[test]
+    fn a_user_may_have_any_characters_and_a_path_has_no_user() {
+        let read = |text: &str| -> (Option<String>, HostPort, Option<String>, bool) {
+            let url: IscsiUrl = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            if url.password.is_none() {
+                assert_eq!(url.to_string().parse().as_ref(), Ok(&url));
+            }
+            let name = url.target.map(|name| name.as_str().to_owned());
+            (url.user, url.portals.first, name, url.password.is_some())
+        };
+        let h = || ("h".to_owned(), 3260);
+        for (text, user, password) in [
+            ("iscsi://a@b@h/x/0?secret_file=s", "a@b", false),
+            ("iscsi://a@b%secret@h/x/0", "a@b", true),
+            ("iscsi://a:b%se@cret@h/x/0", "a:b", true),
+            ("iscsi://a:b@h/x/0?secret_file=s", "a:b", false),
+            ("iscsi://h/x/0?secret_file=s&user=a@b", "a@b", false),
+            ("iscsi://h/x/0?secret_file=s&user=a%25b%40c:", "a%b@c:", false),
+            ("iscsi://a%se/cret@h/x/0", "a", true),
+        ] {
+            assert_eq!(read(text), (Some(user.to_owned()), h(), Some("x".to_owned()), password), "{text}");
+        }
+        assert_eq!(read("iscsi://h/iqn.a:b@c/0"), (None, h(), Some("iqn.a:b@c".to_owned()), false));
+        let (user, _, name, _) = read("iscsi://u%secret@[::1]:7/b@c/0");
+        assert_eq!((user.as_deref(), name.as_deref()), (Some("u"), Some("b@c")));
+        let zone: IscsiUrl = "iscsi://h,[fe80::1%25eth0]:7/b@c/0".parse().unwrap();
+        assert_eq!((zone.user, zone.target.unwrap().as_str()), (None, "b@c"));
+    }
+
+    #[test]
     fn a_password_is_never_printed() {
         let secret = "hunter2/hunter2";
         let url: IscsiUrl = format!("iscsi://user%{secret}@h/{TARGET}/0").parse().unwrap();
         assert_eq!(url.to_string(), format!("iscsi://user@h/{TARGET}/0"));
         assert!(!format!("{url:?}").contains("hunter2"));
-        for wrong in ["h:0", "", "[::1", "h/nonsense/0", "h/iqn.a/x", "h?connections=0", "h?secret_file=s"] {
+        for wrong in ["h:0", "", "[::1", "h/%00/0", "h/iqn.a/x", "h?connections=0", "h?secret_file=s"] {
             let text = format!("iscsi://user%{secret}@{wrong}");
             let error = text.parse::<IscsiUrl>().unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
@@ -406,14 +462,16 @@ mod tests {
             ("nbd://h/x", "not an iSCSI URL; write iscsi://host"),
             ("iscsi:///x", "host \"\": missing"),
             ("iscsi://h:x/", "host \"h:x\": give a port"),
-            ("iscsi://h/disk/0", "name \"disk\": an iSCSI name begins with"),
+            ("iscsi://h/disk/0", ""),
+            ("iscsi://h/a%00/0", "name \"a%00\": an iSCSI name has no NUL"),
+            ("iscsi://h/a%/0", "name \"a%\": % needs two hexadecimal digits"),
             ("iscsi://h/iqn.a/", ""),
             ("iscsi://h/iqn.a/16384", "logical unit \"16384\": write a number"),
             ("iscsi://h/iqn.a/0/1", "logical unit \"0/1\": write a number"),
             ("iscsi://h/iqn.a/+1", "logical unit \"+1\": write a number"),
             ("iscsi://%p@h/iqn.a/0", "user: write user@host"),
             ("iscsi://u:p@h/iqn.a/0", "user: write user@host"),
-            ("iscsi://u%@h/iqn.a/0", "user: a password has 1 to 255 bytes"),
+            ("iscsi://u%@h/iqn.a/0", "user: a CHAP secret has 1 to 255 bytes"),
             ("iscsi://u@h/iqn.a/0", "parameter \"secret_file\": missing"),
             ("iscsi://h/iqn.a/0?secret_file=s", "parameter \"secret_file\": belongs to a user"),
             ("iscsi://u%p@h/iqn.a/0?secret_file=s", "parameter \"secret_file\": there is a password"),
@@ -427,7 +485,8 @@ mod tests {
                 "parameter \"mutual_user\": mutual authentication needs a user",
             ),
             ("iscsi://h?header_digest=yes", "parameter \"header_digest=yes\": write on or off"),
-            ("iscsi://h?initiator=me", "name \"me\": an iSCSI name begins with"),
+            ("iscsi://h?initiator=me", ""),
+            ("iscsi://h?initiator=", "name \"\": an iSCSI name has 1 to 223 bytes"),
             ("iscsi://h?paths=2", "parameter \"paths=2\": write all, or name the portals"),
             ("iscsi://h?reconnect=5", "parameter \"reconnect=5\": give a time"),
             ("iscsi://h?connections=1&connections=2", "parameter \"connections=2\": given twice"),

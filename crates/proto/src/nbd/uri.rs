@@ -388,6 +388,10 @@ mod tests {
             ("nbd+unix://?socket=/run/a%26b.sock", unix(b"/run/a&b.sock", "")),
             ("NBD://[::1]:1/a/b", tcp("::1", 1, "a/b")),
             ("nbd://[fe80::1%25eth0]", tcp("fe80::1%eth0", 10809, "")),
+            ("nbd://[fe80::1%25a%2Fb]:7", tcp("fe80::1%a/b", 7, "")),
+            ("nbd://[fe80::1%eth0]:7", tcp("fe80::1%eth0", 7, "")),
+            ("nbd://[fe80::1%2]", tcp("fe80::1%2", 10809, "")),
+            ("nbd://[fe80::1%25]", tcp("fe80::1%25", 10809, "")),
             ("nbd://127.0.0.1:/x", tcp("127.0.0.1", 10809, "x")),
         ] {
             assert_eq!(text.parse(), Ok(uri), "{text}");
@@ -494,6 +498,7 @@ mod tests {
             ("nbd://[::1/x", "host \"[::1\": close the IPv6 address"),
             ("nbd://[::1]1/x", "host \"[::1]1\": give a port"),
             ("nbd://[h]/x", "host \"[h]\": brackets are for IPv6"),
+            ("nbd://[fe80::1%]/x", "host \"[fe80::1%]\": name the interface"),
             ("nbd://a%20b/x", "host \"a%20b\": contains blanks"),
             ("nbd://h/%zz", "export name \"%zz\": % needs two hexadecimal digits"),
             ("nbd://h/a%", "export name \"a%\": % needs"),

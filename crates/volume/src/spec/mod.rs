@@ -36,7 +36,7 @@ mod path;
 mod url;
 mod write;
 
-pub use url::Url;
+pub use url::{Url, split_user};
 
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;

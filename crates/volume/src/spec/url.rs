@@ -60,15 +60,40 @@ impl Url {
     /// The text before and after the password.
     fn shown(&self) -> (&str, &str) {
         let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
-        // Before the query of an iSCSI URL, an @ ends the user, whose password may contain @ and
-        // slashes. In other URLs a path may contain an @.
         let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
-        let ends: &[char] = if is_iscsi { &['?'] } else { &['/', '?', '#'] };
-        let authority = rest.split(ends).next().unwrap_or(rest);
-        let Some((user, _)) = authority.rsplit_once('@') else { return (&self.0, "") };
+        let user = if is_iscsi {
+            split_user(rest.split('?').next().unwrap_or(rest)).0
+        } else {
+            let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+            authority.rsplit_once('@').map(|(user, _)| user)
+        };
+        let Some(user) = user else { return (&self.0, "") };
         let name = user.split(['%', ':']).next().unwrap_or(user);
         let begin = scheme.len() + "://".len();
         (&self.0[..begin + name.len()], &self.0[begin + user.len()..])
+    }
+}
+
+/// Splits `[user[%password]@]portals/path` of an iSCSI URL into the part before the `@` and the
+/// rest. The `@` of a path does not end a user, but a password may contain slashes, as in libiscsi.
+#[must_use]
+pub fn split_user(place: &str) -> (Option<&str>, &str) {
+    let authority = place.split('/').next().unwrap_or(place);
+    let is_cut = !authority.contains('@') && !authority.split(',').all(may_be_portal);
+    let ending = if is_cut { place } else { authority };
+    match ending.rsplit_once('@') {
+        Some((user, _)) => (Some(user), place.get(user.len() + 1..).unwrap_or_default()),
+        None => (None, place),
+    }
+}
+
+/// Whether the text looks like `host`, `host:port` or `[address]:port`.
+fn may_be_portal(text: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_end = |rest: &str| rest.strip_prefix(':').map_or(rest.is_empty(), is_port);
+    match text.strip_prefix('[') {
+        Some(address) => address.split_once(']').is_some_and(|(_, rest)| is_end(rest)),
+        None => !text.contains('%') && text.split_once(':').is_none_or(|(_, port)| is_port(port)),
     }
 }
 
@@ -152,6 +177,10 @@ mod tests {
             ("ISCSI://user%se/cr@et@host/iqn.a/0", "ISCSI://user@host/iqn.a/0"),
             ("iser://user%se/cret@host/iqn.a/0?rdma=iwarp", "iser://user@host/iqn.a/0?rdma=iwarp"),
             ("iscsi://user@host/iqn.a/0", "iscsi://user@host/iqn.a/0"),
+            ("iscsi://u%secret@[::1]:1/iqn.a:b@c/0", "iscsi://u@[::1]:1/iqn.a:b@c/0"),
+            ("iscsi://h,[fe80::1%25a]:1/iqn.a:b@c/0", "iscsi://h,[fe80::1%25a]:1/iqn.a:b@c/0"),
+            ("iscsi://user:sec/secret@host/iqn.a/0", "iscsi://user@host/iqn.a/0"),
+            ("iscsi://a@b%secret@host/iqn.a/0", "iscsi://a@b@host/iqn.a/0"),
             ("nbd://user:secret@host/a", "nbd://user@host/a"),
             ("nbd://host:10809/a@b", "nbd://host:10809/a@b"),
             ("nbd+unix:///a?socket=/run/a@b", "nbd+unix:///a?socket=/run/a@b"),

@@ -11,7 +11,7 @@ use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
 use crate::protocol::units::MAX_LUNS;
-use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
+use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret, SECRET_LENGTH};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
@@ -195,6 +195,9 @@ impl ConfiguredTarget {
         let wrong = |what: String| Failure::request(format!("iscsi_target `{written}`: {what}"));
         let name =
             Name::new(&written).map_err(|error| wrong(format!("{error}; write it as {PREFIX}NAME")))?;
+        if let Some(violation) = name.violation() {
+            tracing::warn!("iscsi_target `{written}`: {violation}; some initiators refuse it");
+        }
         if entry.target_alias.len() > ISCSI.max_description || entry.target_alias.contains('\0') {
             return Err(wrong(
                 "TargetAlias is longer than 255 bytes or contains a NUL; shorten it".to_owned(),
@@ -390,6 +393,9 @@ impl AclEntry {
     ) -> Result<Acl, Failure> {
         let initiator = self.initiator_name.as_deref().map(Name::new).transpose();
         let initiator = initiator.map_err(|error| wrong(format!("InitiatorName: {error}")))?;
+        if let Some((name, violation)) = initiator.as_ref().and_then(|name| Some((name, name.violation()?))) {
+            tracing::warn!("iscsi_target acl: InitiatorName `{name}`: {violation}");
+        }
         if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
             return Err(wrong(format!(
                 "an acl entry has LUN {lun}, which `luns` does not map; correct one of them"
@@ -444,12 +450,35 @@ fn chap(
     }
 }
 
-/// Reads a CHAP secret from a file.
-pub(super) fn read_secret(path: &Path) -> Result<ChapSecret, Failure> {
-    secret::read("secret file", path, |line| {
-        ChapSecret::new(line).ok_or("has a secret that is longer than 255 bytes; shorten it")
-    })
+/// Reads a CHAP secret of this target from a file.
+fn read_secret(path: &Path) -> Result<ChapSecret, Failure> {
+    let secret = read_any_secret(path)?;
+    if secret.is_short() {
+        return Err(Failure::request(format!("secret file {}: {SHORT}; use a longer one", path.display())));
+    }
+    Ok(secret)
 }
+
+/// Reads a CHAP secret that another server demands from a file; warns of a short one.
+pub(super) fn read_others_secret(path: &Path) -> Result<ChapSecret, Failure> {
+    let secret = read_any_secret(path)?;
+    warn_if_short(&format!("secret file {}", path.display()), &secret);
+    Ok(secret)
+}
+
+/// Warns of a short secret that another server demands; `what` names its source.
+pub(super) fn warn_if_short(what: &str, secret: &ChapSecret) {
+    if secret.is_short() {
+        tracing::warn!("{what}: {SHORT}; use a longer one on both sides");
+    }
+}
+
+fn read_any_secret(path: &Path) -> Result<ChapSecret, Failure> {
+    secret::read_any("secret file", path, |line| ChapSecret::new(line).ok_or(SECRET_LENGTH))
+}
+
+const SHORT: &str =
+    "a CHAP secret of fewer than 12 bytes can be guessed from a recorded login (RFC 7143 §9.2.1)";
 
 /// Whether the text is a TargetAddress with a port and without a portal group tag (RFC 7143 §13.8).
 fn is_portal(text: &str) -> bool {
@@ -489,7 +518,7 @@ mod tests {
              MaxConnections = 2\nErrorRecoveryLevel = 0",
         );
         let target = target.unwrap();
-        assert_eq!(target.name.as_str(), "iqn.2026-11.t:a");
+        assert_eq!(target.name.as_str(), "iqn.2026-11.T:a");
         assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [0, 16_383]);
         assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
         assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
@@ -503,14 +532,30 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_has_at_most_255_bytes() {
+    fn a_secret_has_1_to_255_bytes_and_one_of_this_target_at_least_12() {
         let said = |len: usize| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), vec![b'x'; len]).unwrap();
-            read_secret(file.path()).map_err(|failure| failure.to_string())
+            let read = |read: fn(&Path) -> Result<ChapSecret, Failure>| {
+                read(file.path()).map_err(|failure| failure.to_string())
+            };
+            (read(read_others_secret), read(read_secret))
         };
-        assert!(said(255).is_ok());
-        assert!(said(256).unwrap_err().ends_with("has a secret that is longer than 255 bytes; shorten it"));
+        for (len, others, own) in [
+            (0, Err("must contain exactly one line"), Err("must contain exactly one line")),
+            (1, Ok(()), Err("(RFC 7143 §9.2.1); use a longer one")),
+            (11, Ok(()), Err("(RFC 7143 §9.2.1); use a longer one")),
+            (12, Ok(()), Ok(())),
+            (255, Ok(()), Ok(())),
+            (256, Err("a CHAP secret has 1 to 255 bytes"), Err("a CHAP secret has 1 to 255 bytes")),
+        ] {
+            for (read, expected) in [(said(len).0, others), (said(len).1, own)] {
+                match expected {
+                    Ok(()) => assert!(read.is_ok(), "{len}"),
+                    Err(why) => assert!(read.unwrap_err().ends_with(why), "{len}"),
+                }
+            }
+        }
     }
 
     #[test]

@@ -121,7 +121,8 @@ impl LiveFrontend for LiveTargets {
     fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
-        let is_meant = |target: &&Arc<TargetNode>| target.name.as_str() == session.login.target;
+        let Ok(name) = Name::new(&session.login.target) else { return true };
+        let is_meant = |target: &&Arc<TargetNode>| target.name == name;
         let Some(before) = state.before.iter().find(is_meant) else { return true };
         let now = self.node.targets();
         let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };

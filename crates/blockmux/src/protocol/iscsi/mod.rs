@@ -17,6 +17,7 @@ use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
 use crate::failure::Failure;
 use crate::output::shell_word;
+use blockmux_engine::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;
@@ -76,7 +77,7 @@ enum IscsiCtlCommand {
         target: String,
         state: AluaStateName,
         /// One portal [default: all]
-        #[arg(long, value_name = "ADDR")]
+        #[arg(long, value_name = "ADDR", value_parser = |text: &str| tcp_address(text, ISCSI.port))]
         at: Option<SocketAddr>,
     },
 }
@@ -133,20 +134,20 @@ impl Frontend for Iscsi {
             for volume in volumes {
                 let target = default_target(volume);
                 let advice = "rename it, as in NAME=mem:1g, or do not serve iSCSI, as with --nbd :10809";
-                if Name::new(&target).is_err() {
+                if !Name::new(&target).is_ok_and(|name| name.violation().is_none()) {
                     return Err(format!(
                         "`{volume}` is not allowed in an iSCSI name, which has only letters, digits, `-` and `.`; {advice}"
                     ));
                 }
-                if !names.insert(target) {
+                if !names.insert(name(&target)) {
                     return Err(format!("`{volume}` and another volume differ only in case; {advice}"));
                 }
             }
             return Ok(());
         }
         for target in &self.targets {
-            let name = target.name.as_str();
-            if !names.insert(name.to_owned()) {
+            let name = &target.name;
+            if !names.insert(name.clone()) {
                 return Err(format!("two iscsi_targets have the name `{name}`; rename one"));
             }
             if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
@@ -184,7 +185,7 @@ impl Frontend for Iscsi {
         let Some((states, state)) = states.zip(toml::Value::try_from(state).ok()) else { return false };
         let known =
             states.keys().find(|key| tcp_address(key, ISCSI.port).is_ok_and(|own| own == at)).cloned();
-        states.insert(known.unwrap_or_else(|| at.to_string()), state);
+        states.insert(known.unwrap_or_else(|| zone::address_text(&at)), state);
         true
     }
 
@@ -203,7 +204,8 @@ impl Frontend for Iscsi {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
                 return ConnectInfo { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
             }
-            let mut commands = unit.commands_of_libiscsi(&place);
+            // libiscsi decodes no host.
+            let mut commands = unit.commands_of_libiscsi(&place.replace("%25", "%"));
             commands.push(unit.login(self, &portal, ""));
             ConnectInfo { url: unit.url(&place, ""), commands, variables: Vec::new() }
         };
@@ -223,9 +225,7 @@ struct PortalText {
 impl PortalText {
     fn of(tcp: &SocketAddr) -> PortalText {
         let port = if tcp.port() == ISCSI.port { String::new() } else { format!(":{}", tcp.port()) };
-        let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
-        let portal = format!("{host}:{}", tcp.port());
-        PortalText { host, port, portal }
+        PortalText { host: zone::url_host(tcp), port, portal: zone::address_text(tcp) }
     }
 }
 
@@ -246,8 +246,9 @@ struct MappedUnit<'a> {
 impl MappedUnit<'_> {
     /// URL for the Blockmux initiator.
     fn url(&self, portal: &str, query: &str) -> String {
-        let plain = format!("{portal}/{}/{}{query}", self.target, self.lun);
+        let plain = format!("{portal}{query}");
         let Ok(mut url) = plain.parse::<IscsiUrl>() else { return plain };
+        (url.target, url.lun) = (Name::new(&self.target).ok(), self.lun);
         url.initiator = self.initiator.cloned();
         if url.rdma.is_none() {
             [url.header_digest, url.data_digest] = self.digests;
@@ -258,9 +259,13 @@ impl MappedUnit<'_> {
         url.to_string()
     }
 
-    /// Commands of libiscsi's clients. libiscsi supports CHAP with MD5 only and no data digests.
+    /// Commands of libiscsi's clients. libiscsi supports CHAP with MD5 only and no data digests, and
+    /// decodes no names.
     fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
-        if self.digests[1] || self.user.is_some() && !self.algorithms.contains(&ChapAlgorithm::Md5) {
+        if self.target.contains(['/', '?', '@'])
+            || self.digests[1]
+            || self.user.is_some() && !self.algorithms.contains(&ChapAlgorithm::Md5)
+        {
             return Vec::new();
         }
         let url = self.url_of_libiscsi(portal);

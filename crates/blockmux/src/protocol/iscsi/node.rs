@@ -139,7 +139,7 @@ impl WantedTarget {
             let view = match same {
                 Some(same) => same.target.clone(),
                 None => {
-                    let view = ScsiTarget::new(made.name.as_str(), ports.clone()).with_states(&known);
+                    let view = ScsiTarget::new(made.name.prepared(), ports.clone()).with_states(&known);
                     Arc::new(match &mask {
                         Some(mask) => view.with_mask(mask.clone()),
                         None => view,
@@ -210,8 +210,9 @@ impl Portals {
         let portal = |tcp: SocketAddr| {
             let port = tcp.port();
             // A listener on the unspecified address is announced with the address that the
-            // initiator has connected to.
-            let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { tcp.to_string() };
+            // initiator has connected to. A zone means nothing to it.
+            let plain = SocketAddr::new(tcp.ip(), port);
+            let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { plain.to_string() };
             let own = groups.get(&tcp).copied().or_else(|| free.next());
             (tcp, Portal { address, group_tag: own.filter(|_| !is_one_group).unwrap_or(1) })
         };

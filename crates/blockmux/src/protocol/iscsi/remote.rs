@@ -1,6 +1,6 @@
 //! iSCSI and iSER URLs: connecting to a logical unit, describing it, resets, and discovery.
 
-use super::config::read_secret;
+use super::config::{read_others_secret, warn_if_short};
 use crate::failure::Failure;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
@@ -11,6 +11,7 @@ use blockmux_engine::initiator::iscsi::{
     self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
 };
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_proto::iscsi::client::{
     FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, UnitRefused,
     default_proposal,
@@ -25,7 +26,6 @@ use blockmux_volume::Volume;
 use blockmux_wire::iscsi::session::LoginStatus;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 /// Parses a URL and reads the files of secrets that it names.
@@ -34,6 +34,11 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let chap = chap(&url)?;
     let discovery_chap = discovery_chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
+    for name in url.target.iter().chain([&initiator]) {
+        if let Some(violation) = name.violation() {
+            tracing::warn!("{url}: `{name}`: {violation}; it is sent as it is");
+        }
+    }
     Ok(match url.rdma {
         None => Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over: OverTcp }),
         Some(Rdma::Iwarp { crc }) => {
@@ -69,7 +74,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
 
     /// A target's name is globally unique; portals are paths to it.
     fn volume_key(&self) -> String {
-        let target = self.url.target.as_ref().map_or("", Name::as_str);
+        let target = self.url.target.as_ref().map_or("", Name::prepared);
         format!("iscsi {target} {}", self.url.lun)
     }
 
@@ -175,13 +180,10 @@ impl<D: Datamover> IscsiRemote<D> {
     /// Discovers all portals of the target.
     fn portals(&self, address: &Address, target: &Name) -> Result<Vec<Address>, IscsiConnectError> {
         let (targets, _) = self.targets_at(address)?;
-        let own = targets.into_iter().filter(|found| found.name == target.as_str());
+        let is_own = |found: &FoundTarget| Name::new(&found.name).is_ok_and(|name| name == *target);
+        let own = targets.into_iter().filter(is_own);
         let places = own.flat_map(|found| found.addresses);
-        let found = places.filter_map(|place| {
-            let TargetAddress { host, port, .. } = place.parse().ok()?;
-            (host.as_str(), port).to_socket_addrs().ok()?.next().map(Address::Tcp)
-        });
-        Ok(found.collect())
+        Ok(places.filter_map(|place| iscsi::resolve(&place.parse().ok()?, address)).collect())
     }
 
     /// Calls `ask` with one address of the portal after another, until one can be reached.
@@ -269,11 +271,20 @@ impl<D: Datamover> IscsiRemote<D> {
 
     /// Lists the logical units of all targets at the portal.
     fn list(&self, address: &Address) -> Result<Discovery, IscsiConnectError> {
-        let (targets, left_out) = self.targets_at(address)?;
+        let (targets, mut left_out) = self.targets_at(address)?;
+        let names: Vec<_> = targets.iter().filter_map(|target| Name::new(&target.name).ok()).collect();
+        reach::warn_of_names(names.iter().filter_map(|name| Some((name.as_str(), name.violation()?))));
         let mut exports = Vec::new();
         let mut is_silent = false;
         for target in &targets {
-            let Ok(name) = Name::new(&target.name) else { continue };
+            let name = match Name::new(&target.name) {
+                Ok(name) => name,
+                Err(error) => {
+                    tracing::warn!("the server lists a target that has no usable name: {error}");
+                    left_out += 1;
+                    continue;
+                }
+            };
             let portals = Portals::one(self.portal_of(address, target));
             let url = IscsiUrl { target: Some(name.clone()), lun: 0, portals, ..self.url.clone() };
             if url.portals.first != self.url.portals.first {
@@ -337,14 +348,20 @@ impl<D: Datamover> IscsiRemote<D> {
     /// The portal of a discovered target: this portal, if it is among the target's addresses or the
     /// target has none.
     fn portal_of(&self, address: &Address, target: &FoundTarget) -> HostPort {
-        let places: Vec<&str> =
-            target.addresses.iter().map(|place| place.split(',').next().unwrap_or(place)).collect();
-        let here = address.to_string();
-        let default = self.url.portals.first.1.to_string();
-        let is_here = |place: &&str| **place == here || format!("{place}:{default}") == here;
-        let elsewhere = places.first().filter(|_| !places.iter().any(is_here));
-        let elsewhere = elsewhere.and_then(|place| place.parse::<TargetAddress>().ok());
-        elsewhere.map_or_else(|| self.url.portals.first.clone(), |place| (place.host, place.port))
+        let places: Vec<TargetAddress> =
+            target.addresses.iter().filter_map(|place| place.parse().ok()).collect();
+        let named = |place: &TargetAddress| {
+            let ip = zone::answered_ip(&place.host)?;
+            Some(zone::complete((ip, place.port).into(), address))
+        };
+        let is_here = |place: &TargetAddress| named(place).map(Address::Tcp).as_ref() == Some(address);
+        match places.first().filter(|_| !places.iter().any(is_here)) {
+            None => self.url.portals.first.clone(),
+            Some(place) => {
+                let host = named(place).map_or_else(|| place.host.clone(), |ip| zone::host_text(&ip));
+                (host, place.port)
+            }
+        }
     }
 }
 
@@ -390,13 +407,16 @@ fn session(parameters: &OperationalParameters) -> String {
 fn chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some(user) = &url.user else { return Ok(None) };
     let own = match (&url.password, &url.secret_file) {
-        (Some(password), _) => password.clone(),
-        (None, Some(path)) => read_secret(path)?,
+        (Some(password), _) => {
+            warn_if_short(&url.to_string(), password);
+            password.clone()
+        }
+        (None, Some(path)) => read_others_secret(path)?,
         (None, None) => return Ok(None),
     };
     let target = match (&url.mutual_user, &url.mutual_secret_file) {
         (Some(name), Some(path)) => {
-            let secret = read_secret(path)?;
+            let secret = read_others_secret(path)?;
             if secret == own {
                 // RFC 7143 §9.2.1 forbids equal secrets: either side could make the other compute
                 // its response.
@@ -417,7 +437,7 @@ fn discovery_chap(url: &IscsiUrl) -> Result<Option<Chap>, Failure> {
     let Some((user, path)) = url.discovery_user.as_ref().zip(url.discovery_secret_file.as_ref()) else {
         return Ok(None);
     };
-    let initiator = credentials(url, user, read_secret(path)?)?;
+    let initiator = credentials(url, user, read_others_secret(path)?)?;
     Ok(Some(Chap { initiator, target: None, algorithms: url.chap_a.clone() }))
 }
 

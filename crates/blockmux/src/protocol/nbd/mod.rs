@@ -14,6 +14,7 @@ use blockmux_engine::listener::Serve;
 use blockmux_engine::nbd::{self, NbdServerTls};
 use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::{ExportAccess, Exports};
 use blockmux_proto::nbd::server::TlsMode;
@@ -196,7 +197,7 @@ impl Frontend for Nbd {
 fn connect_info(address: &Address, named: &VolumeNames, tls: Option<UriTls>) -> ConnectInfo {
     let server = match address {
         Address::Unix(path) => NbdServer::Unix(path.clone()),
-        Address::Tcp(address) => NbdServer::Tcp((address.ip().to_string(), address.port())),
+        Address::Tcp(address) => NbdServer::Tcp((zone::host_text(address), address.port())),
     };
     let export = named.export.clone();
     let (reconnect, timeout) = (DEFAULT_RECONNECT, DEFAULT_TIMEOUT);

@@ -2,7 +2,7 @@
 
 use super::super::frontend::VolumeNames;
 use super::super::policy::{Policy, TargetAccess};
-use super::hosts::{HostEntry, HostKeys};
+use super::hosts::{HostEntry, HostKeys, NO_TLS_IDENTITY};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::address::{matches_listener, tcp_address};
@@ -187,17 +187,18 @@ impl ConfiguredSubsystem {
     pub(crate) fn prepare(entry: SubsystemEntry) -> Result<ConfiguredSubsystem, Failure> {
         let wrong = |what: String| Failure::request(format!("nvme_subsystem `{}`: {what}", entry.nqn));
         let name = |text: &str| {
-            Nqn::new(text).ok_or_else(|| {
-                wrong(format!(
-                    "`{text}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"
-                ))
-            })
+            let name = read_name(text).map_err(wrong)?;
+            if let Some(violation) = name.violation() {
+                tracing::warn!("nvme_subsystem `{}`: `{text}`: {violation}; some hosts refuse it", entry.nqn);
+            }
+            Ok::<Nqn, Failure>(name)
         };
         let nqn = name(&entry.nqn)?;
         let is_open = entry.hosts.is_none() && entry.host.is_empty();
         let listed = entry.hosts.iter().flatten();
         let mut hosts: Vec<Nqn> = listed.map(|host| name(host)).collect::<Result<_, _>>()?;
         let (mut secrets, mut masks, mut tls_keys) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let own = nqn.clone();
         for host in &entry.host {
             let nqn = name(&host.hostnqn)?;
             if hosts.contains(&nqn) {
@@ -205,6 +206,9 @@ impl ConfiguredSubsystem {
             }
             hosts.push(nqn.clone());
             let HostKeys { access, tls_key } = host.read()?;
+            if tls_key.is_some() && !(own.fits_tls_identity() && nqn.fits_tls_identity()) {
+                return Err(wrong(format!("host `{nqn}`: {NO_TLS_IDENTITY}")));
+            }
             tls_keys.extend(tls_key.map(|key| (nqn.clone(), key)));
             masks.extend(access.namespaces.map(|mask| (nqn.clone(), mask)));
             secrets.extend(access.secrets.map(|own| (nqn, own)));
@@ -335,13 +339,22 @@ impl NvmeDiscoveryEntry {
     pub(crate) fn prepare(&self) -> Result<Vec<Referral>, Failure> {
         let referral = |entry: &ReferralEntry| {
             let name = entry.subnqn.as_deref().unwrap_or(DISCOVERY_NQN);
-            let nqn = Nqn::new(name).ok_or_else(|| {
-                Failure::request(format!("nvme_discovery: referral: `{name}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a"))
-            })?;
+            let nqn = read_name(name)
+                .map_err(|what| Failure::request(format!("nvme_discovery: referral: {what}")))?;
             Ok(Referral { address: SocketAddr::new(entry.traddr, entry.trsvcid), nqn })
         };
         self.referral.iter().map(referral).collect()
     }
+}
+
+/// Takes an NQN as it is.
+///
+/// # Errors
+/// If it cannot be sent.
+pub(super) fn read_name(name: &str) -> Result<Nqn, String> {
+    Nqn::new(name).ok_or_else(|| {
+        format!("`{name}` is not an NVMe qualified name, which has 1 to 223 bytes; write it as nqn.2026-11.com.example:a")
+    })
 }
 
 fn discovery_port() -> u16 {
@@ -467,12 +480,12 @@ mod tests {
     #[test]
     fn invalid_names_and_numbers_are_reported() {
         for (text, said) in [
-            ("nqn = 'iqn.a'\nnamespaces = {}", "`iqn.a` is not an NVMe qualified name"),
+            ("nqn = ''\nnamespaces = {}", "`` is not an NVMe qualified name"),
             ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0: use an NSID from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x: use an NSID from 1"),
             ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
             ("nqn = 'nqn.a'\nmodel_number = ''", "model_number `` is invalid; write 1 to 40"),
-            ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['h']", "`h` is not an NVMe qualified name"),
+            ("nqn = 'nqn.a'\nnamespaces = {}\nhosts = ['']", "`` is not an NVMe qualified name"),
             ("nqn = 'nqn.a'\nnamespaces = {}\nhostname = []", "unknown field"),
             (&ana("0", "[1]", "{}"), "ANAGRPID 0: give each"),
             (&format!("{}\n{}", ana("2", "[]", "{}"), ANOTHER), "ANAGRPID 2: give each"),
@@ -530,8 +543,8 @@ mod tests {
             (found.address.to_string().as_str(), found.nqn.as_str()),
             ("[2001:db8::1]:8009", DISCOVERY_NQN)
         );
-        let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = 'x'").unwrap_err();
-        assert!(wrong.contains("referral: `x` is not an NVMe qualified name"), "{wrong}");
+        let wrong = prepare("[[referral]]\ntraddr = '::1'\nsubnqn = ''").unwrap_err();
+        assert!(wrong.contains("referral: `` is not an NVMe qualified name"), "{wrong}");
         assert!(prepare("[[referral]]\ntraddr = 'host'").is_err());
     }
 

@@ -2,7 +2,7 @@
 //! line, and their state while the subsystem is served.
 
 use super::super::secret;
-use super::config::{ConfiguredSubsystem, Treq};
+use super::config::{ConfiguredSubsystem, Treq, read_name};
 use super::discovery_names;
 use crate::failure::Failure;
 use crate::output::shell_word;
@@ -256,13 +256,11 @@ impl LiveHosts {
         subsystem: &Subsystem,
         entry: &HostEntry,
     ) -> Result<(), String> {
-        let host = Nqn::new(&entry.hostnqn).ok_or_else(|| {
-            format!(
-                "`{}` is not an NVMe qualified name; write it as nqn.2026-11.com.example:a",
-                entry.hostnqn
-            )
-        })?;
+        let host = read_name(&entry.hostnqn)?;
         let keys = entry.read().map_err(|failure| failure.to_string())?;
+        if keys.tls_key.is_some() && !(host.fits_tls_identity() && subsystem.nqn.fits_tls_identity()) {
+            return Err(format!("host `{host}`: {NO_TLS_IDENTITY}"));
+        }
         let mut known = self.known();
         self.set(&mut known, node, subsystem, (&host, entry, keys))
     }
@@ -368,6 +366,8 @@ impl LiveHosts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+pub(super) const NO_TLS_IDENTITY: &str = "TLS needs names without spaces; use another name";
 
 /// Reads a DH-HMAC-CHAP secret from a file.
 pub(super) fn read_secret(path: &Path) -> Result<DhChapSecret, Failure> {

@@ -20,6 +20,7 @@ use crate::machine::machine_id;
 use crate::output::shell_word;
 use blockmux_engine::socket::Address;
 use blockmux_engine::sys::random_bytes;
+use blockmux_engine::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, Referral};
 use blockmux_proto::fabrics::url::NvmeUrl;
@@ -111,7 +112,7 @@ enum NvmeCtlCommand {
         group: u32,
         state: config::AnaStateName,
         /// One listener [default: all]
-        #[arg(long, value_name = "ADDR")]
+        #[arg(long, value_name = "ADDR", value_parser = |text: &str| tcp_address(text, NVME_TCP.port))]
         at: Option<SocketAddr>,
     },
 }
@@ -228,24 +229,26 @@ impl Frontend for NvmeTcp {
             return Vec::new();
         }
         let port = if tcp.port() == NVME_TCP.port { String::new() } else { format!(":{}", tcp.port()) };
-        let host = if tcp.is_ipv6() { format!("[{}]", tcp.ip()) } else { tcp.ip().to_string() };
+        let (address, host) = (zone::host_text(&tcp), zone::url_host(&tcp));
         let info = |subsystem: &ConfiguredSubsystem, nsid: u32| {
             let nqn = &subsystem.nqn;
             let is_rdma = protocol.name == NVME_RDMA.name;
             let (transport, query) = if is_rdma { ("rdma", "?rdma=iwarp") } else { ("tcp", "") };
-            let plain = format!("nvme+{transport}://{host}{port}/{nqn}/{nsid}{query}");
+            let plain = format!("nvme+{transport}://{host}{port}{query}").parse::<NvmeUrl>();
+            let plain = plain.map(|url| NvmeUrl { subsystem: Some(nqn.clone()), nsid, ..url });
             let word = shell_word(nqn.as_str());
-            let connect = format!("nvme connect -t {transport} -a {} -s {} -n {word}", tcp.ip(), tcp.port());
-            let (url, command) = match (subsystem.example_host(nsid), plain.parse::<NvmeUrl>()) {
+            let connect = format!("nvme connect -t {transport} -a {address} -s {} -n {word}", tcp.port());
+            let mut url = plain.ok()?;
+            let command = match subsystem.example_host(nsid) {
                 // TLS is not supported over RDMA.
-                (Some(host), Ok(_)) if is_rdma && host.has_tls_key() => return None,
-                (Some(host), Ok(mut url)) => {
+                Some(host) if is_rdma && host.has_tls_key() => return None,
+                Some(host) => {
                     host.add_to(&mut url);
-                    (url.to_string(), host.command(nqn, &connect))
+                    host.command(nqn, &connect)
                 }
-                _ => (plain, connect),
+                None => connect,
             };
-            Some(ConnectInfo { url, commands: vec![command], variables: Vec::new() })
+            Some(ConnectInfo { url: url.to_string(), commands: vec![command], variables: Vec::new() })
         };
         let subsystems = if self.subsystems.is_empty() {
             vec![ConfiguredSubsystem::of_volume(named)]
@@ -311,7 +314,7 @@ impl NvmeCtlCommand {
                 let Some(((states, word), at)) = states.zip(word).zip(*at) else { return false };
                 let is_at = |key: &&String| tcp_address(key, NVME_TCP.port).is_ok_and(|own| own == at);
                 let known = states.keys().find(is_at).cloned();
-                states.insert(known.unwrap_or_else(|| at.to_string()), word);
+                states.insert(known.unwrap_or_else(|| zone::address_text(&at)), word);
             }
         }
         true

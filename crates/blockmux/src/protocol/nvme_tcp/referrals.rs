@@ -4,12 +4,12 @@
 //! other in circles or endlessly, so the number of referrals and of hops is bounded.
 
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::FoundSubsystem;
 use blockmux_wire::nvmeof::fabrics::{SubsystemType, TransportType};
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Display;
-use std::net::IpAddr;
 
 /// The log page of a discovery controller.
 pub(super) struct DiscoveryLog {
@@ -41,7 +41,7 @@ pub(super) fn follow<E: Display>(
     let mut asked = 0;
     loop {
         if let Some((log, hops)) = arrived.take() {
-            for (address, nqn) in log.found.iter().filter_map(referral) {
+            for (address, nqn) in log.found.iter().filter_map(|found| referral(found, &log.address)) {
                 if !known.insert(address.clone()) {
                     continue;
                 }
@@ -68,18 +68,19 @@ pub(super) fn follow<E: Display>(
     logs
 }
 
-/// The address of an entry; `None` if it is not an IP address.
-pub(super) fn address_of(found: &FoundSubsystem) -> Option<Address> {
-    let (ip, port) = (found.address.parse::<IpAddr>().ok()?, found.service.parse().ok()?);
-    (port > 0).then(|| Address::Tcp((ip, port).into()))
+/// The address of an entry in the log page of the controller at `asked`; `None` if it is not an IP
+/// address.
+pub(super) fn address_of(found: &FoundSubsystem, asked: &Address) -> Option<Address> {
+    let (ip, port) = (zone::answered_ip(&found.address)?, found.service.parse().ok()?);
+    (port > 0).then(|| Address::Tcp(zone::complete((ip, port).into(), asked)))
 }
 
 /// The discovery controller of a referral entry over TCP; `None` for other entries.
-fn referral(found: &FoundSubsystem) -> Option<(Address, Nqn)> {
+fn referral(found: &FoundSubsystem, asked: &Address) -> Option<(Address, Nqn)> {
     let is_tcp_referral = TransportType(found.transport) == TransportType::TCP
         && SubsystemType(found.kind) == SubsystemType::REFERRAL;
-    let address = address_of(found).filter(|_| is_tcp_referral)?;
-    Some((address, Nqn::new(&found.nqn)?))
+    let address = address_of(found, asked).filter(|_| is_tcp_referral)?;
+    Some((address, found.nqn.clone()?))
 }
 
 /// Maximum number of discovery controllers that are queried after the first.
@@ -93,7 +94,7 @@ mod tests {
 
     fn entry(port: u16, kind: SubsystemType) -> FoundSubsystem {
         FoundSubsystem {
-            nqn: "nqn.2014-08.org.nvmexpress.discovery".to_owned(),
+            nqn: Nqn::new("nqn.2014-08.org.nvmexpress.discovery"),
             transport: TransportType::TCP.0,
             kind: kind.0,
             address: "192.0.2.1".to_owned(),
@@ -139,7 +140,24 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_without_a_zone_is_on_the_link_of_its_log_page() {
+        let asked = Address::Tcp("[fe80::2%7]:8009".parse().unwrap());
+        for (written, meant) in [
+            ("fe80::1", "[fe80::1%7]:4420"),
+            ("fe80::1%eth0", "[fe80::1%7]:4420"),
+            ("::", "[fe80::2%7]:4420"),
+            ("0.0.0.0", "[fe80::2%7]:4420"),
+            ("2001:db8::1", "[2001:db8::1]:4420"),
+        ] {
+            let entry =
+                FoundSubsystem { address: written.to_owned(), ..entry(4420, SubsystemType::REFERRAL) };
+            assert_eq!(referral(&entry, &asked).unwrap().0.to_string(), meant);
+        }
+    }
+
+    #[test]
     fn other_entries_are_no_referrals() {
+        let referral = |found: &FoundSubsystem| super::referral(found, &at(8009));
         assert_eq!(referral(&entry(8009, SubsystemType::REFERRAL)).unwrap().0, at(8009));
         assert!(referral(&entry(8009, SubsystemType::NVM)).is_none());
         assert!(referral(&entry(8009, SubsystemType::CURRENT_DISCOVERY)).is_none());

@@ -1,6 +1,6 @@
 //! NVMe/TCP and NVMe/RDMA URLs: connecting to a namespace, describing it, and discovery.
 
-use super::hosts::{read_secret, read_tls_key};
+use super::hosts::{NO_TLS_IDENTITY, read_secret, read_tls_key};
 use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
 use crate::machine::machine_id;
@@ -13,6 +13,7 @@ use blockmux_engine::initiator::nvme::{
 };
 use blockmux_engine::initiator::{GeneratedKeys, Policy};
 use blockmux_engine::socket::Address;
+use blockmux_engine::zone;
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{AuthFailure, HostSecrets};
@@ -25,7 +26,7 @@ use blockmux_volume::Volume;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
 use serde_json::{Value, json};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// Parses a URL and reads the files of secrets and keys that it names.
@@ -34,6 +35,14 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let secrets = secrets(&url)?;
     let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
     let generated_keys = url.concat.then(Arc::default);
+    for name in url.subsystem.iter().chain(&url.host_nqn) {
+        if let Some(violation) = name.violation() {
+            tracing::warn!("{url}: `{name}`: {violation}; it is sent as it is");
+        }
+        if !name.fits_tls_identity() && (tls_key.is_some() || url.concat) {
+            return Err(Failure::request(format!("{url}: `{name}`: {NO_TLS_IDENTITY}")));
+        }
+    }
     Ok(match url.rdma {
         None => {
             let digests = Digests { header: url.header_digest, data: url.data_digest };
@@ -142,12 +151,17 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
     /// The other portals of the URL, each at the first address of its host name. With `paths=all`
     /// also the portals that the discovery controller at the first portal reports.
     fn further(&self, subsystem: &Nqn) -> Result<Vec<Address>, Failure> {
-        let mut found = Vec::new();
+        let mut paths = Vec::new();
         if self.url.all_paths {
-            (found, _) = self.ask(|address| self.discovered(address, &discovery_nqn()))?;
+            paths = self.ask(|address| {
+                let (found, _) = self.discovered(address, &discovery_nqn())?;
+                let is_own = |found: &&FoundSubsystem| {
+                    self.is_reachable(found) && found.nqn.as_ref() == Some(subsystem)
+                };
+                Ok(found.iter().filter(is_own).filter_map(|found| address_of(found, address)).collect())
+            })?;
         }
-        let own = found.iter().filter(|found| self.is_reachable(found) && found.nqn == subsystem.as_str());
-        reach::further(&self.url, &self.url.portals, own.filter_map(address_of))
+        reach::further(&self.url, &self.url.portals, paths)
     }
 
     /// Reads the log page of a discovery controller; also returns how many more entries it has.
@@ -285,22 +299,34 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         let (found, left_out) = self.discovered(address, &discovery_nqn())?;
         let first = DiscoveryLog { address: address.clone(), found, left_out };
         let logs = referrals::follow(first, |address, nqn| self.discovered(address, nqn));
+        let names: BTreeSet<_> =
+            logs.iter().flat_map(|log| &log.found).filter_map(|found| found.nqn.as_ref()).collect();
+        reach::warn_of_names(names.iter().filter_map(|name| Some((name.as_str(), name.violation()?))));
+        let mut left_out = logs.iter().fold(0, |all: u64, log| all.saturating_add(log.left_out));
         let (mut exports, mut seen) = (Vec::new(), HashSet::new());
-        for found in logs.iter().flat_map(|log| &log.found).filter(|found| self.is_reachable(found)) {
-            let Some(nqn) = Nqn::new(&found.nqn) else { continue };
-            let Some(url) = self.url_of(address, found, &nqn) else { continue };
+        let entries = logs.iter().flat_map(|log| log.found.iter().map(|found| (found, &log.address)));
+        for (found, asked) in entries.filter(|(found, _)| self.is_reachable(found)) {
+            let place = address_of(found, asked);
+            let named = found.nqn.as_ref();
+            let Some((nqn, url)) =
+                named.and_then(|nqn| Some((nqn, self.url_of(address, (found, &place), nqn)?)))
+            else {
+                tracing::warn!("the server lists a subsystem whose name or port cannot be used");
+                left_out = left_out.saturating_add(1);
+                continue;
+            };
             if !seen.insert(url.to_string()) {
                 continue;
             }
             let is_here = url.portals.first == self.url.portals.first;
-            let place = if is_here { Some(address.clone()) } else { address_of(found) };
+            let place = if is_here { Some(address.clone()) } else { place };
             // Other hosts may be unreachable, and each would cost a timeout.
             let Some(place) = place.filter(|place| logs.iter().any(|log| is_same_host(&log.address, place)))
             else {
                 exports.push(unlisted(&url, NOT_QUERIED));
                 continue;
             };
-            match self.namespaces(&place, &nqn, &url) {
+            match self.namespaces(&place, nqn, &url) {
                 Ok(namespaces) => exports.extend(namespaces),
                 Err(error) => {
                     tracing::warn!("subsystem {nqn}: {error}");
@@ -308,7 +334,6 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 }
             }
         }
-        let left_out = logs.iter().fold(0, |all: u64, log| all.saturating_add(log.left_out));
         Ok(Discovery { url: self.url.discovery().to_string(), exports, left_out })
     }
 
@@ -326,13 +351,22 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
     }
 
     /// The URL of a discovered subsystem; with the portal of this URL if the address is the same.
-    fn url_of(&self, address: &Address, found: &FoundSubsystem, nqn: &Nqn) -> Option<NvmeUrl> {
+    fn url_of(
+        &self,
+        address: &Address,
+        (found, place): (&FoundSubsystem, &Option<Address>),
+        nqn: &Nqn,
+    ) -> Option<NvmeUrl> {
         let here = NvmeUrl { subsystem: Some(nqn.clone()), nsid: 1, ..self.url.clone() };
-        if address_of(found).as_ref() == Some(address) {
+        if place.as_ref() == Some(address) {
             return Some(here);
         }
         let port = found.service.parse().ok().filter(|port| *port > 0)?;
-        Some(NvmeUrl { portals: Portals::one((found.address.clone(), port)), ..here })
+        let host = match place {
+            Some(Address::Tcp(tcp)) => zone::host_text(tcp),
+            _ => found.address.clone(),
+        };
+        Some(NvmeUrl { portals: Portals::one((host, port)), ..here })
     }
 }
 

@@ -13,6 +13,7 @@ use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::machine::machine_id;
+use blockmux_engine::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
@@ -126,6 +127,7 @@ impl Frontend for Srp {
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some((_, address)) = portal.tcp() else { return Vec::new() };
+        let (place, dest) = (zone::url_host(&address), zone::address_text(&address));
         let way = |(id, lun): (SrpPortId, u16)| {
             let digits = id.to_string();
             let (extension, guid) = digits.trim_start_matches("0x").split_at(16);
@@ -136,9 +138,9 @@ impl Frontend for Srp {
             let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
             let host = "/sys/class/infiniband_srp/srp-*";
             ConnectInfo {
-                url: format!("srp://{address}/{digits}/{lun}?rdma=iwarp"),
+                url: format!("srp://{place}:{}/{digits}/{lun}?rdma=iwarp", address.port()),
                 commands: vec![
-                    format!("echo {port},{own},dest={address} > \"$(echo {host})/add_target\""),
+                    format!("echo {port},{own},dest={dest} > \"$(echo {host})/add_target\""),
                     format!("# /etc/srp_daemon.conf: a {port}"),
                 ],
                 variables: Vec::new(),

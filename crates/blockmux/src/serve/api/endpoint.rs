@@ -10,6 +10,7 @@ use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::zone;
 use blockmux_proto::networks::AllowedNetworks;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
@@ -78,7 +79,7 @@ impl Endpoint {
         match self.listener.address() {
             Address::Tcp(address) => {
                 let scheme = if self.guard.has_tls() { "https" } else { "http" };
-                Some(format!("{scheme}://{address}/"))
+                Some(format!("{scheme}://{}:{}/", zone::url_host(address), address.port()))
             }
             Address::Unix(_) => None,
         }

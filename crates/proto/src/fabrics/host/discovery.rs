@@ -1,14 +1,15 @@
 //! Reads the discovery log page in parts (Base 2.0 §5.16.1.23).
 
 use super::info::text;
+use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_ENTRY_LEN, DiscoveryEntry, DiscoveryHeader};
 use zerocopy::FromBytes;
 
 /// An entry of the discovery log page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSubsystem {
-    /// NQN of the subsystem.
-    pub nqn: String,
+    /// NQN of the subsystem; `None` if it is empty, too long or not UTF-8.
+    pub nqn: Option<Nqn>,
     /// TRTYPE: 1 is RDMA, 3 is TCP.
     pub transport: u8,
     /// SUBTYPE: 1 is a referral, 2 a subsystem with namespaces, 3 the current discovery subsystem.
@@ -104,7 +105,7 @@ impl DiscoveryLogReader {
 
 fn found(entry: &DiscoveryEntry) -> FoundSubsystem {
     FoundSubsystem {
-        nqn: text(&entry.subnqn),
+        nqn: Nqn::of_field(&entry.subnqn),
         transport: entry.trtype,
         kind: entry.subtype,
         address: text(&entry.traddr),
@@ -160,8 +161,23 @@ mod tests {
         assert_eq!(reader.on_piece(&header(7, 5)), DiscoveryNext::Whole);
         let (found, left_out) = reader.into_found();
         assert_eq!((found.len(), left_out), (5, 0));
-        assert_eq!((found[0].nqn.as_str(), found[0].address.as_str()), ("nqn.a", "::1"));
+        assert_eq!((&found[0].nqn, found[0].address.as_str()), (&Nqn::new("nqn.a"), "::1"));
         assert!(found[0].needs_tls);
+    }
+
+    #[test]
+    fn names_are_those_that_the_controller_sent() {
+        let name = |bytes: &[u8]| {
+            let mut entry = DiscoveryEntry::new_zeroed();
+            entry.subnqn[..bytes.len()].copy_from_slice(bytes);
+            found(&entry).nqn
+        };
+        for text in ["blktests-subsystem-1", "NQN.2026-11.test:A b", "nqn.\u{e4}\n "] {
+            assert_eq!(name(text.as_bytes()).unwrap().as_str(), text);
+        }
+        for unusable in [&b""[..], b"nqn.\xff", &[b'x'; 224], &[b'x'; 256]] {
+            assert_eq!(name(unusable), None);
+        }
     }
 
     #[test]

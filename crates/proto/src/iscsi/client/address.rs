@@ -58,6 +58,7 @@ mod tests {
             ("[2001:db8::1]", ("2001:db8::1", 3260, None)),
             ("[2001:db8::1]:7,65535", ("2001:db8::1", 7, Some(65535))),
             ("disk.example.com,2", ("disk.example.com", 3260, Some(2))),
+            ("[fe80::1%eth0]:7,1", ("fe80::1%eth0", 7, Some(1))),
         ] {
             let (host, port, tag) = expected;
             assert_eq!(read(text), Ok((host.to_owned(), port, tag)), "{text}");

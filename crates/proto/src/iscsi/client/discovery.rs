@@ -30,7 +30,7 @@ use zerocopy::transmute_ref;
 /// A target found by discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTarget {
-    /// Name of the target.
+    /// Name of the target, as the server sent it, at most 300 characters of it.
     pub name: String,
     /// Addresses in the form `HOST:PORT,GROUP`; if empty, the address of the discovery portal
     /// applies.
@@ -314,15 +314,15 @@ fn targets_of(text: &[u8]) -> Result<(Vec<FoundTarget>, u64), ProtocolError> {
     let (mut targets, mut left_out): (Vec<FoundTarget>, u64) = (Vec::new(), 0);
     for pair in text::pairs(text) {
         let pair = pair.map_err(|_| error("sent a malformed list of targets", "RFC 7143 appendix C"))?;
-        let value = || pair.value.chars().filter(|c| !c.is_control()).take(MAX_VALUE).collect::<String>();
+        let value = || pair.value.chars().take(MAX_VALUE);
         match pair.key {
             "TargetName" if targets.len() < MAX_TARGETS => {
-                targets.push(FoundTarget { name: value(), addresses: Vec::new() });
+                targets.push(FoundTarget { name: value().collect(), addresses: Vec::new() });
             }
             "TargetName" => left_out = left_out.saturating_add(1),
             "TargetAddress" if left_out == 0 => {
                 if let Some(target) = targets.last_mut() {
-                    target.addresses.push(value());
+                    target.addresses.push(value().filter(|c| !c.is_control()).collect());
                 }
             }
             _ => {}

@@ -83,6 +83,12 @@ impl ChapSecret {
     pub fn new(bytes: &[u8]) -> Option<ChapSecret> {
         (1..=MAX_SECRET).contains(&bytes.len()).then(|| ChapSecret(Zeroizing::new(bytes.to_vec())))
     }
+
+    /// Whether the secret has fewer than 96 bits, below which RFC 7143 §9.2.1 demands IPsec.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.0.len() < SECRET_LEN
+    }
 }
 
 impl std::fmt::Debug for ChapSecret {
@@ -164,6 +170,10 @@ fn are_equal(one: &[u8], other: &[u8]) -> bool {
 
 /// Maximum length of a secret, in bytes.
 pub const MAX_SECRET: usize = 255;
+/// Why [`ChapSecret::new`] refuses a secret.
+pub const SECRET_LENGTH: &str = "a CHAP secret has 1 to 255 bytes";
+/// Length of a secret with 96 bits, in bytes.
+const SECRET_LEN: usize = 12;
 
 /// Maximum length of a CHAP name, in bytes; often the initiator's name.
 pub const MAX_NAME: usize = 255;

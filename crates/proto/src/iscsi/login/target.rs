@@ -369,8 +369,8 @@ impl TargetLogin {
         }
         let missing = |what| failure(LoginStatus::MISSING_PARAMETER, what);
         let initiator = initiator.ok_or_else(|| missing("logged in without InitiatorName"))?;
-        let initiator =
-            Name::new(initiator).map_err(|_| initiator_error("logged in under a malformed InitiatorName"))?;
+        let initiator = Name::new(initiator)
+            .map_err(|_| initiator_error("logged in with an empty or too long InitiatorName"))?;
         match session_type {
             "Discovery" if self.joinable.is_some() => return Err(no_such_session()),
             "Discovery" => {

@@ -98,7 +98,7 @@ impl SharedSession {
             TargetSessionKind::Discovery => None,
             TargetSessionKind::Normal { target, access } => {
                 let port = target.port(access, group_tag);
-                let nexus = ItNexus::iscsi(established.initiator.as_str(), established.isid, port);
+                let nexus = ItNexus::iscsi(established.initiator.prepared(), established.isid, port);
                 Some(DeviceServer::new(access.target.clone(), nexus))
             }
         };

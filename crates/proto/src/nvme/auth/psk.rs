@@ -131,9 +131,12 @@ impl InputPsk {
     }
 
     /// The TLS PSKs for connections of `host` to `subsystem`, the newest version first. Long NQNs
-    /// may exceed version 0.
+    /// may exceed version 0; there are none for names with spaces, whose identities are ambiguous.
     #[must_use]
     pub fn tls_psks(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsPsk> {
+        if !host.fits_tls_identity() || !subsystem.fits_tls_identity() {
+            return Vec::new();
+        }
         let (host, subsystem) = (host.as_str(), subsystem.as_str());
         let kind = match self.kind {
             PskKind::Retained => 'R',

@@ -36,7 +36,8 @@ impl ItNexus {
         Registrant { initiator: self.initiator.clone(), port: self.target_port.name.clone() }
     }
 
-    /// The nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`.
+    /// The nexus of an iSCSI session (SPC-5): the TransportID is `NAME,i,0xISID`, with the name in
+    /// its prepared form.
     #[must_use]
     pub fn iscsi(initiator_name: &str, isid: [u8; 6], target_port: TargetPort) -> ItNexus {
         let isid = HEXLOWER.encode(&isid);
@@ -79,23 +80,31 @@ impl TransportId {
         }
         let text = std::str::from_utf8(text).ok()?;
         match format {
-            0b00 => Some(TransportId::Node(Name::new(text).ok()?)),
+            // A port's name in the format for nodes is an error.
+            0b00 if port_name(text).is_none() => Some(TransportId::Node(Name::new(text).ok()?)),
             0b01 => {
-                let (name, isid) = text.split_once(",i,")?;
-                let isid = isid.strip_prefix("0x").or_else(|| isid.strip_prefix("0X"))?.to_lowercase();
-                let is_isid = isid.len() == 12 && isid.bytes().all(|byte| byte.is_ascii_hexdigit());
-                let name = Name::new(name).ok().filter(|_| is_isid)?;
-                Some(TransportId::Port(iscsi_transport_id(&format!("{name},i,0x{isid}"))))
+                let (name, isid) = port_name(text)?;
+                Some(TransportId::Port(iscsi_transport_id(&format!("{},i,0x{isid}", name.prepared()))))
             }
             _ => None,
         }
     }
 }
 
+/// Parses the name of an iSCSI initiator port: the node's name, and the digits of the ISID.
+fn port_name(text: &str) -> Option<(Name, String)> {
+    let (name, isid) = text.rsplit_once(",i,")?;
+    let isid = isid.strip_prefix("0x").or_else(|| isid.strip_prefix("0X"))?.to_lowercase();
+    let is_isid = isid.len() == ISID_DIGITS && isid.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Some((Name::new(name).ok().filter(|_| is_isid)?, isid))
+}
+
 /// Whether an iSCSI TransportID is that of a port of this node.
 pub(super) fn is_port_of(initiator: &[u8], node: &Name) -> bool {
     let name = initiator.get(4..).unwrap_or_default();
-    name.strip_prefix(node.as_str().as_bytes()).is_some_and(|rest| rest.starts_with(b",i,0x"))
+    let port = name.strip_prefix(node.prepared().as_bytes()).and_then(|rest| rest.strip_prefix(b",i,0x"));
+    // A name may contain ",i,0x" itself.
+    port.and_then(|port| port.get(ISID_DIGITS..)).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
 }
 
 /// The TransportID of an iSCSI initiator port, TPID FORMAT 01b: name, NUL, padding to 4 bytes.
@@ -108,6 +117,8 @@ fn iscsi_transport_id(name: &str) -> Arc<[u8]> {
     id.into()
 }
 
+/// Number of hexadecimal digits of an ISID.
+const ISID_DIGITS: usize = 12;
 /// PROTOCOL IDENTIFIER of SRP.
 const PROTOCOL_SRP: u8 = 4;
 /// PROTOCOL IDENTIFIER of iSCSI.
@@ -142,6 +153,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_may_have_any_name() {
+        let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
+        let text = "My disk,i,0x000000000001";
+        let name = Name::new(text).unwrap();
+        let own = ItNexus::iscsi(name.prepared(), [0, 0, 0, 0, 0, 2], port).initiator;
+        assert!(
+            matches!(read(0x45, &format!("{text},i,0x000000000002")), Some(TransportId::Port(id)) if id == own)
+        );
+        assert!(is_port_of(&own, &name) && !is_port_of(&own, &Name::new("my disk").unwrap()));
+    }
+
+    #[test]
     fn malformed_or_foreign_transport_ids_are_rejected() {
         let name = "iqn.2026-11.i:a,i,0x000000000001";
         for (first, text) in [
@@ -152,7 +175,7 @@ mod tests {
             (0x45, "iqn.2026-11.i:a"),
             (0x45, "iqn.2026-11.i:a,i,0x00000000001"),
             (0x45, "iqn.2026-11.i:a,i,0x00000000000g"),
-            (0x45, "xqn.2026-11.i:a,i,0x000000000001"),
+            (0x45, ",i,0x000000000001"),
             (0x45, ""),
         ] {
             assert!(read(first, text).is_none(), "{first:x} {text}");

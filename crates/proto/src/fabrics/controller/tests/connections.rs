@@ -43,6 +43,16 @@ fn an_invalid_connect_is_refused_with_its_field() {
     assert_eq!(refusal(&again), NvmeStatus::COMMAND_SEQUENCE_ERROR);
 }
 
+#[test]
+fn a_host_may_have_any_name_where_every_host_may_connect() {
+    for name in ["blktests host/1", "NQN.2026-11.test:h", "iqn.2026-11.test:h"] {
+        let mut host = FabricsTestHost::new(&node());
+        let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+        let data = ConnectData { hostnqn: Nqn::new(name).unwrap().to_field(), ..data };
+        assert!(host.run(command, data.as_bytes()).1.status.is_success(), "{name}");
+    }
+}
+
 /// `spdk_nvme_perf -r 'trtype:TCP ... subnqn:...'` sends no HOSTNQN.
 #[test]
 fn a_host_without_an_nqn_may_use_an_open_subsystem_and_is_known_by_its_identifier() {

@@ -1,6 +1,7 @@
 //! Initialization of a controller, Keep Alive, and shutdown.
 
 use super::*;
+use crate::nvme::nqn::Nqn;
 use crate::session::{Control, Initiator, Timed};
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
 use blockmux_wire::nvmeof::fabrics::{DiscoveryEntry, DiscoveryHeader};
@@ -69,7 +70,7 @@ fn a_discovery_log_is_read() {
     let mut driver = admin(ControllerQuery::Discovery, Instant::now());
     bring_up(&mut driver, &mut ScriptedSubsystem { log, ..ScriptedSubsystem::default() });
     let (found, left_out) = driver.session.found();
-    assert_eq!((found.len(), left_out, found[1].nqn.as_str()), (2, 0, "nqn.a"));
+    assert_eq!((found.len(), left_out, found[1].nqn.clone()), (2, 0, Nqn::new("nqn.a")));
     assert!(driver.session.controller().is_some());
 }
 

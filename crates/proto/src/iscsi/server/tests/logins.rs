@@ -145,7 +145,8 @@ fn an_invalid_login_is_refused_with_a_reason() {
     let cases = [
         (String::from("TargetName=x\0"), LoginStatus::MISSING_PARAMETER),
         (format!("InitiatorName={INITIATOR}\0"), LoginStatus::MISSING_PARAMETER),
-        (text("me", TARGET), LoginStatus::INITIATOR_ERROR),
+        (text("", TARGET), LoginStatus::INITIATOR_ERROR),
+        (text(&"x".repeat(224), TARGET), LoginStatus::INITIATOR_ERROR),
         (text(INITIATOR, "iqn.2026-11.com.example:none"), LoginStatus::NOT_FOUND),
         (text(INITIATOR, HIDDEN), LoginStatus::AUTHORIZATION_FAILURE),
         (names() + "SessionType=Odd\0", LoginStatus::SESSION_TYPE_NOT_SUPPORTED),
