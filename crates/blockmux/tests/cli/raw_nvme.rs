@@ -48,6 +48,16 @@ impl RawNvme {
         [admin, queue]
     }
 
+    /// The identifier of the queue's controller.
+    pub(crate) fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// An I/O queue of the controller of another connection of this host.
+    pub(crate) fn join(&self, qid: u16, cntlid: u16) -> Result<RawNvme, u16> {
+        RawNvme::connect(self.place.clone(), &self.host, qid, cntlid)
+    }
+
     fn connect(place: Place, host: &str, qid: u16, cntlid: u16) -> Result<RawNvme, u16> {
         let mut socket = TcpStream::connect(&place.address).unwrap();
         // ICReq, without digests.

@@ -1,12 +1,12 @@
 //! Controllers and their queues, which may be on different cores (decision 13).
 //!
 //! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O
-//! queue is registered in it. The registration is accessed when a queue connects, when the
-//! controller is enabled or disabled, and when a queue ends, but never for a command. The
-//! association ends with its admin queue: then the connections of all I/O queues are closed, on
-//! whatever core they are. The host gets no new controller of this subsystem before all of them
-//! have ended, because a late write of the old association could otherwise overwrite one of the new
-//! association.
+//! queue is registered in it once its host is authenticated (decision 69). The registration is
+//! accessed when a queue connects, when the controller is enabled or disabled, and when a queue
+//! ends, but never for a command. The association ends with its admin queue: then the connections
+//! of all I/O queues are closed, on whatever core they are. The host gets no new controller of this
+//! subsystem before all of them have ended, because a late write of the old association could
+//! otherwise overwrite one of the new association.
 
 use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
@@ -144,8 +144,14 @@ impl Associations {
         Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
 
-    /// Registers an I/O queue of a controller of this host. The registration carries the host
-    /// identifier of the admin queue.
+    /// Whether [`Associations::connect_io`] would succeed now. Nothing is registered: a host that
+    /// still has to authenticate must not take a queue from the one that it claims to be.
+    pub(crate) fn check_io(&self, host: &HostIdentity, cntlid: u16, qid: u16) -> Result<(), ConnectRefusal> {
+        self.live().joinable(host, cntlid, qid).map(|_controller| ())
+    }
+
+    /// Registers an I/O queue of a controller of this authenticated host. The registration carries
+    /// the host identifier of the admin queue.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &HostIdentity,
@@ -155,18 +161,7 @@ impl Associations {
         events: Arc<EventQueue>,
     ) -> Result<IoQueueGuard, ConnectRefusal> {
         let mut live = self.live();
-        let controller =
-            live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
-        let controller = controller.ok_or(ConnectRefusal::NoController)?;
-        if !controller.is_enabled {
-            return Err(ConnectRefusal::NotEnabled);
-        }
-        if qid == 0 || qid > MAX_IO_QUEUES {
-            return Err(ConnectRefusal::WrongQueue);
-        }
-        if controller.queues.iter().any(|taken| taken.qid == qid) {
-            return Err(ConnectRefusal::Taken);
-        }
+        let controller = live.joinable(host, cntlid, qid)?;
         controller.queues.push(IoQueueEntry { qid, hang_up, events });
         let (host_id, errors) = (controller.host.id, controller.errors.clone());
         Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
@@ -197,9 +192,11 @@ impl Associations {
         self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
     }
 
-    /// Identifiers of all controllers, in ascending order.
+    /// Identifiers of all controllers of authenticated hosts, in ascending order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
-        self.live().controllers.keys().copied().collect()
+        let live = self.live();
+        let proved = live.controllers.iter().filter(|(_, controller)| controller.is_authenticated);
+        proved.map(|(cntlid, _)| *cntlid).collect()
     }
 
     /// Queues an event for each controller.
@@ -227,6 +224,28 @@ impl Associations {
 }
 
 impl LiveControllers {
+    /// The controller of this host, if an I/O queue with this identifier may join it now.
+    fn joinable(
+        &mut self,
+        host: &HostIdentity,
+        cntlid: u16,
+        qid: u16,
+    ) -> Result<&mut Controller, ConnectRefusal> {
+        let controller =
+            self.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
+        let controller = controller.ok_or(ConnectRefusal::NoController)?;
+        if !controller.is_enabled {
+            return Err(ConnectRefusal::NotEnabled);
+        }
+        if qid == 0 || qid > MAX_IO_QUEUES {
+            return Err(ConnectRefusal::WrongQueue);
+        }
+        if controller.queues.iter().any(|taken| taken.qid == qid) {
+            return Err(ConnectRefusal::Taken);
+        }
+        Ok(controller)
+    }
+
     /// Whether the limits allow one more controller of an authenticated host. Others are bounded by
     /// the limit of unconnected connections.
     fn has_room_for(&self, host: &Nqn) -> bool {
