@@ -13,6 +13,7 @@ use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
 use crate::session::HangUp;
+use crate::volume_state::Registrant;
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +35,8 @@ struct LiveControllers {
 /// The state of a controller that all cores share.
 struct Controller {
     host: HostIdentity,
+    /// The host's identity in reservations.
+    registrant: Registrant,
     events: Arc<EventQueue>,
     /// Closes the admin queue's connection.
     hang_up: Option<HangUp>,
@@ -85,8 +88,8 @@ pub(crate) struct IoQueueGuard {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
-    /// Host identifier of the controller.
-    pub(crate) host_id: [u8; 16],
+    /// The controller's host, as a registrant.
+    pub(crate) registrant: Registrant,
     /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
@@ -138,8 +141,18 @@ impl Associations {
         let errors = Arc::<ErrorLog>::default();
         let log = errors.clone();
         let (is_enabled, is_over) = (false, false);
-        let controller =
-            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_authenticated };
+        let registrant = Registrant::of_nvme_host(host.nqn.as_str(), host.id);
+        let controller = Controller {
+            host,
+            registrant,
+            events,
+            hang_up,
+            errors: log,
+            queues,
+            is_enabled,
+            is_over,
+            is_authenticated,
+        };
         live.controllers.insert(cntlid, controller);
         Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
@@ -151,7 +164,7 @@ impl Associations {
     }
 
     /// Registers an I/O queue of a controller of this authenticated host. The registration carries
-    /// the host identifier of the admin queue.
+    /// the identity of the admin queue's host.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &HostIdentity,
@@ -163,8 +176,8 @@ impl Associations {
         let mut live = self.live();
         let controller = live.joinable(host, cntlid, qid)?;
         controller.queues.push(IoQueueEntry { qid, hang_up, events });
-        let (host_id, errors) = (controller.host.id, controller.errors.clone());
-        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
+        let (registrant, errors) = (controller.registrant.clone(), controller.errors.clone());
+        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, registrant, errors })
     }
 
     /// Refuses new connections and closes all existing ones.
@@ -204,17 +217,17 @@ impl Associations {
         self.live().controllers.values().for_each(|controller| controller.events.push(event()));
     }
 
-    /// Queues an event for each controller of a host.
-    pub(crate) fn notify_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    /// Queues an event for each controller of a registrant.
+    pub(crate) fn notify_host(&self, host: &Registrant, event: impl Fn() -> QueueEvent) {
         let live = self.live();
-        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        let own = live.controllers.values().filter(|controller| controller.registrant == *host);
         own.for_each(|controller| controller.events.push(event()));
     }
 
-    /// Queues an event for each I/O queue of a host.
-    pub(crate) fn notify_io_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    /// Queues an event for each I/O queue of a registrant.
+    pub(crate) fn notify_io_queues(&self, host: &Registrant, event: impl Fn() -> QueueEvent) {
         let live = self.live();
-        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        let own = live.controllers.values().filter(|controller| controller.registrant == *host);
         own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
     }
 
@@ -373,7 +386,7 @@ mod tests {
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(ConnectRefusal::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(ConnectRefusal::WrongQueue));
         let place = all.connect_io(&host(2), admin.cntlid, 1, None, EventQueue::new(None)).unwrap();
-        assert_eq!(place.host_id, host(1).id);
+        assert_eq!(place.registrant.nvme_host(), Some(host(1).id));
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::Taken));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));

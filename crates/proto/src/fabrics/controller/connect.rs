@@ -13,7 +13,7 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
 use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{Admissions, Registrant, RequiredAccess};
+use crate::volume_state::{Admissions, RequiredAccess};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -267,7 +267,7 @@ impl ClaimedIoQueue {
         let events = EventQueue::new(connection.notifier.clone());
         let hang_up = connection.hang_up.clone();
         let guard = subsystem.associations.connect_io(host, *cntlid, *qid, hang_up, events.clone())?;
-        let who = Registrant::of_nvme_host(guard.host_id);
+        let who = guard.registrant.clone();
         let mut queue = IoQueue {
             view: NamespaceView::default(),
             admissions: Admissions::new(std::iter::empty(), Some(&who)),
