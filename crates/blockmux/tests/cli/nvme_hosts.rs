@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::thread;
 
 const HOST: &str = "nqn.2026-11.test:host.of.ours";
@@ -154,23 +154,31 @@ fn hosts_without_the_secret_keep_no_queue_from_the_host_that_they_claim_to_be() 
     .unwrap();
     let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
     let url = daemon.nvme_place();
-    let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}&connections=2");
+    let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}&connections=2&ctrl_loss_tmo=5");
     let is_over = AtomicBool::new(false);
     let claims = AtomicUsize::new(0);
+    let first = RawNvme::admin(&url, HOST).unwrap();
+    // The host's controllers get the next numbers.
+    let next = AtomicU16::new(first.cntlid().wrapping_add(1));
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                let first = RawNvme::admin(&url, HOST).unwrap();
-                let mut held = VecDeque::new();
-                let mut last = first.cntlid();
-                while !is_over.load(Ordering::Relaxed) {
-                    // The host's controllers get the next numbers.
-                    let next = last..last.saturating_add(24);
-                    for (cntlid, qid) in next.flat_map(|cntlid| [(cntlid, 1), (cntlid, 2)]) {
-                        let Ok(claim) = first.join(qid, cntlid) else { continue };
+                let (mut attacker, mut held) = (first.unconnected(), VecDeque::new());
+                for tries in 1.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let of = next.load(Ordering::Relaxed);
+                    let numbers = (0..4).map(|more| of.wrapping_add(more));
+                    let mut queues = numbers.flat_map(|cntlid| [(cntlid, 1), (cntlid, 2)]);
+                    let found = queues.find(|(cntlid, qid)| attacker.become_queue(*qid, *cntlid).is_ok());
+                    if let Some((cntlid, _)) = found {
                         claims.fetch_add(1, Ordering::Relaxed);
-                        last = last.max(cntlid);
-                        held.push_back(claim);
+                        next.fetch_max(cntlid, Ordering::Relaxed);
+                    }
+                    // A connection without a queue is closed after 30 seconds.
+                    if found.is_some() || tries % 500 == 0 {
+                        held.push_back(std::mem::replace(&mut attacker, first.unconnected()));
                         held.drain(..held.len().saturating_sub(20));
                     }
                 }
