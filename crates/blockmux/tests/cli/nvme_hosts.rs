@@ -4,9 +4,12 @@ use crate::daemon::Daemon;
 use crate::program::{blockmux, text, without_notes};
 use crate::raw_nvme::RawNvme;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::thread;
 
 const HOST: &str = "nqn.2026-11.test:host.of.ours";
 const OTHER: &str = "nqn.2026-11.test:host.of.others";
@@ -132,4 +135,61 @@ fn a_flood_of_unauthenticated_hosts_does_not_exclude_authenticated_ones() {
     assert_eq!(flood.first_mut().unwrap().status(), None, "the oldest connection was closed");
     let grown = daemon.resident().saturating_sub(before);
     assert!(grown < 128 << 20, "{grown} bytes for {} connections", flood.len());
+}
+
+/// Without the secret they may know every name and guess every number.
+#[test]
+fn hosts_without_the_secret_keep_no_queue_from_the_host_that_they_claim_to_be() {
+    let files = tempfile::tempdir().unwrap();
+    let secret = key_file(files.path(), "secret", SECRET).display().to_string();
+    let config = files.path().join("blockmux.toml");
+    fs::write(
+        &config,
+        format!(
+            "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+             [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'disk' }}\n\
+             [[nvme_subsystem.host]]\nhostnqn = '{HOST}'\ndhchap_secret_file = '{secret}'\n"
+        ),
+    )
+    .unwrap();
+    let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
+    let url = daemon.nvme_place();
+    let proving = format!("{url}?hostnqn={HOST}&dhchap_secret_file={secret}&connections=2&ctrl_loss_tmo=5");
+    let is_over = AtomicBool::new(false);
+    let claims = AtomicUsize::new(0);
+    let first = RawNvme::admin(&url, HOST).unwrap();
+    // The host's controllers get the next numbers.
+    let next = AtomicU16::new(first.cntlid().wrapping_add(1));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let (mut attacker, mut held) = (first.unconnected(), VecDeque::new());
+                for tries in 1.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let of = next.load(Ordering::Relaxed);
+                    let numbers = (0..4).map(|more| of.wrapping_add(more));
+                    let mut queues = numbers.flat_map(|cntlid| [(cntlid, 1), (cntlid, 2)]);
+                    let found = queues.find(|(cntlid, qid)| attacker.become_queue(*qid, *cntlid).is_ok());
+                    if let Some((cntlid, _)) = found {
+                        claims.fetch_add(1, Ordering::Relaxed);
+                        next.fetch_max(cntlid, Ordering::Relaxed);
+                    }
+                    // A connection without a queue is closed after 30 seconds.
+                    if found.is_some() || tries % 500 == 0 {
+                        held.push_back(std::mem::replace(&mut attacker, first.unconnected()));
+                        held.drain(..held.len().saturating_sub(20));
+                    }
+                }
+            });
+        }
+        for round in 0..10 {
+            let output = blockmux(["copy", "--verify", "mem:4m", &proving]);
+            let is_done = output.status.success();
+            is_over.store(!is_done || round == 9, Ordering::Relaxed);
+            assert!(is_done, "round {round}: {}", text(&output.stderr));
+        }
+    });
+    assert!(claims.load(Ordering::Relaxed) > 0, "no attack met a controller");
 }

@@ -48,7 +48,22 @@ impl RawNvme {
         [admin, queue]
     }
 
+    /// The identifier of the queue's controller.
+    pub(crate) fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// A connection of the same host without a queue.
+    pub(crate) fn unconnected(&self) -> RawNvme {
+        RawNvme::open(self.place.clone(), &self.host)
+    }
+
     fn connect(place: Place, host: &str, qid: u16, cntlid: u16) -> Result<RawNvme, u16> {
+        let mut queue = RawNvme::open(place, host);
+        queue.become_queue(qid, cntlid).map(|()| queue)
+    }
+
+    fn open(place: Place, host: &str) -> RawNvme {
         let mut socket = TcpStream::connect(&place.address).unwrap();
         // ICReq, without digests.
         let mut request = [0; 128];
@@ -56,23 +71,29 @@ impl RawNvme {
         socket.write_all(&request).unwrap();
         socket.read_exact(&mut request).unwrap();
         assert_eq!(request[0], 1, "ICResp");
-        let mut queue = RawNvme { socket, place, host: host.to_owned(), cid: 0, cntlid };
-        let mut connect = queue.sqe(0x7f, 1);
+        RawNvme { socket, place, host: host.to_owned(), cid: 0, cntlid: 0 }
+    }
+
+    /// Sends Connect; returns the status if it is refused, after which another may follow.
+    pub(crate) fn become_queue(&mut self, qid: u16, cntlid: u16) -> Result<(), u16> {
+        let mut connect = self.sqe(0x7f, 1);
         connect[24..40].copy_from_slice(&sgl(1024, 1));
         connect[42..44].copy_from_slice(&qid.to_le_bytes());
         connect[44..46].copy_from_slice(&(ENTRIES - 1).to_le_bytes());
         let mut data = [0; 1024];
         // The host identifier is derived from the name.
-        data[..16].copy_from_slice(&host.as_bytes()[host.len() - 16..]);
+        data[..16].copy_from_slice(&self.host.as_bytes()[self.host.len() - 16..]);
         data[16..18].copy_from_slice(&cntlid.to_le_bytes());
-        data[256..256 + queue.place.nqn.len()].copy_from_slice(queue.place.nqn.as_bytes());
-        data[512..512 + host.len()].copy_from_slice(queue.host.as_bytes());
-        queue.capsule(&connect, &data);
-        let head = queue.pdu();
+        data[256..256 + self.place.nqn.len()].copy_from_slice(self.place.nqn.as_bytes());
+        data[512..512 + self.host.len()].copy_from_slice(self.host.as_bytes());
+        self.capsule(&connect, &data);
+        let head = self.pdu();
         assert_eq!(head[0], 5, "a response capsule");
-        queue.cntlid = u16::from_le_bytes([head[8], head[9]]);
         match status(&head) {
-            0 => Ok(queue),
+            0 => {
+                self.cntlid = u16::from_le_bytes([head[8], head[9]]);
+                Ok(())
+            }
             refused => Err(refused),
         }
     }

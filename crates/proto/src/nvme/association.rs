@@ -1,18 +1,19 @@
 //! Controllers and their queues, which may be on different cores (decision 13).
 //!
 //! An association is a host's controller with all of its queues. Its admin queue owns it; each I/O
-//! queue is registered in it. The registration is accessed when a queue connects, when the
-//! controller is enabled or disabled, and when a queue ends, but never for a command. The
-//! association ends with its admin queue: then the connections of all I/O queues are closed, on
-//! whatever core they are. The host gets no new controller of this subsystem before all of them
-//! have ended, because a late write of the old association could otherwise overwrite one of the new
-//! association.
+//! queue is registered in it once its host is authenticated (decision 69). The registration is
+//! accessed when a queue connects, when the controller is enabled or disabled, and when a queue
+//! ends, but never for a command. The association ends with its admin queue: then the connections
+//! of all I/O queues are closed, on whatever core they are. The host gets no new controller of this
+//! subsystem before all of them have ended, because a late write of the old association could
+//! otherwise overwrite one of the new association.
 
 use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
 use crate::session::HangUp;
+use crate::volume_state::Registrant;
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +35,8 @@ struct LiveControllers {
 /// The state of a controller that all cores share.
 struct Controller {
     host: HostIdentity,
+    /// The host's identity in reservations.
+    registrant: Registrant,
     events: Arc<EventQueue>,
     /// Closes the admin queue's connection.
     hang_up: Option<HangUp>,
@@ -85,8 +88,8 @@ pub(crate) struct IoQueueGuard {
     associations: Arc<Associations>,
     cntlid: u16,
     pub(crate) qid: u16,
-    /// Host identifier of the controller.
-    pub(crate) host_id: [u8; 16],
+    /// The controller's host, as a registrant.
+    pub(crate) registrant: Registrant,
     /// Error log of the controller.
     pub(crate) errors: Arc<ErrorLog>,
 }
@@ -138,14 +141,30 @@ impl Associations {
         let errors = Arc::<ErrorLog>::default();
         let log = errors.clone();
         let (is_enabled, is_over) = (false, false);
-        let controller =
-            Controller { host, events, hang_up, errors: log, queues, is_enabled, is_over, is_authenticated };
+        let registrant = Registrant::of_nvme_host(host.nqn.as_str(), host.id);
+        let controller = Controller {
+            host,
+            registrant,
+            events,
+            hang_up,
+            errors: log,
+            queues,
+            is_enabled,
+            is_over,
+            is_authenticated,
+        };
         live.controllers.insert(cntlid, controller);
         Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
     }
 
-    /// Registers an I/O queue of a controller of this host. The registration carries the host
-    /// identifier of the admin queue.
+    /// Whether [`Associations::connect_io`] would succeed now. Nothing is registered: a host that
+    /// still has to authenticate must not take a queue from the one that it claims to be.
+    pub(crate) fn check_io(&self, host: &HostIdentity, cntlid: u16, qid: u16) -> Result<(), ConnectRefusal> {
+        self.live().joinable(host, cntlid, qid).map(|_controller| ())
+    }
+
+    /// Registers an I/O queue of a controller of this authenticated host. The registration carries
+    /// the identity of the admin queue's host.
     pub(crate) fn connect_io(
         self: &Arc<Associations>,
         host: &HostIdentity,
@@ -155,21 +174,10 @@ impl Associations {
         events: Arc<EventQueue>,
     ) -> Result<IoQueueGuard, ConnectRefusal> {
         let mut live = self.live();
-        let controller =
-            live.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
-        let controller = controller.ok_or(ConnectRefusal::NoController)?;
-        if !controller.is_enabled {
-            return Err(ConnectRefusal::NotEnabled);
-        }
-        if qid == 0 || qid > MAX_IO_QUEUES {
-            return Err(ConnectRefusal::WrongQueue);
-        }
-        if controller.queues.iter().any(|taken| taken.qid == qid) {
-            return Err(ConnectRefusal::Taken);
-        }
+        let controller = live.joinable(host, cntlid, qid)?;
         controller.queues.push(IoQueueEntry { qid, hang_up, events });
-        let (host_id, errors) = (controller.host.id, controller.errors.clone());
-        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, host_id, errors })
+        let (registrant, errors) = (controller.registrant.clone(), controller.errors.clone());
+        Ok(IoQueueGuard { associations: self.clone(), cntlid, qid, registrant, errors })
     }
 
     /// Refuses new connections and closes all existing ones.
@@ -197,9 +205,11 @@ impl Associations {
         self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
     }
 
-    /// Identifiers of all controllers, in ascending order.
+    /// Identifiers of all controllers of authenticated hosts, in ascending order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
-        self.live().controllers.keys().copied().collect()
+        let live = self.live();
+        let proved = live.controllers.iter().filter(|(_, controller)| controller.is_authenticated);
+        proved.map(|(cntlid, _)| *cntlid).collect()
     }
 
     /// Queues an event for each controller.
@@ -207,17 +217,17 @@ impl Associations {
         self.live().controllers.values().for_each(|controller| controller.events.push(event()));
     }
 
-    /// Queues an event for each controller of a host.
-    pub(crate) fn notify_host(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    /// Queues an event for each controller of a registrant.
+    pub(crate) fn notify_host(&self, host: &Registrant, event: impl Fn() -> QueueEvent) {
         let live = self.live();
-        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        let own = live.controllers.values().filter(|controller| controller.registrant == *host);
         own.for_each(|controller| controller.events.push(event()));
     }
 
-    /// Queues an event for each I/O queue of a host.
-    pub(crate) fn notify_io_queues(&self, host: &[u8], event: impl Fn() -> QueueEvent) {
+    /// Queues an event for each I/O queue of a registrant.
+    pub(crate) fn notify_io_queues(&self, host: &Registrant, event: impl Fn() -> QueueEvent) {
         let live = self.live();
-        let own = live.controllers.values().filter(|controller| controller.host.id == *host);
+        let own = live.controllers.values().filter(|controller| controller.registrant == *host);
         own.flat_map(|controller| &controller.queues).for_each(|queue| queue.events.push(event()));
     }
 
@@ -227,6 +237,28 @@ impl Associations {
 }
 
 impl LiveControllers {
+    /// The controller of this host, if an I/O queue with this identifier may join it now.
+    fn joinable(
+        &mut self,
+        host: &HostIdentity,
+        cntlid: u16,
+        qid: u16,
+    ) -> Result<&mut Controller, ConnectRefusal> {
+        let controller =
+            self.controllers.get_mut(&cntlid).filter(|found| found.host.is_same(host) && !found.is_over);
+        let controller = controller.ok_or(ConnectRefusal::NoController)?;
+        if !controller.is_enabled {
+            return Err(ConnectRefusal::NotEnabled);
+        }
+        if qid == 0 || qid > MAX_IO_QUEUES {
+            return Err(ConnectRefusal::WrongQueue);
+        }
+        if controller.queues.iter().any(|taken| taken.qid == qid) {
+            return Err(ConnectRefusal::Taken);
+        }
+        Ok(controller)
+    }
+
     /// Whether the limits allow one more controller of an authenticated host. Others are bounded by
     /// the limit of unconnected connections.
     fn has_room_for(&self, host: &Nqn) -> bool {
@@ -354,7 +386,7 @@ mod tests {
         assert_eq!(connect(&host(1), admin.cntlid, 0), Err(ConnectRefusal::WrongQueue));
         assert_eq!(connect(&host(1), admin.cntlid, MAX_IO_QUEUES + 1), Err(ConnectRefusal::WrongQueue));
         let place = all.connect_io(&host(2), admin.cntlid, 1, None, EventQueue::new(None)).unwrap();
-        assert_eq!(place.host_id, host(1).id);
+        assert_eq!(place.registrant.nvme_host(), Some(host(1).id));
         assert_eq!(connect(&host(1), admin.cntlid, 1), Err(ConnectRefusal::Taken));
         drop(place);
         assert_eq!(connect(&host(1), admin.cntlid, 1), Ok(()));

@@ -1,8 +1,8 @@
 //! Reservation Register, Acquire, Release and Report (NVMe Base Specification, "Reservations").
 //!
 //! The reservation table belongs to the volume and is shared with SCSI (decision 12). Its terms and
-//! types are those of SPC, and this file translates them. A registrant is a host, by its 128-bit
-//! identifier, across all controllers and subsystems.
+//! types are those of SPC, and this file translates them. A registrant is a host, by its NQN and its
+//! 128-bit identifier (decision 70), across all controllers and subsystems.
 
 use super::NvmeOutcome;
 use super::io::IoStep;
@@ -139,7 +139,7 @@ impl ReservationCommand {
             data.slice(0, len).copy_to(field);
         }
         if let ReservationAction::Report { len } = self.wanted {
-            let mut report = self.volume_state.with_table(|table| report(&table.reservations));
+            let mut report = self.volume_state.with_table(|table| report(&table.reservations, &self.who));
             report.resize(len, 0);
             return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
@@ -250,8 +250,8 @@ fn shared_type(cdw10: u32) -> Option<SharedType> {
     TYPES.iter().find(|(own, _)| *own == kind).map(|(_, shared)| *shared)
 }
 
-/// The extended Reservation Status data structure.
-fn report(all: &Reservations) -> Vec<u8> {
+/// The extended Reservation Status data structure, as `reader` sees it.
+fn report(all: &Reservations, reader: &Registrant) -> Vec<u8> {
     let kind = all.reservation.as_ref().map(|reservation| reservation.kind);
     let rtype = TYPES.iter().find(|(_, shared)| Some(*shared) == kind).map_or(0, |(own, _)| own.0);
     let head = ReservationStatus {
@@ -270,7 +270,7 @@ fn report(all: &Reservations) -> Vec<u8> {
             cntlid: u16::MAX.into(),
             rcsts: if all.holds(&registration.who) { RCSTS_HOLDER } else { 0 },
             rkey: registration.key.into(),
-            hostid: host_identifier(&registration.who),
+            hostid: host_identifier(&registration.who, reader),
             ..RegistrantExtended::new_zeroed()
         };
         bytes.extend(registrant.as_bytes());
@@ -278,10 +278,12 @@ fn report(all: &Reservations) -> Vec<u8> {
     bytes
 }
 
-/// The host identifier in a report. SCSI initiator ports have longer names, so a hash is reported
-/// for them.
-fn host_identifier(who: &Registrant) -> [u8; 16] {
-    if let Some(host) = who.nvme_host() {
+/// The host identifier in a report. A hash is reported for SCSI initiator ports, whose names are
+/// longer, and for another host with the identifier of the `reader`, which would take that host's
+/// registration for its own.
+fn host_identifier(who: &Registrant, reader: &Registrant) -> [u8; 16] {
+    let own = reader.nvme_host().filter(|_| who != reader);
+    if let Some(host) = who.nvme_host().filter(|host| Some(*host) != own) {
         return host;
     }
     let hash = Sha256::new().chain_update(&who.initiator).chain_update(who.port.as_bytes()).finalize();

@@ -519,10 +519,9 @@ impl Watcher for NamespaceWatch {
             Change::Size => all.announce(|| QueueEvent::NamespaceChanged(nsid)),
             Change::Reservations { notices, aborts } => {
                 for (who, notice) in *notices {
-                    let Some(host) = who.nvme_host() else { continue };
-                    all.notify_host(&host, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
+                    all.notify_host(who, || QueueEvent::Reservation { nsid, kind: notification(*notice) });
                     if *aborts && *notice == Notice::RegistrationsPreempted {
-                        all.notify_io_queues(&host, || QueueEvent::Preempted(self.volume));
+                        all.notify_io_queues(who, || QueueEvent::Preempted(self.volume));
                     }
                 }
             }

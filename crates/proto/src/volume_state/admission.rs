@@ -168,6 +168,7 @@ impl Admission {
     pub(crate) fn new(volume_state: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
         let reservations = Cell::new(seen);
+        who.iter().for_each(|who| volume_state.adopt_record(who));
         let admission =
             Admission { counter: IoCounter::new(volume_state), who, reservations, complained_of: None };
         admission.refresh();

@@ -202,6 +202,21 @@ mod tests {
     }
 
     #[test]
+    fn an_nvme_host_keeps_its_nqn_and_identifier_in_an_image_and_in_a_snapshot() {
+        for nqn in ["nqn.2026-11.t:h", ""] {
+            let who = Registrant::of_nvme_host(nqn, [9; 16]);
+            let registrants = std::slice::from_ref(&who);
+            let mut all = Reservations::default();
+            all.register(&who, &Register { key: None, new_key: 5, registrants, persists: true }).unwrap();
+            assert_eq!(from_snapshot(&to_snapshot(&all)), Ok(all.clone()));
+            let mut restored = from_image(&to_image(&all)).unwrap();
+            assert_eq!(restored.key_of(&who), Some(5));
+            // It is no record of an earlier version, also without an NQN.
+            assert!(!restored.adopt_record_without_nqn(&Registrant::of_nvme_host("nqn.other", [9; 16])));
+        }
+    }
+
+    #[test]
     fn a_snapshot_restores_everything_whether_it_persists_or_not() {
         for persists in [true, false] {
             let all = Reservations { generation: 7, persists, ..example() };

@@ -362,6 +362,17 @@ impl VolumeState {
         Ok(ticket)
     }
 
+    /// Gives a host that may use the volume the record that an earlier version wrote for it.
+    pub(crate) fn adopt_record(&self, who: &Registrant) {
+        if self.with_table(|table| table.reservations.has_record_without_nqn(who)) {
+            // Nobody waits for the storage: without it, the next start adopts the record again.
+            let _ = self.change(false, |table| {
+                let is_adopted = table.reservations.adopt_record_without_nqn(who);
+                if is_adopted { Ok(Notices::new()) } else { Err(()) }
+            });
+        }
+    }
+
     /// Reverts the change with this ticket, which could not be stored, unless later changes build
     /// on it.
     pub(crate) fn take_back(&self, ticket: SaveTicket) {

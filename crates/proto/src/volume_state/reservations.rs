@@ -11,22 +11,29 @@ use std::sync::Arc;
 /// Identity of a registrant, which stays the same over a restart of either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registrant {
-    /// SCSI: TransportID of the initiator port; NVMe: host identifier.
+    /// SCSI: TransportID of the initiator port; NVMe: host identifier and host NQN.
     pub(crate) initiator: Arc<[u8]>,
     /// SCSI: name of the target port; empty for NVMe, which registers hosts and not paths.
     pub(crate) port: Arc<str>,
 }
 
 impl Registrant {
-    /// The identity of an NVMe host.
-    pub(crate) fn of_nvme_host(id: [u8; 16]) -> Registrant {
-        Registrant { initiator: id.into(), port: "".into() }
+    /// The identity of an NVMe host: both names, because authentication proves only the NQN
+    /// (decision 70). The NQN ends with a NUL, so a host without one differs from a record of an
+    /// earlier version, which has the identifier only.
+    pub(crate) fn of_nvme_host(nqn: &str, id: [u8; 16]) -> Registrant {
+        Registrant { initiator: [&id[..], nqn.as_bytes(), &[0]].concat().into(), port: "".into() }
     }
 
     /// The host identifier, if this is an NVMe host.
     pub(crate) fn nvme_host(&self) -> Option<[u8; 16]> {
         // A SCSI target port always has a name.
-        if self.port.is_empty() { (&*self.initiator).try_into().ok() } else { None }
+        if self.port.is_empty() { self.initiator.first_chunk().copied() } else { None }
+    }
+
+    /// Whether this is a record of an NVMe host without its NQN, as earlier versions wrote them.
+    fn lacks_nqn(&self) -> bool {
+        self.port.is_empty() && self.initiator.len() == size_of::<[u8; 16]>()
     }
 }
 
@@ -143,6 +150,28 @@ impl Reservations {
             true => self.key_of(who).is_some(),
             false => reservation.holder == *who,
         })
+    }
+
+    /// Whether a record of an earlier version stands for this NVMe host or another with its
+    /// identifier.
+    pub(crate) fn has_record_without_nqn(&self, who: &Registrant) -> bool {
+        let is_its = |other: &Registrant| other.lacks_nqn() && other.nvme_host() == who.nvme_host();
+        self.registrations.iter().any(|registration| is_its(&registration.who))
+    }
+
+    /// Gives the record of an earlier version to this NVMe host, unless it has its own; returns
+    /// whether there was one.
+    pub(crate) fn adopt_record_without_nqn(&mut self, who: &Registrant) -> bool {
+        if !self.has_record_without_nqn(who) || self.key_of(who).is_some() {
+            return false;
+        }
+        let id = who.nvme_host();
+        let recorded = self.registrations.iter_mut().map(|registration| &mut registration.who);
+        let holder = self.reservation.iter_mut().map(|reservation| &mut reservation.holder);
+        for record in recorded.chain(holder).filter(|record| record.lacks_nqn() && record.nvme_host() == id) {
+            record.clone_from(who);
+        }
+        true
     }
 
     pub(crate) fn key_of(&self, who: &Registrant) -> Option<u64> {

@@ -16,16 +16,33 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Records that a host has connected a queue and may use it.
     #[cold]
     pub(super) fn audit_login(&mut self) {
-        let event = match &self.queue {
-            Some(ConnectedQueue::Admin(admin)) => {
-                AuditEvent::Login(login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str()))
-            }
-            Some(ConnectedQueue::Io(queue)) => {
-                AuditEvent::Joined(login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str()))
-            }
-            None => return,
+        let Some(login) = self.claimed_login() else { return };
+        self.audit.push(match &self.queue {
+            Some(ConnectedQueue::Io(_)) => AuditEvent::Joined(login),
+            _ => AuditEvent::Login(login),
+        });
+    }
+
+    /// The host and subsystem of Connect, whether the host is authenticated or not.
+    fn claimed_login(&self) -> Option<Login> {
+        let (host, subsystem) = match self.queue.as_ref()? {
+            ConnectedQueue::Admin(admin) => (&admin.host.nqn, &*admin.subsystem),
+            ConnectedQueue::Claimed(claim) => (claim.host(), claim.subsystem()),
+            ConnectedQueue::Io(queue) => (queue.host(), &*queue.subsystem),
         };
-        self.audit.push(event);
+        Some(login::<T>(host.as_str(), subsystem.nqn.as_str()))
+    }
+
+    /// Records that an authenticated host gets no queue: it has too many controllers, or its
+    /// controller has ended or has the queue already.
+    #[cold]
+    pub(super) fn audit_not_entered(&mut self) {
+        let Some(login) = self.claimed_login() else { return };
+        let reason = match &self.queue {
+            Some(ConnectedQueue::Admin(_)) => "the host or the subsystem has too many controllers",
+            _ => "its controller ended during the authentication, or got the queue on another connection",
+        };
+        self.audit.push(AuditEvent::Refused { login, reason: reason.into() });
     }
 
     /// Records that Connect was refused.
@@ -52,15 +69,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Records that a host failed to authenticate.
     #[cold]
     pub(super) fn audit_failed_authentication(&mut self) {
-        let login = match &self.queue {
-            Some(ConnectedQueue::Admin(admin)) => {
-                login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())
-            }
-            Some(ConnectedQueue::Io(queue)) => {
-                login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str())
-            }
-            None => return,
-        };
+        let Some(login) = self.claimed_login() else { return };
         self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: wrong secret".into() });
     }
 

@@ -14,7 +14,7 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
 use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{Admissions, Registrant, RequiredAccess};
+use crate::volume_state::{Admissions, RequiredAccess};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -29,7 +29,20 @@ use zerocopy::{FromZeros, IntoBytes};
 /// The queue that a connection became.
 pub(super) enum ConnectedQueue {
     Admin(Box<AdminQueue>),
+    /// An I/O queue whose host still has to authenticate.
+    Claimed(Box<ClaimedIoQueue>),
     Io(IoQueue),
+}
+
+/// An I/O queue that Connect asked for. Only this connection knows it, so it takes nothing from the
+/// host that it claims to be; it enters the controller when that host is authenticated (decision
+/// 69).
+pub(super) struct ClaimedIoQueue {
+    subsystem: Arc<Subsystem>,
+    host: HostIdentity,
+    cntlid: u16,
+    qid: u16,
+    port: u16,
 }
 
 /// An I/O queue with everything that its commands need; the controller itself may be on another
@@ -83,7 +96,8 @@ impl HostConnection {
 /// The result of a successful Connect.
 pub(super) struct Connected {
     pub(super) queue: ConnectedQueue,
-    pub(super) events: Arc<EventQueue>,
+    /// Events from other cores; an I/O queue whose host has to authenticate gets none yet.
+    pub(super) events: Option<Arc<EventQueue>>,
     /// Present if the host has to authenticate before any other command.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) cntlid: u16,
@@ -161,30 +175,30 @@ pub(super) fn connect(
     };
     let (host, is_authenticated) =
         (HostIdentity { nqn: host, id: connect_data.hostid }, authenticator.is_none());
-    let events = EventQueue::new(notifier.clone());
-    let (queue, cntlid) = match command.qid.get() {
+    let name = host.nqn.clone();
+    let (queue, events, cntlid) = match command.qid.get() {
         0 => {
+            let events = EventQueue::new(notifier.clone());
             let host = (host, port, connection.sgls);
-            admin(
+            let (queue, cntlid) = admin(
                 node,
                 subsystem,
                 host,
                 (command, &connect_data),
                 (hang_up.clone(), &events, is_authenticated),
-            )?
+            )?;
+            (queue, Some(events), cntlid)
         }
-        qid => (
-            ConnectedQueue::Io(io(subsystem, (&host, port), qid, &connect_data, hang_up.clone(), &events)?),
-            connect_data.cntlid.get(),
-        ),
+        qid => {
+            let (subsystem, cntlid) = (subsystem.clone(), connect_data.cntlid.get());
+            let claim = ClaimedIoQueue { subsystem, host, cntlid, qid, port };
+            let (queue, events) = io(claim, is_authenticated, connection).map_err(no_io_queue)?;
+            (queue, events, cntlid)
+        }
     };
     // Checked again, because a host that was removed meanwhile had no controller yet that could
     // have been ended.
-    let name = match &queue {
-        ConnectedQueue::Admin(admin) => &admin.host.nqn,
-        ConnectedQueue::Io(io) => &io.host,
-    };
-    if !subsystem.admits(name) {
+    if !subsystem.admits(&name) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
@@ -214,35 +228,69 @@ fn admin(
     Ok((ConnectedQueue::Admin(Box::new(queue)), cntlid))
 }
 
+/// An I/O queue in its controller, or only the claim if its host still has to authenticate.
 fn io(
-    subsystem: &Arc<Subsystem>,
-    (host, port): (&HostIdentity, u16),
-    qid: u16,
-    connect_data: &ConnectData,
-    hang_up: Option<HangUp>,
-    events: &Arc<EventQueue>,
-) -> Result<IoQueue, NotConnected> {
-    let guard =
-        subsystem.associations.connect_io(host, connect_data.cntlid.get(), qid, hang_up, events.clone());
-    let guard = guard.map_err(|why| match why {
+    claim: ClaimedIoQueue,
+    is_authenticated: bool,
+    connection: &HostConnection,
+) -> Result<(ConnectedQueue, Option<Arc<EventQueue>>), ConnectRefusal> {
+    if is_authenticated {
+        let (queue, events) = claim.enter(connection)?;
+        return Ok((ConnectedQueue::Io(queue), Some(events)));
+    }
+    claim.check()?;
+    Ok((ConnectedQueue::Claimed(Box::new(claim)), None))
+}
+
+/// The refusal of an I/O queue.
+fn no_io_queue(why: ConnectRefusal) -> NotConnected {
+    match why {
         ConnectRefusal::NoController => without_dnr(invalid(offset_of!(ConnectData, cntlid), true)),
         ConnectRefusal::NotEnabled | ConnectRefusal::Taken => {
             without_dnr(refused(NvmeStatus::COMMAND_SEQUENCE_ERROR))
         }
         _ => invalid(offset_of!(Connect, qid), false),
-    })?;
-    let who = Registrant::of_nvme_host(guard.host_id);
-    let mut queue = IoQueue {
-        view: NamespaceView::default(),
-        admissions: Admissions::new(std::iter::empty(), Some(&who)),
-        origin: QueueOrigin { who, port },
-        counts: subsystem.traffic.counts(),
-        host: host.nqn.clone(),
-        subsystem: subsystem.clone(),
-        guard,
-    };
-    queue.refresh_view();
-    Ok(queue)
+    }
+}
+
+impl ClaimedIoQueue {
+    /// The host that the connection claims to be.
+    pub(super) fn host(&self) -> &Nqn {
+        &self.host.nqn
+    }
+
+    /// The subsystem of the queue.
+    pub(super) fn subsystem(&self) -> &Subsystem {
+        &self.subsystem
+    }
+
+    /// Whether the queue could enter its controller now.
+    fn check(&self) -> Result<(), ConnectRefusal> {
+        self.subsystem.associations.check_io(&self.host, self.cntlid, self.qid)
+    }
+
+    /// Enters the queue, whose host is authenticated, in its controller.
+    pub(super) fn enter(
+        &self,
+        connection: &HostConnection,
+    ) -> Result<(IoQueue, Arc<EventQueue>), ConnectRefusal> {
+        let ClaimedIoQueue { subsystem, host, cntlid, qid, port } = self;
+        let events = EventQueue::new(connection.notifier.clone());
+        let hang_up = connection.hang_up.clone();
+        let guard = subsystem.associations.connect_io(host, *cntlid, *qid, hang_up, events.clone())?;
+        let who = guard.registrant.clone();
+        let mut queue = IoQueue {
+            view: NamespaceView::default(),
+            admissions: Admissions::new(std::iter::empty(), Some(&who)),
+            origin: QueueOrigin { who, port: *port },
+            counts: subsystem.traffic.counts(),
+            host: host.nqn.clone(),
+            subsystem: subsystem.clone(),
+            guard,
+        };
+        queue.refresh_view();
+        Ok((queue, events))
+    }
 }
 
 impl IoQueue {

@@ -121,7 +121,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                     KeepAlive::set(&mut self.timers.keep_alive, admin.keep_alive(), self.timers.now);
                 }
                 self.queue = Some(queue);
-                self.events = Some(events);
+                self.events = events;
                 self.authenticator = authenticator;
                 self.timers.expect_message();
                 if self.is_authenticated() {
@@ -227,14 +227,33 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let (has_failed, is_done) = (authenticator.has_failed(), authenticator.is_done());
         self.stopping |= has_failed;
         let was_authenticated = self.connection.permit.is_none();
-        if is_done {
-            self.connection.permit = None;
-            self.stopping |= admin.is_some_and(|admin| !admin.guard.set_authenticated());
-        }
-        match (has_failed, is_done) {
+        let has_entered = is_done && self.enter_authenticated();
+        match (has_failed, has_entered) {
             (true, _) => self.audit_failed_authentication(),
             (_, true) if !was_authenticated => self.audit_login(),
             _ => {}
         }
+    }
+
+    /// Gives an authenticated host the queue that it asked for in Connect, unless limits or another
+    /// queue prevent that; then its connection ends. Returns whether the host has the queue.
+    fn enter_authenticated(&mut self) -> bool {
+        self.connection.permit = None;
+        let has_entered = match &self.queue {
+            Some(ConnectedQueue::Admin(admin)) => admin.guard.set_authenticated(),
+            Some(ConnectedQueue::Claimed(claim)) => match claim.enter(&self.connection) {
+                Ok((queue, events)) => {
+                    (self.queue, self.events) = (Some(ConnectedQueue::Io(queue)), Some(events));
+                    true
+                }
+                Err(_) => false,
+            },
+            Some(ConnectedQueue::Io(_)) | None => true,
+        };
+        if !has_entered {
+            self.stopping = true;
+            self.audit_not_entered();
+        }
+        has_entered
     }
 }

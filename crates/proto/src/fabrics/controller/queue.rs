@@ -617,7 +617,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let status = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => admin.guard.errors.add(0, sqe, outcome.status),
             Some(ConnectedQueue::Io(queue)) => queue.guard.errors.add(queue.guard.qid, sqe, outcome.status),
-            None => outcome.status,
+            Some(ConnectedQueue::Claimed(_)) | None => outcome.status,
         };
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);
         self.transport.complete(sqe, &NvmeOutcome { status, ..outcome.clone() }, sqhd);
@@ -839,7 +839,7 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
 
     #[inline]
     fn stage(&self) -> SessionStage {
-        if self.queue.is_some() { SessionStage::Established } else { SessionStage::Handshake }
+        if self.is_usable() { SessionStage::Established } else { SessionStage::Handshake }
     }
 
     fn owed(&self) -> Option<u64> {

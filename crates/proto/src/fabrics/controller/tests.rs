@@ -115,6 +115,7 @@ struct FabricsTestHost {
     cid: u16,
     /// The value of every byte of its host identifier.
     id: u8,
+    nqn: &'static str,
     now: Instant,
 }
 
@@ -126,7 +127,7 @@ impl FabricsTestHost {
 
     fn with_pool(node: &(Arc<NvmeNode>, Exports), pool: Pool) -> FabricsTestHost {
         let now = Instant::now();
-        FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, now }
+        FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, nqn: HOST, now }
     }
 
     /// A host on a connection to `local_ip` that `hang_up` closes.
@@ -164,9 +165,20 @@ impl FabricsTestHost {
 
     /// An I/O queue and its admin queue, of a host with this host identifier.
     fn io_of(node: &(Arc<NvmeNode>, Exports), id: u8) -> (FabricsTestHost, FabricsTestHost) {
-        let (admin, cntlid) = FabricsTestHost::admin_of(node, id);
-        let mut io = FabricsTestHost::new(node);
-        io.id = id;
+        FabricsTestHost::io_named(node, HOST, id)
+    }
+
+    /// An I/O queue and its admin queue, of a host with this NQN and host identifier.
+    fn io_named(
+        node: &(Arc<NvmeNode>, Exports),
+        nqn: &'static str,
+        id: u8,
+    ) -> (FabricsTestHost, FabricsTestHost) {
+        let [mut admin, mut io] = [(); 2].map(|()| FabricsTestHost { id, nqn, ..FabricsTestHost::new(node) });
+        let cqe = admin.connect(0, CNTLID_DYNAMIC, 0);
+        assert!(cqe.status.is_success());
+        admin.enable();
+        let cntlid = cqe.result.get() as u16;
         assert!(io.connect(1, cntlid, 0).status.is_success());
         (io, admin)
     }
@@ -192,7 +204,8 @@ impl FabricsTestHost {
 
     fn connect(&mut self, qid: u16, cntlid: u16, cattr: u8) -> Cqe {
         let (command, data) = connect(NQN, qid, cntlid, cattr);
-        let data = ConnectData { hostid: [self.id; 16], ..data };
+        let hostnqn = Nqn::new(self.nqn).unwrap().to_field();
+        let data = ConnectData { hostid: [self.id; 16], hostnqn, ..data };
         self.run(command, data.as_bytes()).1
     }
 

@@ -407,6 +407,10 @@ impl ConnectionTurn<'_> {
             Function::ABORT_TASK_SET => self.manage_unit(request, TaskManagement::AbortTaskSet),
             Function::CLEAR_TASK_SET => self.manage_unit(request, TaskManagement::ClearTaskSet),
             Function::LOGICAL_UNIT_RESET => self.manage_unit(request, TaskManagement::LogicalUnitReset),
+            // It would end the sessions of initiators whose units this one cannot reset.
+            Function::TARGET_COLD_RESET if !self.session.sees_all_units() => {
+                self.respond(itt, FunctionResponse::FUNCTION_AUTHORIZATION_FAILED);
+            }
             Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => {
                 self.cancel_early(request, |_| true);
                 self.reset_target(itt, function == Function::TARGET_COLD_RESET);

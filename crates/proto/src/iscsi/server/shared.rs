@@ -12,6 +12,7 @@ use super::full::WINDOW;
 use super::retained::SentResponse;
 use super::sequence::CommandWindow;
 use super::tasks::Tasks;
+use crate::exports::VolumeId;
 use crate::iscsi::login::failure::{LoginFailure, no_such_session, too_many_connections};
 use crate::iscsi::login::joinable::JoinableSession;
 use crate::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -22,7 +23,7 @@ use crate::iscsi::sessions::SessionRegistration;
 use crate::scsi::task_set::{TaskEvent, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus};
 use blockmux_volume::Waker;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 /// State of a session, without its connections.
@@ -217,6 +218,16 @@ impl SharedSession {
     /// Whether a later login of the initiator reinstates this session.
     pub(super) fn is_replaced(&self) -> bool {
         self.registration.as_ref().is_some_and(SessionRegistration::is_replaced)
+    }
+
+    /// Whether this initiator sees every logical unit that the target has for any initiator.
+    pub(super) fn sees_all_units(&self) -> bool {
+        let TargetSessionKind::Normal { target, access } = &self.kind else { return false };
+        // The target may have got further initiators or units since the login.
+        let current = self.node.targets().into_iter().find(|other| other.name == target.name);
+        let views = &current.as_ref().unwrap_or(target).access;
+        let own: HashSet<VolumeId> = access.target.units().map(|(_, volume, _)| volume).collect();
+        views.iter().flat_map(|view| view.target.units()).all(|(_, volume, _)| own.contains(&volume))
     }
 
     /// Whether the session has no other connection.

@@ -4,9 +4,10 @@ use super::*;
 use crate::computation::Job;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
 use crate::nvme::auth::{DhChapSecret, DhGroup};
-use crate::session::{ProtocolError, Target, Timed};
+use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::Waker;
+use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,12 +15,19 @@ use std::time::Duration;
 
 /// A subsystem with one host, which has secrets.
 fn guarded() -> (Arc<NvmeNode>, Exports) {
+    guarded_for(&["nqn.h"])
+}
+
+/// A subsystem with these hosts, which have the same secrets.
+fn guarded_for(hosts: &[&str]) -> (Arc<NvmeNode>, Exports) {
     let exports = Exports::new(vec![export("a")]);
     let volume_state = exports.volume_state(VolumeId(0)).unwrap().clone();
     let namespace = Namespace::new(1, VolumeId(0), volume_state, false, VolumeUuid::of_texts(&["a"]));
     let nqn = |name| Nqn::new(name).unwrap();
-    let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], vec![nqn("nqn.h")]);
-    let known = BTreeMap::from([(nqn("nqn.h"), secrets(None, Some(DhGroup::Ffdhe2048)))]);
+    let listed = hosts.iter().map(|host| nqn(host)).collect();
+    let subsystem = Subsystem::new(nqn(NQN), "machine", vec![namespace], listed);
+    let known: BTreeMap<_, _> =
+        hosts.iter().map(|host| (nqn(host), secrets(None, Some(DhGroup::Ffdhe2048)))).collect();
     let subsystem = Arc::new(subsystem.with_secrets(known));
     let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
     (Arc::new(NvmeNode::new(vec![subsystem], ports, "machine")), exports)
@@ -95,6 +103,88 @@ fn an_authenticated_host_may_use_each_queue() {
     // A host may authenticate again at any time.
     prove(&mut admin_queue);
     assert!(admin_queue.run(keep_alive, &[]).1.status.is_success());
+}
+
+/// An authenticated host's enabled controller, and its identifier.
+fn proved_admin(node: &(Arc<NvmeNode>, Exports)) -> (FabricsTestHost, u16) {
+    let (mut admin_queue, cqe) = connected(node, 0, CNTLID_DYNAMIC);
+    prove(&mut admin_queue);
+    admin_queue.enable();
+    (admin_queue, cqe.result.get() as u16)
+}
+
+#[test]
+fn a_host_without_the_secret_takes_no_queue_and_no_log_entry_of_the_host_that_it_claims_to_be() {
+    let node = guarded();
+    let (mut admin_queue, cntlid) = proved_admin(&node);
+    let read = nvm(NvmOpcode::READ, 1, 0, 1);
+    let claim = |qid| {
+        let (mut attacker, cqe) = connected(&node, qid, cntlid);
+        assert!(cqe.status.is_success(), "queue {qid}");
+        assert_eq!(refusal(&attacker.run(read, &[]).1), NvmeStatus::AUTHENTICATION_REQUIRED);
+        attacker
+    };
+    let mut attackers: Vec<_> = (1..=128).map(claim).collect();
+    let errors = |admin_queue: &mut FabricsTestHost| {
+        let log =
+            admin(AdminOpcode::GET_LOG_PAGE, 0, 15 << 16 | u32::from(LogPage::ERROR_INFORMATION.0), 0, 64);
+        admin_queue.run(log, &[]).0
+    };
+    assert_eq!(errors(&mut admin_queue)[..8], [0; 8], "no entry");
+    let mut queues = Vec::new();
+    for qid in [1, 2, 128] {
+        attackers.push(claim(qid));
+        let (mut io, cqe) = connected(&node, qid, cntlid);
+        assert!(cqe.status.is_success(), "queue {qid}");
+        attackers.push(claim(qid));
+        prove(&mut io);
+        assert!(io.run(read, &[]).1.status.is_success(), "queue {qid}");
+        // From now on it is the host's.
+        let (_, late) = connected(&node, qid, cntlid);
+        assert_eq!(late.status.status(), NvmeStatus::COMMAND_SEQUENCE_ERROR);
+        queues.push(io);
+    }
+    // The end of the attackers' connections frees nothing of the host.
+    drop(attackers);
+    for (io, qid) in queues.iter_mut().zip([1, 2, 128]) {
+        assert!(io.run(read, &[]).1.status.is_success());
+        assert!(!connected(&node, qid, cntlid).1.status.is_success());
+    }
+    drop(queues);
+    assert!(admin_queue.set_cc(0x0046_0060).status.is_success());
+    assert_eq!(admin_queue.csts(), 0, "no queue of others delays the reset");
+}
+
+#[test]
+fn of_two_connections_that_authenticate_for_one_queue_the_second_is_closed() {
+    let node = guarded();
+    let (_admin_queue, cntlid) = proved_admin(&node);
+    let [mut first, mut second] = [(); 2].map(|()| connected(&node, 1, cntlid).0);
+    prove(&mut first);
+    prove(&mut second);
+    assert!(second.is_closed() && !first.is_closed());
+    let read = nvm(NvmOpcode::READ, 1, 0, 1);
+    assert!(first.run(read, &[]).1.status.is_success());
+}
+
+#[test]
+fn a_queue_that_authenticates_after_its_controller_was_reset_is_closed() {
+    let node = guarded();
+    let (mut admin_queue, cntlid) = proved_admin(&node);
+    let (mut io, _) = connected(&node, 1, cntlid);
+    assert!(admin_queue.set_cc(0x0046_0060).status.is_success());
+    assert_eq!(admin_queue.csts(), 0, "the queue is not a part of the controller yet");
+    prove(&mut io);
+    assert!(io.is_closed());
+}
+
+#[test]
+fn a_connection_counts_as_established_once_its_host_is_authenticated() {
+    let node = guarded();
+    let (mut host, _) = connected(&node, 0, CNTLID_DYNAMIC);
+    assert_eq!(host.pump.session.stage(), SessionStage::Handshake);
+    prove(&mut host);
+    assert_eq!(host.pump.session.stage(), SessionStage::Established);
 }
 
 #[test]

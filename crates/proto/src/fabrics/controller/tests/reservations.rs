@@ -380,6 +380,86 @@ fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
     assert_eq!(report(&mut io)[9], 0);
 }
 
+const THIEF: &str = "nqn.2026-11.com.example:thief";
+
+/// The host identifiers of a report.
+fn identifiers(host: &mut FabricsTestHost) -> Vec<[u8; 16]> {
+    let page = report(host);
+    page[64..].chunks(64).take(page[5].into()).map(|entry| entry[16..32].try_into().unwrap()).collect()
+}
+
+#[test]
+fn another_host_with_the_identifier_of_the_holder_is_another_registrant() {
+    let node = node();
+    let (mut holder, mut holder_admin) = FabricsTestHost::io_of(&node, 1);
+    let (mut thief, _thief_admin) = FabricsTestHost::io_named(&node, THIEF, 1);
+    assert_eq!(register(&mut holder, REGISTER, [0, 7]), OK);
+    assert_eq!(acquire(&mut holder, 0, 1, [7, 0]), OK);
+    assert_eq!(access(&mut thief), [true, false]);
+    assert_eq!(release(&mut thief, 0, 1, 7), CONFLICT);
+    assert_eq!(release(&mut thief, CLEAR, 0, 7), CONFLICT);
+    assert_eq!(register(&mut thief, UNREGISTER | IEKEY, [7, 0]), CONFLICT);
+    assert_eq!(access(&mut holder), [true; 2]);
+    // As a registrant of its own it may preempt the holder, who learns of it.
+    let mut event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
+    holder_admin.send(&mut event, &[]);
+    assert_eq!(register(&mut thief, REGISTER, [0, 8]), OK);
+    assert_eq!(acquire(&mut thief, PREEMPT, 1, [8, 7]), OK);
+    assert_eq!((access(&mut holder), access(&mut thief)), ([true, false], [true; 2]));
+    holder_admin.pump.turn();
+    assert_eq!(holder_admin.end_of(event).1.result.get(), 0x80_0006);
+}
+
+#[test]
+fn a_host_that_registers_the_identifier_of_another_first_does_not_keep_it_out() {
+    let node = node();
+    let (mut thief, _thief_admin) = FabricsTestHost::io_named(&node, THIEF, 1);
+    assert_eq!(register(&mut thief, REGISTER, [0, 8]), OK);
+    let (mut owner, _owner_admin) = FabricsTestHost::io_of(&node, 1);
+    assert_eq!(register(&mut owner, REGISTER, [0, 7]), OK);
+    assert_eq!(acquire(&mut owner, 0, 2, [7, 0]), OK);
+    assert_eq!((access(&mut owner), access(&mut thief)), ([true; 2], [false; 2]));
+    // Each reads its identifier for its own registration only.
+    let (of_owner, of_thief) = (identifiers(&mut owner), identifiers(&mut thief));
+    assert_eq!((of_owner[1], of_thief[0]), ([1; 16], [1; 16]));
+    assert!(of_owner[0] != [1; 16] && of_thief[1] != [1; 16]);
+    // Nobody else can confuse them.
+    let (mut other, _other_admin) = FabricsTestHost::io_of(&node, 2);
+    assert_eq!(identifiers(&mut other), [[1; 16]; 2]);
+}
+
+/// Earlier versions stored only the host identifier.
+#[test]
+fn a_record_without_an_nqn_goes_to_the_first_host_with_its_identifier() {
+    let store = Arc::new(MemoryStore::default());
+    let serve_image = |image: &[u8]| {
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
+        let volume_state = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
+        let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
+        let other = super::export("b");
+        let other_state = VolumeState::new(other.volume.clone());
+        serve(Exports::with_states(vec![(export, volume_state), (other, other_state)]))
+    };
+    // Exclusive Access, held by the host with the key 7.
+    let mut body = [0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 16].to_vec();
+    body.extend([1; 16]);
+    let sum = blockmux_volume::Crc32c::of(&body).value().to_be_bytes();
+    let old = [&b"bmux-pr\x01"[..], &sum, &body].concat();
+    for image in [old, Vec::new()] {
+        // The second time, the image that the first run has stored.
+        let is_old = !image.is_empty();
+        let image = if is_old { image } else { store.0.lock().unwrap().image.clone() };
+        let node = serve_image(&image);
+        let thief = (!is_old).then(|| FabricsTestHost::io_named(&node, THIEF, 1));
+        let (mut owner, _owner_admin) = FabricsTestHost::io_of(&node, 1);
+        assert_eq!(access(&mut owner), [true; 2]);
+        assert_eq!(identifiers(&mut owner), [[1; 16]]);
+        let (mut thief, _thief_admin) = thief.unwrap_or_else(|| FabricsTestHost::io_named(&node, THIEF, 1));
+        assert_eq!(access(&mut thief), [false; 2], "old: {is_old}");
+        assert_eq!(access(&mut owner), [true; 2]);
+    }
+}
+
 /// A SCSI initiator of the volume of namespace 1.
 fn scsi(node: &(Arc<NvmeNode>, Exports)) -> TestNexus {
     let volume_state = node.1.volume_state(VolumeId(0)).unwrap();

@@ -549,3 +549,70 @@ fn session_wide_keys_are_irrelevant_to_another_connection() {
         assert_eq!(response.value(key), "Irrelevant");
     }
 }
+
+/// Logs in with CHAP, to the session with this TSIH as this CID; returns the last response unless the
+/// target refuses the secret.
+fn authenticate(
+    initiator: &mut ScriptedInitiator,
+    (tsih, cid): (u16, u16),
+    secret: &str,
+) -> Option<TargetPdu> {
+    let request = |flags| IscsiLoginRequest { flags, ..join_request(tsih, cid) };
+    let algorithm = ChapAlgorithm::Sha256;
+    let mut say = |flags, text: &[u8]| initiator.exchange(&request(flags), text).pop();
+    say(0x00, format!("{}AuthMethod=CHAP\0", names()).as_bytes())?;
+    let challenge = say(0x00, format!("CHAP_A={}\0", algorithm.number()).as_bytes())?;
+    let bytes = text::parse_binary(&challenge.value("CHAP_C"), 1024).unwrap();
+    let identifier = challenge.value("CHAP_I").parse().unwrap();
+    let mut out = text::TextBuilder::default();
+    out.push("CHAP_N", "user");
+    let response = algorithm.response(identifier, credentials("user", secret).secret(), &bytes);
+    out.push_binary("CHAP_R", &response);
+    say(0x83, out.as_bytes())
+}
+
+/// An attacker who knows everything about a session but the secret of its initiator.
+#[test]
+fn a_login_that_does_not_authenticate_takes_nothing_from_the_session_whose_isid_tsih_and_cid_it_names() {
+    let scene = Scene::with(node(Some(mutual_chap())));
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let counted = cuts.clone();
+    let hang_up = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let mut victim = scene.connect(1);
+    let permit = scene.node.begin_login().unwrap();
+    let (pool, now) = (Pool::new(usize::MAX), Instant::now());
+    victim.pump.session = IscsiTargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now)
+        .admitted(permit, String::new(), hang_up);
+    let response = authenticate(&mut victim, (0, 7), "initiator-secret").expect("it knows the secret");
+    let tsih = response.as_a::<IscsiLoginResponse>().tsih.get();
+    assert!(tsih != 0);
+    assert_eq!(sense(&scene.command(&mut victim, 0, &[0; 6], None, None)[0]), (6, 0x2900));
+    let mut attackers = Vec::new();
+    for (tsih, cid) in [(0, 7), (tsih, 7), (tsih, 8)] {
+        for stage in [0x00, 0x81, 0x83] {
+            // It names the session and stays in the security stage, or asks to leave it.
+            let mut attacker = scene.connect(1);
+            let request = IscsiLoginRequest { flags: stage, ..join_request(tsih, cid) };
+            let text = format!("{}AuthMethod=CHAP\0", names());
+            let _ = attacker.send(&request, text.as_bytes());
+            attackers.push(attacker);
+            // It skips the security stage.
+            let mut attacker = scene.connect(1);
+            let request = IscsiLoginRequest { flags: 0x87, ..join_request(tsih, cid) };
+            attacker.send(&request, names().as_bytes()).unwrap_err();
+            attackers.push(attacker);
+        }
+        let mut attacker = scene.connect(1);
+        assert!(authenticate(&mut attacker, (tsih, cid), "guess").is_none());
+        attackers.push(attacker);
+        assert!(victim.turn().is_empty() && !victim.is_closed());
+        assert_good(&scene.command(&mut victim, 0, &write10(0, 1), None, Some(&[7; 512]))[0]);
+    }
+    drop(attackers);
+    assert!(victim.turn().is_empty());
+    let [read] = scene.command(&mut victim, 0, &read10(0, 1), Some(512), None).try_into().unwrap();
+    assert_eq!(read.data, [7; 512]);
+    assert_eq!(cuts.load(Ordering::Relaxed), 0, "nothing has closed the victim's connection");
+}

@@ -350,6 +350,40 @@ fn a_cold_reset_ends_the_session() {
 }
 
 #[test]
+fn a_cold_reset_is_refused_to_an_initiator_that_does_not_see_every_unit_of_the_target() {
+    let (open, exports) = node(None);
+    let mut target = (*open.targets()[0]).clone();
+    let whole = target.access[0].target.clone();
+    let few = scsi::ScsiTarget::new(TARGET, Vec::new());
+    let (_, volume, unit) = whole.units().next().unwrap();
+    let few = Arc::new(few.with_unit(0, volume, unit));
+    let name = Some(Name::new(INITIATOR).unwrap());
+    target.access.insert(0, IscsiAccess { initiator: name, chap: None, target: few });
+    let node = (Arc::new(IscsiNode::new(vec![target])), exports);
+    let [mut confined, mut other] = [INITIATOR, "iqn.2026-11.com.example:other"].map(|name| {
+        let mut initiator = ScriptedInitiator::connect_to(node.clone(), Pool::new(usize::MAX));
+        initiator.enter_as(name, "");
+        assert_eq!(sense(&initiator.command(0, &[0; 6], None, None)[0]), (6, 0x2900));
+        initiator
+    });
+    let ask = |initiator: &mut ScriptedInitiator, function| {
+        let [answer] = initiator.exchange(&management(function, 0, 0), b"").try_into().unwrap();
+        function_response(&answer)
+    };
+    let refused = FunctionResponse::FUNCTION_AUTHORIZATION_FAILED;
+    assert_eq!(ask(&mut confined, Function::TARGET_COLD_RESET), refused);
+    assert!(!confined.is_closed());
+    assert_good(&other.command(0, &[0; 6], None, None)[0]);
+    // A warm reset concerns the units that the initiator sees, as LOGICAL UNIT RESET does.
+    assert_eq!(ask(&mut confined, Function::TARGET_WARM_RESET), FunctionResponse::FUNCTION_COMPLETE);
+    assert_eq!(sense(&other.command(0, &[0; 6], None, None)[0]), (6, 0x2903));
+    assert_eq!(sense(&other.command(1, &[0; 6], None, None)[0]), (6, 0x2900), "of its login");
+    assert_good(&other.command(1, &[0; 6], None, None)[0]);
+    assert_eq!(ask(&mut other, Function::TARGET_COLD_RESET), FunctionResponse::FUNCTION_COMPLETE);
+    assert!(other.is_closed());
+}
+
+#[test]
 fn unsupported_functions_are_answered_as_such() {
     let mut initiator = ScriptedInitiator::log_in("");
     let mut ask = |function, lun| {
