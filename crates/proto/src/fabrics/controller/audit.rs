@@ -16,16 +16,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Records that a host has connected a queue and may use it.
     #[cold]
     pub(super) fn audit_login(&mut self) {
-        let event = match &self.queue {
-            Some(ConnectedQueue::Admin(admin)) => {
-                AuditEvent::Login(login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str()))
-            }
-            Some(ConnectedQueue::Io(queue)) => {
-                AuditEvent::Joined(login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str()))
-            }
-            None => return,
-        };
-        self.audit.push(event);
+        let Some(queue) = &self.queue else { return };
+        let login = login::<T>(queue.host().as_str(), queue.subsystem().nqn.as_str());
+        self.audit.push(match queue {
+            ConnectedQueue::Admin(_) => AuditEvent::Login(login),
+            ConnectedQueue::Io(_) => AuditEvent::Joined(login),
+        });
     }
 
     /// Records that Connect was refused.
@@ -52,16 +48,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Records that a host failed to authenticate.
     #[cold]
     pub(super) fn audit_failed_authentication(&mut self) {
-        let login = match &self.queue {
-            Some(ConnectedQueue::Admin(admin)) => {
-                login::<T>(admin.host.nqn.as_str(), admin.subsystem.nqn.as_str())
-            }
-            Some(ConnectedQueue::Io(queue)) => {
-                login::<T>(queue.host().as_str(), queue.subsystem.nqn.as_str())
-            }
-            None => return,
-        };
-        self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: wrong secret".into() });
+        let Some(queue) = &self.queue else { return };
+        let login = login::<T>(queue.host().as_str(), queue.subsystem().nqn.as_str());
+        let failure = self.authenticator.as_ref().map_or("", |authenticator| authenticator.failure_reason());
+        self.audit
+            .push(AuditEvent::Refused { login, reason: format!("DH-HMAC-CHAP failed: {failure}").into() });
     }
 
     /// Records a shutdown that the host requested by Property Set.

@@ -73,7 +73,8 @@ pub(super) struct HostConnection {
 pub(super) struct Connected {
     pub(super) queue: ConnectedQueue,
     pub(super) events: Arc<EventQueue>,
-    /// Present if the host has to authenticate before any other command.
+    /// Present if the host can authenticate; unless it is done, the host has to before any other
+    /// command.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) cntlid: u16,
     /// Number of entries of the submission queue.
@@ -133,23 +134,23 @@ pub(super) fn connect(
     let is_authenticated = secured.is_some_and(TlsPsk::is_generated);
     let authenticator = match (subsystem.secrets_of(&host), *seed) {
         (None, _) => None,
-        _ if is_authenticated => None,
+        (Some(_), None) if is_authenticated => None,
         // Authentication is not possible without random numbers.
         (Some(_), None) => return Err(refused(NvmeStatus::INTERNAL_ERROR)),
-        (Some(secrets), Some(seed)) => {
-            let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
-            let authenticator = Authenticator::new(secrets, host, subsystem, seed);
+        (Some(_), Some(seed)) => {
+            let authenticator = Authenticator::new(host.as_str(), subsystem.nqn.as_str(), seed);
             // PSKs are generated on admin queues only, which hosts can reconnect with them.
             let sc_c = match secured {
                 _ if command.qid.get() != 0 || node.secure_channel() == SecureChannel::None => SC_C_NONE,
                 None => SC_C_NEW_TLS_PSK,
                 Some(_) => SC_C_REPLACE_TLS_PSK,
             };
-            Some(Box::new(authenticator.with_secure_channel(sc_c)))
+            let authenticator = authenticator.with_secure_channel(sc_c);
+            Some(Box::new(if is_authenticated { authenticator.authenticated() } else { authenticator }))
         }
     };
-    let (host, is_authenticated) =
-        (HostIdentity { nqn: host, id: connect_data.hostid }, authenticator.is_none());
+    let is_authenticated = authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done());
+    let host = HostIdentity { nqn: host, id: connect_data.hostid };
     let events = EventQueue::new(notifier.clone());
     let (queue, cntlid) = match command.qid.get() {
         0 => {
@@ -169,11 +170,7 @@ pub(super) fn connect(
     };
     // Checked again, because a host that was removed meanwhile had no controller yet that could
     // have been ended.
-    let name = match &queue {
-        ConnectedQueue::Admin(admin) => &admin.host.nqn,
-        ConnectedQueue::Io(io) => &io.host,
-    };
-    if !subsystem.admits(name) {
+    if !subsystem.admits(queue.host()) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
@@ -234,12 +231,24 @@ fn io(
     Ok(queue)
 }
 
-impl IoQueue {
+impl ConnectedQueue {
     /// The host that owns this queue.
     pub(super) fn host(&self) -> &Nqn {
-        &self.host
+        match self {
+            ConnectedQueue::Admin(admin) => &admin.host.nqn,
+            ConnectedQueue::Io(io) => &io.host,
+        }
     }
 
+    pub(super) fn subsystem(&self) -> &Arc<Subsystem> {
+        match self {
+            ConnectedQueue::Admin(admin) => &admin.subsystem,
+            ConnectedQueue::Io(io) => &io.subsystem,
+        }
+    }
+}
+
+impl IoQueue {
     /// Refreshes the view of the namespaces if they have changed.
     #[inline]
     pub(super) fn refresh_view_if_changed(&mut self) {
