@@ -48,6 +48,7 @@ mod raw_nvme;
 mod reconnect;
 mod reload;
 mod remote_servers;
+mod rotation;
 mod serve;
 mod service;
 mod slices;
