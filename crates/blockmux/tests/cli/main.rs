@@ -37,6 +37,7 @@ mod nvme;
 mod nvme_hostile;
 mod nvme_hosts;
 mod nvme_rdma;
+mod nvme_spdk;
 mod nvme_tls;
 mod one_volume;
 mod privileges;
