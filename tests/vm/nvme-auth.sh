@@ -64,3 +64,28 @@ for terms in 'sha384 ffdhe2048' 'sha512 ffdhe3072' 'sha256 ffdhe4096'; do
   disconnect $controller
   host stop target
 done
+
+# After blktests nvme/045. Linux authenticates every queue again when a secret is written, and logs it for the first.
+check a_connected_host_authenticates_again_with_secrets_that_were_replaced
+# authenticated TIMES HASH GROUP
+authenticated() { [ "$(dmesg | grep -c "authenticated with hash hmac($2) dhgroup $3")" = "$1" ]; }
+serve_guarded sha256 ffdhe2048
+connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=2
+keys=/sys/class/nvme/$controller
+within 60 authenticated 1 sha256 ffdhe2048
+echo "$own" >"$keys/dhchap_secret"
+within 60 authenticated 2 sha256 ffdhe2048
+host run "echo '$other' >own; blockmux ctl control read-keys $NQN"
+echo "$other" >"$keys/dhchap_secret"
+within 60 authenticated 3 sha256 ffdhe2048
+renewed=$(nvme gen-dhchap-key --hmac=1 --nqn=$NQN)
+host run "echo '$renewed' >targets; blockmux ctl control read-keys $NQN"
+echo "$renewed" >"$keys/dhchap_ctrl_secret"
+within 60 authenticated 4 sha256 ffdhe2048
+host run "sed -i 's/sha256/sha512/; s/ffdhe2048/ffdhe3072/' blockmux.toml; blockmux ctl control reload"
+echo "$other" >"$keys/dhchap_secret"
+within 60 authenticated 1 sha512 ffdhe3072
+verified_io "$(disk_of $controller 1)"
+disconnect $controller
+host stop target
+no_kernel_warnings

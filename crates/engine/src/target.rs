@@ -233,9 +233,10 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
 }
 
 impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
-    /// The listener's protocol.
+    /// The protocol of the connection, as its listener or its first bytes tell.
     fn protocol(&self) -> &'static str {
-        self.permit.as_ref().map_or("", Permit::protocol)
+        let of_listener = || self.permit.as_ref().map_or("", Permit::protocol);
+        self.session.protocol().unwrap_or_else(of_listener)
     }
 
     /// Progress counter: requests received and outboxes sent.

@@ -155,6 +155,7 @@ fn endpoint_at(address: &Address) -> IscsiEndpoint {
         target: target_name("disk"),
         lun: Lun::new(0),
         chap: None,
+        current_chap: None,
         proposal: default_proposal(),
         connections: 2,
         reconnect_timeout: TIMEOUT,

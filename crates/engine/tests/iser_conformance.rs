@@ -57,6 +57,7 @@ impl Target {
             target: target_name(export),
             lun: Lun::new(0),
             chap: None,
+            current_chap: None,
             proposal,
             connections,
             reconnect_timeout: TIMEOUT,

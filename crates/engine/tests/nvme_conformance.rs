@@ -9,7 +9,7 @@ use blockmux_engine::file::{FileOptions, FileVolume};
 use blockmux_engine::initiator::nvme::{
     NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect, namespaces,
 };
-use blockmux_engine::initiator::{GeneratedKeys, Policy};
+use blockmux_engine::initiator::{CurrentSecrets, GeneratedKeys, Policy};
 use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::reactor::PollPolicy;
@@ -85,6 +85,7 @@ impl Target {
             timeout: Some(TIMEOUT),
             tls_key: None,
             tls_identity: None,
+            identity_order: Arc::default(),
             ktls: true,
             generated_keys: None,
         }
@@ -147,7 +148,11 @@ fn a_ram_volume_conforms_over_rdma_with_authentication() {
     let stranger = target.endpoint_over(OverIwarp::default());
     let refused = connect(stranger.clone()).err().expect("the host is not authenticated").to_string();
     assert!(refused.contains("secret"), "{refused}");
-    conforms_at(&NvmeEndpoint { secrets: Some(Arc::new(both_secrets())), queues: 2, ..stranger });
+    conforms_at(&NvmeEndpoint {
+        secrets: Some(CurrentSecrets::fixed(both_secrets())),
+        queues: 2,
+        ..stranger
+    });
 }
 
 #[test]
@@ -178,7 +183,7 @@ fn a_ram_volume_conforms_over_two_paths_and_over_tls() {
     let keyring = Keyring::default();
     keyring.insert(&key.retained(&nqn(HOST)), &nqn(HOST), &nqn(SUBSYSTEM), Instant::now());
     let target = Target::of(ram(), None, |node| node.with_tls(Arc::new(keyring), SecureChannel::Required));
-    conforms_at(&NvmeEndpoint { tls_key: Some(key), queues: 2, ..target.endpoint() });
+    conforms_at(&NvmeEndpoint { tls_key: Some(CurrentSecrets::fixed(key)), queues: 2, ..target.endpoint() });
 }
 
 #[test]
@@ -187,7 +192,7 @@ fn a_ram_volume_conforms_with_generated_tls_keys_that_its_channels_share() {
     let tls = |node: NvmeNode| node.with_tls(Arc::default(), SecureChannel::NotRequired);
     let target = Target::of(ram(), Some(secrets.clone()), tls);
     let generated_keys = Some(Arc::new(GeneratedKeys::default()));
-    let secrets = Some(Arc::new(secrets));
+    let secrets = Some(CurrentSecrets::fixed(secrets));
     let further = vec![target.address.clone()];
     conforms_at(&NvmeEndpoint { secrets, generated_keys, further, queues: 2, ..target.endpoint() });
 }

@@ -9,6 +9,7 @@ mod nvme_sides;
 mod scenarios;
 mod seeds;
 
+use blockmux_engine::initiator::CurrentSecrets;
 use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::secure::Secure;
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, SystemTls};
@@ -78,7 +79,7 @@ impl Protocol for Nvme {
 
     fn dialer(&self, address: &Address) -> NvmeDialer {
         let HostParameters { digests, entries, queues } = self.parameters;
-        let tls_key = self.tls_key.clone();
+        let tls_key = self.tls_key.clone().map(CurrentSecrets::fixed);
         let over = NvmeOverTcp { digests };
         dialer(NvmeEndpoint { over, entries, queues, tls_key, ..endpoint(std::slice::from_ref(address)) })
     }

@@ -208,6 +208,11 @@ pub trait Target: Timed {
     /// The maximum number of I/O in flight.
     fn depth(&self) -> u32;
 
+    /// The protocol of the session, if its listener serves several; `None`: that of the listener.
+    fn protocol(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The next I/O and its volume. Tags are unique among the session's I/O in flight.
     fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
 

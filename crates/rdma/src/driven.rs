@@ -151,6 +151,10 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
 }
 
 impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
+    fn protocol(&self) -> Option<&'static str> {
+        self.session.protocol()
+    }
+
     fn depth(&self) -> u32 {
         self.session.depth()
     }

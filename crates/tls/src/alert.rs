@@ -45,6 +45,19 @@ pub(crate) fn received(code: Option<u8>, was_open: bool, kind: CredentialKind) -
 }
 
 impl TlsError {
+    /// Whether a server may have ended the handshake because it does not know the first identity
+    /// that it was offered. OpenSSL sends the alert internal_error then, GnuTLS none.
+    #[must_use]
+    pub fn may_be_about_the_identity(&self) -> bool {
+        match self {
+            TlsError::Alert { name, .. } => {
+                ["unknown_psk_identity", "internal_error", "handshake_failure"].contains(&name.as_str())
+            }
+            TlsError::Disconnected => true,
+            _ => false,
+        }
+    }
+
     /// Level and description of the alert to send to the peer, once records are protected; `None`
     /// if the peer did not violate the protocol.
     #[must_use]

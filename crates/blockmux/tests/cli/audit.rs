@@ -6,7 +6,8 @@ use crate::program::{BLOCKMUX, blockmux};
 use crate::raw_client::RawClient;
 use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
 use rustix::process::Signal;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Read, Write};
+use std::net::TcpStream;
 use std::thread;
 
 const INITIATOR: &str = "iqn.2026-11.com.example:host";
@@ -104,6 +105,27 @@ fn nvme_sessions_are_logged_with_host_names() {
     let line = daemon.log_line("refused");
     assert!(line.starts_with("WARN login refused: Connect names no subsystem of this port"), "{line}");
     assert!(line.ends_with(&format!("target=\"{}\"", target.replace("disk0", "other"))), "{line}");
+}
+
+#[test]
+fn a_connection_that_ends_before_its_login_is_logged_with_the_protocol_that_it_began() {
+    for (listener, over_tcp, over_rdma) in
+        [("--nvme-tcp", "nvme-tcp", "nvme-rdma"), ("--iscsi", "iscsi", "iser")]
+    {
+        let mut daemon = Daemon::serve(&["mem:1m", listener, "127.0.0.1:0"]);
+        let scheme = over_tcp.replace('-', "+");
+        let url = daemon.urls_of(&scheme).remove(0);
+        let address = url.split('/').nth(2).unwrap();
+        // A PDU of no known type; an MPA request of no known revision and too much private data.
+        for (protocol, begin) in
+            [(over_tcp, &[0xff; 128][..]), (over_rdma, b"MPA ID Req Frame\x40\xff\xff\xff")]
+        {
+            let mut peer = TcpStream::connect(address).unwrap();
+            peer.write_all(begin).unwrap();
+            let line = daemon.log_line("refused");
+            assert!(line.contains(&format!("protocol=\"{protocol}\" peer=\"127.0.0.1:")), "{line}");
+        }
+    }
 }
 
 #[test]

@@ -102,6 +102,37 @@ fn a_host_and_its_keys_are_added_and_removed_at_run_time() {
 }
 
 #[test]
+fn an_authentication_that_fails_is_logged_with_its_reason() {
+    let files = tempfile::tempdir().unwrap();
+    let [secret, other] = [("host", SECRET), ("ctrl", CTRL_SECRET)]
+        .map(|(name, text)| key_file(files.path(), name, text).display().to_string());
+    let config = files.path().join("blockmux.toml");
+    let content = format!(
+        "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+         [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'disk' }}\n\
+         [[nvme_subsystem.host]]\nhostnqn = '{HOST}'\ndhchap_secret_file = '{secret}'\n\
+         dhchap_hash = 'hmac(sha384)'\n"
+    );
+    fs::write(&config, content).unwrap();
+    let mut daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
+    let url = format!("{}?hostnqn={HOST}", daemon.nvme_place());
+    for (more, reason) in [
+        (format!("&dhchap_secret_file={other}"), "wrong secret"),
+        (
+            format!("&dhchap_secret_file={secret}&dhchap_dhgroup=null"),
+            "the host offers no DH group that is allowed here",
+        ),
+        (
+            format!("&dhchap_secret_file={secret}&dhchap_hash=hmac(sha256)"),
+            "the host offers no hash function that is allowed here",
+        ),
+    ] {
+        assert!(!blockmux(["info", &format!("{url}{more}")]).status.success());
+        daemon.wait_for_line(&format!("WARN login refused: DH-HMAC-CHAP failed: {reason}"));
+    }
+}
+
+#[test]
 fn a_flood_of_unauthenticated_hosts_does_not_exclude_authenticated_ones() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();

@@ -17,7 +17,7 @@ pub use super::datamover::{Datamover, OverIwarp, OverTcp};
 use super::redirections::Redirections;
 use super::seeds::Seeds;
 use super::unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
-use super::{Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
+use super::{CurrentSecrets, Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
 use crate::blocking::{self, FirstConnection, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
@@ -33,7 +33,8 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Address and login parameters of one logical unit.
@@ -51,6 +52,8 @@ pub struct IscsiEndpoint {
     pub lun: Lun,
     /// CHAP credentials, if any.
     pub chap: Option<Chap>,
+    /// The same credentials, which may change while the volume is open.
+    pub current_chap: Option<Arc<CurrentSecrets<Chap>>>,
     /// Operational parameters to propose.
     pub proposal: OperationalParameters,
     /// Sessions of each channel over each path.
@@ -389,6 +392,14 @@ impl<D: Datamover> IscsiDialer<D> {
     pub fn volume_info(&self) -> VolumeInfo {
         self.first.volume_info()
     }
+
+    /// The current credentials, with the algorithms that the target has accepted.
+    fn chap(&self) -> Option<Chap> {
+        let accepted = self.endpoint.chap.as_ref()?;
+        let current = self.endpoint.current_chap.as_ref().map(|current| current.get());
+        let current = current.as_deref().unwrap_or(accepted).clone();
+        Some(Chap { algorithms: accepted.algorithms.clone(), ..current })
+    }
 }
 
 impl<D: Datamover> Dialer for IscsiDialer<D> {
@@ -401,6 +412,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
         let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
+        let config = IscsiInitiatorConfig { chap: self.chap(), ..config };
         let with = self.random.with(opening.pool.clone(), opening.now);
         let with = IscsiSetup { segment_len: opening.segment_len, ..with };
         self.over.session(config, self.paths.addresses.len() > 1, with)
@@ -408,6 +420,15 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
 
     fn check(&self, session: &D::Session) -> Result<(), String> {
         check_unit(&self.first, D::iscsi(session).unit(), self.endpoint.connections)
+    }
+
+    fn renews_secrets(&self, session: &D::Session) -> bool {
+        let is_about_secrets = matches!(
+            D::iscsi(session).refused(),
+            Some(IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::MutualAuthFailed)
+        );
+        let secrets = self.endpoint.current_chap.as_ref().filter(|_| is_about_secrets);
+        secrets.inspect(|secrets| secrets.read_again()).is_some()
     }
 
     fn refusal(&self, session: &D::Session) -> Option<String> {

@@ -356,6 +356,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             Ok(progress) => progress,
             Err(SessionEnd::Broken(broken)) => self.lose_to(&broken),
             Err(SessionEnd::Finished) => self.lose("target closed the connection"),
+            Err(SessionEnd::Outdated(reason)) => self.lose(&reason),
             Err(SessionEnd::Refused(reason)) => self.give_up(&reason),
             Err(SessionEnd::Moved(moved)) => self.follow(moved),
         }
@@ -376,6 +377,9 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The logout is sent best effort.
             let _ = connections.send_now(session);
+            if self.dialer.renews_secrets(session) {
+                return Err(SessionEnd::Outdated(reason));
+            }
             return Err(SessionEnd::Refused(reason));
         }
         if !*is_checked && session.is_ready() {
@@ -490,6 +494,8 @@ fn lost(tag: Tag) -> Completion {
 enum SessionEnd {
     Broken(Broken),
     Finished,
+    /// Refused for secrets that are being read again.
+    Outdated(String),
     Refused(String),
     Moved(Redirection),
 }

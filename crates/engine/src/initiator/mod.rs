@@ -35,8 +35,10 @@
 
 mod connections;
 mod control;
+mod current_secrets;
 mod datamover;
 mod generated;
+mod identity_order;
 pub mod iscsi;
 mod link;
 mod missing;
@@ -59,7 +61,9 @@ use blockmux_proto::session::{
 };
 use blockmux_tls::TlsError;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
+pub use current_secrets::CurrentSecrets;
 pub use generated::GeneratedKeys;
+pub use identity_order::IdentityOrder;
 use link::Link;
 pub use missing::missing_connections;
 use overdue::FailingRequests;
@@ -98,8 +102,8 @@ pub trait TlsKeys {
     /// TLS of a new session and its control connection; `None`: without TLS.
     fn keys(&self) -> Option<ClientTls>;
 
-    /// Discards keys that the target has rejected.
-    fn forget(&self, _rejected: &ClientTls) {}
+    /// Handles the failure of a connection with these keys.
+    fn on_failure(&self, _rejected: &ClientTls, _error: &TlsError) {}
 }
 
 /// Creates sessions with one remote volume and checks the volume that each one finds.
@@ -137,6 +141,18 @@ pub trait Dialer: Send + Sync + 'static {
     /// and a retry does not help.
     fn control_refusal(&self, _control: &Self::Control) -> Option<String> {
         None
+    }
+
+    /// Whether the target refused a control session for this side's secrets, which are read again
+    /// for the next attempt.
+    fn renews_control_secrets(&self, _control: &Self::Control) -> bool {
+        false
+    }
+
+    /// Whether the target refused a session for this side's secrets, which are read again for the
+    /// next attempt.
+    fn renews_secrets(&self, _session: &Self::Session) -> bool {
+        false
     }
 
     /// A new session that logs in over one of the paths.

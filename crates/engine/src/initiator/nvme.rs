@@ -11,7 +11,10 @@
 
 pub use super::nvme_carrier::{NvmeCarrier, NvmeOverTcp, QueueSetup};
 use super::seeds::Seeds;
-use super::{Dialer, GeneratedKeys, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
+use super::{
+    CurrentSecrets, Dialer, GeneratedKeys, IdentityOrder, Opening, Paths, Policy, RemoteVolume, TlsKeys,
+    check_unchanged,
+};
 use crate::blocking::{self, has_hung_up, run_secured};
 use crate::connection::Broken;
 use crate::nvme_tcp::tls_key;
@@ -43,7 +46,7 @@ pub struct NvmeEndpoint<C = NvmeOverTcp> {
     /// Host and subsystem NQN.
     pub names: Names,
     /// DH-HMAC-CHAP secrets of host and controller.
-    pub secrets: Option<Arc<HostSecrets>>,
+    pub secrets: Option<Arc<CurrentSecrets<HostSecrets>>>,
     /// The namespace ID.
     pub nsid: u32,
     /// The transport of its connections.
@@ -59,9 +62,11 @@ pub struct NvmeEndpoint<C = NvmeOverTcp> {
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
     pub timeout: Option<Duration>,
     /// Configured TLS PSK of every connection; `None`: without TLS.
-    pub tls_key: Option<ConfiguredPsk>,
+    pub tls_key: Option<Arc<CurrentSecrets<ConfiguredPsk>>>,
     /// Version of the PSK identity, 0 or 1; `None`: both are offered.
     pub tls_identity: Option<u8>,
+    /// Which of both is offered first.
+    pub identity_order: Arc<IdentityOrder>,
     /// Whether kTLS is used where possible.
     pub ktls: bool,
     /// Generated keys of secure channel concatenation, which needs `secrets` and no `tls_key`;
@@ -147,8 +152,8 @@ struct EndedAdminQueue<C: NvmeCarrier> {
     over: C,
 }
 
-/// Runs one admin queue. With secure channel concatenation, runs another one first if a TLS key
-/// must be generated.
+/// Runs one admin queue. Runs another one first if a TLS key must be generated for secure channel
+/// concatenation, and another one after a handshake that failed for the key or its identity.
 fn query<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     query: ControllerQuery,
@@ -157,17 +162,19 @@ fn query<C: NvmeCarrier>(
     loop {
         let keys = endpoint.tls_keys();
         let result = query_over(endpoint, query, keys.as_ref());
-        let Some(generated) = endpoint.generated_keys.as_deref().filter(|_| attempts < MAX_ATTEMPTS) else {
-            return result;
-        };
-        match (&result, &keys) {
+        let goes_on = match (&result, &keys) {
             (Ok(answer), _) if C::answers(&answer.session).generated.is_some() => {
                 endpoint.keep_generated(C::answers(&answer.session));
+                true
             }
-            (Err(NvmeConnectError::Broken { broken: Broken::Tls(_), .. }), Some(keys)) => {
-                generated.forget(keys)
+            (Err(NvmeConnectError::Broken { broken: Broken::Tls(error), .. }), Some(keys)) => {
+                // Both identities of a key have been the first in two attempts.
+                endpoint.on_tls_failure(keys, error) && (endpoint.generated_keys.is_some() || attempts < 2)
             }
-            _ => return result,
+            _ => false,
+        };
+        if !goes_on || attempts >= MAX_ATTEMPTS {
+            return result;
         }
         attempts += 1;
     }
@@ -232,13 +239,21 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
 
     /// DH-HMAC-CHAP credentials for one queue.
     fn credentials(&self, is_secured: bool, seeds: &Seeds) -> Option<HostCredentials> {
-        let secrets = self.secrets.clone()?;
+        let secrets = self.secrets.as_ref()?.get();
         let concatenation = match &self.generated_keys {
             None => Concatenation::None,
             Some(_) if is_secured => Concatenation::Done,
             Some(_) => Concatenation::Due,
         };
         Some(HostCredentials { secrets, seed: seeds.next(), concatenation })
+    }
+
+    /// Reads the secrets again if the controller refused this host for them.
+    fn renews_secrets(&self, refused: Option<&NvmeRefused>) -> bool {
+        let is_about_secrets =
+            matches!(refused, Some(NvmeRefused::Authentication | NvmeRefused::AuthFailed(_)));
+        let secrets = self.secrets.as_ref().filter(|_| is_about_secrets);
+        secrets.inspect(|secrets| secrets.read_again()).is_some()
     }
 
     /// Stores the key that the session has generated, for the next session.
@@ -253,10 +268,26 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
         if let Some(generated) = &self.generated_keys {
             return generated.all();
         }
-        let (key, host) = (self.tls_key.as_ref()?, &self.names.host);
+        let (key, host) = (self.tls_key.as_ref()?.get(), &self.names.host);
         let keys = key.retained(host).tls_psks(host, &self.names.subsystem);
         let is_offered = |key: &&TlsPsk| self.tls_identity.is_none_or(|version| key.version() == version);
-        Some(keys.iter().filter(is_offered).map(tls_key).collect())
+        Some(self.identity_order.of(&keys.iter().filter(is_offered).map(tls_key).collect()))
+    }
+
+    /// Handles the failure of a connection with these TLS keys. Returns whether the next connection
+    /// offers others, or in another order.
+    fn on_tls_failure(&self, keys: &[Psk], error: &TlsError) -> bool {
+        match (&self.generated_keys, &self.tls_key) {
+            (Some(generated), _) => {
+                generated.forget(keys);
+                true
+            }
+            (None, Some(key)) => {
+                key.read_again();
+                self.identity_order.on_failure(keys, error)
+            }
+            (None, None) => false,
+        }
     }
 
     /// TLS state of a connection for one admin queue. kTLS is not worthwhile for so few records.
@@ -269,8 +300,6 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
 pub struct NvmeDialer<C = NvmeOverTcp> {
     endpoint: NvmeEndpoint<C>,
     paths: Paths,
-    /// Configured TLS keys.
-    tls_keys: Option<Arc<[Psk]>>,
     /// The namespace as it was when the volume was opened.
     first: NamespaceInfo,
     seeds: Seeds,
@@ -317,10 +346,9 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
     /// If the system has no random numbers.
     pub fn of(endpoint: NvmeEndpoint<C>, first: NamespaceInfo) -> Result<NvmeDialer<C>, NvmeConnectError> {
         let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(&endpoint.address, error))?;
-        let tls_keys = endpoint.tls_keys().filter(|_| endpoint.generated_keys.is_none());
         let addresses = endpoint.paths().map(|path| path.address).collect();
         let paths = Paths { addresses, policy: endpoint.policy, timeout: endpoint.timeout };
-        Ok(NvmeDialer { endpoint, paths, tls_keys, first, seeds })
+        Ok(NvmeDialer { endpoint, paths, first, seeds })
     }
 
     /// The namespace's properties when it was first seen.
@@ -343,19 +371,13 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
 
 impl<C: NvmeCarrier> TlsKeys for NvmeDialer<C> {
     fn keys(&self) -> Option<ClientTls> {
-        let keys = match &self.endpoint.generated_keys {
-            None => self.tls_keys.clone(),
-            Some(generated) => generated.all(),
-        }?;
-        let credentials = ClientCredentials::Psks(keys);
+        let credentials = ClientCredentials::Psks(self.endpoint.tls_keys()?);
         Some(ClientTls { credentials, ktls: self.endpoint.ktls, is_on_demand: false })
     }
 
-    fn forget(&self, rejected: &ClientTls) {
-        if let (Some(generated), ClientCredentials::Psks(keys)) =
-            (&self.endpoint.generated_keys, &rejected.credentials)
-        {
-            generated.forget(keys);
+    fn on_failure(&self, rejected: &ClientTls, error: &TlsError) {
+        if let ClientCredentials::Psks(keys) = &rejected.credentials {
+            self.endpoint.on_tls_failure(keys, error);
         }
     }
 }
@@ -420,6 +442,14 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
 
     fn refusal(&self, session: &C::Queues) -> Option<String> {
         C::refused(session).filter(|refused| !refused.is_retryable()).map(ToString::to_string)
+    }
+
+    fn renews_control_secrets(&self, control: &C::Admin) -> bool {
+        self.endpoint.renews_secrets(C::answers(control).refused)
+    }
+
+    fn renews_secrets(&self, session: &C::Queues) -> bool {
+        self.endpoint.renews_secrets(C::refused(session))
     }
 
     fn control_refusal(&self, control: &C::Admin) -> Option<String> {

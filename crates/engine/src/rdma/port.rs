@@ -226,6 +226,10 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
 }
 
 impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<S, R> {
+    fn protocol(&self) -> Option<&'static str> {
+        delegate!(self, session => session.protocol(), _ => None)
+    }
+
     #[inline]
     fn depth(&self) -> u32 {
         delegate!(self, session => session.depth(), detecting => detecting.depth)

@@ -48,6 +48,7 @@ pub(crate) fn endpoint_over<C>(over: C, addresses: &[Address]) -> NvmeEndpoint<C
     NvmeEndpoint {
         tls_key: None,
         tls_identity: None,
+        identity_order: Arc::default(),
         ktls: true,
         generated_keys: None,
         address: address.clone(),

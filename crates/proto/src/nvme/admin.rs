@@ -8,6 +8,7 @@ use super::io::reach;
 use super::log_page;
 use super::property::Properties;
 use super::subsystem::{Namespace, NamespaceView, Subsystem};
+use super::temperature::TemperatureThresholds;
 use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, NvmeOutcome};
 use crate::volume_state::{Notices, SaveTicket, VolumeState};
 use blockmux_volume::{Seg, SgList};
@@ -320,6 +321,12 @@ impl AdminQueue {
             }
             FeatureId::KEEP_ALIVE_TIMER => self.kato_ms = value,
             FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION => self.events.configuration = value,
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                if let Err(status) = self.events.thresholds.set(value) {
+                    return NvmeOutcome::failure(status);
+                }
+                self.events.on_thresholds();
+            }
             FeatureId::RESERVATION_NOTIFICATION_MASK => return self.set_mask(sqe.nsid.get(), value),
             FeatureId::HOST_BEHAVIOR_SUPPORT => data.copy_to(&mut self.behavior),
             // Over fabrics, Connect sets it.
@@ -342,6 +349,7 @@ impl AdminQueue {
                 feature,
                 FeatureId::KEEP_ALIVE_TIMER
                     | FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION
+                    | FeatureId::TEMPERATURE_THRESHOLD
                     | FeatureId::HOST_BEHAVIOR_SUPPORT
                     | FeatureId::NUMBER_OF_QUEUES
             );
@@ -375,10 +383,11 @@ impl AdminQueue {
                 NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND)
             }
             FeatureId::HOST_IDENTIFIER => NvmeOutcome::data(Seg::from_slice(&self.host.id).into(), 0),
-            // A temperature at or above the threshold would raise a warning (NVMe Base 2.0
-            // §5.27.1.3).
-            FeatureId::TEMPERATURE_THRESHOLD if sqe.cdw11.get() & THSEL == 0 => {
-                NvmeOutcome::success(NEVER_TOO_HOT)
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let thresholds =
+                    if is_default { TemperatureThresholds::default() } else { self.events.thresholds };
+                let value = thresholds.get(sqe.cdw11.get());
+                value.map_or_else(NvmeOutcome::failure, |value| NvmeOutcome::success(value.into()))
             }
             _ => NvmeOutcome::success(self.current(feature).unwrap_or_default().into()),
         }
@@ -461,9 +470,6 @@ fn is_of_namespace(feature: FeatureId) -> bool {
 
 /// Time limit of an Abort for a command whose data may never arrive, as in SPDK.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The highest over temperature threshold, in kelvins.
-const NEVER_TOO_HOT: u64 = 0xffff;
 
 /// Bit 0 of the result of Abort.
 const NOT_ABORTED: u64 = 1;

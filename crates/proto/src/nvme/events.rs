@@ -5,6 +5,7 @@
 //! that happens meanwhile.
 
 use super::event_queue::QueueEvent;
+use super::temperature::TemperatureThresholds;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::log::{CHANGED_NAMESPACES_MAX, LogPage, ReservationNotification};
@@ -18,6 +19,9 @@ pub(super) struct Events {
     waiting: VecDeque<usize>,
     /// Value of the feature Asynchronous Event Configuration.
     pub(super) configuration: u32,
+    /// Value of the feature Temperature Threshold.
+    pub(super) thresholds: TemperatureThresholds,
+    temperature: NoticeState,
     namespaces: NoticeState,
     ana: NoticeState,
     reservation: NoticeState,
@@ -62,6 +66,15 @@ impl Events {
     /// Resets all event state, for a reset of the controller; returns the outstanding requests.
     pub(super) fn reset(&mut self) -> VecDeque<usize> {
         std::mem::take(self).waiting
+    }
+
+    /// Records that the temperature thresholds were set.
+    pub(super) fn on_thresholds(&mut self) {
+        match (self.thresholds.is_exceeded(), self.temperature) {
+            (true, _) => self.temperature.happen(),
+            (false, NoticeState::Due) => self.temperature = NoticeState::Nothing,
+            (false, _) => {}
+        }
     }
 
     /// Records an event.
@@ -109,6 +122,7 @@ impl Events {
             }
             LogPage::ASYMMETRIC_NAMESPACE_ACCESS => self.ana = NoticeState::Nothing,
             LogPage::DISCOVERY => self.discovery = NoticeState::Nothing,
+            LogPage::SMART_HEALTH_INFORMATION => self.temperature = NoticeState::Nothing,
             _ => {}
         }
     }
@@ -131,6 +145,10 @@ impl Events {
         } else if is_wanted(AEC_DISCOVERY_CHANGE) && self.discovery == NoticeState::Due {
             self.discovery = NoticeState::Sent;
             event(EventType::NOTICE, Notice::DISCOVERY_LOG_PAGE_CHANGE.0, LogPage::DISCOVERY.0)
+        } else if is_wanted(AEC_TEMPERATURE) && self.temperature == NoticeState::Due {
+            self.temperature = NoticeState::Sent;
+            let information = TEMPERATURE_THRESHOLD_EXCEEDED;
+            event(EventType::SMART, information, LogPage::SMART_HEALTH_INFORMATION.0)
         } else if self.reservation == NoticeState::Due {
             self.reservation = NoticeState::Sent;
             event(EventType::IO_COMMAND_SPECIFIC, 0, LogPage::RESERVATION_NOTIFICATION.0)

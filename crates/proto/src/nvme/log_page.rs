@@ -3,6 +3,7 @@
 use super::errors::ErrorLog;
 use super::events::Events;
 use super::subsystem::{NamespaceView, Subsystem};
+use super::temperature::TEMPERATURE_K;
 use super::{MAX_DATA, NvmeOutcome};
 use blockmux_volume::Seg;
 use blockmux_wire::nvme::feature::FeatureId;
@@ -37,7 +38,7 @@ pub(super) fn part(
         LogPage::DISCOVERY if subsystem.is_discovery => Some(discovery()),
         _ if subsystem.is_discovery && lid != LogPage::SUPPORTED_LOG_PAGES => None,
         LogPage::ERROR_INFORMATION => Some(errors.page()),
-        LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, errors).as_bytes().to_vec()),
+        LogPage::SMART_HEALTH_INFORMATION => Some(smart(subsystem, events, errors).as_bytes().to_vec()),
         LogPage::CHANGED_NAMESPACE_LIST => Some(events.changed_namespaces()),
         LogPage::RESERVATION_NOTIFICATION => Some(events.reservation_notification()),
         LogPage::ASYMMETRIC_NAMESPACE_ACCESS if subsystem.ana.is_there() => {
@@ -112,7 +113,7 @@ fn features(has: &dyn Fn(FeatureId) -> bool) -> Vec<u8> {
     effects.flat_map(u32::to_le_bytes).collect()
 }
 
-fn smart(subsystem: &Subsystem, errors: &ErrorLog) -> SmartLog {
+fn smart(subsystem: &Subsystem, events: &Events, errors: &ErrorLog) -> SmartLog {
     let totals = subsystem.traffic.totals();
     let thousands = |bytes: u64| u128::from(bytes.div_ceil(512 * 1000)).into();
     SmartLog {
@@ -122,8 +123,8 @@ fn smart(subsystem: &Subsystem, errors: &ErrorLog) -> SmartLog {
         host_write_commands: u128::from(totals.writes).into(),
         media_errors: u128::from(totals.media_errors).into(),
         error_information_log_entries: u128::from(errors.count()).into(),
-        // 300 K: there is no sensor, and 0 would raise an alarm.
-        composite_temperature: 300.into(),
+        critical_warning: if events.thresholds.is_exceeded() { CRITICAL_WARNING_TEMPERATURE } else { 0 },
+        composite_temperature: TEMPERATURE_K.into(),
         available_spare: 100,
         available_spare_threshold: 10,
         ..SmartLog::new_zeroed()

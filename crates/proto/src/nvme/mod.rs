@@ -43,6 +43,7 @@ mod ranges;
 mod reservation;
 mod status;
 pub mod subsystem;
+mod temperature;
 pub(crate) mod traffic;
 
 pub use crate::session::HangUp;

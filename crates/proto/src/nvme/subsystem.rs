@@ -271,7 +271,7 @@ impl Subsystem {
     }
 
     /// Adds a host to the allow-list, or changes its access: its secrets apply to its next
-    /// connection; it is notified of changes of its visible namespaces.
+    /// authentication; it is notified of changes of its visible namespaces.
     ///
     /// # Errors
     /// If the subsystem is open to every host.

@@ -67,8 +67,14 @@ pub const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
 
 /// WCE in CDW11 of Volatile Write Cache.
 pub const WCE: u32 = 1;
-/// THSEL in CDW11 of Temperature Threshold; 0 is the over temperature threshold.
-pub const THSEL: u32 = 3 << 20;
+/// THSEL in CDW11 of Temperature Threshold, bits 21:20: over temperature threshold.
+pub const THSEL_OVER: u32 = 0;
+/// THSEL: under temperature threshold.
+pub const THSEL_UNDER: u32 = 1;
+/// TMPSEL in CDW11 of Temperature Threshold, bits 19:16: the composite temperature.
+pub const TMPSEL_COMPOSITE: u32 = 0;
+/// TMPSEL: all implemented sensors.
+pub const TMPSEL_ALL: u32 = 0xf;
 /// EXHID in CDW11 of Host Identifier: 16 bytes.
 pub const EXHID: u32 = 1;
 /// PTPL in CDW11 of Reservation Persistence.
@@ -83,6 +89,8 @@ pub const ACRE_AT: usize = 0;
 /// ACRE: the host respects CRD of a status.
 pub const ACRE_ENABLED: u8 = 1;
 
+/// Asynchronous Event Configuration: SMART / Health Critical Warnings, the temperature.
+pub const AEC_TEMPERATURE: u32 = 1 << 1;
 /// Asynchronous Event Configuration: Namespace Attribute Notices.
 pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
 /// Asynchronous Event Configuration: Asymmetric Namespace Access Change Notices.
@@ -106,6 +114,9 @@ open_enum! {
         VENDOR_SPECIFIC = 7,
     }
 }
+
+/// Asynchronous event information of SMART / health: a temperature threshold is exceeded.
+pub const TEMPERATURE_THRESHOLD_EXCEEDED: u8 = 1;
 
 open_enum! {
     /// Asynchronous event information of a notice (Base 2.0 figure 146).

@@ -32,6 +32,9 @@ open_enum! {
     }
 }
 
+/// CRITICAL WARNING of [`SmartLog`]: a temperature threshold is exceeded.
+pub const CRITICAL_WARNING_TEMPERATURE: u8 = 1 << 1;
+
 /// One entry of the error information log (Base 2.0 figure 206).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -69,7 +72,7 @@ const _: () = assert!(size_of::<ErrorEntry>() == 64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SmartLog {
-    /// Critical warnings, one bit each.
+    /// Critical warnings, such as [`CRITICAL_WARNING_TEMPERATURE`].
     pub critical_warning: u8,
     /// Composite temperature, in kelvins.
     pub composite_temperature: U16<LE>,

@@ -9,6 +9,8 @@ open_enum! {
         TEST_UNIT_READY = 0x00,
         /// REQUEST SENSE.
         REQUEST_SENSE = 0x03,
+        /// FORMAT UNIT.
+        FORMAT_UNIT = 0x04,
         /// READ (6).
         READ_6 = 0x08,
         /// WRITE (6).
@@ -25,6 +27,8 @@ open_enum! {
         MODE_SENSE_6 = 0x1a,
         /// START STOP UNIT.
         START_STOP_UNIT = 0x1b,
+        /// SEND DIAGNOSTIC.
+        SEND_DIAGNOSTIC = 0x1d,
         /// PREVENT ALLOW MEDIUM REMOVAL.
         PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e,
         /// READ CAPACITY (10).

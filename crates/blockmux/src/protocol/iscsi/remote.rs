@@ -7,6 +7,7 @@ use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Rem
 use crate::reach;
 use crate::reset::ResetFunction;
 use blockmux_engine::connection::Broken;
+use blockmux_engine::initiator::CurrentSecrets;
 use blockmux_engine::initiator::iscsi::{
     self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
 };
@@ -32,6 +33,10 @@ use std::sync::Arc;
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: IscsiUrl = reach::read(text)?;
     let chap = chap(&url)?;
+    let current_chap = chap.clone().filter(|_| url.secret_file.is_some()).map(|known| {
+        let url = url.clone();
+        CurrentSecrets::new(known, move || self::chap(&url).ok().flatten())
+    });
     let discovery_chap = discovery_chap(&url)?;
     let initiator = url.initiator.clone().unwrap_or_else(own_name);
     for name in url.target.iter().chain([&initiator]) {
@@ -40,10 +45,10 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
         }
     }
     Ok(match url.rdma {
-        None => Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over: OverTcp }),
+        None => Box::new(IscsiRemote { url, initiator, chap, current_chap, discovery_chap, over: OverTcp }),
         Some(Rdma::Iwarp { crc }) => {
             let over = OverIwarp { has_crc: crc, is_plain: false };
-            Box::new(IscsiRemote { url, initiator, chap, discovery_chap, over })
+            Box::new(IscsiRemote { url, initiator, chap, current_chap, discovery_chap, over })
         }
     })
 }
@@ -52,6 +57,8 @@ struct IscsiRemote<D> {
     url: IscsiUrl,
     initiator: Name,
     chap: Option<Chap>,
+    /// The same, if it is read from files.
+    current_chap: Option<Arc<CurrentSecrets<Chap>>>,
     /// CHAP for discovery, if it differs from that of the target.
     discovery_chap: Option<Chap>,
     over: D,
@@ -137,6 +144,7 @@ impl<D: Datamover> IscsiRemote<D> {
             target: target.clone(),
             lun: Lun::new(self.url.lun),
             chap: self.chap.clone(),
+            current_chap: self.current_chap.clone(),
             proposal: self.proposal(),
             connections,
             reconnect_timeout: self.url.reconnect,

@@ -11,7 +11,7 @@ use blockmux_engine::connection::Broken;
 use blockmux_engine::initiator::nvme::{
     self, NvmeCarrier, NvmeConnectError, NvmeEndpoint, NvmeOverTcp, OverIwarp, host_nqn_of,
 };
-use blockmux_engine::initiator::{GeneratedKeys, Policy};
+use blockmux_engine::initiator::{CurrentSecrets, GeneratedKeys, IdentityOrder, Policy};
 use blockmux_engine::socket::Address;
 use blockmux_engine::zone;
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
@@ -32,26 +32,32 @@ use std::sync::Arc;
 /// Parses a URL and reads the files of secrets and keys that it names.
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: NvmeUrl = reach::read(text)?;
-    let secrets = secrets(&url)?;
-    let tls_key = url.tls_key_file.as_deref().map(read_tls_key).transpose()?;
-    let generated_keys = url.concat.then(Arc::default);
     for name in url.subsystem.iter().chain(&url.host_nqn) {
         if let Some(violation) = name.violation() {
             tracing::warn!("{url}: `{name}`: {violation}; it is sent as it is");
         }
-        if !name.fits_tls_identity() && (tls_key.is_some() || url.concat) {
+        if !name.fits_tls_identity() && (url.tls_key_file.is_some() || url.concat) {
             return Err(Failure::request(format!("{url}: `{name}`: {NO_TLS_IDENTITY}")));
         }
     }
+    let secrets = secrets(&url)?.map(|known| {
+        let url = url.clone();
+        CurrentSecrets::new(known, move || secrets(&url).ok().flatten())
+    });
+    let tls_key = url.tls_key_file.clone().map(|path| -> Result<_, Failure> {
+        Ok(CurrentSecrets::new(read_tls_key(&path)?, move || read_tls_key(&path).ok()))
+    });
+    let tls_key = tls_key.transpose()?;
+    let (identity_order, generated_keys) = (Arc::default(), url.concat.then(Arc::default));
     Ok(match url.rdma {
         None => {
             let digests = Digests { header: url.header_digest, data: url.data_digest };
             let over = NvmeOverTcp { digests };
-            Box::new(NvmeRemote { url, over, secrets, tls_key, generated_keys })
+            Box::new(NvmeRemote { url, over, secrets, tls_key, identity_order, generated_keys })
         }
         Some(Rdma::Iwarp { crc }) => {
             let over = OverIwarp { has_crc: crc, is_plain: false };
-            Box::new(NvmeRemote { url, over, secrets, tls_key, generated_keys })
+            Box::new(NvmeRemote { url, over, secrets, tls_key, identity_order, generated_keys })
         }
     })
 }
@@ -61,8 +67,10 @@ struct NvmeRemote<C> {
     /// The transport of the connections.
     over: C,
     /// DH-HMAC-CHAP secrets of this host and, for mutual authentication, of the controller.
-    secrets: Option<Arc<HostSecrets>>,
-    tls_key: Option<ConfiguredPsk>,
+    secrets: Option<Arc<CurrentSecrets<HostSecrets>>>,
+    tls_key: Option<Arc<CurrentSecrets<ConfiguredPsk>>>,
+    /// The order of the TLS key's identities that the target accepts.
+    identity_order: Arc<IdentityOrder>,
     /// TLS keys that secure channel concatenation has generated, if it is used.
     generated_keys: Option<Arc<GeneratedKeys>>,
 }
@@ -137,6 +145,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             timeout: reach::timeout(url.io_timeout),
             tls_key: self.tls_key.clone(),
             tls_identity: url.tls_identity,
+            identity_order: self.identity_order.clone(),
             ktls: url.ktls,
             generated_keys: self.generated_keys.clone(),
         }
@@ -407,7 +416,7 @@ fn provisioning(namespace: &NamespaceInfo) -> &'static str {
 }
 
 /// DH-HMAC-CHAP secrets from the URL; `None` without a secret file.
-fn secrets(url: &NvmeUrl) -> Result<Option<Arc<HostSecrets>>, Failure> {
+fn secrets(url: &NvmeUrl) -> Result<Option<HostSecrets>, Failure> {
     let Some(path) = &url.secret_file else { return Ok(None) };
     let host = read_secret(path)?;
     let controller = url.ctrl_secret_file.as_deref().map(read_secret).transpose()?;
@@ -417,7 +426,7 @@ fn secrets(url: &NvmeUrl) -> Result<Option<Arc<HostSecrets>>, Failure> {
         )));
     }
     let (hash, group) = (url.dhchap_hash, url.dhchap_dhgroup);
-    Ok(Some(Arc::new(HostSecrets { host, controller, hash, group })))
+    Ok(Some(HostSecrets { host, controller, hash, group }))
 }
 
 /// The host identifier in the host's NQN, or one that is derived from the NQN.

@@ -22,6 +22,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let Some(control) = &mut self.control else { return Progress::Idle };
         let turn = control.turn();
         let refusal = self.dialer.control_refusal(control.session());
+        let is_about_secrets = refusal.is_some() && self.dialer.renews_control_secrets(control.session());
         let has_prepared = self.dialer.take_preparation(control.session());
         if let Some(size) = control.poll_size()
             && self.known.take_size(size, self.redirections.address())
@@ -36,6 +37,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
             }
         }
         match (turn, refusal) {
+            (_, Some(reason)) if is_about_secrets => self.lose(&reason),
             (_, Some(reason)) => self.give_up(&reason),
             (_, None) if has_prepared => {
                 self.end_control();

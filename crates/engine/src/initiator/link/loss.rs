@@ -35,10 +35,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
     /// Loses the session to a broken connection. A protocol error is logged even if no request
     /// waits for a reconnect, because nothing else would report it.
     pub(super) fn lose_to(&mut self, broken: &Broken) -> Progress {
-        if let (Broken::Tls(_), Some(rejected)) = (broken, self.tls.take())
+        if let (Broken::Tls(error), Some(rejected)) = (broken, self.tls.take())
             && let Some(tls) = self.dialer.tls()
         {
-            tls.forget(&rejected);
+            tls.on_failure(&rejected, error);
         }
         let error = if let Broken::Protocol(error) = broken { Some(error) } else { None };
         self.lose_after(&broken.to_string(), error, |_| {})

@@ -25,12 +25,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// The host and subsystem of Connect, whether the host is authenticated or not.
     fn claimed_login(&self) -> Option<Login> {
-        let (host, subsystem) = match self.queue.as_ref()? {
-            ConnectedQueue::Admin(admin) => (&admin.host.nqn, &*admin.subsystem),
-            ConnectedQueue::Claimed(claim) => (claim.host(), claim.subsystem()),
-            ConnectedQueue::Io(queue) => (queue.host(), &*queue.subsystem),
-        };
-        Some(login::<T>(host.as_str(), subsystem.nqn.as_str()))
+        let queue = self.queue.as_ref()?;
+        Some(login::<T>(queue.host().as_str(), queue.subsystem().nqn.as_str()))
     }
 
     /// Records that an authenticated host gets no queue: it has too many controllers, or its
@@ -70,7 +66,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     #[cold]
     pub(super) fn audit_failed_authentication(&mut self) {
         let Some(login) = self.claimed_login() else { return };
-        self.audit.push(AuditEvent::Refused { login, reason: "DH-HMAC-CHAP failed: wrong secret".into() });
+        let failure = self.authenticator.as_ref().map_or("", |authenticator| authenticator.failure_reason());
+        self.audit
+            .push(AuditEvent::Refused { login, reason: format!("DH-HMAC-CHAP failed: {failure}").into() });
     }
 
     /// Records a shutdown that the host requested by Property Set.

@@ -98,7 +98,8 @@ pub(super) struct Connected {
     pub(super) queue: ConnectedQueue,
     /// Events from other cores; an I/O queue whose host has to authenticate gets none yet.
     pub(super) events: Option<Arc<EventQueue>>,
-    /// Present if the host has to authenticate before any other command.
+    /// Present if the host can authenticate; unless it is done, the host has to before any other
+    /// command.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) cntlid: u16,
     /// Number of entries of the submission queue.
@@ -158,24 +159,23 @@ pub(super) fn connect(
     let is_authenticated = secured.is_some_and(TlsPsk::is_generated);
     let authenticator = match (subsystem.secrets_of(&host), *seed) {
         (None, _) => None,
-        _ if is_authenticated => None,
+        (Some(_), None) if is_authenticated => None,
         // Authentication is not possible without random numbers.
         (Some(_), None) => return Err(refused(NvmeStatus::INTERNAL_ERROR)),
-        (Some(secrets), Some(seed)) => {
-            let (host, subsystem) = (host.as_str(), subsystem.nqn.as_str());
-            let authenticator = Authenticator::new(secrets, host, subsystem, seed);
+        (Some(_), Some(seed)) => {
+            let authenticator = Authenticator::new(host.as_str(), subsystem.nqn.as_str(), seed);
             // PSKs are generated on admin queues only, which hosts can reconnect with them.
             let sc_c = match secured {
                 _ if command.qid.get() != 0 || node.secure_channel() == SecureChannel::None => SC_C_NONE,
                 None => SC_C_NEW_TLS_PSK,
                 Some(_) => SC_C_REPLACE_TLS_PSK,
             };
-            Some(Box::new(authenticator.with_secure_channel(sc_c).with_helpers(connection.helpers())))
+            let authenticator = authenticator.with_secure_channel(sc_c).with_helpers(connection.helpers());
+            Some(Box::new(if is_authenticated { authenticator.authenticated() } else { authenticator }))
         }
     };
-    let (host, is_authenticated) =
-        (HostIdentity { nqn: host, id: connect_data.hostid }, authenticator.is_none());
-    let name = host.nqn.clone();
+    let is_authenticated = authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done());
+    let host = HostIdentity { nqn: host, id: connect_data.hostid };
     let (queue, events, cntlid) = match command.qid.get() {
         0 => {
             let events = EventQueue::new(notifier.clone());
@@ -198,7 +198,7 @@ pub(super) fn connect(
     };
     // Checked again, because a host that was removed meanwhile had no controller yet that could
     // have been ended.
-    if !subsystem.admits(&name) {
+    if !subsystem.admits(queue.host()) {
         return Err(refused(ConnectStatus::CONNECT_INVALID_HOST));
     }
     let has_flow_control = command.cattr & CATTR_DISABLE_SQ_FLOW_CONTROL == 0;
@@ -254,16 +254,6 @@ fn no_io_queue(why: ConnectRefusal) -> NotConnected {
 }
 
 impl ClaimedIoQueue {
-    /// The host that the connection claims to be.
-    pub(super) fn host(&self) -> &Nqn {
-        &self.host.nqn
-    }
-
-    /// The subsystem of the queue.
-    pub(super) fn subsystem(&self) -> &Subsystem {
-        &self.subsystem
-    }
-
     /// Whether the queue could enter its controller now.
     fn check(&self) -> Result<(), ConnectRefusal> {
         self.subsystem.associations.check_io(&self.host, self.cntlid, self.qid)
@@ -293,12 +283,26 @@ impl ClaimedIoQueue {
     }
 }
 
-impl IoQueue {
-    /// The host that owns this queue.
+impl ConnectedQueue {
+    /// The host that owns this queue, or claims to be its owner.
     pub(super) fn host(&self) -> &Nqn {
-        &self.host
+        match self {
+            ConnectedQueue::Admin(admin) => &admin.host.nqn,
+            ConnectedQueue::Claimed(claim) => &claim.host.nqn,
+            ConnectedQueue::Io(io) => &io.host,
+        }
     }
 
+    pub(super) fn subsystem(&self) -> &Arc<Subsystem> {
+        match self {
+            ConnectedQueue::Admin(admin) => &admin.subsystem,
+            ConnectedQueue::Claimed(claim) => &claim.subsystem,
+            ConnectedQueue::Io(io) => &io.subsystem,
+        }
+    }
+}
+
+impl IoQueue {
     /// Refreshes the view of the namespaces if they have changed.
     #[inline]
     pub(super) fn refresh_view_if_changed(&mut self) {

@@ -130,7 +130,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 }
                 self.depth = size;
                 self.sqhd = has_flow_control.then_some(0);
-                let authreq = if self.authenticator.is_some() { AUTHREQ_ATR } else { 0 };
+                let authreq = if self.is_authenticated() { 0 } else { AUTHREQ_ATR };
                 self.finish(slot, &NvmeOutcome::success(u64::from(u32::from(cntlid) | authreq)));
             }
             Err(NotConnected::Refused(outcome)) => {
@@ -159,10 +159,10 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Handles an authentication message of the host. A violation is reported in the next message
     /// to the host.
     fn on_message(&mut self, data: &SgList) -> NvmeOutcome {
-        let Some(authenticator) = &mut self.authenticator else {
+        let (Some(authenticator), Some(queue)) = (&mut self.authenticator, &self.queue) else {
             return NvmeOutcome::failure(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         };
-        authenticator.on_message(&data.to_vec());
+        authenticator.on_message(&data.to_vec(), || queue.subsystem().secrets_of(queue.host()));
         self.is_computing = authenticator.is_computing();
         self.timers.expect_message();
         self.after_message();

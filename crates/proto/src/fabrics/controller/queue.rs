@@ -753,6 +753,10 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
 }
 
 impl<T: FabricsTransport> Target for ControllerQueue<T> {
+    fn protocol(&self) -> Option<&'static str> {
+        Some(T::NAME)
+    }
+
     fn depth(&self) -> u32 {
         MAX_COMMANDS as u32
     }

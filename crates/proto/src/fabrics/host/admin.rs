@@ -456,17 +456,12 @@ impl AdminCommands {
 
     /// Handles the completion of an initialization command.
     fn on_answer(&mut self, command: &AdminCommand, cqe: &Cqe) {
-        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
-        if cqe.status.is_success() && !is_whole {
-            // Retried because a digest was wrong or data was missing. The deadline bounds the
-            // retries.
+        let data = command.progress.data(command.transfer, &command.payload);
+        if cqe.status.is_success() && data.is_none() {
+            // Retried because a digest was wrong. The deadline bounds the retries.
             return self.pause();
         }
-        let data = match command.transfer {
-            DataTransfer::In(_) => command.payload.to_vec(),
-            _ => Vec::new(),
-        };
-        match self.bring_up.on_answer(cqe, &data) {
+        match self.bring_up.on_answer(cqe, &data.unwrap_or_default()) {
             Ok(ProbeResult::More | ProbeResult::All) => {
                 self.is_asked = false;
                 if self.timers.unready.take().is_some() {
@@ -497,8 +492,7 @@ impl AdminCommands {
     fn on_change(&mut self, command: &AdminCommand, cqe: &Cqe) {
         let Some(changes) = &mut self.changes else { return };
         let result = cqe.status.is_success().then(|| cqe.result.get() as u32);
-        let is_whole = command.progress.is_whole(command.transfer) && !command.progress.is_corrupt;
-        let data = (result.is_some() && is_whole).then(|| command.payload.to_vec());
+        let data = result.and_then(|_| command.progress.data(command.transfer, &command.payload));
         match command.purpose {
             AdminPurpose::Access => changes.on_access(data.as_deref()),
             _ => changes.on_answer(result, data.as_deref(), &self.bring_up.controller),

@@ -213,13 +213,11 @@ impl NamespaceQueue {
         let Some(command) = self.commands.remove(key) else { return };
         let next = match &mut self.set.connecting {
             Connecting::Authenticating(authentication, is_asked) => {
-                let is_whole = command.transport.is_whole(command.transfer) && !command.transport.is_corrupt;
-                let data = match (command.transfer, &command.payload) {
-                    (DataTransfer::In(_), Some(payload)) if is_whole => payload.to_vec(),
-                    _ => Vec::new(),
-                };
+                let payload = command.payload.as_ref();
+                let data = payload.and_then(|payload| command.transport.data(command.transfer, payload));
                 *is_asked = false;
-                authentication.on_answer(cqe, &data).map(|is_done| is_done.then_some(Connecting::Connected))
+                let done = authentication.on_answer(cqe, &data.unwrap_or_default());
+                done.map(|is_done| is_done.then_some(Connecting::Connected))
             }
             _ if !cqe.status.is_success() => Err(NvmeRefused::Connect(cqe.status)),
             _ => {

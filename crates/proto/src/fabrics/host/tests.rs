@@ -3,11 +3,13 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod admin;
+mod authentication;
 mod paths;
 mod queue;
 
 use super::testing::*;
 use super::*;
+use crate::nvme::auth::HostCredentials;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError, StreamSession};
 use crate::testing::Driver;
@@ -176,8 +178,16 @@ impl TestQueues {
     }
 
     fn fresh_of(controller: ControllerInfo, namespace: NamespaceInfo, entries: u16) -> TestQueues {
-        let config =
-            QueueConfig { names: names(), credentials: None, controller, namespace, queues: 1, entries };
+        TestQueues::fresh_with(None, controller, namespace, entries)
+    }
+
+    fn fresh_with(
+        credentials: Option<HostCredentials>,
+        controller: ControllerInfo,
+        namespace: NamespaceInfo,
+        entries: u16,
+    ) -> TestQueues {
+        let config = QueueConfig { names: names(), credentials, controller, namespace, queues: 1, entries };
         let mut session = Queues::new(config, (), Pool::new(64 << 20), Instant::now());
         session.queue(0).receive(Instant::now(), |_, _| Ok(())).unwrap();
         TestQueues { driver: Driver::of(session, usize::MAX) }

@@ -59,6 +59,17 @@ impl TransferProgress {
             DataTransfer::In(len) | DataTransfer::Out(len) => self.moved.is_whole(len.into()),
         }
     }
+
+    /// The data of a successful command other than I/O, received into zeroed memory; `None` if it
+    /// was damaged. A controller may return less than was asked: SPDK sends a message of
+    /// authentication without padding. The rest reads as zero.
+    pub(super) fn data(&self, transfer: DataTransfer, payload: &SgList) -> Option<Vec<u8>> {
+        match transfer {
+            _ if self.is_corrupt => None,
+            DataTransfer::In(_) => Some(payload.to_vec()),
+            _ => self.is_whole(transfer).then(Vec::new),
+        }
+    }
 }
 
 /// The outstanding commands, as a transport accesses them.

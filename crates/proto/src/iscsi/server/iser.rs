@@ -376,6 +376,10 @@ impl Timed for IserTargetSession {
 }
 
 impl Target for IserTargetSession {
+    fn protocol(&self) -> Option<&'static str> {
+        Some("iser")
+    }
+
     fn depth(&self) -> u32 {
         self.session.depth()
     }

@@ -10,9 +10,10 @@ use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The controller's state of one queue's authentication.
+/// The controller's state of one queue's authentication. A host may authenticate again at any time,
+/// and each time with the secrets that are configured then, so that they can be replaced while it is
+/// connected.
 pub struct Authenticator {
-    secrets: Arc<HostSecrets>,
     names: AuthNames,
     random: ChallengeGenerator,
     t_id: u16,
@@ -25,6 +26,22 @@ pub struct Authenticator {
     generated: Option<InputPsk>,
     /// Whether the host is authenticated, and the controller too if the host asked for it.
     is_done: bool,
+    /// Why the authentication failed, for this side's log.
+    failure_reason: &'static str,
+}
+
+/// Why a message of the host is refused.
+struct AuthRejection {
+    /// For the host.
+    explanation: Explanation,
+    /// For this side's log.
+    reason: &'static str,
+}
+
+impl From<Explanation> for AuthRejection {
+    fn from(explanation: Explanation) -> AuthRejection {
+        AuthRejection { explanation, reason: reason(explanation) }
+    }
 }
 
 /// The next message, and which side sends it.
@@ -53,6 +70,7 @@ enum ControllerAuthState {
 /// Negotiated parameters, and this side's share of the exchange.
 #[derive(Clone)]
 struct NegotiatedAuth {
+    secrets: Arc<HostSecrets>,
     hash: Hash,
     group: DhGroup,
     challenge: Vec<u8>,
@@ -65,9 +83,8 @@ impl Authenticator {
     /// Creates the state for a host and a subsystem with these NQNs. `seed` must be random and
     /// secret.
     #[must_use]
-    pub fn new(secrets: Arc<HostSecrets>, host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
+    pub fn new(host: &str, subsystem: &str, seed: [u8; 32]) -> Authenticator {
         Authenticator {
-            secrets,
             names: AuthNames { host: host.to_owned(), subsystem: subsystem.to_owned() },
             random: ChallengeGenerator::new(seed),
             t_id: 0,
@@ -76,6 +93,7 @@ impl Authenticator {
             secure_channel: SC_C_NONE,
             generated: None,
             is_done: false,
+            failure_reason: "",
         }
     }
 
@@ -91,6 +109,13 @@ impl Authenticator {
     pub fn with_secure_channel(mut self, sc_c: u8) -> Authenticator {
         self.secure_channel = sc_c;
         self
+    }
+
+    /// The state for a host that the PSK of its connection has authenticated. It may authenticate
+    /// again.
+    #[must_use]
+    pub fn authenticated(self) -> Authenticator {
+        Authenticator { is_done: true, ..self }
     }
 
     /// Takes the generated PSK, once the host is authenticated.
@@ -111,18 +136,25 @@ impl Authenticator {
         matches!(self.state, ControllerAuthState::Failed)
     }
 
-    /// Handles a message of the host.
-    pub fn on_message(&mut self, message: &[u8]) {
-        let next = self.take(message);
+    /// Why the authentication failed, in words for this side's log.
+    #[must_use]
+    pub fn failure_reason(&self) -> &'static str {
+        self.failure_reason
+    }
+
+    /// Handles a message of the host, whose secrets are `secrets` at present.
+    pub fn on_message(&mut self, message: &[u8], secrets: impl FnOnce() -> Option<Arc<HostSecrets>>) {
+        let next = self.take(message, secrets);
         self.enter(next);
         self.is_computing();
     }
 
     /// Goes on with the next message, or with the report of a failure.
-    fn enter(&mut self, next: Result<ControllerAuthState, Explanation>) {
-        self.state = next.unwrap_or_else(|explanation| {
+    fn enter(&mut self, next: Result<ControllerAuthState, AuthRejection>) {
+        self.state = next.unwrap_or_else(|rejection| {
             self.is_done = false;
-            ControllerAuthState::Failure(explanation)
+            self.failure_reason = rejection.reason;
+            ControllerAuthState::Failure(rejection.explanation)
         });
     }
 
@@ -137,7 +169,7 @@ impl Authenticator {
             ControllerAuthState::SessionKey(terms, reply, key) => {
                 let Some(key) = key.take() else { return true };
                 let (terms, reply) = (terms.clone(), std::mem::take(reply));
-                let key = key.ok_or(Explanation::INCORRECT_PAYLOAD);
+                let key = key.ok_or(AuthRejection::from(Explanation::INCORRECT_PAYLOAD));
                 let next = key.and_then(|key| self.verify(&terms, &reply, Some(&key)));
                 self.enter(next);
             }
@@ -171,6 +203,7 @@ impl Authenticator {
             ControllerAuthState::Negotiate
             | ControllerAuthState::Reply(_)
             | ControllerAuthState::Success2 => {
+                self.failure_reason = reason(Explanation::INCORRECT_MESSAGE);
                 (self.failure(Explanation::INCORRECT_MESSAGE), ControllerAuthState::Failed)
             }
             ControllerAuthState::Failed
@@ -189,7 +222,11 @@ impl Authenticator {
         Some(message)
     }
 
-    fn take(&mut self, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
+    fn take(
+        &mut self,
+        message: &[u8],
+        secrets: impl FnOnce() -> Option<Arc<HostSecrets>>,
+    ) -> Result<ControllerAuthState, AuthRejection> {
         let (begin, _) = Head::read_from_prefix(message).map_err(|_| Explanation::INCORRECT_PAYLOAD)?;
         let is_common = MessageType(begin.auth_type) == MessageType::COMMON;
         let is_ours = begin.t_id.get() == self.t_id;
@@ -197,7 +234,11 @@ impl Authenticator {
             // A host may authenticate again once authentication is finished.
             (ControllerAuthState::Negotiate, true, MessageId::NEGOTIATE) => {
                 self.t_id = begin.t_id.get();
-                let terms = self.negotiate(message)?;
+                let secrets = secrets().ok_or(AuthRejection {
+                    explanation: Explanation::AUTHENTICATION_FAILED,
+                    reason: "the host has no secret here any more",
+                })?;
+                let terms = self.negotiate(message, secrets)?;
                 let (group, private) = (terms.group, terms.private);
                 let exponential = self.compute(group, move || group.public(&private));
                 Ok(ControllerAuthState::Exponential(terms, exponential))
@@ -211,8 +252,11 @@ impl Authenticator {
                 Ok(ControllerAuthState::Negotiate)
             }
             // The host rejected the controller's response.
-            (ControllerAuthState::Success2, true, MessageId::FAILURE2) => Ok(ControllerAuthState::Failed),
-            _ => Err(Explanation::INCORRECT_MESSAGE),
+            (ControllerAuthState::Success2, true, MessageId::FAILURE2) => {
+                self.failure_reason = "the host does not accept the controller's secret";
+                Ok(ControllerAuthState::Failed)
+            }
+            _ => Err(Explanation::INCORRECT_MESSAGE.into()),
         }
     }
 
@@ -227,12 +271,16 @@ impl Authenticator {
     }
 
     /// Chooses hash function and group among those that the host offers.
-    fn negotiate(&mut self, message: &[u8]) -> Result<NegotiatedAuth, Explanation> {
+    fn negotiate(
+        &mut self,
+        message: &[u8],
+        secrets: Arc<HostSecrets>,
+    ) -> Result<NegotiatedAuth, AuthRejection> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (negotiate, rest) = Negotiate::read_from_prefix(message).map_err(|_| wrong)?;
         let sc_c = negotiate.sc_c;
         if sc_c != SC_C_NONE && sc_c != self.secure_channel {
-            return Err(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH);
+            return Err(Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH.into());
         }
         let len = usize::from(negotiate.napd).saturating_mul(size_of::<Protocol>());
         let protocols = <[Protocol]>::ref_from_bytes(rest.get(..len).ok_or(wrong)?).map_err(|_| wrong)?;
@@ -242,12 +290,12 @@ impl Authenticator {
         let groups = ours.dh_group_ids.get(..ours.dhlen.into()).ok_or(wrong)?;
         let is_usable = |hash: &Hash| {
             (sc_c == SC_C_NONE || hash.is_of_tls())
-                && self.secrets.hash.is_none_or(|only| only == *hash)
+                && secrets.hash.is_none_or(|only| only == *hash)
                 && hashes.contains(&hash.id().0)
         };
         let hash = Hash::ALL.into_iter().find(is_usable).ok_or(Explanation::HASH_NOT_USABLE)?;
         let is_usable = |group: &DhGroup| {
-            let is_wanted = match self.secrets.group {
+            let is_wanted = match secrets.group {
                 Some(only) => only == *group,
                 None => *group != DhGroup::Null,
             };
@@ -259,6 +307,7 @@ impl Authenticator {
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
         Ok(NegotiatedAuth {
+            secrets,
             hash,
             group,
             challenge,
@@ -269,13 +318,17 @@ impl Authenticator {
     }
 
     /// Checks the form of the host's reply, and starts to compute the session key.
-    fn reply(&mut self, terms: &NegotiatedAuth, message: &[u8]) -> Result<ControllerAuthState, Explanation> {
+    fn reply(
+        &mut self,
+        terms: &NegotiatedAuth,
+        message: &[u8],
+    ) -> Result<ControllerAuthState, AuthRejection> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
         let NegotiatedAuth { hash, group, private, .. } = terms;
         let (hl, group, private) = (hash.len(), *group, *private);
         if usize::from(reply.hl) != hl || usize::from(reply.dhvlen.get()) != group.len() || reply.cvalid > 1 {
-            return Err(wrong);
+            return Err(wrong.into());
         }
         if group == DhGroup::Null {
             return self.verify(terms, message, None);
@@ -292,24 +345,24 @@ impl Authenticator {
         terms: &NegotiatedAuth,
         message: &[u8],
         key: Option<&[u8]>,
-    ) -> Result<ControllerAuthState, Explanation> {
+    ) -> Result<ControllerAuthState, AuthRejection> {
         let wrong = Explanation::INCORRECT_PAYLOAD;
         let (reply, rest) = Reply::read_from_prefix(message).map_err(|_| wrong)?;
-        let NegotiatedAuth { hash, challenge, seqnum, sc_c, .. } = terms;
+        let NegotiatedAuth { secrets, hash, challenge, seqnum, sc_c, .. } = terms;
         let hl = hash.len();
         let (response, rest) = rest.split_at_checked(hl).ok_or(wrong)?;
         let (own_challenge, _) = rest.split_at_checked(hl).ok_or(wrong)?;
         let t_id = self.t_id;
         let proof =
             ResponseInput { hash: *hash, challenge, seqnum: *seqnum, t_id, session_key: key, sc_c: *sc_c };
-        let expected = proof.response(AuthDirection::Host, &self.secrets.host, &self.names);
+        let expected = proof.response(AuthDirection::Host, &secrets.host, &self.names);
         if !is_same(response, &expected) {
-            return Err(Explanation::AUTHENTICATION_FAILED);
+            return Err(Explanation::AUTHENTICATION_FAILED.into());
         }
         self.generated = None;
         if let (true, Some(key)) = (*sc_c != SC_C_NONE, key) {
             if reply.cvalid == 0 {
-                return Err(wrong);
+                return Err(wrong.into());
             }
             let bytes = hash.hmac(&hash.digest(key), &[challenge, own_challenge]);
             self.generated = InputPsk::generated(*hash, bytes);
@@ -319,7 +372,10 @@ impl Authenticator {
         if reply.cvalid == 0 || is_for_key {
             return Ok(ControllerAuthState::Success1(*hash, None));
         }
-        let secret = self.secrets.controller.as_ref().ok_or(Explanation::AUTHENTICATION_FAILED)?;
+        let secret = secrets.controller.as_ref().ok_or(AuthRejection {
+            explanation: Explanation::AUTHENTICATION_FAILED,
+            reason: "the host wants the controller to authenticate, which has no dhchap_ctrl_secret_file",
+        })?;
         let proof = ResponseInput { challenge: own_challenge, seqnum: reply.seqnum.get(), ..proof };
         let response = proof.response(AuthDirection::Controller, secret, &self.names);
         Ok(ControllerAuthState::Success1(*hash, Some(response)))
@@ -364,11 +420,28 @@ impl Authenticator {
 
 const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 
+/// The reason of a failure, for this side's log.
+fn reason(explanation: Explanation) -> &'static str {
+    match explanation {
+        Explanation::AUTHENTICATION_FAILED => "wrong secret",
+        Explanation::PROTOCOL_NOT_USABLE => "the host does not offer DH-HMAC-CHAP",
+        Explanation::HASH_NOT_USABLE => "the host offers no hash function that is allowed here",
+        Explanation::DH_GROUP_NOT_USABLE => {
+            "the host offers no DH group that is allowed here, where null has to be allowed by dhchap_dhgroup"
+        }
+        Explanation::SECURE_CHANNEL_CONCATENATION_MISMATCH => {
+            "the host asks for secure channel concatenation, which is not possible on this connection"
+        }
+        _ => "the host violated the protocol",
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::super::DhChapSecret;
     use super::super::secret::tests::PLAIN;
     use super::*;
+    use std::ops::{Deref, DerefMut};
     use zerocopy::FromZeros;
 
     const HASHED: &str = "DHHC-1:01:xhpN8YQ0bpjH83p5yxlWLtSiXislYPoRsC6dIx1EcTfiGqn9:";
@@ -378,8 +451,39 @@ pub(crate) mod tests {
         HostSecrets { host, controller: Some(controller), hash, group }
     }
 
-    fn authenticator(secrets: HostSecrets) -> Authenticator {
-        Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
+    /// A controller, and the secrets that are configured for the host.
+    pub(crate) struct ConfiguredController {
+        authenticator: Authenticator,
+        pub(crate) secrets: Option<Arc<HostSecrets>>,
+    }
+
+    impl ConfiguredController {
+        pub(crate) fn with_secure_channel(self, sc_c: u8) -> ConfiguredController {
+            ConfiguredController { authenticator: self.authenticator.with_secure_channel(sc_c), ..self }
+        }
+
+        pub(crate) fn on_message(&mut self, message: &[u8]) {
+            self.authenticator.on_message(message, || self.secrets.clone());
+        }
+    }
+
+    impl Deref for ConfiguredController {
+        type Target = Authenticator;
+
+        fn deref(&self) -> &Authenticator {
+            &self.authenticator
+        }
+    }
+
+    impl DerefMut for ConfiguredController {
+        fn deref_mut(&mut self) -> &mut Authenticator {
+            &mut self.authenticator
+        }
+    }
+
+    pub(crate) fn authenticator(secrets: HostSecrets) -> ConfiguredController {
+        let authenticator = Authenticator::new("nqn.h", "nqn.s", [5; 32]);
+        ConfiguredController { authenticator, secrets: Some(Arc::new(secrets)) }
     }
 
     /// AUTH_Negotiate of a host that supports these.
@@ -426,7 +530,7 @@ pub(crate) mod tests {
         ([message.as_bytes(), &response, &c2, &group.public(&[3; 64])].concat(), key, hash)
     }
 
-    fn explanation(authenticator: &mut Authenticator) -> Explanation {
+    fn explanation(authenticator: &mut ConfiguredController) -> Explanation {
         let message = authenticator.message(MAX_MESSAGE).unwrap();
         let failure = Failure::read_from_bytes(&message).unwrap();
         assert_eq!((failure.head.auth_id, failure.head.t_id.get(), failure.reason), (0xf1, 7, 1));
@@ -475,6 +579,35 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn each_authentication_uses_the_secrets_that_are_configured_then() {
+        let [plain, hashed] = [PLAIN, HASHED].map(|text| DhChapSecret::parse(text).unwrap());
+        let mut target = authenticator(secrets(None, Some(DhGroup::Null)));
+        let authenticates = |target: &mut ConfiguredController, secret: &DhChapSecret| {
+            target.on_message(&negotiate(&[1, 3], &[0, 1]));
+            let challenge = target.message(MAX_MESSAGE).unwrap();
+            target.on_message(&reply(&challenge, secret, (false, 0), "nqn.s").0);
+            let is_success = target.message(MAX_MESSAGE).unwrap()[1] == MessageId::SUCCESS1.0;
+            assert_eq!(target.is_done(), is_success);
+            is_success.then_some((challenge[8], challenge[9]))
+        };
+        assert_eq!(authenticates(&mut target, &plain), Some((3, 0)));
+        let replaced = HostSecrets { host: hashed.clone(), ..secrets(Some(Hash::Sha256), None) };
+        target.secrets = Some(Arc::new(replaced));
+        assert_eq!(authenticates(&mut target, &hashed), Some((1, 1)), "other algorithms too");
+        assert_eq!(authenticates(&mut target, &plain), None, "the secret was replaced");
+        // Secrets that are replaced in the middle apply from the next authentication on.
+        let mut target = authenticator(secrets(None, None));
+        target.on_message(&negotiate(&[1], &[1]));
+        let challenge = target.message(MAX_MESSAGE).unwrap();
+        target.secrets = None;
+        target.on_message(&reply(&challenge, &plain, (false, 0), "nqn.s").0);
+        target.message(MAX_MESSAGE).unwrap();
+        assert!(target.is_done());
+        target.on_message(&negotiate(&[1], &[1]));
+        assert_eq!(explanation(&mut target), Explanation::AUTHENTICATION_FAILED);
     }
 
     #[test]
@@ -563,6 +696,7 @@ pub(crate) mod tests {
         let fails = |message: &[u8]| {
             let mut target = authenticator(secrets(Some(Hash::Sha384), Some(DhGroup::Ffdhe2048)));
             target.on_message(message);
+            assert!(target.failure_reason() != "" && target.failure_reason() != "wrong secret");
             explanation(&mut target)
         };
         let good = negotiate(&[2], &[1]);

@@ -367,8 +367,9 @@ const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 #[cfg(test)]
 mod tests {
     use super::super::DhChapSecret;
-    use super::super::controller::Authenticator;
-    use super::super::controller::tests::{negotiate, secrets};
+    use super::super::controller::tests::{
+        ConfiguredController, authenticator as controller, negotiate, secrets,
+    };
     use super::*;
 
     fn nqn(name: &str) -> Nqn {
@@ -384,10 +385,6 @@ mod tests {
         HostAuthenticator::new(credentials, &nqn("nqn.h"), &nqn("nqn.s"))
     }
 
-    fn controller(secrets: HostSecrets) -> Authenticator {
-        Authenticator::new(Arc::new(secrets), "nqn.h", "nqn.s", [5; 32])
-    }
-
     fn due(host: &HostAuthenticator) -> Vec<u8> {
         match host.turn() {
             AuthStep::Send(message) => message.to_vec(),
@@ -396,7 +393,7 @@ mod tests {
     }
 
     /// Exchanges messages until the host is finished.
-    fn talk(host: &mut HostAuthenticator, target: &mut Authenticator) -> Result<(), AuthFailure> {
+    fn talk(host: &mut HostAuthenticator, target: &mut ConfiguredController) -> Result<(), AuthFailure> {
         for _ in 0..8 {
             match host.turn() {
                 AuthStep::Send(message) => {
@@ -415,7 +412,7 @@ mod tests {
     }
 
     /// A host and a controller, and the controller's challenge.
-    fn challenged(asks: bool) -> (HostAuthenticator, Authenticator, Vec<u8>) {
+    fn challenged(asks: bool) -> (HostAuthenticator, ConfiguredController, Vec<u8>) {
         let group = Some(DhGroup::Ffdhe2048);
         let controller_secret = secrets(None, group).controller.filter(|_| asks);
         let mut host = applicant(HostSecrets { controller: controller_secret, ..secrets(None, group) });

@@ -142,10 +142,35 @@ mod tests {
         }
     }
 
+    /// The commands that SBC-4 marks as mandatory for direct access block devices, with those of
+    /// SPC-5 for every device.
+    #[test]
+    fn every_mandatory_command_is_supported() {
+        let mut client = DeviceBench::new().client("a");
+        let mandatory: [(&str, u8, Option<u8>); 11] = [
+            ("TEST UNIT READY", 0x00, None),
+            ("REQUEST SENSE", 0x03, None),
+            ("FORMAT UNIT", 0x04, None),
+            ("INQUIRY", 0x12, None),
+            ("SEND DIAGNOSTIC", 0x1d, None),
+            ("READ CAPACITY (10)", 0x25, None),
+            ("READ (10)", 0x28, None),
+            ("READ (16)", 0x88, None),
+            ("READ CAPACITY (16)", 0x9e, Some(0x10)),
+            ("REPORT LUNS", 0xa0, None),
+            ("REPORT SUPPORTED OPERATION CODES", 0xa3, Some(0x0c)),
+        ];
+        for (name, opcode, action) in mandatory {
+            let how = if action.is_some() { 2 } else { 1 };
+            let said = client.run(&cdb(how, opcode, action.unwrap_or(0))).good();
+            assert_eq!(said[1] & 7, 3, "{name}");
+        }
+    }
+
     #[test]
     fn unsupported_commands_are_reported_as_such() {
         let mut client = DeviceBench::new().client("a");
-        assert_eq!(client.run(&cdb(1, 0x04, 0)).good(), [0, 1, 0, 0]);
+        assert_eq!(client.run(&cdb(1, 0x07, 0)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(2, 0x9e, 0x1f)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(3, 0x12, 5)).good(), [0, 1, 0, 0]);
         assert_eq!(client.run(&cdb(7, 0, 0)).check(), (5, 0x2400));

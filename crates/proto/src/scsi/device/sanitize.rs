@@ -11,7 +11,7 @@
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 
 use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome};
-use super::unit::{LogicalUnit, SANITIZING};
+use super::unit::{FORMATTING, LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, SenseKeySpecific};
 use crate::volume_state::{Drain, VolumeState};
@@ -20,13 +20,21 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Parameters of a SANITIZE command.
-struct SanitizeRequest {
+/// Parameters of a SANITIZE or FORMAT UNIT command.
+pub(super) struct SanitizeRequest {
+    pub(super) command: EraseCommand,
     /// Overwrite pattern; `None` for a block erase.
-    pattern: Option<Arc<[u8]>>,
+    pub(super) pattern: Option<Arc<[u8]>>,
     /// The pattern is inverted between passes; the last pass writes it unchanged.
-    inverts: bool,
-    passes: u8,
+    pub(super) inverts: bool,
+    pub(super) passes: u8,
+}
+
+/// The command that requested the operation, which its sense data names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum EraseCommand {
+    Sanitize,
+    FormatUnit,
 }
 
 /// A sanitize operation of a logical unit.
@@ -70,13 +78,17 @@ impl EraseRecord {
 impl Sanitize {
     /// Sense data of the unit while the operation is not complete.
     pub(super) fn sense(&self) -> Sense {
+        let (in_progress, failed) = match self.request.command {
+            EraseCommand::Sanitize => (SANITIZING, Asc::SANITIZE_COMMAND_FAILED),
+            EraseCommand::FormatUnit => (FORMATTING, Asc::MEDIUM_FORMAT_CORRUPTED),
+        };
         if self.has_failed {
-            return Sense::new(SenseKey::MEDIUM_ERROR, Asc::SANITIZE_COMMAND_FAILED);
+            return Sense::new(SenseKey::MEDIUM_ERROR, failed);
         }
         let total = self.size.saturating_mul(self.request.passes.into());
         let progress = (u128::from(self.done) << 16).checked_div(total.into()).unwrap_or(0);
         let progress = u16::try_from(progress).unwrap_or(u16::MAX);
-        Sense { specific: Some(SenseKeySpecific::Progress(progress)), ..SANITIZING }
+        Sense { specific: Some(SenseKeySpecific::Progress(progress)), ..in_progress }
     }
 
     /// Whether no task executes the operation.
@@ -114,7 +126,7 @@ pub(super) fn block_erase(cx: &mut CommandContext<'_>) -> TaskOutcome {
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
-    begin(cx, SanitizeRequest { pattern: None, inverts: false, passes: 1 })
+    sanitize(cx, (None, false, 1))
 }
 
 pub(super) fn overwrite(cx: &mut CommandContext<'_>) -> TaskOutcome {
@@ -139,7 +151,7 @@ pub(super) fn overwrite(cx: &mut CommandContext<'_>) -> TaskOutcome {
         let pattern = pattern.get(..length).ok_or(Sense::in_parameters(2))?;
         // Each block begins with the pattern.
         let block: Arc<[u8]> = pattern.iter().copied().cycle().take(block_len).collect();
-        begin(cx, SanitizeRequest { pattern: Some(block), inverts: flags & INVERT != 0, passes })
+        sanitize(cx, (Some(block), flags & INVERT != 0, passes))
     })
 }
 
@@ -152,6 +164,7 @@ pub(super) fn exit_failure_mode(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let has_exited = cx.unit.unit.change(|state| match &state.sanitize {
         // No operation has failed.
         None => Ok(false),
+        Some(sanitize) if sanitize.request.command == EraseCommand::FormatUnit => Err(sanitize.sense()),
         Some(sanitize) if !sanitize.has_failed => Err(sanitize.sense()),
         // SBC-4, the SANITIZE command: requires AUSE in the failed command.
         Some(sanitize) if !sanitize.allows_exit => Err(Sense::cdb_bit(1, 4)),
@@ -183,30 +196,60 @@ fn check_bits(cx: &CommandContext<'_>) -> Result<(), Sense> {
     }
 }
 
-fn begin(cx: &mut CommandContext<'_>, request: SanitizeRequest) -> TaskOutcome {
+fn sanitize(
+    cx: &mut CommandContext<'_>,
+    (pattern, inverts, passes): (Option<Arc<[u8]>>, bool, u8),
+) -> TaskOutcome {
     let flags = cx.command.cdb.byte(1);
-    let allows_exit = flags & AUSE != 0;
+    let request = SanitizeRequest { command: EraseCommand::Sanitize, pattern, inverts, passes };
+    begin(cx, request, (flags & IMMED != 0, flags & AUSE != 0))
+}
+
+/// Begins an operation. The command answers before it ends if it `is_immediate`; `allows_exit` is
+/// AUSE.
+pub(super) fn begin(
+    cx: &mut CommandContext<'_>,
+    request: SanitizeRequest,
+    (is_immediate, allows_exit): (bool, bool),
+) -> TaskOutcome {
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
     // Before the unit's lock is taken. A concurrent second SANITIZE finds the operation of the
     // first.
     let is_first = cx.unit.unit.volume_state.close(true);
-    cx.unit.unit.change(|state| match &state.sanitize {
-        Some(other) if !other.has_failed => Err(other.sense()),
-        // SBC-4, the SANITIZE command, AUSE: a second operation cannot permit EXIT FAILURE MODE if
-        // the failed one did not.
-        Some(other) if allows_exit && !other.allows_exit => Err(Sense::cdb_bit(1, 5)),
-        None if !is_first => Err(SANITIZING),
-        _ => {
-            let (is_claimed, has_failed) = (false, false);
-            state.sanitize = Some(Sanitize { request, done: 0, size, is_claimed, has_failed, allows_exit });
-            Ok(())
-        }
+    cx.unit.unit.change(|state| {
+        check_other(state.sanitize.as_ref(), is_first, (request.command, allows_exit))?;
+        let (is_claimed, has_failed) = (false, false);
+        state.sanitize = Some(Sanitize { request, done: 0, size, is_claimed, has_failed, allows_exit });
+        Ok::<_, Sense>(())
     })?;
-    if flags & IMMED == 0 {
+    if !is_immediate {
         return take_over(cx);
     }
     cx.unit.unit.notify_background();
     Ok(HandlerAction::good())
+}
+
+/// Checks that the unit's current or failed operation permits another one.
+fn check_other(
+    other: Option<&Sanitize>,
+    is_first: bool,
+    (command, allows_exit): (EraseCommand, bool),
+) -> Result<(), Sense> {
+    let Some(other) = other else { return if is_first { Ok(()) } else { Err(SANITIZING) } };
+    if !other.has_failed {
+        return Err(other.sense());
+    }
+    match (other.request.command, command) {
+        // Each ends the state that a failed format leaves.
+        (EraseCommand::FormatUnit, _) => Ok(()),
+        // SBC-4, the SANITIZE command: only another SANITIZE ends the state that a failed one leaves.
+        (EraseCommand::Sanitize, EraseCommand::FormatUnit) => Err(other.sense()),
+        // AUSE: a second operation cannot permit EXIT FAILURE MODE if the failed one did not.
+        (EraseCommand::Sanitize, EraseCommand::Sanitize) if allows_exit && !other.allows_exit => {
+            Err(Sense::cdb_bit(1, 5))
+        }
+        (EraseCommand::Sanitize, EraseCommand::Sanitize) => Ok(()),
+    }
 }
 
 /// Makes this task execute the operation if no other task does.

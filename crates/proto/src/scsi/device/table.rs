@@ -5,9 +5,9 @@ use super::cdb::Cdb;
 use super::task::{CommandContext, TaskFailure, TaskOutcome};
 use super::view::NexusView;
 use super::{
-    AccessState, alua, cache, capacity, compare, defects, extended_copy, inquiry, luns, mode,
-    persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop, token_copy,
-    verify, write_same,
+    AccessState, alua, cache, capacity, compare, defects, diagnostic, extended_copy, format, inquiry, luns,
+    mode, persistent_reserve, provisioning, read_write, ready, report, reserve, sanitize, start_stop,
+    token_copy, verify, write_same,
 };
 use crate::scsi::ScsiStatus;
 use crate::scsi::sense::Sense;
@@ -247,6 +247,12 @@ pub(super) static TABLE: &[CommandEntry] = &[
         ready::test_unit_ready,
     ),
     entry(ScsiOpcode::REQUEST_SENSE, [1, 0, 0, 0xff, 7], CommandRules::ALWAYS, ready::request_sense),
+    entry(
+        ScsiOpcode::FORMAT_UNIT,
+        [0xff, 0, 0, 3, 7],
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE),
+        format::format_unit,
+    ),
     reads(range_6(ScsiOpcode::READ_6, read_write::read)),
     range_6(ScsiOpcode::WRITE_6, read_write::write),
     entry(ScsiOpcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], CommandRules::ALWAYS, inquiry::inquiry),
@@ -264,6 +270,12 @@ pub(super) static TABLE: &[CommandEntry] = &[
         [1, 0, 0x0f, 0xf7, 7],
         CommandRules::DESPITE_PERSISTENT,
         start_stop::start_stop_unit,
+    ),
+    entry(
+        ScsiOpcode::SEND_DIAGNOSTIC,
+        [0xf7, 0, 0xff, 0xff, 7],
+        CommandRules::NEEDS_MEDIUM,
+        diagnostic::send_diagnostic,
     ),
     entry(
         ScsiOpcode::PREVENT_ALLOW_MEDIUM_REMOVAL,

@@ -418,6 +418,8 @@ impl NexusState {
 
 /// NOT READY sense data of a unit during a sanitize operation.
 pub(super) const SANITIZING: Sense = Sense::new(SenseKey::NOT_READY, Asc::SANITIZE_IN_PROGRESS);
+/// NOT READY sense data of a unit during a format.
+pub(super) const FORMATTING: Sense = Sense::new(SenseKey::NOT_READY, Asc::FORMAT_IN_PROGRESS);
 /// Sense data of a unit whose volume is no longer served.
 pub(super) const UNIT_REMOVED: Sense = Sense::new(SenseKey::ILLEGAL_REQUEST, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
 /// Maximum number of pending unit attentions of a nexus; beyond it the oldest is dropped.

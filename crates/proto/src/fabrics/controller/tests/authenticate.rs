@@ -3,7 +3,11 @@
 use super::*;
 use crate::computation::Job;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
-use crate::nvme::auth::{DhChapSecret, DhGroup};
+use crate::nvme::auth::host::{AuthStep, HostAuthenticator};
+use crate::nvme::auth::{
+    AuthFailure, Concatenation, DhChapSecret, DhGroup, Hash, HostCredentials, HostSecrets, MAX_MESSAGE,
+};
+use crate::nvme::hosts::HostAccess;
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
 use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::Waker;
@@ -185,6 +189,63 @@ fn a_connection_counts_as_established_once_its_host_is_authenticated() {
     assert_eq!(host.pump.session.stage(), SessionStage::Handshake);
     prove(&mut host);
     assert_eq!(host.pump.session.stage(), SessionStage::Established);
+}
+
+/// Authenticates the host with these secrets, and the controller if one of them is its.
+fn authenticate(host: &mut FabricsTestHost, own: &HostSecrets) -> Result<(), AuthFailure> {
+    let (secrets, concatenation) = (Arc::new(own.clone()), Concatenation::None);
+    let credentials = HostCredentials { secrets, seed: [host.cid as u8; 32], concatenation };
+    let [name, subsystem] = ["nqn.h", NQN].map(|name| Nqn::new(name).unwrap());
+    let mut applicant = HostAuthenticator::new(credentials, &name, &subsystem);
+    loop {
+        match applicant.turn() {
+            AuthStep::Send(message) => {
+                assert!(send(host, message).status.is_success());
+                applicant.on_sent();
+            }
+            AuthStep::Receive => applicant.on_message(&receive(host, MAX_MESSAGE)),
+            AuthStep::Over(outcome) => return outcome,
+        }
+    }
+}
+
+/// After blktests nvme/045: each secret and algorithm is replaced at the controller, then at the
+/// connected host, which authenticates every queue again.
+#[test]
+fn a_connected_host_authenticates_again_with_secrets_that_were_replaced() {
+    let node = guarded();
+    let replace = |own: &HostSecrets| {
+        let subsystem = node.0.find(&Nqn::new(NQN).unwrap()).unwrap();
+        let access = HostAccess { namespaces: None, secrets: Some(Arc::new(own.clone())) };
+        node.0.set_host(&subsystem, &Nqn::new("nqn.h").unwrap(), access).unwrap();
+    };
+    let mut own = secrets(None, Some(DhGroup::Ffdhe2048));
+    let (mut admin_queue, cqe) = connected(&node, 0, CNTLID_DYNAMIC);
+    assert_eq!(authenticate(&mut admin_queue, &own), Ok(()));
+    admin_queue.enable();
+    let (mut io, _) = connected(&node, 1, cqe.result.get() as u16);
+    assert_eq!(authenticate(&mut io, &own), Ok(()));
+    let (first, original) = (own.host.clone(), own.clone());
+    type Replace = fn(&mut HostSecrets, DhChapSecret);
+    let changes: [Replace; 5] = [
+        |_, _| {},
+        |own, _| std::mem::swap(&mut own.host, own.controller.as_mut().unwrap()),
+        |own, first| own.controller = Some(first),
+        |own, _| (own.group, own.controller) = (Some(DhGroup::Ffdhe3072), None),
+        |own, _| own.hash = Some(Hash::Sha512),
+    ];
+    for change in changes {
+        change(&mut own, first.clone());
+        replace(&own);
+        for queue in [&mut admin_queue, &mut io] {
+            assert_eq!(authenticate(queue, &own), Ok(()));
+        }
+        assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
+    }
+    // A secret that was replaced authenticates no more.
+    let unusable = Err(AuthFailure::Rejected(Explanation::DH_GROUP_NOT_USABLE));
+    assert_eq!(authenticate(&mut io, &original), unusable);
+    assert!(io.is_closed() && !admin_queue.is_closed());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::session::Timed;
 use blockmux_volume::{Completion, IoError};
-use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, FeatureId};
+use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, AEC_TEMPERATURE, FeatureId};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
 use std::time::Instant;
 
@@ -11,6 +11,51 @@ fn wants_events(host: &mut FabricsTestHost) {
     let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     let set = admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_NAMESPACE_ATTRIBUTE, 0);
     assert!(host.run(set, &[]).1.status.is_success());
+}
+
+/// Critical warnings and composite temperature.
+fn smart(host: &mut FabricsTestHost) -> (u8, u16) {
+    let log = admin(AdminOpcode::GET_LOG_PAGE, u32::MAX, 127 << 16 | 2, 0, 512);
+    let smart = SmartLog::read_from_bytes(&host.run(log, &[]).0).unwrap();
+    (smart.critical_warning, smart.composite_temperature.get())
+}
+
+#[test]
+fn a_temperature_threshold_is_set_and_a_crossed_one_is_reported_until_the_log_is_read() {
+    let (mut host, _) = FabricsTestHost::admin(&node());
+    let fid = u32::from(FeatureId::TEMPERATURE_THRESHOLD.0);
+    let set = |value: u32| admin(AdminOpcode::SET_FEATURES, 0, fid, value, 0);
+    let over_and_under = |host: &mut FabricsTestHost, select: u32| {
+        [0, 1 << 20].map(|which| {
+            let get = admin(AdminOpcode::GET_FEATURES, 0, select << 8 | fid, which, 0);
+            host.run(get, &[]).1.result.get()
+        })
+    };
+    assert_eq!(over_and_under(&mut host, 0), [0xffff, 0], "no temperature is a warning");
+    let configuration = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
+    let wants = admin(AdminOpcode::SET_FEATURES, 0, configuration, AEC_TEMPERATURE, 0);
+    assert!(host.run(wants, &[]).1.status.is_success());
+    let mut event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
+    host.send(&mut event, &[]);
+    // As the operator of a disk would set them: nothing is too hot or too cold.
+    for value in [343, 1 << 20 | 273] {
+        assert!(host.run(set(value), &[]).1.status.is_success());
+    }
+    assert_eq!(over_and_under(&mut host, 0), [343, 273]);
+    assert_eq!((over_and_under(&mut host, 1), smart(&mut host)), ([0xffff, 0], (0, 300)));
+    // All sensors: too hot.
+    host.send(&mut set(0xf << 16 | 300), &[]);
+    let [set_done, reported] = host.received().try_into().unwrap();
+    assert!(set_done.cqe().status.is_success());
+    assert_eq!((reported.cqe().cid, reported.cqe().result.get()), (event.cid, 0x02_0101));
+    host.send(&mut event, &[]);
+    assert!(host.run(set(1 << 20 | 300), &[]).1.status.is_success(), "it is not reported twice");
+    assert_eq!(smart(&mut host), (1 << 1, 300));
+    for absent in [1 << 16 | 300, 9 << 16 | 300, 2 << 20 | 300] {
+        assert_eq!(refusal(&host.run(set(absent), &[]).1), NvmeStatus::INVALID_FIELD_IN_COMMAND);
+    }
+    let capabilities = admin(AdminOpcode::GET_FEATURES, 0, 3 << 8 | fid, 0, 0);
+    assert_eq!(host.run(capabilities, &[]).1.result.get(), 4, "changeable");
 }
 
 fn changed(host: &mut FabricsTestHost, flags: u32) -> Vec<u8> {
