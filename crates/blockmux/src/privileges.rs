@@ -6,6 +6,7 @@
 //! logs, signals and populating memory, drop theirs when they start.
 
 use crate::failure::Failure;
+use blockmux_engine::syscall_filter::deny_unused;
 use blockmux_engine::{state, sys};
 use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tracing::debug;
+use tracing::{debug, info};
 
 /// Drops all capabilities of this thread except `needed`. Without CAP_DAC_OVERRIDE root can open
 /// only files whose permissions allow it, which also applies to volumes that are added later.
@@ -32,6 +33,14 @@ pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
     DROPPED.get_or_init(|| dropped);
     Ok(())
 }
+/// Denies all threads the system calls that a serving daemon never makes. A kernel without such
+/// filters only makes the process less confined.
+pub(crate) fn deny_system_calls() {
+    if let Err(error) = deny_unused() {
+        info!("unused system calls are not denied: {error}");
+    }
+}
+
 
 /// Whether this process has dropped a capability, which it can regain only by a restart.
 pub(crate) fn has_dropped(capability: CapabilitySet) -> bool {

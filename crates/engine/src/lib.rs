@@ -51,5 +51,6 @@ mod stall;
 pub mod state;
 pub mod sys;
 pub mod target;
+pub mod syscall_filter;
 mod throttles;
 mod timers;

@@ -282,6 +282,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     // The command of --run keeps the privileges of the user who started it.
     if command.is_none() && !keep_privileges {
         privileges::drop_capabilities(setup.capabilities())?;
+        privileges::deny_system_calls();
     }
     let cores = start_cores(&setup, buffers)?;
     let reloader =
