@@ -41,6 +41,7 @@ pub mod populate;
 mod rdma;
 pub mod reactor;
 pub mod ring;
+pub mod safe_path;
 pub mod secure;
 pub mod sessions;
 #[cfg(any(test, feature = "sim"))]
@@ -50,7 +51,7 @@ pub mod srp;
 mod stall;
 pub mod state;
 pub mod sys;
-pub mod target;
 pub mod syscall_filter;
+pub mod target;
 mod throttles;
 mod timers;

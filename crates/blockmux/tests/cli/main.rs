@@ -20,6 +20,7 @@ mod device_flush;
 mod durability;
 mod fencing;
 mod hostile;
+mod foreign_links;
 mod identity;
 mod idle;
 mod image_files;

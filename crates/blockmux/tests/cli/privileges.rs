@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 /// Whether root runs the tests; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         println!("skipped: needs root");
