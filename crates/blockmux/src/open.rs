@@ -168,7 +168,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let volume = remote.open(how.connections)?;
             let data = DataKey::of_remote(&*volume, &remote.volume_key());
             let volume = with_blocks(url, volume)?;
-            let remote = vec![DataPart { key: data.key.clone(), part: how.part }];
+            let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod aliases;
 mod allow;
 mod aoe_interop;
 mod api;
@@ -19,8 +20,8 @@ mod daemon;
 mod device_flush;
 mod durability;
 mod fencing;
-mod hostile;
 mod foreign_links;
+mod hostile;
 mod identity;
 mod idle;
 mod image_files;
