@@ -2,13 +2,13 @@
 //! summaries of the tests.
 //!
 //! ```text
-//!   format ─▶ clippy ─▶ tidy ─▶ build ─┬▶ programs ───────────────┬▶ kernel
-//!                                      └▶ tests ─▶ docs ─▶ fuzz ──┘
+//!   format ─▶ clippy ─▶ tidy ─▶ advisories ─▶ build ─┬▶ programs ───────────────┬▶ kernel
+//!                                                    └▶ tests ─▶ docs ─▶ fuzz ──┘
 //! ```
 //! The tests in `programs` run `blockmux` with other programs and mostly wait for them, so steps
 //! that use much CPU time run in parallel with them.
 
-use crate::process::{cargo, succeed};
+use crate::process::{Output, cargo, output, succeed};
 use crate::programs::{self, TestProgram};
 use crate::{fuzz, tidy, vm};
 use anyhow::{Result, bail};
@@ -26,6 +26,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     report.step("format", "make fmt", || format(root));
     report.step("clippy", "cargo clippy --workspace --all-targets -- -D warnings", || clippy(root));
     report.step("tidy", "cargo xtask tidy", || tidy(root));
+    report.step("advisories", "cargo deny check advisories", || advisories(root));
     let mut built = Vec::new();
     report.step("build", "cargo test --workspace --no-run", || {
         built = programs::build(root)?;
@@ -154,6 +155,30 @@ fn tidy(root: &Path) -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
+/// Looks the dependencies up in the database of security advisories, if `cargo deny` is installed
+/// and the database can be reached.
+fn advisories(root: &Path) -> Result<Vec<String>> {
+    let Output { text, success } = output(&mut cargo(root, "deny check advisories"))?;
+    match (success, why_unchecked(&text)) {
+        (true, _) => Ok(Vec::new()),
+        (false, Some(why)) => Ok(vec![format!("{SKIPPED}the check of security advisories: {why}")]),
+        (false, None) => bail!("{}", text.trim_end()),
+    }
+}
+
+/// Why `cargo deny` has not checked the dependencies; `None` if it has, and found something.
+fn why_unchecked(text: &str) -> Option<&'static str> {
+    [
+        (
+            "no such command: `deny`",
+            "cargo-deny is not installed; 'cargo install --locked cargo-deny' does it",
+        ),
+        ("failed to fetch advisory database", "their database cannot be reached"),
+    ]
+    .into_iter()
+    .find_map(|(part, why)| text.contains(part).then_some(why))
+}
+
 fn tests(root: &Path, programs: &[TestProgram]) -> Result<Vec<String>> {
     // Examples in the documentation run even after a failed program.
     let said = programs::run(programs);
@@ -185,6 +210,16 @@ const RESULT: &str = "test result: ";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advisories_are_skipped_only_if_they_cannot_be_looked_up() {
+        assert!(
+            why_unchecked("error: no such command: `deny`\n\nhelp: view all").unwrap().contains("install")
+        );
+        let unreachable = "[ERROR] failed to fetch advisory database https://github.com/rustsec/advisory-db";
+        assert!(why_unchecked(unreachable).unwrap().contains("cannot be reached"));
+        assert_eq!(why_unchecked("error[vulnerability]: Use after free\nadvisories FAILED"), None);
+    }
 
     #[test]
     fn the_summary_has_the_results_of_programs_with_tests_and_the_reasons_of_skipped_ones() {

@@ -55,13 +55,22 @@ pub(crate) struct DataPart {
     /// The [`DataKey`] of the whole file, device or remote volume.
     pub(crate) key: String,
     pub(crate) part: Part,
+    /// Whether all of the part is used; otherwise something in it, such as by a file on a device.
+    pub(crate) is_exact: bool,
 }
 
 impl DataPart {
     /// The parts of files and block devices that a volume consists of.
     pub(crate) fn of_spec(spec: &Spec) -> Vec<DataPart> {
         let mut parts = Vec::new();
-        collect(spec, Part::WHOLE, &mut parts);
+        for_each_source(spec, Part::WHOLE, &mut |source, part| {
+            let key = match source {
+                Spec::File(file) => DataKey::of_file(file),
+                Spec::Block(block) => DataKey::of_block(block),
+                _ => None,
+            };
+            parts.extend(key.map(|key| DataPart { key: key.key, part, is_exact: true }));
+        });
         parts
     }
 
@@ -70,25 +79,25 @@ impl DataPart {
         DataPart::of_spec(spec).into_iter().map(|part| part.key).collect()
     }
 
+    /// Whether the two have bytes in common. Two that each use something in the same part are
+    /// taken to differ, as files of one file system do.
     pub(crate) fn overlaps(&self, other: &DataPart) -> bool {
-        self.key == other.key && self.part.overlaps(other.part)
+        self.key == other.key && self.part.overlaps(other.part) && (self.is_exact || other.is_exact)
     }
 }
 
-fn collect(spec: &Spec, part: Part, parts: &mut Vec<DataPart>) {
-    let key = match spec {
-        Spec::File(file) => DataKey::of_file(file),
-        Spec::Block(block) => DataKey::of_block(block),
-        Spec::Slice(slice, inner) => return collect(inner, part.below_slice(*slice), parts),
+/// Calls `found` for each part of a file, device or server that a volume consists of.
+pub(crate) fn for_each_source(spec: &Spec, part: Part, found: &mut dyn FnMut(&Spec, Part)) {
+    match spec {
+        Spec::Slice(slice, inner) => for_each_source(inner, part.below_slice(*slice), found),
         Spec::Stripe { chunk, members } => {
-            return part.of_members(*chunk, members).for_each(|(part, member)| collect(member, part, parts));
+            part.of_members(*chunk, members).for_each(|(part, member)| for_each_source(member, part, found));
         }
         Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            return collect(inner, part, parts);
+            for_each_source(inner, part, found);
         }
-        Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => None,
-    };
-    parts.extend(key.map(|key| DataPart { key: key.key, part }));
+        Spec::File(_) | Spec::Block(_) | Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => found(spec, part),
+    }
 }
 
 /// Pairs of volumes that have data in common. Each volume that shares data is in at least one pair.
@@ -96,13 +105,13 @@ pub(crate) fn overlaps<'a>(
     volumes: impl IntoIterator<Item = (&'a str, &'a [DataPart])>,
 ) -> Vec<[&'a str; 2]> {
     let volumes = volumes.into_iter();
-    let mut all: Vec<_> =
-        volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name))).collect();
+    let all = volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name)));
+    let (mut all, loose): (Vec<_>, Vec<_>) = all.partition(|(part, _)| part.is_exact);
     all.sort_by(|(a, _), (b, _)| (&a.key, a.part.begin).cmp(&(&b.key, b.part.begin)));
     let mut pairs: Vec<[&str; 2]> = Vec::new();
     // The part with the greatest end so far among those of the same data.
     let mut farthest: Option<(&DataPart, &str)> = None;
-    for (part, name) in all {
+    for &(part, name) in &all {
         if let Some((before, twin)) = farthest.filter(|(before, _)| before.overlaps(part)) {
             if twin != name && !pairs.contains(&[name, twin]) {
                 pairs.push([name, twin]);
@@ -112,6 +121,15 @@ pub(crate) fn overlaps<'a>(
             }
         }
         farthest = Some((part, name));
+    }
+    for (part, name) in loose {
+        let from = all.partition_point(|(other, _)| other.key < part.key);
+        let same = all[from..].iter().take_while(|(other, _)| other.key == part.key);
+        for &(_, twin) in same.filter(|(other, twin)| *twin != name && other.overlaps(part)) {
+            if !pairs.contains(&[name, twin]) && !pairs.contains(&[twin, name]) {
+                pairs.push([name, twin]);
+            }
+        }
     }
     pairs
 }
@@ -144,8 +162,9 @@ mod tests {
 
     #[test]
     fn volumes_with_common_data_are_found() {
-        let part =
-            |text: &str, begin, end| vec![DataPart { key: text.to_owned(), part: Part { begin, end } }];
+        let part = |text: &str, begin, end| {
+            vec![DataPart { key: text.to_owned(), part: Part { begin, end }, is_exact: true }]
+        };
         let all = [
             ("first", part("x", 0, 100)),
             ("second", part("x", 100, 200)),

@@ -1,6 +1,7 @@
 //! Detection of disk image formats by their magic numbers.
 
-use std::fs::File;
+use blockmux_engine::safe_path;
+use rustix::fs::{Mode, OFlags};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -13,7 +14,8 @@ pub(crate) fn format_of(path: &Path) -> Option<&'static str> {
     if !metadata.is_file() && !std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) {
         return None;
     }
-    let count = File::open(path).and_then(|file| file.read_at(&mut start, 0)).ok()?;
+    let opened = safe_path::open(path, OFlags::RDONLY, Mode::empty());
+    let count = opened.and_then(|file| file.read_at(&mut start, 0)).ok()?;
     name(&start[..count])
 }
 

@@ -11,6 +11,7 @@ mod command_docs;
 mod copy;
 mod ctl;
 mod data_key;
+mod data_layers;
 mod data_part;
 mod discover;
 mod failure;

@@ -14,6 +14,8 @@ use crate::shared_files;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate;
+use blockmux_engine::safe_path;
+use blockmux_engine::state::{self, has_note};
 use blockmux_engine::sys::address_space_left;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec, NullSpec, Url};
@@ -22,9 +24,8 @@ use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
     SliceVolume, Spec, StripeVolume, Volume,
 };
-use std::fs::{DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use rustix::fs::{Mode, OFlags};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::{debug, warn};
@@ -167,7 +168,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let volume = remote.open(how.connections)?;
             let data = DataKey::of_remote(&*volume, &remote.volume_key());
             let volume = with_blocks(url, volume)?;
-            let remote = vec![DataPart { key: data.key.clone(), part: how.part }];
+            let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
@@ -312,7 +313,7 @@ fn check_format(
     if is_raw {
         return Ok(Some(format));
     }
-    if how.state.zip(data).is_some_and(|(state, data)| raw_note(state, &data).exists()) {
+    if how.state.zip(data).is_some_and(|(state, data)| has_note(state, &raw_note(&data))) {
         warn!(
             "{kind}:{shown}: begins like a {format} image, but did not when it was first exported: it is exported as raw. \
              A client may have written that header to deceive programs that guess formats; give QEMU format=raw"
@@ -332,18 +333,17 @@ fn check_format(
 /// write to it.
 fn note_raw(format: Option<&str>, volume: &dyn Volume, data: Option<&DataKey>, how: Use<'_>) {
     let (Some(state), Some(data)) = (how.state, data) else { return };
-    let note = raw_note(state, data);
-    if format.is_some() || volume.info().read_only || note.exists() {
+    let note = raw_note(data);
+    if format.is_some() || volume.info().read_only || has_note(state, &note) {
         return;
     }
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(state).and_then(|()| File::create(&note));
-    if let Err(error) = made {
-        debug!("{}: cannot be written: {error}", note.display());
+    if let Err(error) = state::note(state, &note) {
+        debug!("{note} cannot be written: {error}");
     }
 }
 
-fn raw_note(state: &Path, data: &DataKey) -> PathBuf {
-    state.join(format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.key])))
+fn raw_note(data: &DataKey) -> String {
+    format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.key]))
 }
 
 /// The error for a volume that cannot be opened for the intended use.
@@ -394,7 +394,8 @@ fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
     match target {
         LogTarget::Stderr => records::to(std::io::stderr()),
         LogTarget::File(path) => {
-            let file = File::options().create(true).append(true).open(path);
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+            let file = safe_path::open(path, flags, Mode::from_raw_mode(0o666));
             let file = file.map_err(|error| no_log(path, &error))?;
             records::to(file)
         }

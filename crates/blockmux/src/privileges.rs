@@ -6,6 +6,7 @@
 //! logs, signals and populating memory, drop theirs when they start.
 
 use crate::failure::Failure;
+use blockmux_engine::syscall_filter::deny_unused;
 use blockmux_engine::{state, sys};
 use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
@@ -13,12 +14,11 @@ use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
 };
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tracing::debug;
+use tracing::{debug, info};
 
 /// Drops all capabilities of this thread except `needed`. Without CAP_DAC_OVERRIDE root can open
 /// only files whose permissions allow it, which also applies to volumes that are added later.
@@ -31,6 +31,14 @@ pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
     })?;
     DROPPED.get_or_init(|| dropped);
     Ok(())
+}
+
+/// Denies all threads the system calls that a serving daemon never makes. A kernel without such
+/// filters only makes the process less confined.
+pub(crate) fn deny_system_calls() {
+    if let Err(error) = deny_unused() {
+        info!("unused system calls are not denied: {error}");
+    }
 }
 
 /// Whether this process has dropped a capability, which it can regain only by a restart.
@@ -92,27 +100,25 @@ impl ServiceUser {
                 self.name
             ))
         };
-        for path in state.into_iter().chain(control) {
-            self.own(path)
-                .map_err(|error| cannot(&format!("make it the owner of {}", path.display()), error))?;
+        if let Some(directory) = state {
+            state::give_directory(directory, self.uid, self.gid)
+                .map_err(|error| Failure::request(format!("--user {}: {error}", self.name)))?;
+        }
+        if let Some(path) = control {
+            // Only root can write to the socket's directory.
+            let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+            match chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(error) if error != io::Errno::NOENT => {
+                    return Err(cannot(&format!("make it the owner of {}", path.display()), error));
+                }
+                _ => {}
+            }
         }
         set_keep_capabilities(true).map_err(|error| cannot("keep capabilities", error))?;
         sys::become_user(self.uid, self.gid, &self.groups).map_err(|error| {
             let error = io::Errno::from_io_error(&error).unwrap_or(io::Errno::PERM);
             cannot("change the user", error)
         })
-    }
-
-    /// Makes the user the owner of a file, or of a directory and its files. Links are not followed.
-    fn own(&self, path: &Path) -> io::Result<()> {
-        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
-        let chown = |path: &Path| chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
-        match chown(path) {
-            Err(io::Errno::NOENT) => return Ok(()),
-            done => done?,
-        }
-        let files = fs::read_dir(path).into_iter().flatten().flatten();
-        files.map(|file| file.path()).try_for_each(|file| chown(&file))
     }
 }
 

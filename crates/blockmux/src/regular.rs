@@ -1,8 +1,9 @@
 //! Opens regular files that the user has named.
 
+use blockmux_engine::safe_path;
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Opens a regular file; a pipe or terminal would block, and a device may have no end.
@@ -10,8 +11,7 @@ use std::path::Path;
 /// # Errors
 /// If it cannot be opened, or is not a regular file.
 pub(crate) fn open(path: impl AsRef<Path>) -> io::Result<File> {
-    let without_waiting = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = File::options().read(true).custom_flags(without_waiting).open(path)?;
+    let file = safe_path::open(path.as_ref(), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("is not a regular file; give a regular file"));
     }

@@ -2,10 +2,12 @@
 
 use crate::failure::Failure;
 use crate::output;
+use blockmux_engine::safe_path;
 use blockmux_lab::result::Comparison;
 use blockmux_lab::suite::{Study, Suite};
 use blockmux_lab::{fio_json, page, table};
-use std::io::IsTerminal;
+use rustix::fs::{Mode, OFlags};
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Creates the report's directory. Called before the measurement, so that an error costs no
@@ -59,7 +61,9 @@ fn write_report(
     let page = page::render(comparison, study).map_err(Failure::run)?;
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
-        std::fs::write(&path, text)
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        safe_path::open(&path, flags, Mode::from_raw_mode(0o666))
+            .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|error| Failure::run(format!("{}: cannot write the report: {error}", path.display())))?;
         Ok::<_, Failure>(path)
     };

@@ -407,7 +407,7 @@ impl Channels {
         if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
             return Ok(&mut self.open[at]);
         }
-        let volume_state = self.exports.volume_state(volume).ok_or(IoError::PathLost)?;
+        let volume_state = self.exports.volume_state(volume).ok_or(IoError::ShuttingDown)?;
         if !volume_state.takes_users() {
             return Err(IoError::NoMemory);
         }

@@ -42,6 +42,7 @@ pub mod populate;
 mod rdma;
 pub mod reactor;
 pub mod ring;
+pub mod safe_path;
 pub mod secure;
 pub mod sessions;
 #[cfg(any(test, feature = "sim"))]
@@ -51,6 +52,7 @@ pub mod srp;
 mod stall;
 pub mod state;
 pub mod sys;
+pub mod syscall_filter;
 pub mod target;
 mod throttles;
 mod timers;

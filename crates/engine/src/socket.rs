@@ -1,6 +1,7 @@
 //! Stream sockets: addresses, connecting, listening.
 
 use crate::congestion::Congestion;
+use crate::safe_path::{self, SafePath};
 use crate::sys;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::ffi::OsStr;
@@ -42,6 +43,16 @@ impl Address {
         match self {
             Address::Tcp(address) => Ok((*address).into()),
             Address::Unix(path) => SockAddr::unix(path),
+        }
+    }
+
+    /// The path of a Unix socket's file, where no other user can lead root elsewhere.
+    fn anchor(&self) -> io::Result<Option<SafePath>> {
+        match self {
+            Address::Unix(path) if !path.as_os_str().as_bytes().starts_with(b"\0") => {
+                safe_path::anchor(path).map(Some)
+            }
+            _ => Ok(None),
         }
     }
 
@@ -273,17 +284,21 @@ impl Listener {
                     socket.set_only_v6(true)?;
                 }
             }
-            Address::Unix(path) => {
-                if is_stale_socket(asked, path) {
-                    std::fs::remove_file(path)?;
-                }
-            }
+            Address::Unix(_) => {}
         }
-        socket.bind(&asked.to_sock_addr()?)?;
+        let anchor = asked.anchor()?;
+        let place =
+            anchor.as_ref().map_or_else(|| asked.clone(), |at| Address::Unix(at.as_path().to_owned()));
+        if let Some(path) =
+            anchor.as_ref().map(SafePath::as_path).filter(|path| is_stale_socket(&place, path))
+        {
+            std::fs::remove_file(path)?;
+        }
+        socket.bind(&place.to_sock_addr()?)?;
         socket.listen(BACKLOG)?;
         let (address, file) = match asked {
             Address::Tcp(_) => (socket.local_addr()?.as_socket().map(Address::Tcp), None),
-            Address::Unix(path) => (None, file_at(path)),
+            Address::Unix(_) => (None, anchor.as_ref().and_then(|at| file_at(at.as_path()))),
         };
         let address = address.unwrap_or_else(|| asked.clone());
         Ok(Listener { socket, address, file, is_handed_over: Arc::default() })
@@ -311,15 +326,17 @@ impl Listener {
         Ok(Listener { socket, address, file: None, is_handed_over: Arc::default() })
     }
 
-    /// Takes over a listening socket of another process, with the file of a Unix socket. The file
-    /// is removed when the listener is dropped, but only after [`ListenerHandle::own_file`].
+    /// Takes over a listening Unix socket of another process, with its file at `path`. The file is
+    /// removed when the listener is dropped, but only after [`ListenerHandle::own_file`].
     ///
     /// # Errors
     /// As for [`Listener::inherited`].
-    pub fn inherited_with_file(socket: OwnedFd) -> io::Result<Listener> {
+    pub fn inherited_with_file(socket: OwnedFd, path: &Path) -> io::Result<Listener> {
         let mut listener = Listener::inherited(socket)?;
-        if let Address::Unix(path) = &listener.address {
-            listener.file = file_at(path);
+        if let Address::Unix(own) = &mut listener.address {
+            // Its address may lead through a descriptor of that process.
+            path.clone_into(own);
+            listener.file = safe_path::anchor(path).ok().and_then(|at| file_at(at.as_path()));
             listener.is_handed_over.store(true, Ordering::Relaxed);
         }
         Ok(listener)
@@ -367,12 +384,12 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
-            // The file may be gone. A file that another process has put in its place is kept.
-            let is_ours = self.file.is_some() && !self.is_handed_over.load(Ordering::Relaxed);
-            if is_ours && file_at(path) == self.file {
-                let _ = std::fs::remove_file(path);
-            }
+        // The file may be gone. A file that another process has put in its place is kept.
+        let is_ours = self.file.is_some() && !self.is_handed_over.load(Ordering::Relaxed);
+        if let Some(at) = self.address.anchor().ok().flatten().filter(|_| is_ours)
+            && file_at(at.as_path()) == self.file
+        {
+            let _ = std::fs::remove_file(at.as_path());
         }
     }
 }
@@ -385,9 +402,10 @@ fn is_stale_socket(address: &Address, path: &Path) -> bool {
         && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Device and inode of the file at `path`.
+/// Device and inode of the socket file at `path`.
 fn file_at(path: &Path) -> Option<FileId> {
-    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    let found = std::fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket());
+    found.map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Sets the options of a connection's socket. `tcp_peer` is the peer's address, `None` for a Unix
@@ -475,7 +493,8 @@ mod tests {
         let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
         let handle = first.handle().unwrap();
         assert!(handle.owns_file());
-        let second = Listener::inherited_with_file(handle.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let second =
+            Listener::inherited_with_file(handle.as_fd().try_clone_to_owned().unwrap(), &path).unwrap();
         handle.leave_file();
         second.handle().unwrap().own_file();
         drop((first, handle));
@@ -488,7 +507,7 @@ mod tests {
         assert!(!path.exists());
         let first = Listener::bind(&Address::Unix(path.clone())).unwrap();
         let fd = first.as_fd().try_clone_to_owned().unwrap();
-        drop(Listener::inherited_with_file(fd).unwrap());
+        drop(Listener::inherited_with_file(fd, &path).unwrap());
         assert!(path.exists(), "the new process has not made itself the owner");
     }
 

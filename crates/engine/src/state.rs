@@ -12,10 +12,18 @@
 //! written, only the last one is.
 
 use crate::file::lock_exclusive;
+use crate::safe_path::{self, entry_stat};
 use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
-use std::fs::{self, DirBuilder, File};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
+    unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -111,15 +119,62 @@ impl StateFile {
 pub fn check_directory(directory: &Path) -> Result<(), StateError> {
     let absolute = std::path::absolute(directory).map_err(at(directory))?;
     for ancestor in absolute.ancestors() {
-        match fs::metadata(ancestor) {
+        match safe_path::stat(ancestor) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(at(ancestor)(error)),
-            Ok(metadata) if !metadata.is_dir() => return Err(at(ancestor)(ErrorKind::NotADirectory.into())),
-            Ok(metadata) if ancestor == absolute => return check_private(ancestor, &metadata),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {
+                return Err(at(ancestor)(ErrorKind::NotADirectory.into()));
+            }
+            Ok(stat) if ancestor == absolute => return check_private(ancestor, &stat),
             Ok(_) => break,
         }
     }
     Ok(())
+}
+
+/// Creates an empty file with this name in a state directory, and the directory if necessary.
+///
+/// # Errors
+/// If others may write the directory, or the file cannot be created.
+pub fn note(directory: &Path, name: &str) -> Result<(), StateError> {
+    OpenDirectory::make(directory)?.checked()?.create(&directory.join(name), OFlags::empty()).map(drop)
+}
+
+/// Whether a state directory that no other user may write has a file with this name.
+#[must_use]
+pub fn has_note(directory: &Path, name: &str) -> bool {
+    let found = OpenDirectory::open(directory).and_then(OpenDirectory::checked);
+    let entry = found.ok().and_then(|found| entry_stat(&found.fd, OsStr::new(name)).ok());
+    entry.is_some_and(|entry| is_file(&entry))
+}
+
+/// Makes a user the owner of a state directory of root's and its files. A directory that does not
+/// exist, or is the user's already, stays as it is.
+///
+/// # Errors
+/// If the directory belongs to somebody else or others may write it, or the system does not permit
+/// it.
+pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), StateError> {
+    let open = match OpenDirectory::open(directory).and_then(OpenDirectory::checked) {
+        Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        open => open?,
+    };
+    if open.stat.st_uid == user {
+        return Ok(());
+    }
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    let entries = Dir::read_from(&open.fd).map_err(|error| at(directory)(error.into()))?;
+    for entry in entries.flatten() {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(&open.fd, name, flags, Mode::empty()) else { continue };
+        // Another name of the file may be in another directory.
+        if fstat(&file).is_ok_and(|stat| is_file(&stat) && stat.st_nlink == 1) {
+            let given = chownat(&file, "", Some(user), Some(group), AtFlags::EMPTY_PATH);
+            given.map_err(|error| at(&directory.join(name))(error.into()))?;
+        }
+    }
+    fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
 }
 
 impl ReservationStore for StateFile {
@@ -196,10 +251,7 @@ impl FileState {
             if let Some((ticket, image)) = state.pending.take() {
                 let lock = state.lock.take();
                 drop(state);
-                let (lock, written) = match lock.map_or_else(|| self.paths.take_lock(), Ok) {
-                    Ok(lock) => (Some(lock), self.paths.write(&image)),
-                    Err(error) => (None, Err(error)),
-                };
+                let (lock, written) = self.paths.save(lock, &image);
                 state = self.state();
                 state.lock = lock;
                 match written {
@@ -241,19 +293,27 @@ impl StatePaths {
 
     /// The saved image with the lock; `None` if there is no image.
     fn read(&self) -> Result<Option<(File, Vec<u8>)>, StateError> {
-        if !exists(&self.file)? {
+        let directory = match OpenDirectory::open(&self.directory) {
+            Err(StateError::Io { error, .. })
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(None);
+            }
+            directory => directory?,
+        };
+        if !directory.has(&self.file)? {
             return Ok(None);
         }
-        check_private(&self.directory, &fs::metadata(&self.directory).map_err(at(&self.directory))?)?;
-        let lock = self.take_lock()?;
-        let file = options(false).open(&self.file).map_err(at(&self.file))?;
-        let metadata = file.metadata().map_err(at(&self.file))?;
-        check_private(&self.file, &metadata)?;
+        let directory = directory.checked()?;
+        let lock = self.take_lock(&directory)?;
+        let file = directory.open_file(&self.file, OFlags::RDONLY)?;
+        let stat = fstat(&file).map_err(|error| at(&self.file)(error.into()))?;
+        check_private(&self.file, &stat)?;
         let mut bytes = Vec::new();
         file.take(MAX_FILE).read_to_end(&mut bytes).map_err(at(&self.file))?;
         let header = self.header();
         match bytes.strip_prefix(&header[..]) {
-            Some(image) if metadata.is_file() && metadata.len() < MAX_FILE => {
+            Some(image) if is_file(&stat) && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE) => {
                 Ok(Some((lock, image.to_vec())))
             }
             _ => Err(StateError::Foreign { path: self.file.clone() }),
@@ -261,19 +321,17 @@ impl StatePaths {
     }
 
     /// Replaces the saved image; an empty image deletes the file.
-    fn write(&self, image: &[u8]) -> Result<(), StateError> {
+    fn write(&self, directory: &OpenDirectory, image: &[u8]) -> Result<(), StateError> {
         if image.is_empty() {
-            match fs::remove_file(&self.file) {
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                removed => removed.map_err(at(&self.file))?,
-            }
-            return flush(&self.directory);
+            return if directory.remove(&self.file)? { directory.flush() } else { Ok(()) };
         }
-        let mut file = options(true).truncate(true).open(&self.new_file).map_err(at(&self.new_file))?;
+        // What a crash has left, or somebody has put there, is not written to.
+        directory.remove(&self.new_file)?;
+        let mut file = directory.create(&self.new_file, OFlags::EXCL)?;
         let written = file.write_all(&self.header()).and_then(|()| file.write_all(image));
         written.and_then(|()| file.sync_all()).map_err(at(&self.new_file))?;
-        fs::rename(&self.new_file, &self.file).map_err(at(&self.file))?;
-        flush(&self.directory)
+        directory.rename(&self.new_file, &self.file)?;
+        directory.flush()
     }
 
     fn header(&self) -> Vec<u8> {
@@ -282,39 +340,128 @@ impl StatePaths {
         [&len.to_be_bytes(), &identity[..len.into()]].concat()
     }
 
-    /// Creates the directory if necessary and locks the state against other processes.
-    fn take_lock(&self) -> Result<File, StateError> {
-        make_directory(&self.directory)?;
-        check_private(&self.directory, &fs::metadata(&self.directory).map_err(at(&self.directory))?)?;
-        let lock = options(true).open(&self.lock).map_err(at(&self.lock))?;
+    /// Locks the state against other processes.
+    fn take_lock(&self, directory: &OpenDirectory) -> Result<File, StateError> {
+        let lock = directory.create(&self.lock, OFlags::empty())?;
         lock_exclusive(&lock).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => StateError::Locked { path: self.lock.clone() },
             _ => StateError::Io { path: self.lock.clone(), error },
         })?;
         Ok(lock)
     }
-}
 
-/// Creates a private directory and its missing parents, and flushes each parent.
-fn make_directory(path: &Path) -> Result<(), StateError> {
-    let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
-    for directory in missing.into_iter().rev().filter(|directory| !directory.as_os_str().is_empty()) {
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(at(directory)(error)),
-            _ => {}
+    /// Replaces the saved image; takes the lock first unless it is held. Creates the directory if
+    /// necessary.
+    fn save(&self, lock: Option<File>, image: &[u8]) -> (Option<File>, Result<(), StateError>) {
+        let directory = match OpenDirectory::make(&self.directory).and_then(OpenDirectory::checked) {
+            Ok(directory) => directory,
+            Err(error) => return (lock, Err(error)),
+        };
+        match lock.map_or_else(|| self.take_lock(&directory), Ok) {
+            Ok(lock) => (Some(lock), self.write(&directory, image)),
+            Err(error) => (None, Err(error)),
         }
-        let above = directory.parent().filter(|above| !above.as_os_str().is_empty());
-        flush(above.unwrap_or(Path::new(".")))?;
     }
-    Ok(())
 }
 
-/// Open options that follow no symbolic link and block on no FIFO; new files are private.
-fn options(writes: bool) -> fs::OpenOptions {
-    let mut options = File::options();
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    options.read(true).write(writes).create(writes).mode(0o600).custom_flags(flags);
-    options
+/// A directory of state files. Its files are reached by its descriptor and never through links, so
+/// that nobody can replace the directory between two steps.
+struct OpenDirectory {
+    path: PathBuf,
+    fd: File,
+    stat: Stat,
+}
+
+impl OpenDirectory {
+    fn open(path: &Path) -> Result<OpenDirectory, StateError> {
+        let opened = safe_path::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+        OpenDirectory::of(path, opened.map_err(at(path))?)
+    }
+
+    fn of(path: &Path, fd: File) -> Result<OpenDirectory, StateError> {
+        let stat = fstat(&fd).map_err(|error| at(path)(error.into()))?;
+        Ok(OpenDirectory { path: path.to_owned(), fd, stat })
+    }
+
+    /// Opens a directory; creates it, private, and its missing parents, and flushes each parent.
+    fn make(path: &Path) -> Result<OpenDirectory, StateError> {
+        match OpenDirectory::open(path) {
+            Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        let absolute = std::path::absolute(path).map_err(at(path))?;
+        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+            return Err(at(path)(ErrorKind::NotFound.into()));
+        };
+        let above = OpenDirectory::make(parent)?;
+        match mkdirat(&above.fd, name, Mode::RWXU) {
+            // A link that leads nowhere is refused below.
+            Ok(()) | Err(Errno::EXIST) => above.flush()?,
+            Err(error) => return Err(at(path)(error.into())),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = openat(&above.fd, name, flags, Mode::empty());
+        OpenDirectory::of(path, made.map_err(|error| at(path)(error.into()))?.into())
+    }
+
+    /// The directory, if no other user may write it.
+    fn checked(self) -> Result<OpenDirectory, StateError> {
+        check_private(&self.path, &self.stat)?;
+        Ok(self)
+    }
+
+    /// Whether the directory has this entry, of any type.
+    fn has(&self, path: &Path) -> Result<bool, StateError> {
+        match entry_stat(&self.fd, name_of(path)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(at(path)(error)),
+        }
+    }
+
+    /// Opens a file of the directory; blocks on no FIFO.
+    fn open_file(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = openat(&self.fd, name_of(path), flags, Mode::RUSR | Mode::WUSR);
+        opened.map(File::from).map_err(|error| at(path)(error.into()))
+    }
+
+    /// Opens a file of the directory for writing; creates it, private, for the directory's owner.
+    fn create(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
+        let is_new = !self.has(path)?;
+        let file = self.open_file(path, flags | OFlags::RDWR | OFlags::CREATE)?;
+        if is_new && self.stat.st_uid != geteuid().as_raw() {
+            let owner = (Uid::from_raw(self.stat.st_uid), Gid::from_raw(self.stat.st_gid));
+            fchown(&file, Some(owner.0), Some(owner.1)).map_err(|error| at(path)(error.into()))?;
+        }
+        Ok(file)
+    }
+
+    /// Removes a file; returns whether there was one.
+    fn remove(&self, path: &Path) -> Result<bool, StateError> {
+        match unlinkat(&self.fd, name_of(path), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(false),
+            removed => removed.map(|()| true).map_err(|error| at(path)(error.into())),
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), StateError> {
+        let renamed = renameat(&self.fd, name_of(from), &self.fd, name_of(to));
+        renamed.map_err(|error| at(to)(error.into()))
+    }
+
+    fn flush(&self) -> Result<(), StateError> {
+        self.fd.sync_all().map_err(at(&self.path))
+    }
+}
+
+/// The last component of the path of a state file.
+fn name_of(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
+}
+
+fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
 /// Sets the user that this process will switch to after opening everything. Files of this user
@@ -325,28 +472,16 @@ pub fn set_service_user(user: u32) {
 
 static SERVICE_USER: OnceLock<u32> = OnceLock::new();
 
-fn check_private(path: &Path, metadata: &fs::Metadata) -> Result<(), StateError> {
-    let own = fs::metadata("/proc/self").map_err(at(path))?.uid();
+fn check_private(path: &Path, stat: &Stat) -> Result<(), StateError> {
+    let own = geteuid().as_raw();
     let is_ours = |owner| owner == own || owner == ROOT || SERVICE_USER.get() == Some(&owner);
-    if !is_ours(metadata.uid()) {
+    if !is_ours(stat.st_uid) {
         return Err(StateError::NotOurs { path: path.to_owned() });
     }
-    if metadata.mode() & OTHERS_WRITE != 0 {
+    if stat.st_mode & OTHERS_WRITE != 0 {
         return Err(StateError::Exposed { path: path.to_owned() });
     }
     Ok(())
-}
-
-fn exists(path: &Path) -> Result<bool, StateError> {
-    match fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
-        Err(error) => Err(at(path)(error)),
-    }
-}
-
-fn flush(directory: &Path) -> Result<(), StateError> {
-    File::open(directory).and_then(|opened| opened.sync_all()).map_err(at(directory))
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
@@ -362,6 +497,7 @@ const MAX_FILE: u64 = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use tempfile::TempDir;
 

@@ -3,6 +3,7 @@
 use super::tls::TlsConnection;
 use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER, tls_error};
 use crate::failure::Failure;
+use blockmux_engine::safe_path;
 use blockmux_engine::secure::{ClientCertificates, TlsError};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -113,7 +114,7 @@ impl Client {
             }
             read_answer(BufReader::new((&head[..]).chain(&stream))).map(Err)
         };
-        let stream = match UnixStream::connect(socket) {
+        let stream = match safe_path::anchor(socket).and_then(|at| UnixStream::connect(at.as_path())) {
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
             {
@@ -190,7 +191,7 @@ impl Client {
     fn connect(&self) -> io::Result<(String, Box<dyn ReadWrite>)> {
         match &self.address {
             ApiAddress::Unix(ControlPath(path)) => {
-                let stream = UnixStream::connect(path)?;
+                let stream = UnixStream::connect(safe_path::anchor(path)?.as_path())?;
                 stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
                 stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
                 Ok(("localhost".to_owned(), Box::new(stream)))

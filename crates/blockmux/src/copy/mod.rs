@@ -8,7 +8,7 @@ mod map;
 mod progress;
 mod task;
 
-use crate::data_part::DataPart;
+use crate::data_layers;
 use crate::failure::{self, Failure, cores_cannot_start};
 use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
@@ -87,7 +87,12 @@ fn is_persistent(spec: &Spec) -> bool {
 
 /// Whether source and destination have no data in common.
 fn check_distinct(source: &Spec, destination: &Spec) -> Result<(), Failure> {
-    let [from, to] = [source, destination].map(DataPart::of_spec);
+    let exact = |spec| {
+        let mut parts = data_layers::of_spec(spec);
+        parts.retain(|part| part.is_exact);
+        parts
+    };
+    let [from, to] = [source, destination].map(exact);
     let is_same = source == destination && is_persistent(source) || from == to && !from.is_empty();
     let how = match from.iter().any(|part| to.iter().any(|other| part.overlaps(other))) {
         _ if is_same => "are the same",

@@ -168,7 +168,7 @@ mod tests {
     use blockmux_volume::spec::SliceSpec;
 
     fn key(text: &str) -> DataPart {
-        DataPart { key: format!("{text} {}", getpid()), part: Part::WHOLE }
+        DataPart { key: format!("{text} {}", getpid()), part: Part::WHOLE, is_exact: true }
     }
 
     fn slice(text: &str, offset: u64, len: u64) -> DataPart {

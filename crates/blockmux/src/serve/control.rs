@@ -15,7 +15,7 @@ use crate::ctl::{
     Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
     ThrottleStatus, VolumeStatus,
 };
-use crate::data_part::DataPart;
+use crate::data_layers;
 use crate::log::levels::{self, Levels};
 use crate::open::Populate;
 use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
@@ -292,7 +292,7 @@ impl ControlServer {
         self.policy.set_networks(&name, named.entry.networks.clone());
         let opened = opener.open(&named, Populate::Behind);
         let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
-        self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
+        self.policy.set_data(&name, data_layers::of_spec(&named.entry.spec));
         let is_restricted = |name: &str| self.is_restricted(name, &live_protocols);
         self.policy.check_same_data(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
         let all: Vec<_> = self.exports.iter().collect();
@@ -429,7 +429,7 @@ impl ControlServer {
         // A longer slice may overlap others.
         let parts_before = self.policy.data_of(name);
         if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
-            self.policy.set_data(name, DataPart::of_spec(&resized));
+            self.policy.set_data(name, data_layers::of_spec(&resized));
         }
         let live_protocols = self.live_protocols();
         let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));

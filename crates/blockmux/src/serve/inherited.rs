@@ -102,6 +102,11 @@ impl InheritedListeners {
         Some(self.offered.remove(at).listener)
     }
 
+    /// Whether there is an offered listener of this kind and configured address.
+    pub(super) fn is_offered(&self, kind: &str, asked: &str) -> bool {
+        self.offered.iter().any(|offered| offered.kind == kind && offered.asked == asked)
+    }
+
     /// Closes the offered listeners that were not taken, because this process's config lacks them.
     pub(super) fn close_offered(&mut self) {
         self.offered.clear();

@@ -146,6 +146,8 @@ fn is_socket(path: &Path) -> bool {
 
 fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
     let advice = match (error.kind(), address) {
+        // Our own message says what to do.
+        _ if error.get_ref().is_some() => &error.to_string(),
         (io::ErrorKind::AddrInUse, Address::Tcp(tcp)) if !is_answered(*tcp) => {
             "the port is in use, but no program listens there; use another port, or try again in a minute"
         }

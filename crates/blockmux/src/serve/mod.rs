@@ -259,7 +259,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         Some(takeover) => {
             takeover.check(&setup)?;
             let new = setup.open_some(|name| !takeover.has(name))?;
-            takeover.wait_for_release()?;
+            takeover.wait_for_release(&inherited)?;
             inherited.close_offered();
             let exports = setup.open(new, takeover.uuids())?;
             takeover.restore(&exports)?;
@@ -282,6 +282,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     // The command of --run keeps the privileges of the user who started it.
     if command.is_none() && !keep_privileges {
         privileges::drop_capabilities(setup.capabilities())?;
+        privileges::deny_system_calls();
     }
     let cores = start_cores(&setup, buffers)?;
     let reloader =

@@ -13,7 +13,7 @@ use super::sources::Sources;
 use super::state;
 use crate::address::{ApiListener, ListenAddress};
 use crate::api::ControlPath;
-use crate::data_part::DataPart;
+use crate::data_layers;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::poll::Poll;
@@ -311,7 +311,7 @@ impl Setup {
         let exports = self.volumes.iter().map(open);
         let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
         for named in &self.volumes {
-            self.policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
+            self.policy.set_data(&named.name, data_layers::of_spec(&named.entry.spec));
         }
         for named in &self.volumes {
             let checked = self.policy.check_same_data(&named.name, |_| false).map_err(Failure::request);

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod aliases;
 mod allow;
 mod aoe_interop;
 mod api;
@@ -19,6 +20,7 @@ mod daemon;
 mod device_flush;
 mod durability;
 mod fencing;
+mod foreign_links;
 mod hostile;
 mod identity;
 mod idle;

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 /// Whether root runs the tests; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         println!("skipped: needs root");
@@ -76,6 +76,35 @@ fn no_thread_has_a_capability_or_can_gain_one() {
         names.push(name);
     }
     assert!(names.iter().any(|name| name == "records"), "{names:?}");
+}
+
+/// The lines that begin with `Seccomp:` in the status of all threads of a process.
+fn filters(process: &str) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let status = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("status")).unwrap()
+    };
+    let line = |status: String| status.lines().find(|line| line.starts_with("Seccomp:")).map(str::to_owned);
+    tasks.map(status).filter_map(line).collect()
+}
+
+#[test]
+fn every_thread_of_a_daemon_is_denied_unused_system_calls_and_a_command_of_run_is_not() {
+    let own = filters("self");
+    let Some(own) = own.first() else {
+        #[expect(clippy::print_stdout, reason = "a skipped test says why")]
+        {
+            println!("skipped: the kernel has no filters of system calls");
+        }
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let daemon = Daemon::serve(&[&format!("log:{}:mem:64m", log.display())]);
+    let all = filters(&daemon.pid().as_raw_nonzero().to_string());
+    assert!(all.len() > 2 && all.iter().all(|line| line == "Seccomp:\t2"), "{all:?}");
+    let of_command = blockmux(["serve", "mem:1m", "--run", "grep Seccomp: /proc/self/status"]);
+    assert_eq!(text(&of_command.stdout).trim(), own);
 }
 
 #[test]

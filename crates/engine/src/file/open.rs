@@ -4,10 +4,12 @@
 use super::kernel;
 use super::probe::{DirectAlignment, QueueLimits, Zeroing, file_block};
 use super::qemu_locks;
+use crate::safe_path;
 use blockmux_volume::{BlockSizes, SmallBlock, VolumeInfo};
-use std::fs::{File, OpenOptions};
+use rustix::fs::{FileType, Mode, OFlags};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Options for opening a file as a volume.
@@ -145,11 +147,11 @@ pub(super) struct Opened {
 
 pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
-    let creates = match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => return Err(OpenError::Directory(path.into())),
-        Ok(found) if found.file_type().is_block_device() => return Err(OpenError::IsDevice(path.into())),
-        Ok(found) if !found.is_file() => return Err(OpenError::NotFile(path.into())),
-        Ok(_) => false,
+    let creates = match type_of(path) {
+        Ok(FileType::Directory) => return Err(OpenError::Directory(path.into())),
+        Ok(FileType::BlockDevice) => return Err(OpenError::IsDevice(path.into())),
+        Ok(FileType::RegularFile) => false,
+        Ok(_) => return Err(OpenError::NotFile(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => return Err(failed("examine")(error)),
     };
@@ -160,14 +162,11 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
     if !options.create || options.read_only || options.size.is_none() {
         return Err(OpenError::Missing(path.into()));
     }
-    let mut open_options = OpenOptions::new();
-    let file =
-        open_options.read(true).write(true).create_new(true).open(path).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
-                _ => system_error(path, "create", error),
-            }
-        })?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = safe_path::open(path, flags, NEW_FILE).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+        _ => system_error(path, "create", error),
+    })?;
     let opened = prepare_file(path, file, options).and_then(|opened| {
         // The directory entry must be on stable storage, too.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -232,25 +231,26 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
 
 pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);
-    let metadata = match std::fs::metadata(path) {
-        Ok(found) if found.is_file() => return Err(OpenError::NotDevice(path.into())),
-        Ok(found) if !found.file_type().is_block_device() => return Err(OpenError::Neither(path.into())),
+    match type_of(path) {
+        Ok(FileType::BlockDevice) => {}
+        Ok(FileType::RegularFile) => return Err(OpenError::NotDevice(path.into())),
+        Ok(_) => return Err(OpenError::Neither(path.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(OpenError::MissingDevice(path.into()));
         }
-        found => found.map_err(failed("examine"))?,
-    };
+        Err(error) => return Err(failed("examine")(error)),
+    }
     let mut file = match options.read_only {
         true => open_plain(path, true),
         // With `O_EXCL` the kernel refuses a device that is mounted or part of another one.
-        false => OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path),
+        false => safe_path::open(path, OFlags::RDWR | OFlags::EXCL, Mode::empty()),
     }
     .map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => OpenError::InUse(path.into()),
         _ => system_error(path, "open", error),
     })?;
     lock(path, &file, options.read_only)?;
-    let queue = QueueLimits::of(metadata.rdev());
+    let queue = QueueLimits::of(file.metadata().map_err(failed("examine"))?.rdev());
     let (logical, physical) = kernel::block_sizes(&file).map_err(failed("query the block size of"))?;
     options.blocks.check(logical).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;
     let usable = DirectAlignment::of(&file, &queue).filter(|direct| direct.offset <= logical);
@@ -286,7 +286,12 @@ pub(super) fn open_block(path: &Path, options: BlockOptions) -> Result<Opened, O
 
 /// Opens an existing file or device without locking it.
 pub(super) fn open_plain(path: &Path, read_only: bool) -> io::Result<File> {
-    OpenOptions::new().read(true).write(!read_only).open(path)
+    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    safe_path::open(path, access, Mode::empty())
+}
+
+fn type_of(path: &Path) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(safe_path::stat(path)?.st_mode))
 }
 
 /// Locks the file, since two processes that write the same blocks would corrupt each other's data.
@@ -336,6 +341,8 @@ fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenErr
     }
 }
 
+/// Permissions of a new file, less those that the umask takes.
+const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
 /// Block size that every client supports, in bytes.
 const SMALL_BLOCK: u32 = 512;
 

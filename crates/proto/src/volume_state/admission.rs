@@ -133,19 +133,16 @@ pub(crate) struct Admission {
 /// A copy of the reservations, as far as they concern the client.
 #[derive(Clone, Copy)]
 struct SeenReservations {
-    /// The generation of the table that `access` was copied from.
+    /// The generation of the table that the rest was copied from.
     generation: u64,
     access: BlockAccess,
+    is_retired: bool,
 }
-
-/// A reservation does not allow the I/O.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reserved;
 
 /// The access that an I/O needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequiredAccess {
-    /// None: a flush concerns completed writes only.
+    /// That of every client while the volume is served: a flush concerns completed writes only.
     Nothing,
     Reading,
     Writing,
@@ -166,7 +163,7 @@ impl RequiredAccess {
 impl Admission {
     /// Access of `who`; `None` is a client without an identity, which every reservation excludes.
     pub(crate) fn new(volume_state: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
-        let seen = SeenReservations { generation: 0, access: BlockAccess::ALL };
+        let seen = SeenReservations { generation: 0, access: BlockAccess::ALL, is_retired: false };
         let reservations = Cell::new(seen);
         who.iter().for_each(|who| volume_state.adopt_record(who));
         let admission =
@@ -179,8 +176,8 @@ impl Admission {
     /// is `None`.
     ///
     /// # Errors
-    /// If a byte of the range is locked, unless the client `owns_lock`, or if reservations do not
-    /// allow `needs`.
+    /// If a byte of the range is locked, unless the client `owns_lock`; [`IoError::Reserved`] if
+    /// reservations do not allow `needs`, and [`IoError::ShuttingDown`] if the volume was removed.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -188,7 +185,7 @@ impl Admission {
         range: ByteRange,
         needs: RequiredAccess,
         owns_lock: bool,
-    ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
+    ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
         let check = || self.check(needs);
         if op == Op::Read || op.is_write() {
             self.counter.clone().admit(op, range, owns_lock, check).map(Some)
@@ -201,7 +198,7 @@ impl Admission {
     /// Admits a paused I/O on a range in bytes again.
     ///
     /// # Errors
-    /// If a byte of the range is locked, or reservations do not allow `needs` any more.
+    /// As for [`Admission::admit`].
     pub(crate) fn readmit(
         &self,
         guard: &mut IoGuard,
@@ -209,21 +206,25 @@ impl Admission {
         range: ByteRange,
         needs: RequiredAccess,
     ) -> Result<(), NotAdmitted<IoError>> {
-        guard.readmit(op, range, || self.check(needs).map_err(|Reserved| IoError::Reserved))
+        guard.readmit(op, range, || self.check(needs))
     }
 
     #[inline]
-    fn check(&self, needs: RequiredAccess) -> Result<(), Reserved> {
+    fn check(&self, needs: RequiredAccess) -> Result<(), IoError> {
         if self.counter.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
-        let access = self.reservations.get().access;
+        let SeenReservations { access, is_retired, .. } = self.reservations.get();
         let is_allowed = match needs {
-            RequiredAccess::Nothing => true,
+            RequiredAccess::Nothing => !is_retired,
             RequiredAccess::Reading => access.reads,
             RequiredAccess::Writing => access.writes,
         };
-        if is_allowed { Ok(()) } else { Err(Reserved) }
+        match is_allowed {
+            true => Ok(()),
+            false if is_retired => Err(IoError::ShuttingDown),
+            false => Err(IoError::Reserved),
+        }
     }
 
     /// The reason for which the client is excluded, for the log; returned once for each change of
@@ -250,12 +251,15 @@ impl Admission {
         let volume_state = &self.counter.volume_state;
         // Read first, so that a change in between is seen by the next call.
         let generation = volume_state.generation();
-        let access = volume_state.with_table(|table| match table.reserved_by {
-            Some(_) => BlockAccess::NONE,
-            None if table.is_closed || table.is_retired => BlockAccess::NONE,
-            None => table.reservations.access(self.who.as_ref()),
+        let (access, is_retired) = volume_state.with_table(|table| {
+            let access = match table.reserved_by {
+                Some(_) => BlockAccess::NONE,
+                None if table.is_closed || table.is_retired => BlockAccess::NONE,
+                None => table.reservations.access(self.who.as_ref()),
+            };
+            (access, table.is_retired)
         });
-        self.reservations.set(SeenReservations { generation, access });
+        self.reservations.set(SeenReservations { generation, access, is_retired });
     }
 }
 
@@ -302,7 +306,7 @@ impl Admissions {
     }
 
     /// Admits an I/O on one of the volumes, as [`Admission::admit`]. Any other volume counts as
-    /// reserved.
+    /// removed.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -311,8 +315,10 @@ impl Admissions {
         range: ByteRange,
         needs: RequiredAccess,
         owns_lock: bool,
-    ) -> Result<Option<IoGuard>, NotAdmitted<Reserved>> {
-        self.find(volume).ok_or(NotAdmitted::Denied(Reserved))?.admit(op, range, needs, owns_lock)
+    ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
+        self.find(volume)
+            .ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?
+            .admit(op, range, needs, owns_lock)
     }
 
     /// Admits a paused I/O on one of the volumes again, as [`Admission::readmit`].
@@ -324,7 +330,7 @@ impl Admissions {
         range: ByteRange,
         needs: RequiredAccess,
     ) -> Result<(), NotAdmitted<IoError>> {
-        let admission = self.find(volume).ok_or(NotAdmitted::Denied(IoError::Reserved))?;
+        let admission = self.find(volume).ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?;
         admission.readmit(guard, op, range, needs)
     }
 }

@@ -41,7 +41,7 @@ pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
-pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess, Reserved};
+pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess};
 pub(crate) use image::to_image;
 #[cfg(test)]
 pub(crate) use ranges::RangeGuard;

@@ -11,7 +11,7 @@ use crate::scsi::{
 use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{MemVolume, Op, Pool, Resize, Volume, Waker};
+use blockmux_volume::{IoError, MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,7 @@ const TRIM: u8 = 4;
 const CACHE: u8 = 5;
 const ZEROES: u8 = 6;
 const EPERM: u32 = 1;
+const ESHUTDOWN: u32 = 108;
 const WRITE_10: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const COMPARE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
 
@@ -110,6 +111,26 @@ fn a_reserve_of_spc_2_excludes_nbd_until_it_ends() {
     assert_eq!(ask(&mut nbd, READ, &[]), EPERM);
     drop(scsi);
     assert_eq!(ask(&mut nbd, READ, &[]), 0);
+}
+
+#[test]
+fn a_removed_volume_answers_nbd_that_it_shuts_down_whatever_excluded_the_client_before() {
+    for is_reserved in [false, true] {
+        let both = Both::new();
+        let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
+        assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), 0);
+        if is_reserved {
+            scsi.run(&[0x16, 0, 0, 0, 0, 0]).good();
+            assert_eq!(ask(&mut nbd, WRITE, &[1; 512]), EPERM);
+        }
+        assert!(both.exports.remove("a").is_some());
+        for (kind, data) in
+            [(WRITE, &[1; 512][..]), (READ, &[]), (ZEROES, &[]), (TRIM, &[]), (CACHE, &[]), (FLUSH, &[])]
+        {
+            assert_eq!(ask(&mut nbd, kind, data), ESHUTDOWN, "{kind}");
+        }
+        assert_eq!(scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (5, 0x2500));
+    }
 }
 
 #[test]
@@ -249,7 +270,7 @@ fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::RequiredAccess::Writing, false);
     drop(write().unwrap());
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), ScsiStatus::GOOD);
-    assert!(matches!(write(), Err(super::NotAdmitted::Denied(super::Reserved))));
+    assert!(matches!(write(), Err(super::NotAdmitted::Denied(IoError::Reserved))));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::serve::access::{RequiredCredentials, RequiredTls, plain_warning, tcp_
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
+use blockmux_engine::safe_path;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_engine::zone;
 use blockmux_proto::networks::AllowedNetworks;
@@ -19,7 +20,7 @@ use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -117,10 +118,14 @@ pub(in crate::serve) fn bind_control(
         Failure::request(format!("cannot serve the API at {}: {reason}; check --control", path.display()))
     };
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let directory = fs::metadata(parent).map_err(|error| cannot(&format!("its directory: {error}")))?;
-    let is_ours = directory.uid() == geteuid().as_raw() || directory.uid() == ROOT;
-    if !is_ours || directory.mode() & OTHERS_WRITE != 0 {
+    let in_directory = |error: io::Error| cannot(&format!("its directory: {error}"));
+    let directory = safe_path::stat(parent).map_err(in_directory)?;
+    let is_ours = directory.st_uid == geteuid().as_raw() || directory.st_uid == ROOT;
+    if !is_ours || directory.st_mode & OTHERS_WRITE != 0 {
         return Err(cannot("other users can write to its directory; use a private one (chmod 700)"));
+    }
+    if safe_path::anchor(path).map_err(in_directory)?.is_foreign() {
+        return Err(cannot("another user owns a directory above it; use one below directories of root's"));
     }
     if let Some(listener) = inherited.take_offered(CONTROL, &asked) {
         return Ok(Endpoint { listener, asked, guard: Guard::Owner });

@@ -4,7 +4,7 @@
 use super::model::Model;
 use super::{Plan, ReloadState, Reloader, RunningListener, VolumeStep, live_of, other_size};
 use crate::ctl::PlanReport;
-use crate::data_part::DataPart;
+use crate::data_layers;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::by_name;
@@ -115,7 +115,7 @@ impl Reloader {
             opened.insert(name.clone(), volume);
         }
         for named in &desired.volumes {
-            policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
+            policy.set_data(&named.name, data_layers::of_spec(&named.entry.spec));
         }
         for named in &desired.volumes {
             policy.check_same_data(&named.name, |_| false).map_err(failure)?;

@@ -7,6 +7,7 @@ use super::{ReloadState, Reloader};
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use crate::serve::sources::Sources;
+use blockmux_engine::safe_path::{self, SafePath};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -399,16 +400,16 @@ fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> 
 /// The new text of a file, on disk beside it. [`Replacement::commit`] replaces the file atomically
 /// and keeps its permissions.
 struct Replacement {
-    path: PathBuf,
+    path: SafePath,
     file: tempfile::NamedTempFile,
 }
 
 impl Replacement {
     fn prepare(path: &Path, text: &str) -> io::Result<Replacement> {
         // Replaces the file that a symbolic link refers to, not the link.
-        let path = fs::canonicalize(path)?;
-        let permissions = fs::metadata(&path)?.permissions();
-        let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
+        let path = safe_path::resolve(path)?;
+        let permissions = fs::symlink_metadata(path.as_path())?.permissions();
+        let mut file = tempfile::NamedTempFile::new_in(path.as_path().parent().unwrap_or(Path::new("/")))?;
         file.write_all(text.as_bytes())?;
         file.as_file().set_permissions(permissions)?;
         file.as_file().sync_all()?;
@@ -416,7 +417,7 @@ impl Replacement {
     }
 
     fn commit(self) -> io::Result<()> {
-        self.file.persist(&self.path).map(drop).map_err(|error| error.error)
+        self.file.persist(self.path.as_path()).map(drop).map_err(|error| error.error)
     }
 }
 

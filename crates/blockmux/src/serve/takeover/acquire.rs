@@ -8,15 +8,18 @@ use crate::failure::Failure;
 use crate::privileges::ServiceUser;
 use crate::protocol::frontend::HandedSession;
 use crate::serve::inherited::InheritedListeners;
+use crate::serve::offer::ListenerOffer;
 use crate::serve::reload::Reloader;
 use crate::serve::setup::Setup;
 use blockmux_engine::socket::{Listener, ListenerHandle, Stream};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_uuid::VolumeUuid;
+use rustix::fd::OwnedFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -24,9 +27,11 @@ use tracing::{info, warn};
 pub(in crate::serve) struct Takeover {
     connection: TakeoverConnection,
     offer: Offer,
+    /// The daemon runs as this user or as root.
+    is_trusted: bool,
     /// Unix listeners whose socket files this process removes at its end, once the daemon has
     /// released its volumes.
-    files: Vec<ListenerHandle>,
+    files: Vec<(ListenerOffer, ListenerHandle)>,
     reservations: BTreeMap<String, Vec<u8>>,
     sessions: Vec<HandedSession>,
 }
@@ -75,18 +80,19 @@ impl Takeover {
             match (message, socket) {
                 (TakeoverMessage::Listener(offered), Some(socket)) => {
                     let unusable = |error: io::Error| cannot(format!("{}: {error}", offered.asked));
-                    let listener = if offered.owns_file {
-                        let listener = Listener::inherited_with_file(socket).map_err(unusable)?;
-                        files.push(listener.handle().map_err(unusable)?);
-                        listener
-                    } else {
-                        Listener::inherited(socket).map_err(unusable)?
-                    };
+                    let listener = inherit(&offered, socket, &mut files).map_err(unusable)?;
                     inherited.offer(offered.kind, offered.asked, offered.manager_name, listener);
                 }
                 (TakeoverMessage::Offer(offer), _) => {
-                    let (reservations, sessions) = (BTreeMap::new(), Vec::new());
-                    return Ok(Some(Takeover { connection, offer, files, reservations, sessions }));
+                    let (reservations, sessions, is_trusted) = (BTreeMap::new(), Vec::new(), is_ours);
+                    return Ok(Some(Takeover {
+                        connection,
+                        offer,
+                        is_trusted,
+                        files,
+                        reservations,
+                        sessions,
+                    }));
                 }
                 (TakeoverMessage::Refused { reason }, _) => return Err(cannot(reason)),
                 _ => return Err(lost(io::ErrorKind::InvalidData.into())),
@@ -137,11 +143,14 @@ impl Takeover {
     }
 
     /// Tells the daemon to release its volumes and waits until it has closed them; receives its
-    /// sessions and reservations.
+    /// sessions and reservations. `inherited` has the listeners that this process did not take.
     ///
     /// # Errors
     /// If the daemon refuses, fails or ends.
-    pub(in crate::serve) fn wait_for_release(&mut self) -> Result<(), Failure> {
+    pub(in crate::serve) fn wait_for_release(
+        &mut self,
+        inherited: &InheritedListeners,
+    ) -> Result<(), Failure> {
         let cannot = |what: String| Failure::request(format!("--takeover: {what}"));
         let lost = |error: io::Error| {
             cannot(format!(
@@ -177,7 +186,12 @@ impl Takeover {
                 _ => return Err(lost(io::ErrorKind::InvalidData.into())),
             }
         }
-        self.files.drain(..).for_each(|file| file.own_file());
+        for (offered, file) in self.files.drain(..) {
+            // Root removes no file at a path that only the daemon's user has named.
+            if self.is_trusted || !inherited.is_offered(&offered.kind, &offered.asked) {
+                file.own_file();
+            }
+        }
         Ok(())
     }
 
@@ -221,9 +235,65 @@ impl Takeover {
     }
 }
 
+/// The listener of an offered socket. A Unix listener with a file is added to `files`.
+fn inherit(
+    offered: &ListenerOffer,
+    socket: OwnedFd,
+    files: &mut Vec<(ListenerOffer, ListenerHandle)>,
+) -> io::Result<Listener> {
+    // The service manager owns the files of its sockets.
+    if !offered.owns_file || offered.manager_name.is_some() {
+        return Listener::inherited(socket);
+    }
+    let path = offered.asked.strip_prefix("unix:").unwrap_or(&offered.asked);
+    let listener = Listener::inherited_with_file(socket, Path::new(path))?;
+    files.push((offered.clone(), listener.handle()?));
+    Ok(listener)
+}
+
 /// Timeout of the daemon's offer.
 const OFFER_TIME: Duration = Duration::from_secs(60);
 /// Time for the daemon to end its sessions and to flush and close its volumes.
 const RELEASE_TIME: Duration = Duration::from_secs(300);
 /// Time for the daemon to end after [`TakeoverMessage::Serving`].
 const END_TIME: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::offer::CONTROL;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    /// Receives the offer of a socket that this process did not ask for, and its release; returns
+    /// whether the socket's file is still there.
+    fn keeps_file(is_trusted: bool) -> bool {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        let offered = ListenerOffer {
+            kind: CONTROL.to_owned(),
+            asked: path.display().to_string(),
+            owns_file: true,
+            manager_name: None,
+        };
+        let (mut inherited, mut files) = (InheritedListeners::default(), Vec::new());
+        let listener = inherit(&offered, socket.into(), &mut files).unwrap();
+        inherited.offer(offered.kind, offered.asked, None, listener);
+        let (one, other) = UnixStream::pair().unwrap();
+        let (connection, daemon) =
+            (TakeoverConnection::new(one).unwrap(), TakeoverConnection::new(other).unwrap());
+        daemon.send(&TakeoverMessage::Released).unwrap();
+        let offer = Offer { volumes: Vec::new(), state: None };
+        let (reservations, sessions) = (BTreeMap::new(), Vec::new());
+        let mut takeover = Takeover { connection, offer, is_trusted, files, reservations, sessions };
+        takeover.wait_for_release(&inherited).unwrap();
+        inherited.close_offered();
+        path.exists()
+    }
+
+    #[test]
+    fn a_daemon_of_another_user_cannot_make_root_remove_a_file() {
+        assert!(keeps_file(false));
+        assert!(!keeps_file(true), "a daemon of this user leaves its files to this process");
+    }
+}

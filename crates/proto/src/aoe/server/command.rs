@@ -5,7 +5,7 @@ use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::frames::Frame;
-use crate::volume_state::{NotAdmitted, RequiredAccess, Reserved};
+use crate::volume_state::{NotAdmitted, RequiredAccess};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -137,7 +137,7 @@ impl AoeTargetSession {
         ) {
             Ok(guard) => pending.guard = guard,
             Err(NotAdmitted::Locked) => return self.drop_command(&pending),
-            Err(NotAdmitted::Denied(Reserved)) => return self.fail(&pending, IoError::Reserved),
+            Err(NotAdmitted::Denied(error)) => return self.fail(&pending, error),
         }
         let own = self.in_flight.entry(pending.from.mac).or_default();
         own.in_flight = own.in_flight.saturating_add(1);

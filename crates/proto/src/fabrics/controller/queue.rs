@@ -27,7 +27,7 @@ use crate::nvme::event_queue::{EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::session::{ProtocolError, SessionStage, Target, Timed};
-use crate::volume_state::{AtomicRange, IoGuard, NotAdmitted, RequiredAccess, Reserved};
+use crate::volume_state::{AtomicRange, IoGuard, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -517,13 +517,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             Ok(guard) => entry.io_guard = guard,
             Err(why) => {
                 queue.refresh_view_if_changed();
-                if !queue.admissions.has(volume) {
+                let is_removed = matches!(why, NotAdmitted::Denied(IoError::ShuttingDown));
+                if is_removed || !queue.admissions.has(volume) {
                     // The namespace was detached while the command was in progress.
                     return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
                 }
                 return match why {
                     NotAdmitted::Locked => self.held.push_back((slot, wanted)),
-                    NotAdmitted::Denied(Reserved) => self.on_result(slot, Err(IoError::Reserved)),
+                    NotAdmitted::Denied(error) => self.on_result(slot, Err(error)),
                 };
             }
         }

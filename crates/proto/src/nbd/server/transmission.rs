@@ -26,7 +26,7 @@ use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use crate::volume_state::{Admission, IoGuard, NotAdmitted, RequiredAccess, Reserved};
+use crate::volume_state::{Admission, IoGuard, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -368,7 +368,7 @@ impl ServerTransmission {
     }
 
     /// Passes an I/O to the driver, holds it while its range is locked, or refuses it because of a
-    /// reservation.
+    /// reservation or because the volume was removed.
     #[inline]
     fn submit(&mut self, io: Io, outbox: &mut Outbox) {
         let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
@@ -379,7 +379,7 @@ impl ServerTransmission {
                 self.queue.push_back(io);
             }
             Err(NotAdmitted::Locked) => self.held.push_back(io),
-            Err(NotAdmitted::Denied(Reserved)) => self.finish_reserved(io.tag, outbox),
+            Err(NotAdmitted::Denied(error)) => self.finish_denied(io.tag, error, outbox),
         }
     }
 
@@ -397,12 +397,12 @@ impl ServerTransmission {
         admitted
     }
 
-    /// Refuses a request that conflicts with a reservation.
+    /// Refuses a request that the volume does not admit.
     #[cold]
-    fn finish_reserved(&mut self, tag: Tag, outbox: &mut Outbox) {
+    fn finish_denied(&mut self, tag: Tag, error: IoError, outbox: &mut Outbox) {
         self.complaint = self.admission.complaint().or(self.complaint);
         if let Some(pending) = self.pending.remove(tag) {
-            let refusal = NbdRequestRefusal::of_io_error(IoError::Reserved, pending.op);
+            let refusal = NbdRequestRefusal::of_io_error(error, pending.op);
             self.replies.refuse(outbox, pending.address(), &refusal);
         }
     }

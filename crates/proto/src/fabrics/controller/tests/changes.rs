@@ -113,6 +113,19 @@ fn commands_that_wait_for_a_detached_volume_end() {
 }
 
 #[test]
+fn a_removed_volume_is_an_invalid_namespace_before_its_namespace_is_detached() {
+    let (node, subsystem) = empty();
+    subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
+    let (mut io, _queue) = FabricsTestHost::io(&node);
+    assert!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.is_success());
+    assert!(node.1.remove("a").is_some());
+    for opcode in [NvmOpcode::READ, NvmOpcode::FLUSH] {
+        let status = refusal(&io.run(nvm(opcode, 1, 0, 1), &[]).1);
+        assert_eq!(status, NvmeStatus::INVALID_NAMESPACE_OR_FORMAT, "{opcode:?}");
+    }
+}
+
+#[test]
 fn io_that_limits_hold_does_not_start_once_its_namespace_is_detached() {
     use crate::session::Target;
     use crate::volume_state::NotAdmitted;
