@@ -97,7 +97,12 @@ impl AuditEvents {
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<AuditEvent> {
-        self.0.pop_front()
+        let event = self.0.pop_front()?;
+        if self.0.is_empty() {
+            // Events are rare, and most connections idle.
+            self.0 = VecDeque::new();
+        }
+        Some(event)
     }
 }
 
