@@ -78,6 +78,13 @@ impl OpenNexus {
         }
     }
 
+    /// Handles the loss or reset of the nexus while its sessions continue.
+    pub(super) fn on_loss(&self) {
+        for (number, unit) in self.lock().iter() {
+            unit.on_nexus_loss(self.key(*number));
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<LogicalUnit>>> {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,6 +260,19 @@ mod tests {
         assert_eq!(b.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT, "the nexus still exists");
         drop(other);
         b.run(&READ).good();
+    }
+
+    #[test]
+    fn the_loss_of_a_nexus_clears_its_state_in_units_that_another_session_has_used() {
+        let bench = DeviceBench::removable();
+        let ([mut one, mut other], mut b) = (channels(&bench), bench.client("b"));
+        assert_eq!(one.run(&TUR).check(), POWER_ON);
+        one.run(&[0x1e, 0, 0, 0, 1, 0]).good();
+        let eject = [0x1b, 0, 0, 0, 2, 0];
+        assert_eq!(b.run(&eject).check(), (5, 0x5302));
+        other.server.on_nexus_loss();
+        b.run(&eject).good();
+        assert_eq!(one.run(&TUR).check(), (6, 0x2907));
     }
 
     #[test]

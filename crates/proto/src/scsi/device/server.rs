@@ -284,9 +284,7 @@ impl DeviceServer {
     /// Handles the loss or reset of the nexus while its session continues: clears its state in
     /// every unit and establishes a unit attention. The transport aborts its own tasks.
     pub fn on_nexus_loss(&mut self) {
-        for unit in self.units.iter() {
-            unit.unit.on_nexus_loss(unit.key);
-        }
+        self.units.nexus().on_loss();
     }
 
     /// Waits for the I/O of tasks that [`DeviceServer::manage`] has just aborted, in any nexus; a

@@ -148,11 +148,6 @@ impl AttachedUnits {
         let unit = task.unit.and_then(|unit| self.get_mut(unit));
         unit.ok_or(UNIT_REMOVED)
     }
-
-    /// The attached units.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedUnit> {
-        self.list.iter().flatten()
-    }
 }
 
 impl AttachedUnit {
