@@ -71,17 +71,18 @@ fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
 
 check commands_of_a_preempted_initiator_are_aborted
-sg_persist --out --clear --param-rk=2 "$other"
-# The kernel repeats a read after the unit attention of the other initiator; sg_persist does not repeat.
-dd if="$disk" of=/dev/null bs=4096 count=1 iflag=direct
-sg_persist --out --register --param-sark=1 "$disk"
-sg_persist --out --register --param-sark=2 "$other"
-sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
-(while dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct; do :; done) &
-preempted=$!
-sg_persist --out --preempt-abort --param-rk=2 --param-sark=1 --prout-type=1 "$other"
-wait $preempted
-dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
+# Two channels take the commands in any order, so one pass does not show whether both share the unit attentions.
+for _ in $(seq 20); do
+  sg_persist --out --clear --param-rk=2 "$other"
+  sg_persist --out --register --param-sark=1 "$disk"
+  sg_persist --out --register --param-sark=2 "$other"
+  sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
+  (while dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct; do :; done) &
+  preempted=$!
+  sg_persist --out --preempt-abort --param-rk=2 --param-sark=1 --prout-type=1 "$other"
+  wait $preempted
+  dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
+done
 sg_persist --out --clear --param-rk=2 "$other"
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 log_out "$second"

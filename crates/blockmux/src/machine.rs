@@ -4,10 +4,35 @@ use blockmux_engine::sys::address_space_left;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A figure of the system, read again after [`RECENT`]. Each volume that is opened asks for some, and
+/// a reading opens a dozen files.
+struct Recent(Mutex<Option<(Instant, u64)>>);
+
+impl Recent {
+    const fn new() -> Recent {
+        Recent(Mutex::new(None))
+    }
+
+    fn get(&self, now: Instant, read: impl FnOnce() -> u64) -> u64 {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *last {
+            Some((at, figure)) if now.saturating_duration_since(at) < RECENT => figure,
+            _ => last.insert((now, read())).1,
+        }
+    }
+}
 
 /// The main memory that this process may use, in bytes: that of the machine, or the lowest limit of
 /// its control groups or of the process.
 pub(crate) fn memory_bytes() -> u64 {
+    static LAST: Recent = Recent::new();
+    LAST.get(Instant::now(), read_memory_bytes)
+}
+
+fn read_memory_bytes() -> u64 {
     let system = rustix::system::sysinfo();
     let installed = (system.totalram as u64).saturating_mul(system.mem_unit.into());
     let of_groups = group_limit(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
@@ -17,6 +42,11 @@ pub(crate) fn memory_bytes() -> u64 {
 
 /// The main memory that is available without reclaiming memory of other processes, in bytes.
 pub(crate) fn available_memory_bytes() -> u64 {
+    static LAST: Recent = Recent::new();
+    LAST.get(Instant::now(), read_available_memory_bytes)
+}
+
+fn read_available_memory_bytes() -> u64 {
     let left = groups_left(Path::new("/sys/fs/cgroup"), &read(Path::new("/proc/self/cgroup")));
     let of_system = available_of(&read(Path::new("/proc/meminfo")));
     [left, of_system].into_iter().flatten().min().unwrap_or_else(memory_bytes)
@@ -123,6 +153,8 @@ fn local_v6(list: &str) -> Vec<IpAddr> {
 
 /// The maximum number of addresses; a machine with more has them for its containers.
 const MAX_ADDRESSES: usize = 8;
+/// Age of a figure that still counts as current: in this time a core zeroes less than 1 GiB.
+const RECENT: Duration = Duration::from_millis(100);
 
 /// Reads a system file; empty if it does not exist.
 fn read(path: &Path) -> String {
@@ -132,12 +164,27 @@ fn read(path: &Path) -> String {
 /// The machine id; empty if there is none. It distinguishes volumes with the same name on several
 /// machines, which some initiators would otherwise treat as two paths to one volume.
 pub(crate) fn machine_id() -> String {
-    read(Path::new("/etc/machine-id")).trim().to_owned()
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| read(Path::new("/etc/machine-id")).trim().to_owned()).clone()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_figure_is_read_again_when_it_is_old() {
+        let (figure, now) = (Recent::new(), Instant::now());
+        let mut readings = 0;
+        let mut at = |now| {
+            figure.get(now, || {
+                readings += 1;
+                readings
+            })
+        };
+        assert_eq!([at(now), at(now), at(now + RECENT / 2)], [1, 1, 1]);
+        assert_eq!([at(now + RECENT), at(now + RECENT)], [2, 2]);
+    }
 
     #[test]
     fn addresses_are_parsed_from_the_kernels_format() {

@@ -18,9 +18,9 @@ pub const AUDIT: &str = "audit";
 /// Audit state of one connection.
 pub(crate) struct Audit {
     /// The peer's address.
-    peer: String,
+    peer: Arc<str>,
     /// The login, until the session ends.
-    login: Option<Login>,
+    login: Option<Arc<Login>>,
     /// The peer was refused, and that was logged.
     is_refused: bool,
     /// The connection is not the first of its session; the first one logs the session's lines.
@@ -34,7 +34,7 @@ impl Audit {
     /// State of a new connection; `sessions` lists the session after its login.
     pub(crate) fn new(peer: &str, sessions: Sessions) -> Audit {
         let (login, session) = (None, None);
-        Audit { peer: peer.to_owned(), login, is_refused: false, is_member: false, sessions, session }
+        Audit { peer: peer.into(), login, is_refused: false, is_member: false, sessions, session }
     }
 
     /// Logs an event; `volume` returns a volume's name.
@@ -98,7 +98,8 @@ impl Audit {
     }
 
     fn begin(&mut self, login: Login) {
-        self.session = Some(self.sessions.begin(login.clone(), &self.peer));
+        let login = Arc::new(login);
+        self.session = Some(self.sessions.begin(login.clone(), self.peer.clone()));
         self.login = Some(login);
     }
 
@@ -162,7 +163,7 @@ impl StationAudits {
                     Some(at) => self.entries[at].1.on_event(*event, volume),
                     None => {
                         let mut audit = Audit::new(&login.initiator, self.sessions.clone());
-                        audit.login = Some(login);
+                        audit.login = Some(login.into());
                         audit.on_event(*event, volume);
                     }
                 }

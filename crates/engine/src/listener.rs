@@ -391,7 +391,15 @@ impl Permit {
     }
 
     /// Makes the connection no longer replaceable, because its handshake is complete.
-    pub fn establish(&self) {
+    pub fn establish(&mut self) {
+        self.leave();
+        if !self.is_replaced() {
+            self.entry = None;
+        }
+    }
+
+    /// Leaves the list of replaceable connections.
+    fn leave(&self) {
         if let Some((entries, entry)) = &self.entry {
             entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
         }
@@ -399,10 +407,12 @@ impl Permit {
 
     /// Makes the connection replaceable, because it is closed and its session waits for a new one.
     pub fn linger(&mut self) {
-        self.establish();
-        let Some((_, entry)) = self.entry.take() else { return };
+        self.leave();
+        if self.is_replaced() {
+            return;
+        }
         let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = lingering.enter(entry.source, || {});
+        let entry = lingering.enter((self.protocol, self.peer), || {});
         self.entry = Some((self.lingering.clone(), entry));
     }
 
@@ -422,7 +432,7 @@ impl Permit {
     }
 
     fn give_back(&self) {
-        self.establish();
+        self.leave();
         self.open_of_protocol.fetch_sub(1, Ordering::Relaxed);
         self.listener.open.fetch_sub(1, Ordering::Relaxed);
         if !self.is_replaced() {
@@ -611,7 +621,7 @@ mod tests {
         // The connection that was shut down ends a little later, when its share is already taken.
         drop(permits.remove(1));
         assert_eq!(limit.open(), 3);
-        permits.iter().for_each(Permit::establish);
+        permits.iter_mut().for_each(Permit::establish);
         assert!(admit(&limit, &hung_up, 4).is_none(), "no connection is replaceable");
         permits.clear();
         assert_eq!((limit.open(), limit.open_of_protocol()), (0, 0));
@@ -626,7 +636,7 @@ mod tests {
             permit.establish();
             permit.linger();
         }
-        let new_one = admit(&limit, &hung_up, 3).unwrap();
+        let mut new_one = admit(&limit, &hung_up, 3).unwrap();
         new_one.establish();
         assert_eq!(
             (lingering[0].is_replaced(), lingering[1].is_replaced(), handshake.is_replaced()),
@@ -645,7 +655,7 @@ mod tests {
         orphaned.orphan();
         orphaned.orphan();
         assert_eq!((limit.open(), limit.open_of_protocol(), limit.orphaned()), (0, 0, 1));
-        let established = admit(&limit, &hung_up, 1).unwrap();
+        let mut established = admit(&limit, &hung_up, 1).unwrap();
         established.establish();
         assert!(admit(&limit, &hung_up, 2).is_none());
         drop(orphaned);

@@ -11,7 +11,7 @@ use blockmux_volume::Pages;
 use std::collections::VecDeque;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::Instant;
 use tracing::debug;
@@ -33,13 +33,16 @@ pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usiz
         }
     };
     let is_over = end.is_some_and(|end| Instant::now() >= end);
+    // The calling thread is one of them: most volumes of a daemon with many need no other.
+    let others = threads().min(len.div_ceil(CHUNK)).saturating_sub(1);
     thread::scope(|scope| {
-        for _ in 0..if is_over { 0 } else { threads() }.min(len.div_ceil(CHUNK)) {
+        for _ in 0..if is_over { 0 } else { others } {
             let thread = thread::Builder::new().name("populate".to_owned());
             if let Err(error) = thread.spawn_scoped(scope, work) {
                 debug!("cannot start a thread that populates memory: {error}");
             }
         }
+        work();
     });
     pages.use_small_pages();
     next.into_inner().min(len)
@@ -53,7 +56,10 @@ pub fn populate_in_background(pages: &Arc<Pages>, from: usize, to: usize, on_sta
     }
     let mut queue = queue();
     queue.jobs.push_back(PopulateJob { pages: Arc::downgrade(pages), next: from, end: to });
-    while queue.threads < threads() {
+    // Each job has a chunk at least.
+    let chunks = queue.jobs.iter().take(threads()).map(|job| (job.end - job.next).div_ceil(CHUNK));
+    let wanted = chunks.sum::<usize>().min(threads());
+    while queue.threads < wanted {
         let thread = thread::Builder::new().name("populate".to_owned());
         match thread.spawn(move || run_background_thread(on_start)) {
             Ok(_) => queue.threads += 1,
@@ -112,7 +118,9 @@ fn next_chunk() -> Option<(Arc<Pages>, usize, usize)> {
 }
 
 fn threads() -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS)
+    // Asking reads files of the control groups.
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    *CPUS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS))
 }
 
 static QUEUE: Mutex<PopulateQueue> = Mutex::new(PopulateQueue { jobs: VecDeque::new(), threads: 0 });

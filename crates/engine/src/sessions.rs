@@ -23,8 +23,8 @@ impl Default for Sessions {
 
 /// One session that has logged in; dropping it removes it from the list.
 pub struct Session {
-    login: Login,
-    peer: String,
+    login: Arc<Login>,
+    peer: Arc<str>,
     /// See [`client_of`].
     client: Arc<str>,
     listener: Arc<str>,
@@ -82,11 +82,12 @@ fn client_of(login: &Login, peer: &str) -> String {
 impl Sessions {
     /// Adds a session to the list.
     #[must_use]
-    pub fn begin(&self, login: Login, peer: &str) -> Arc<Session> {
+    pub fn begin(&self, login: impl Into<Arc<Login>>, peer: impl Into<Arc<str>>) -> Arc<Session> {
+        let (login, peer) = (login.into(), peer.into());
         let session = Arc::new(Session {
-            client: client_of(&login, peer).into(),
+            client: client_of(&login, &peer).into(),
             login,
-            peer: peer.to_owned(),
+            peer,
             listener: self.listener.clone(),
             since: SystemTime::now(),
             end: AtomicU8::new(OPEN),
@@ -189,8 +190,8 @@ impl Session {
         let traffic = readers.iter().fold(VolumeTraffic::default(), |sum, reader| reader.added_to(sum));
         let traffic = VolumeTraffic { users: readers.len() as u64, ..traffic };
         SessionInfo {
-            login: self.login.clone(),
-            peer: self.peer.clone(),
+            login: Login::clone(&self.login),
+            peer: self.peer.to_string(),
             listener: self.listener.to_string(),
             since: self.since,
             traffic,

@@ -557,7 +557,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let is_new = !self.is_established && self.session.stage() != SessionStage::Handshake;
         if is_new {
             self.is_established = true;
-            self.permit.iter().for_each(Permit::establish);
+            self.permit.iter_mut().for_each(Permit::establish);
             if self.process_handover.is_some() && self.connection.is_secured() {
                 self.secured = self.permit.as_ref().map(|permit| permit.session_handover().count_secured());
             }

@@ -116,7 +116,8 @@ impl AuditEvents {
     pub(crate) fn pop(&mut self) -> Option<AuditEvent> {
         let event = self.0.pop_front()?;
         if self.0.is_empty() {
-            self.0.shrink_to(EVENTS_KEPT);
+            // Events are rare, and most connections idle.
+            self.0 = VecDeque::new();
         }
         Some(event)
     }
@@ -130,8 +131,6 @@ pub(crate) fn bounded(name: &str) -> String {
 /// The driver takes the events after each receive of at most 256 KiB, and a command that causes an
 /// event has at least 48 bytes.
 const MAX_EVENTS: usize = (256 << 10) / 48 + 64;
-/// The number of events whose memory is kept.
-const EVENTS_KEPT: usize = 8;
 /// The maximum length of a name, in characters; the standards allow 223 bytes.
 const MAX_NAME: usize = 223;
 
@@ -161,6 +160,6 @@ mod tests {
         assert_eq!(taken.first(), Some(&login));
         assert_eq!(taken.iter().filter(|event| !event.is_refusal()).count(), 5463);
         assert_eq!(taken.last(), Some(&change("CLEAR", true)));
-        assert!(events.0.capacity() <= 2 * EVENTS_KEPT);
+        assert_eq!(events.0.capacity(), 0);
     }
 }

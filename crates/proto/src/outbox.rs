@@ -195,7 +195,13 @@ impl Outbox {
         self.len = self.len.wrapping_add(len);
         match self.parts.back_mut() {
             Some(OutboxPart::Head { end: last, .. }) if *last == start => *last = end,
-            _ => self.parts.push_back(OutboxPart::Head { start, end }),
+            _ => {
+                if self.parts.capacity() == 0 {
+                    // Not four at once: most connections idle.
+                    self.parts.reserve_exact(1);
+                }
+                self.parts.push_back(OutboxPart::Head { start, end });
+            }
         }
     }
 

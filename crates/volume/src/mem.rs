@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use zerocopy::FromZeros;
 
 /// A volume in RAM; its content is lost with the process.
 pub struct MemVolume {
@@ -66,7 +67,11 @@ impl MemVolume {
             lends_reads: true,
             ..VolumeInfo::new(size.min(room) / u64::from(SECTOR) * u64::from(SECTOR))
         });
-        let states = (0..room.div_ceil(UNIT)).map(|_| AtomicU8::new(HOLE)).collect();
+        // Zeroed by the system, and backed by memory when a unit is first written: a volume may have
+        // room for much more than its size.
+        const { assert!(HOLE == 0) }
+        let states = AtomicU8::new_vec_zeroed(room.div_ceil(UNIT) as usize);
+        let states = states.expect("the states of the units fit into memory");
         MemVolume { shared: Arc::new(Shared { size: AtomicU64::new(info.size), info, pages, states }) }
     }
 }

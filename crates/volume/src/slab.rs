@@ -32,6 +32,10 @@ impl<T> Slab<T> {
             *free = Some(value);
             return index as usize;
         }
+        if self.slots.capacity() == 0 {
+            // Not four at once: values may be large, and most connections idle.
+            self.slots.reserve_exact(1);
+        }
         self.slots.push(Some(value));
         self.slots.len() - 1
     }

@@ -66,6 +66,11 @@ impl HostList {
         self.hosts.get(host).is_none_or(|access| access.shows(nsid))
     }
 
+    /// Whether a mask limits the namespaces of the host.
+    pub(super) fn has_mask(&self, host: &Nqn) -> bool {
+        self.hosts.get(host).is_some_and(|access| access.namespaces.is_some())
+    }
+
     /// Whether a mask contains this namespace identifier.
     pub(super) fn is_named(&self, nsid: u32) -> bool {
         let mut masks = self.hosts.values().filter_map(|access| access.namespaces.as_ref());

@@ -20,7 +20,7 @@ use core::net::IpAddr;
 use data_encoding::HEXLOWER;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// A subsystem: namespaces under an NQN, with the controllers of its hosts. Shared by all cores.
 pub struct Subsystem {
@@ -38,6 +38,8 @@ pub struct Subsystem {
     namespaces: RwLock<Vec<AttachedNamespace>>,
     /// Incremented by each change of the namespaces.
     generation: AtomicU64,
+    /// The latest namespaces of each mask, while a queue has them.
+    views: Mutex<BTreeMap<Option<Nqn>, (u64, Weak<[Namespace]>)>>,
     hosts: SubsystemHosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
@@ -52,12 +54,12 @@ struct AttachedNamespace {
     _watch: Arc<NamespaceWatch>,
 }
 
-/// A snapshot of the namespaces that are visible to a host. Each queue has its own, so that no
-/// command takes a lock, and refreshes it when [`Subsystem::is_current`] returns `false`.
+/// A snapshot of the namespaces that are visible to a host, so that no command takes a lock. Each
+/// queue refreshes its own when [`Subsystem::is_current`] returns `false`.
 #[derive(Default)]
 pub(crate) struct NamespaceView {
-    /// Sorted by namespace identifier.
-    namespaces: Vec<Namespace>,
+    /// Sorted by namespace identifier; shared by all queues of hosts that see the same.
+    namespaces: Arc<[Namespace]>,
     /// The generation of the snapshot.
     seen: u64,
 }
@@ -127,6 +129,7 @@ impl Subsystem {
             networks: RwLock::default(),
             namespaces: RwLock::default(),
             generation: AtomicU64::new(0),
+            views: Mutex::default(),
             hosts: SubsystemHosts::new(hosts),
             associations: Arc::default(),
             is_discovery: false,
@@ -410,8 +413,17 @@ impl Subsystem {
         let attached = self.read();
         let seen = self.generation.load(Ordering::SeqCst);
         let hosts = self.hosts.read();
+        let mask = hosts.has_mask(host).then(|| host.clone());
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = views.get(&mask).filter(|(generation, _)| *generation == seen);
+        if let Some(namespaces) = known.and_then(|(_, namespaces)| namespaces.upgrade()) {
+            return NamespaceView { namespaces, seen };
+        }
         let own = attached.iter().map(|attached| &attached.namespace);
-        let namespaces = own.filter(|namespace| hosts.shows(host, namespace.nsid)).cloned().collect();
+        let namespaces: Arc<[Namespace]> =
+            own.filter(|namespace| hosts.shows(host, namespace.nsid)).cloned().collect();
+        views.retain(|_, (generation, _)| *generation == seen);
+        views.insert(mask, (seen, Arc::downgrade(&namespaces)));
         NamespaceView { namespaces, seen }
     }
 
@@ -458,7 +470,8 @@ impl NamespaceView {
         {
             return Some(namespace);
         }
-        self.namespaces.iter().find(|namespace| namespace.nsid == nsid)
+        let at = self.namespaces.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()?;
+        self.namespaces.get(at)
     }
 
     /// All namespaces, sorted by identifier.

@@ -7,7 +7,7 @@
 
 use crate::exports::VolumeId;
 use crate::networks::AllowedNetworks;
-use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
+use crate::scsi::{LogicalUnit, OpenNexus, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use crate::session::HangUp;
 use data_encoding::HEXLOWER;
 use std::fmt;
@@ -198,12 +198,21 @@ pub(super) type NexusName = (SrpPortId, SrpPortId);
 
 /// The open channels of every nexus.
 #[derive(Default)]
-pub(super) struct Channels(Mutex<Vec<(NexusName, u64, HangUp)>>);
+pub(super) struct Channels(Mutex<Vec<OpenChannel>>);
+
+struct OpenChannel {
+    name: NexusName,
+    id: u64,
+    hang_up: HangUp,
+    nexus: Arc<OpenNexus>,
+}
 
 /// Membership of a channel in its nexus. Dropping it removes the channel.
 pub(super) struct ChannelMembership {
     channels: Arc<Channels>,
     id: u64,
+    /// The nexus, which all its channels share.
+    pub(super) nexus: Arc<OpenNexus>,
 }
 
 /// Result of [`Channels::join`].
@@ -217,38 +226,40 @@ pub(super) enum ChannelJoin {
 }
 
 impl Channels {
-    /// Adds a channel to a nexus. A channel that has to be the only one is added once all others
-    /// have ended, and disconnects them. The check and the addition are one step, because logins
-    /// arrive on several cores.
+    /// Adds a channel to a nexus; the first one begins it with `open_nexus`. A channel that has to be
+    /// the only one is added once all others have ended, and disconnects them. The check and the
+    /// addition are one step, because logins arrive on several cores.
     pub(super) fn join(
         self: &Arc<Channels>,
-        nexus: NexusName,
+        name: NexusName,
         is_only: bool,
         hang_up: HangUp,
+        open_nexus: impl FnOnce() -> Arc<OpenNexus>,
     ) -> ChannelJoin {
         let mut open = self.open();
-        let others = || open.iter().filter(|(name, ..)| *name == nexus);
+        let others = || open.iter().filter(|channel| channel.name == name);
         let count = others().count();
         if is_only && count > 0 {
-            others().for_each(|(.., hang_up)| hang_up());
+            others().for_each(|channel| (channel.hang_up)());
             return ChannelJoin::Wait;
         }
         if count >= MAX_CHANNELS {
             return ChannelJoin::Full;
         }
-        let id = open.iter().map(|(_, id, _)| *id).max().unwrap_or(0).saturating_add(1);
-        open.push((nexus, id, hang_up));
-        ChannelJoin::Joined(ChannelMembership { channels: self.clone(), id }, count > 0)
+        let nexus = others().next().map_or_else(open_nexus, |channel| channel.nexus.clone());
+        let id = open.iter().map(|channel| channel.id).max().unwrap_or(0).saturating_add(1);
+        open.push(OpenChannel { name, id, hang_up, nexus: nexus.clone() });
+        ChannelJoin::Joined(ChannelMembership { channels: self.clone(), id, nexus }, count > 0)
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<(NexusName, u64, HangUp)>> {
+    fn open(&self) -> MutexGuard<'_, Vec<OpenChannel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ChannelMembership {
     fn drop(&mut self) {
-        self.channels.open().retain(|(_, id, _)| *id != self.id);
+        self.channels.open().retain(|channel| channel.id != self.id);
     }
 }
 
@@ -258,6 +269,12 @@ pub(super) const MAX_CHANNELS: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scsi::ItNexus;
+
+    fn open_nexus() -> Arc<OpenNexus> {
+        let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
+        OpenNexus::new(&Arc::new(ScsiTarget::new("t", Vec::new())), ItNexus::srp(&[1; 16], port))
+    }
 
     #[test]
     fn a_port_identifier_is_read_as_it_is_written() {
@@ -288,9 +305,10 @@ mod tests {
         let channels = Arc::new(Channels::default());
         let (nexus, other) =
             ((SrpPortId([1; 16]), SrpPortId([2; 16])), (SrpPortId([3; 16]), SrpPortId([2; 16])));
-        let join = |nexus, is_only| channels.join(nexus, is_only, Arc::new(|| {}));
+        let join = |name, is_only| channels.join(name, is_only, Arc::new(|| {}), open_nexus);
         let ChannelJoin::Joined(first, false) = join(nexus, true) else { panic!("it is the first") };
         let ChannelJoin::Joined(second, true) = join(nexus, false) else { panic!("it is the second") };
+        assert!(Arc::ptr_eq(&first.nexus, &second.nexus), "they are one nexus");
         assert!(matches!(join(other, true), ChannelJoin::Joined(_, false)));
         drop(first);
         assert!(matches!(join(nexus, true), ChannelJoin::Wait));
@@ -302,7 +320,7 @@ mod tests {
     fn a_nexus_has_a_maximum_of_channels() {
         let channels = Arc::new(Channels::default());
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
-        let join = || channels.join(nexus, false, Arc::new(|| {}));
+        let join = || channels.join(nexus, false, Arc::new(|| {}), open_nexus);
         let open: Vec<_> = (0..MAX_CHANNELS).map(|_| join()).collect();
         assert!(open.iter().all(|join| matches!(join, ChannelJoin::Joined(..))));
         assert!(matches!(join(), ChannelJoin::Full));
@@ -316,7 +334,7 @@ mod tests {
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
         for _ in 0..100 {
             let joins: Vec<ChannelJoin> = std::thread::scope(|scope| {
-                let join = || scope.spawn(|| channels.join(nexus, true, Arc::new(|| {})));
+                let join = || scope.spawn(|| channels.join(nexus, true, Arc::new(|| {}), open_nexus));
                 let threads = [join(), join()];
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });

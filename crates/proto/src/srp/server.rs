@@ -30,7 +30,7 @@ use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::rdma_cm::OtherProtocol;
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
-use crate::scsi::{DeviceServer, ItNexus};
+use crate::scsi::{DeviceServer, ItNexus, OpenNexus};
 use crate::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
@@ -240,9 +240,12 @@ impl TargetSession {
             let reason = LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL;
             return Err(login.refuse(reason, "does not support RDMA Reads, which transfer data-out"));
         }
-        let channels = self.node.channels();
+        let (initiator, target) = login.nexus;
+        let open_nexus =
+            || OpenNexus::new(&login.units, ItNexus::srp(&initiator.0, login.target.port.clone()));
+        let (channels, hang_up) = (self.node.channels(), self.hang_up.clone());
         let (membership, has_others) =
-            match channels.join(login.nexus, login.is_single_channel, self.hang_up.clone()) {
+            match channels.join(login.nexus, login.is_single_channel, hang_up, open_nexus) {
                 ChannelJoin::Joined(membership, has_others) => (membership, has_others),
                 ChannelJoin::Wait if self.now < self.deadline => return Ok(false),
                 ChannelJoin::Wait => {
@@ -255,11 +258,10 @@ impl TargetSession {
                     return Err(login.refuse(reason, "has as many channels as it may have"));
                 }
             };
+        let server = DeviceServer::of_nexus(login.units.clone(), membership.nexus.clone());
+        self.tasks = TaskSet::new(Some(server));
         self.membership = Some(membership);
         self.immediate_offset = login.immediate_offset;
-        let (initiator, target) = login.nexus;
-        let nexus = ItNexus::srp(&initiator.0, login.target.port.clone());
-        self.tasks = TaskSet::new(Some(DeviceServer::new(login.units.clone(), nexus)));
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));
         self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));

@@ -10,7 +10,7 @@ use super::exports::VolumeId;
 use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
 use super::{BlockAccess, Registrant, VolumeState};
 use blockmux_volume::{IoError, Op};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -122,7 +122,9 @@ impl std::fmt::Debug for IoGuard {
 
 /// A client's access to one volume.
 pub(crate) struct Admission {
-    counter: Rc<IoCounter>,
+    volume_state: Arc<VolumeState>,
+    /// Made for the first I/O, because many clients idle.
+    counter: OnceCell<Rc<IoCounter>>,
     /// The client's identity for reservations, if it has one.
     who: Option<Registrant>,
     reservations: Cell<SeenReservations>,
@@ -166,8 +168,8 @@ impl Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL, is_retired: false };
         let reservations = Cell::new(seen);
         who.iter().for_each(|who| volume_state.adopt_record(who));
-        let admission =
-            Admission { counter: IoCounter::new(volume_state), who, reservations, complained_of: None };
+        let (volume_state, counter) = (volume_state.clone(), OnceCell::new());
+        let admission = Admission { volume_state, counter, who, reservations, complained_of: None };
         admission.refresh();
         admission
     }
@@ -188,7 +190,8 @@ impl Admission {
     ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
         let check = || self.check(needs);
         if op == Op::Read || op.is_write() {
-            self.counter.clone().admit(op, range, owns_lock, check).map(Some)
+            let counter = self.counter.get_or_init(|| IoCounter::new(&self.volume_state));
+            counter.clone().admit(op, range, owns_lock, check).map(Some)
         } else {
             check().map_err(NotAdmitted::Denied)?;
             Ok(None)
@@ -211,7 +214,7 @@ impl Admission {
 
     #[inline]
     fn check(&self, needs: RequiredAccess) -> Result<(), IoError> {
-        if self.counter.volume_state.generation() != self.reservations.get().generation {
+        if self.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
         let SeenReservations { access, is_retired, .. } = self.reservations.get();
@@ -235,7 +238,7 @@ impl Admission {
         if self.complained_of.replace(seen) == Some(seen) {
             return None;
         }
-        Some(self.counter.volume_state.with_table(|table| {
+        Some(self.volume_state.with_table(|table| {
             if table.is_retired {
                 "the volume is not served any more"
             } else if table.is_closed {
@@ -248,7 +251,7 @@ impl Admission {
 
     #[cold]
     fn refresh(&self) {
-        let volume_state = &self.counter.volume_state;
+        let volume_state = &self.volume_state;
         // Read first, so that a change in between is seen by the next call.
         let generation = volume_state.generation();
         let (access, is_retired) = volume_state.with_table(|table| {
@@ -263,7 +266,8 @@ impl Admission {
     }
 }
 
-/// A client's access to several volumes: of one NVMe queue, or of all initiators of an AoE target.
+/// A client's access to several volumes, sorted by their ids: of one NVMe queue, or of all initiators
+/// of an AoE target.
 pub(crate) struct Admissions(Vec<(VolumeId, Admission)>);
 
 impl Admissions {
@@ -272,27 +276,26 @@ impl Admissions {
         volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
     ) -> Admissions {
-        Admissions(
-            volumes
-                .map(|(volume, volume_state)| (volume, Admission::new(volume_state, who.cloned())))
-                .collect(),
-        )
+        let mut admissions = Admissions(Vec::new());
+        volumes.for_each(|(volume, volume_state)| admissions.add(volume, volume_state, who));
+        admissions
     }
 
-    /// Replaces the set of volumes: removes the access to all others, and adds the new ones.
-    pub(crate) fn set_volumes<'a>(
+    /// Adds the access to a volume, unless there is one.
+    pub(crate) fn add(
         &mut self,
-        volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
+        volume: VolumeId,
+        volume_state: &Arc<VolumeState>,
         who: Option<&Registrant>,
     ) {
-        let mut before = std::mem::take(&mut self.0);
-        self.0.extend(volumes.map(|(volume, volume_state)| {
-            let known = before.iter().position(|(id, _)| *id == volume);
-            known.map_or_else(
-                || (volume, Admission::new(volume_state, who.cloned())),
-                |known| before.swap_remove(known),
-            )
-        }));
+        if let Err(place) = self.0.binary_search_by_key(&volume, |(id, _)| *id) {
+            self.0.insert(place, (volume, Admission::new(volume_state, who.cloned())));
+        }
+    }
+
+    /// Ends the access to the volumes for which `stays` returns `false`.
+    pub(crate) fn retain(&mut self, stays: impl Fn(VolumeId) -> bool) {
+        self.0.retain(|(volume, _)| stays(*volume));
     }
 
     /// Whether the volume is in the set.
@@ -302,7 +305,8 @@ impl Admissions {
 
     #[inline]
     fn find(&self, volume: VolumeId) -> Option<&Admission> {
-        self.0.iter().find(|(id, _)| *id == volume).map(|(_, admission)| admission)
+        let place = self.0.binary_search_by_key(&volume, |(id, _)| *id).ok()?;
+        self.0.get(place).map(|(_, admission)| admission)
     }
 
     /// Admits an I/O on one of the volumes, as [`Admission::admit`]. Any other volume counts as

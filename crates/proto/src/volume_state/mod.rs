@@ -47,7 +47,8 @@ pub(crate) use image::to_image;
 pub(crate) use ranges::RangeGuard;
 pub(crate) use ranges::{AtomicRange, Drain, Watch};
 pub(crate) use reservations::{
-    BlockAccess, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations,
+    BlockAccess, MAX_REGISTRATIONS, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused,
+    Reservations,
 };
 
 #[cfg(test)]
@@ -111,15 +112,25 @@ pub(crate) struct Table {
     pub(crate) is_closed: bool,
     /// Whether the volume was removed.
     pub(crate) is_retired: bool,
-    last_holder: u64,
     /// The reservations before the last change, while the change is being stored.
     before: Option<(SaveTicket, Reservations)>,
 }
 
-/// Identifies a possible holder of an SPC-2 RESERVE: one nexus of a logical unit, while its session
-/// exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder(u64);
+/// Identifies a possible holder of an SPC-2 RESERVE: one nexus of a logical unit, while it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Holder {
+    /// The I_T nexus, unique in the process.
+    pub(crate) nexus: u64,
+    /// The number of the unit.
+    pub(crate) unit: u16,
+}
+
+impl Holder {
+    /// The same nexus at another unit.
+    pub(crate) fn of_unit(self, unit: u16) -> Holder {
+        Holder { unit, ..self }
+    }
+}
 
 /// Waits for the I/O that was in flight when it was created, including what limits hold back.
 pub struct Settling {
@@ -314,13 +325,6 @@ impl VolumeState {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(watcher);
-    }
-
-    /// A new possible holder of an SPC-2 RESERVE.
-    pub(crate) fn new_holder(&self) -> Holder {
-        let mut table = self.lock();
-        table.last_holder = table.last_holder.saturating_add(1);
-        Holder(table.last_holder)
     }
 
     /// Whether a byte of the range is locked.

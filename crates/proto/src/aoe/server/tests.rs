@@ -505,7 +505,7 @@ fn reservations_and_locks_of_other_protocols_are_respected() {
     let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
     let mut ask =
         || bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
-    let holder = volume_state.new_holder();
+    let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
         Ok(Notices::new())

@@ -51,7 +51,7 @@ pub(super) struct IoQueue {
     pub(super) subsystem: Arc<Subsystem>,
     /// The namespaces that are visible to the host.
     pub(super) view: NamespaceView,
-    /// Checks reservations and range locks before each I/O.
+    /// Checks reservations and range locks before each I/O, on the volumes that were used.
     pub(super) admissions: Admissions,
     pub(super) origin: QueueOrigin,
     pub(super) counts: QueueCounts,
@@ -324,8 +324,19 @@ impl IoQueue {
     #[cold]
     fn refresh_view(&mut self) {
         self.view = self.subsystem.view(&self.host);
-        let volumes = self.view.iter().map(|namespace| (namespace.volume, &namespace.volume_state));
-        self.admissions.set_volumes(volumes, Some(&self.origin.who));
+        let view = &self.view;
+        self.admissions.retain(|volume| view.iter().any(|namespace| namespace.volume == volume));
+    }
+
+    /// Prepares the first I/O on the volume; returns whether a visible namespace has it.
+    #[cold]
+    pub(super) fn begin_use(&mut self, volume: VolumeId) -> bool {
+        self.refresh_view_if_changed();
+        let Some(namespace) = self.view.iter().find(|namespace| namespace.volume == volume) else {
+            return false;
+        };
+        self.admissions.add(volume, &namespace.volume_state, Some(&self.origin.who));
+        true
     }
 }
 

@@ -519,6 +519,9 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 queue.refresh_view_if_changed();
                 let is_removed = matches!(why, NotAdmitted::Denied(IoError::ShuttingDown));
                 if is_removed || !queue.admissions.has(volume) {
+                    if !is_removed && queue.begin_use(volume) {
+                        return self.submit(slot, wanted);
+                    }
                     // The namespace was detached while the command was in progress.
                     return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
                 }
@@ -834,7 +837,8 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
             }
             needs = RequiredAccess::Writing;
         }
-        if !queue.reaches(volume, needs) {
+        // The volume may have been detached and attached again.
+        if !queue.reaches(volume, needs) || !queue.begin_use(volume) {
             // The host's next attempt is answered with the reason.
             return Err(NotAdmitted::Denied(IoError::PathLost));
         }

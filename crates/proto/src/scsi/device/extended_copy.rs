@@ -80,6 +80,7 @@ fn begin_copy(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
 
 /// A logical unit that is a copy source or destination.
 struct CopyUnit {
+    number: u16,
     volume: VolumeId,
     unit: Arc<LogicalUnit>,
     block_len: u64,
@@ -102,11 +103,11 @@ fn parse_cscds(cx: &CommandContext<'_>, list: &[u8]) -> Result<Vec<CopyUnit>, Se
             return Err(aborted(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE));
         }
         let found = cx.target.units().find(|(_, _, unit)| is_named(unit, &cscd));
-        let (_, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
+        let (number, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
         let info = unit.info();
         let block_len = u64::from(info.logical_block.max(512));
         let size = info.size;
-        units.push(CopyUnit { volume, unit, block_len, size });
+        units.push(CopyUnit { number, volume, unit, block_len, size });
     }
     Ok(units)
 }
@@ -216,11 +217,11 @@ fn check_access(
     units: &[CopyUnit],
     segments: &[CopySegment],
 ) -> Result<(), TaskFailure> {
-    let registrant = cx.nexus.registrant();
     for segment in segments {
         let (from, to) = source_and_destination(units, segment.from_unit, segment.to_unit)?;
         for (unit, changes) in [(from, false), (to, true)] {
-            unit.unit.view_of(&registrant).ok_or(TaskFailure::internal_sense())?.check_blocks(changes)?;
+            let (_, view) = unit.unit.view(cx.unit.key.of_unit(unit.number), cx.unit.nexus());
+            view.check_blocks(changes)?;
         }
     }
     Ok(())

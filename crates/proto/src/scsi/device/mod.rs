@@ -18,7 +18,9 @@
 
 mod cdb;
 mod error;
+mod missed;
 mod nexus;
+mod open_nexus;
 mod server;
 mod table;
 mod target;
@@ -59,6 +61,7 @@ mod tests;
 
 pub use cdb::Cdb;
 pub use nexus::{ItNexus, TargetPort};
+pub(crate) use open_nexus::OpenNexus;
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::{MAX_LUN, PortGroupStates, ScsiTarget, UnitChange, UnitSource, UnitWatcher};
 pub use task::Task;

@@ -2,8 +2,9 @@
 
 use super::error::from_io_error;
 use super::nexus::ItNexus;
+use super::open_nexus::OpenNexus;
 use super::table::{self, CommandEntry, CommandRules};
-use super::target::ScsiTarget;
+use super::target::{ScsiTarget, TargetUnit};
 use super::task::{CommandContext, DeviceTaskState, HandlerAction, Task, TaskFailure, TaskOutcome};
 use super::unit::{LogicalUnit, UNIT_REMOVED, UnitState};
 use super::units::{AttachedUnit, AttachedUnits};
@@ -18,11 +19,10 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The device server of one I_T nexus. It lives as long as the session and on its core; the module
-/// documentation describes the design.
+/// The device server of one session of an I_T nexus. It lives as long as the session and on its core;
+/// the module documentation describes the design.
 pub struct DeviceServer {
     target: Arc<ScsiTarget>,
-    nexus: ItNexus,
     units: AttachedUnits,
 }
 
@@ -48,16 +48,22 @@ pub enum ManagementResponse {
 }
 
 impl DeviceServer {
-    /// The device server for a new session.
+    /// The device server for a session that is a nexus by itself.
     #[must_use]
     pub fn new(target: Arc<ScsiTarget>, nexus: ItNexus) -> DeviceServer {
-        DeviceServer { units: AttachedUnits::new(&target, &nexus), target, nexus }
+        let nexus = OpenNexus::new(&target, nexus);
+        DeviceServer::of_nexus(target, nexus)
+    }
+
+    /// The device server for a session of a nexus that may have others.
+    pub(crate) fn of_nexus(target: Arc<ScsiTarget>, nexus: Arc<OpenNexus>) -> DeviceServer {
+        DeviceServer { units: AttachedUnits::new(&target, nexus), target }
     }
 
     /// The I_T nexus.
     #[must_use]
     pub fn nexus(&self) -> &ItNexus {
-        &self.nexus
+        self.units.nexus().identity()
     }
 
     /// The target.
@@ -75,10 +81,10 @@ impl DeviceServer {
     /// Starts a task in place, because a task is too large to be moved.
     #[inline]
     pub fn start(&mut self, task: &mut Task) -> TaskStep {
-        self.units.update(&self.target, &self.nexus);
-        task.unit = self.units.find(task.command.lun);
+        self.units.update(&self.target);
+        task.unit = self.units.find(task.command.lun, &self.target);
         let outcome = match task.unit.and_then(|unit| self.units.get_mut(unit)) {
-            Some(unit) => dispatch(&self.target, &self.nexus, unit, task),
+            Some(unit) => dispatch(&self.target, unit, task),
             None => execute_without_unit(&self.target, &task.command),
         };
         self.step(task, outcome)
@@ -163,7 +169,7 @@ impl DeviceServer {
         volume: VolumeId,
         io: &Io,
     ) -> Result<(), NotAdmitted<IoError>> {
-        self.units.update(&self.target, &self.nexus);
+        self.units.update(&self.target);
         let mut changes = io.op.is_write();
         if let Some(range) = task.state.atomic_range() {
             if !range.lock() {
@@ -220,9 +226,11 @@ impl DeviceServer {
     /// Takes over background work of a logical unit: a sanitize operation that no command executes
     /// any more. The caller executes the returned task and drops its response. Call this when
     /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) notifies; without work it
-    /// costs one atomic load for each unit.
+    /// costs one look at each unit.
     pub fn poll_background(&mut self) -> Option<(Task, TaskStep)> {
-        let at = self.units.position_mut(AttachedUnit::has_background)?;
+        self.units.update(&self.target);
+        let number = self.target.position(|own| own.unit.read_state(UnitState::has_background))?;
+        let at = self.units.find(Lun::new(number), &self.target)?;
         let unit = self.units.get(at)?;
         let command = Command {
             lun: Lun::new(unit.number),
@@ -242,15 +250,13 @@ impl DeviceServer {
 
     /// Units with tokens and without a clock. The caller must call [`LogicalUnit::count_second`]
     /// for them every second.
-    pub(crate) fn claim_token_clocks(&mut self) -> impl Iterator<Item = &Arc<LogicalUnit>> {
-        self.units.update(&self.target, &self.nexus);
-        self.units.iter().map(|unit| &unit.unit).filter(|unit| unit.tokens.claim_clock())
+    pub(crate) fn claim_token_clocks(&self) -> Vec<Arc<LogicalUnit>> {
+        self.target.units_where(|unit| unit.tokens.claim_clock())
     }
 
     /// Executes a task management function on the shared state; the transport aborts its own tasks.
     pub fn manage(&mut self, function: TaskManagement, lun: Lun) -> ManagementResponse {
-        self.units.update(&self.target, &self.nexus);
-        let Some(unit) = self.units.find(lun).and_then(|unit| self.units.get(unit)) else {
+        let Some(TargetUnit { unit, .. }) = self.unit(lun) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
         // Aborted tasks of other nexuses end with their next step; `drain` waits for their I/O in
@@ -259,8 +265,8 @@ impl DeviceServer {
             TaskManagement::AbortTaskSet => {}
             // SAM-5 §5.14: with TAS, tasks of other nexuses end with TASK ABORTED, and there is no
             // unit attention.
-            TaskManagement::ClearTaskSet => unit.unit.change(UnitState::abort_all_tasks),
-            TaskManagement::LogicalUnitReset => unit.unit.reset(),
+            TaskManagement::ClearTaskSet => unit.change(UnitState::abort_all_tasks),
+            TaskManagement::LogicalUnitReset => unit.reset(),
         }
         ManagementResponse::FunctionComplete
     }
@@ -268,23 +274,24 @@ impl DeviceServer {
     /// Whether a unit with this LUN exists.
     #[must_use]
     pub fn has_unit(&self, lun: Lun) -> bool {
-        self.units.find(lun).is_some()
+        self.unit(lun).is_some()
+    }
+
+    fn unit(&self, lun: Lun) -> Option<TargetUnit> {
+        self.target.unit(lun.number()?)
     }
 
     /// Handles the loss or reset of the nexus while its session continues: clears its state in
     /// every unit and establishes a unit attention. The transport aborts its own tasks.
     pub fn on_nexus_loss(&mut self) {
-        for unit in self.units.iter() {
-            unit.unit.on_nexus_loss(unit.key);
-        }
+        self.units.nexus().on_loss();
     }
 
     /// Waits for the I/O of tasks that [`DeviceServer::manage`] has just aborted, in any nexus; a
     /// function that aborts tasks of others is answered only afterwards. `None` if there is no such
     /// unit.
     pub(crate) fn drain(&self, lun: Lun) -> Option<Drain> {
-        let unit = self.units.get(self.units.find(lun)?)?;
-        Some(Drain::new(&unit.unit.volume_state))
+        Some(Drain::new(&self.unit(lun)?.unit.volume_state))
     }
 
     #[inline]
@@ -299,7 +306,6 @@ impl DeviceServer {
         }
         next(&mut CommandContext {
             target: &self.target,
-            nexus: &self.nexus,
             unit,
             command: &task.command,
             state: &mut task.state,
@@ -377,7 +383,7 @@ impl DeviceServer {
         io: Io,
         owns_lock: bool,
     ) -> TaskStep {
-        let counter = index.and_then(|index| self.units.get(index)).map(|unit| unit.counter.clone());
+        let counter = index.and_then(|index| self.units.get_mut(index)).map(AttachedUnit::counter);
         let Some(counter) = counter else { return self.fail_denied(task, UNIT_REMOVED.into()) };
         let check = || self.check_counted(task, index);
         match counter.admit(io.op, (io.offset, io.len), owns_lock, check) {
@@ -442,10 +448,10 @@ impl DeviceServer {
 
     /// The attached unit that checks an I/O of the task on this volume.
     #[inline]
-    fn index_of(&self, task: &Task, volume: VolumeId) -> Option<usize> {
+    fn index_of(&mut self, task: &Task, volume: VolumeId) -> Option<usize> {
         let is_on_volume = |unit: &AttachedUnit| unit.volume == volume;
         let own = task.unit.filter(|&unit| self.units.get(unit).is_some_and(is_on_volume));
-        own.or_else(|| self.units.position(is_on_volume))
+        own.or_else(|| self.units.find_volume(volume, &self.target))
     }
 }
 
@@ -459,7 +465,7 @@ fn end(task: &mut Task, status: ScsiStatus, sense: Option<Sense>, data_in: SgLis
 
 /// Performs the checks that all commands share, then starts the command.
 #[inline]
-fn dispatch(target: &ScsiTarget, nexus: &ItNexus, unit: &mut AttachedUnit, task: &mut Task) -> TaskOutcome {
+fn dispatch(target: &ScsiTarget, unit: &mut AttachedUnit, task: &mut Task) -> TaskOutcome {
     if unit.unit.generation() != unit.seen {
         unit.refresh();
     }
@@ -488,7 +494,6 @@ fn dispatch(target: &ScsiTarget, nexus: &ItNexus, unit: &mut AttachedUnit, task:
     }
     let mut cx = CommandContext {
         target,
-        nexus,
         unit,
         command: &task.command,
         state: &mut task.state,

@@ -33,7 +33,7 @@ pub(super) fn start_stop_unit(cx: &mut CommandContext<'_>) -> TaskOutcome {
 fn move_medium(cx: &mut CommandContext<'_>, load: bool) -> Result<(), Sense> {
     let key = cx.unit.key;
     let moved = cx.unit.unit.change(|state| {
-        if state.nexuses.iter().any(|nexus| nexus.prevents_removal) {
+        if state.nexuses.values().any(|nexus| nexus.prevents_removal) {
             return false;
         }
         if state.ejected && load {

@@ -2,12 +2,13 @@
 
 use super::AccessState;
 use super::nexus::TargetPort;
+use super::open_nexus::NexusId;
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
 use crate::scsi::lun::Lun;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 /// Logical units by number. Sessions get a target that contains only the units that their initiator
 /// may access.
@@ -27,31 +28,58 @@ pub struct ScsiTarget {
     generation: AtomicU64,
 }
 
-/// ALUA states of the target's port groups, shared by all views of the target. Groups are
-/// active/optimized by default.
+/// What all views of a target share: the ALUA states of its port groups, active/optimized by
+/// default, and the initiator ports that are logged in.
 #[derive(Default)]
-pub struct PortGroupStates(RwLock<BTreeMap<u16, AccessState>>);
+pub struct PortGroupStates {
+    groups: RwLock<BTreeMap<u16, AccessState>>,
+    logged_in: Mutex<BTreeMap<NexusId, Arc<[u8]>>>,
+}
 
 impl PortGroupStates {
     /// Sets the state of a group for units added from now on.
     pub fn set(&self, group: u16, access: AccessState) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
+        self.groups.write().unwrap_or_else(PoisonError::into_inner).insert(group, access);
     }
 
     /// How a group leads to units.
     #[must_use]
     pub fn get(&self, group: u16) -> AccessState {
-        let states = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let states = self.groups.read().unwrap_or_else(PoisonError::into_inner);
         states.get(&group).copied().unwrap_or(AccessState::ACTIVE_OPTIMIZED)
     }
 
     fn all(&self) -> Vec<(u16, AccessState)> {
-        let states = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let states = self.groups.read().unwrap_or_else(PoisonError::into_inner);
         states.iter().map(|(group, access)| (*group, *access)).collect()
+    }
+
+    pub(super) fn log_in(&self, nexus: NexusId, initiator: Arc<[u8]>) {
+        self.lock_logged_in().insert(nexus, initiator);
+    }
+
+    pub(super) fn log_out(&self, nexus: NexusId) {
+        self.lock_logged_in().remove(&nexus);
+    }
+
+    /// TransportIDs of the initiator ports that are logged in and satisfy the predicate.
+    pub(super) fn logged_in(&self, is_meant: impl Fn(&[u8]) -> bool) -> Vec<Arc<[u8]>> {
+        self.lock_logged_in().values().filter(|initiator| is_meant(initiator)).cloned().collect()
+    }
+
+    fn lock_logged_in(&self) -> MutexGuard<'_, BTreeMap<NexusId, Arc<[u8]>>> {
+        self.logged_in.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-type TargetUnit = (VolumeId, Arc<LogicalUnit>);
+/// A volume as a logical unit of a target.
+#[derive(Clone)]
+pub(super) struct TargetUnit {
+    pub(super) volume: VolumeId,
+    pub(super) unit: Arc<LogicalUnit>,
+    /// The generation of the target that this unit began.
+    pub(super) added_at: u64,
+}
 
 /// A transport's logical units, for background work ([`LogicalUnit::on_background`]).
 pub trait UnitSource: Send + Sync {
@@ -164,8 +192,9 @@ impl ScsiTarget {
         unit.add_ports(&self.ports());
         // Within the lock, so that a concurrent state change is either seen here or finds the unit.
         self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
-        units.insert(number, (volume, unit));
-        self.generation.fetch_add(1, Ordering::SeqCst);
+        let added_at = self.generation().saturating_add(1);
+        units.insert(number, TargetUnit { volume, unit, added_at });
+        self.generation.store(added_at, Ordering::SeqCst);
         true
     }
 
@@ -173,11 +202,8 @@ impl ScsiTarget {
     /// units end with their next step.
     pub fn remove(&self, predicate: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
         let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<u16> = units
-            .iter()
-            .filter(|(number, (volume, _))| predicate(**number, *volume))
-            .map(|(&n, _)| n)
-            .collect();
+        let gone: Vec<u16> =
+            units.iter().filter(|(number, unit)| predicate(**number, unit.volume)).map(|(&n, _)| n).collect();
         gone.iter().for_each(|number| {
             units.remove(number);
         });
@@ -189,16 +215,31 @@ impl ScsiTarget {
 
     /// All logical units, ordered by number.
     pub fn units(&self) -> impl Iterator<Item = (u16, VolumeId, Arc<LogicalUnit>)> + use<> {
-        let units = self.units.read().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> =
-            units.iter().map(|(&number, (volume, unit))| (number, *volume, unit.clone())).collect();
+        let units = self.read_units();
+        let all: Vec<_> = units.iter().map(|(&number, own)| (number, own.volume, own.unit.clone())).collect();
         all.into_iter()
+    }
+
+    /// The logical unit with this number.
+    pub(super) fn unit(&self, number: u16) -> Option<TargetUnit> {
+        self.read_units().get(&number).cloned()
+    }
+
+    /// The units that satisfy the predicate.
+    pub(super) fn units_where(&self, predicate: impl Fn(&LogicalUnit) -> bool) -> Vec<Arc<LogicalUnit>> {
+        self.read_units().values().map(|own| &own.unit).filter(|unit| predicate(unit)).cloned().collect()
+    }
+
+    /// Number of the first unit that satisfies the predicate.
+    pub(super) fn position(&self, mut predicate: impl FnMut(&TargetUnit) -> bool) -> Option<u16> {
+        let units = self.read_units();
+        units.iter().find(|(_, own)| predicate(own)).map(|(number, _)| *number)
     }
 
     /// Whether a logical unit has this number.
     #[must_use]
     pub fn has(&self, number: u16) -> bool {
-        self.units.read().unwrap_or_else(PoisonError::into_inner).contains_key(&number)
+        self.read_units().contains_key(&number)
     }
 
     /// Whether the access mask names this number explicitly.
@@ -210,6 +251,10 @@ impl ScsiTarget {
     /// All LUNs, ordered by number.
     pub(super) fn luns(&self) -> impl Iterator<Item = Lun> + use<> {
         self.units().map(|(number, ..)| Lun::new(number))
+    }
+
+    fn read_units(&self) -> RwLockReadGuard<'_, BTreeMap<u16, TargetUnit>> {
+        self.units.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes with each change of the units.

@@ -1,7 +1,6 @@
 //! Tasks, and the context of command handlers.
 
 use super::cdb::CdbRange;
-use super::nexus::ItNexus;
 use super::target::ScsiTarget;
 use super::units::AttachedUnit;
 use super::{Command, ScsiStatus};
@@ -215,7 +214,6 @@ pub(super) type TaskOutcome = Result<HandlerAction, TaskFailure>;
 /// Context of a command handler.
 pub(super) struct CommandContext<'a> {
     pub(super) target: &'a ScsiTarget,
-    pub(super) nexus: &'a ItNexus,
     pub(super) unit: &'a mut AttachedUnit,
     pub(super) command: &'a Command,
     pub(super) state: &'a mut DeviceTaskState,

@@ -124,7 +124,7 @@ impl MultiStepCommand for Populate {
             return Ok(HandlerAction::Wait);
         };
         let unit = &cx.unit.unit;
-        let bytes = new_token(unit, cx.nexus, cx.unit.view.block_len, self.len);
+        let bytes = new_token(unit, cx.unit.nexus(), cx.unit.view.block_len, self.len);
         if unit.tokens.add(bytes.clone(), self.ranges.clone(), self.timeout, watch).is_none() {
             let asc = Asc::INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN;
             return Err(Sense::new(SenseKey::COPY_ABORTED, asc).into());

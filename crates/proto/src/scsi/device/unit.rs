@@ -9,9 +9,9 @@
 
 use super::AccessState;
 use super::alua::{self, AccessStates};
+use super::missed::{MissedAttentions, is_reset};
 use super::nexus::{ItNexus, TargetPort};
 use super::sanitize::{EraseRecord, Sanitize};
-
 use super::tokens::Tokens;
 use super::view::NexusView;
 use crate::scsi::sense::Sense;
@@ -79,7 +79,10 @@ pub struct LogicalUnit {
 /// State that nexuses share.
 #[derive(Default)]
 pub(super) struct UnitState {
-    pub(super) nexuses: Vec<NexusState>,
+    /// The nexuses that have sent a command to the unit.
+    pub(super) nexuses: BTreeMap<NexusKey, NexusState>,
+    /// What the others have missed.
+    pub(super) missed: MissedAttentions,
     /// D_SENSE of the Control mode page.
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
@@ -100,10 +103,9 @@ pub(super) struct UnitState {
 
 /// State of one nexus.
 pub(super) struct NexusState {
-    pub(super) key: NexusKey,
     pub(super) registrant: Registrant,
-    /// Target port group of its target port.
-    group: u16,
+    /// Generation of the target's units that it knows, or is notified of.
+    inventory: u64,
     /// Number of times that its tasks were aborted by others.
     abort_epoch: u32,
     /// PREVENT of the latest PREVENT ALLOW MEDIUM REMOVAL.
@@ -111,7 +113,7 @@ pub(super) struct NexusState {
     attentions: SmallVec<[Asc; MAX_ATTENTIONS]>,
 }
 
-/// Identifies a nexus of a logical unit for the life of its session.
+/// Identifies a nexus of a logical unit while the nexus exists.
 pub(super) type NexusKey = Holder;
 
 impl LogicalUnit {
@@ -130,7 +132,7 @@ impl LogicalUnit {
             generation: AtomicU64::new(0),
             tokens: Tokens::default(),
             background_callback: OnceLock::new(),
-            state: Mutex::default(),
+            state: Mutex::new(UnitState { size: volume_state.volume().info().size, ..UnitState::default() }),
         });
         let watcher: Weak<LogicalUnit> = Arc::downgrade(&unit);
         volume_state.watch(watcher);
@@ -183,27 +185,43 @@ impl LogicalUnit {
         result
     }
 
-    /// Adds a nexus with a power-on unit attention (SAM-5 §5.14).
-    pub(super) fn attach(&self, nexus: &ItNexus) -> NexusKey {
-        let key = self.volume_state.new_holder();
-        self.change(|state| {
-            state.nexuses.push(NexusState {
-                key,
-                registrant: nexus.registrant(),
-                group: nexus.target_port.group,
-                abort_epoch: 0,
-                prevents_removal: false,
-                attentions: SmallVec::new(),
-            });
-            state.establish_attention(key, Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
-            key
-        })
+    /// Adds a nexus with a power-on unit attention (SAM-5 §5.14), and what it has missed since its
+    /// login. `inventory` is the current generation of the target's units, which `has_changed` since
+    /// the login or the addition of this unit.
+    pub(super) fn attach(&self, key: NexusKey, registrant: Registrant, inventory: u64, has_changed: bool) {
+        let mut state = self.lock();
+        let mut nexus = NexusState {
+            registrant,
+            inventory,
+            abort_epoch: 0,
+            prevents_removal: false,
+            attentions: SmallVec::new(),
+        };
+        nexus.establish_attention(Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED);
+        let missed: SmallVec<[Asc; MAX_ATTENTIONS]> = state.missed.of(key.nexus, &nexus.registrant).collect();
+        missed.into_iter().for_each(|what| nexus.establish_attention(what));
+        if has_changed {
+            nexus.establish_attention(Asc::REPORTED_LUNS_DATA_HAS_CHANGED);
+        }
+        // No other nexus's view depends on this one.
+        state.nexuses.insert(key, nexus);
     }
 
-    /// Removes a nexus after the end of its session.
+    /// Removes a nexus after its end.
     pub(super) fn detach(&self, key: NexusKey) {
-        self.change(|state| state.nexuses.retain(|nexus| nexus.key != key));
+        self.lock().nexuses.remove(&key);
         self.volume_state.release(Some(key));
+    }
+
+    /// Notifies a nexus that the target's units have changed, unless another session of the nexus has
+    /// noticed that before.
+    pub(super) fn on_inventory_change(&self, key: NexusKey, inventory: u64) {
+        self.change(|state| {
+            if let Some(nexus) = state.nexus(key).filter(|nexus| nexus.inventory < inventory) {
+                nexus.inventory = inventory;
+                nexus.establish_attention(Asc::REPORTED_LUNS_DATA_HAS_CHANGED);
+            }
+        });
     }
 
     /// SAM-5, I_T nexus loss: clears the state of the nexus and establishes a unit attention.
@@ -230,17 +248,15 @@ impl LogicalUnit {
         self.change(UnitState::reset);
     }
 
-    /// The view of a nexus, with its generation.
-    pub(super) fn view(&self, key: NexusKey) -> (u64, NexusView) {
+    /// The view of a nexus, with its generation. The nexus need not have state in the unit.
+    pub(super) fn view(&self, key: NexusKey, nexus: &ItNexus) -> (u64, NexusView) {
         // Lock order: the volume's state is read before the unit's lock is taken.
         let asked = self.generation();
         let info = self.info();
-        let registrant = self.read_state(|state| state.registrant(key));
+        let registrant = nexus.registrant();
         let (access, is_reserved_by_other, closed) = self.volume_state.with_table(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
-            let access = registrant
-                .as_ref()
-                .map_or(BlockAccess::ALL, |registrant| table.reservations.access(Some(registrant)));
+            let access = table.reservations.access(Some(&registrant));
             // A sanitize operation through another unit, or a volume that is no longer served.
             let sanitizing = table.is_closed.then_some(SANITIZING);
             (access, is_reserved_by_other, if table.is_retired { Some(UNIT_REMOVED) } else { sanitizing })
@@ -256,7 +272,9 @@ impl LogicalUnit {
         }
         // Disks have no blocks of fewer than 512 bytes.
         let block_len = info.logical_block.max(512);
-        let abort_epoch = state.nexus(key).map_or(0, |nexus| nexus.abort_epoch);
+        let (abort_epoch, has_attention) =
+            state.nexus(key).map_or((0, false), |own| (own.abort_epoch, !own.attentions.is_empty()));
+        let port = state.port(nexus.target_port.group);
         let view = NexusView {
             is_reserved: is_reserved_by_other || access != BlockAccess::ALL,
             access,
@@ -264,28 +282,18 @@ impl LogicalUnit {
             abort_epoch,
             block_len,
             blocks: info.size.checked_div(block_len.into()).unwrap_or(0),
-            has_attention: state.nexus(key).is_some_and(|nexus| !nexus.attentions.is_empty()),
+            has_attention,
             descriptor_sense: state.descriptor_sense,
             write_protected: state.write_protected,
             sanitizing: match &state.sanitize {
                 Some(sanitize) => Some(sanitize.sense()),
                 None => closed,
             },
-            has_background: state.has_background(),
-            not_ready: state.not_ready(key),
-            port: state.port(key),
+            not_ready: state.not_ready(port),
+            port,
             info,
         };
         (generation, view)
-    }
-
-    /// The view of a registrant's nexus; `None` if it has none.
-    pub(super) fn view_of(&self, registrant: &Registrant) -> Option<NexusView> {
-        let key = self.read_state(|state| {
-            let own = state.nexuses.iter().find(|nexus| nexus.registrant == *registrant);
-            own.map(|nexus| nexus.key)
-        });
-        key.map(|key| self.view(key).1)
     }
 
     /// Takes the oldest unit attention of a nexus.
@@ -324,7 +332,10 @@ impl UnitState {
             Notice::RegistrationsPreempted => Asc::REGISTRATIONS_PREEMPTED,
             Notice::ReservationsReleased => Asc::RESERVATIONS_RELEASED,
         };
-        for nexus in self.nexuses.iter_mut().filter(|nexus| nexus.registrant == *registrant) {
+        if registrant.nvme_host().is_none() {
+            self.missed.record_for(registrant, asc);
+        }
+        for nexus in self.nexuses.values_mut().filter(|nexus| nexus.registrant == *registrant) {
             nexus.establish_attention(asc);
             if aborts && notice == Notice::RegistrationsPreempted {
                 nexus.abort_tasks();
@@ -333,32 +344,28 @@ impl UnitState {
     }
 
     pub(super) fn nexus(&mut self, key: NexusKey) -> Option<&mut NexusState> {
-        self.nexuses.iter_mut().find(|nexus| nexus.key == key)
+        self.nexuses.get_mut(&key)
     }
 
-    fn has_background(&self) -> bool {
+    /// Whether background work is unclaimed.
+    pub(super) fn has_background(&self) -> bool {
         self.sanitize.as_ref().is_some_and(Sanitize::is_unclaimed)
     }
 
-    fn registrant(&self, key: NexusKey) -> Option<Registrant> {
-        self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.registrant.clone())
+    /// ALUA state of a target port group.
+    fn port(&self, group: u16) -> AccessState {
+        self.access_states.get(&group).copied().unwrap_or_default().access
     }
 
-    /// ALUA state of the nexus's target port group.
-    fn port(&self, key: NexusKey) -> AccessState {
-        let group = self.nexuses.iter().find(|nexus| nexus.key == key).map(|nexus| nexus.group);
-        group.and_then(|group| self.access_states.get(&group)).copied().unwrap_or_default().access
-    }
-
-    fn not_ready(&self, key: NexusKey) -> Option<Sense> {
-        if let Some(sense) = alua::not_ready(self.port(key)) {
+    fn not_ready(&self, port: AccessState) -> Option<Sense> {
+        if let Some(sense) = alua::not_ready(port) {
             return Some(sense);
         }
         self.ejected.then_some(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT))
     }
 
     fn reset(&mut self) {
-        self.nexuses.iter_mut().for_each(|nexus| nexus.prevents_removal = false);
+        self.nexuses.values_mut().for_each(|nexus| nexus.prevents_removal = false);
         (self.descriptor_sense, self.write_protected) = (false, false);
         self.abort_all_tasks();
         self.establish_attention_for_all(None, Asc::BUS_DEVICE_RESET_FUNCTION_OCCURRED);
@@ -366,19 +373,13 @@ impl UnitState {
 
     /// Aborts the tasks of all nexuses.
     pub(super) fn abort_all_tasks(&mut self) {
-        self.nexuses.iter_mut().for_each(NexusState::abort_tasks);
-    }
-
-    /// Establishes a unit attention for one nexus.
-    pub(super) fn establish_attention(&mut self, key: NexusKey, what: Asc) {
-        if let Some(nexus) = self.nexus(key) {
-            nexus.establish_attention(what);
-        }
+        self.nexuses.values_mut().for_each(NexusState::abort_tasks);
     }
 
     /// Establishes a unit attention for all nexuses but `except`.
     pub(super) fn establish_attention_for_all(&mut self, except: Option<NexusKey>, what: Asc) {
-        for nexus in self.nexuses.iter_mut().filter(|nexus| Some(nexus.key) != except) {
+        self.missed.record(what);
+        for (_, nexus) in self.nexuses.iter_mut().filter(|(key, _)| Some(**key) != except) {
             nexus.establish_attention(what);
         }
     }
@@ -403,8 +404,7 @@ impl NexusState {
     pub(super) fn establish_attention(&mut self, what: Asc) {
         // SAM-5 §5.14: a repeated condition adds nothing, and a reset supersedes all older
         // conditions.
-        let is_reset = what.0 >> 8 == Asc::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED.0 >> 8;
-        if is_reset {
+        if is_reset(what) {
             self.attentions.clear();
         }
         if !self.attentions.contains(&what) {

@@ -1,11 +1,12 @@
-//! The logical units of a target as one nexus sees them. Each command first checks for added and
-//! removed units; the nexus is notified by a unit attention of its existing units (SPC-5, REPORTED
-//! LUNS DATA HAS CHANGED).
+//! The logical units of a target that one session has used: each is attached with its first command.
+//! Every command first checks for added and removed units; the nexus is notified by a unit attention
+//! of its existing units (SPC-5, REPORTED LUNS DATA HAS CHANGED).
 
 use super::Lun;
 use super::extended_copy::CopyResult;
 use super::nexus::ItNexus;
-use super::target::ScsiTarget;
+use super::open_nexus::OpenNexus;
+use super::target::{ScsiTarget, TargetUnit};
 use super::task::Task;
 use super::token_copy::TokenRecords;
 use super::unit::{LogicalUnit, NexusKey, UNIT_REMOVED};
@@ -13,32 +14,33 @@ use super::view::NexusView;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::volume_state::IoCounter;
-use blockmux_wire::scsi::sense::Asc;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// All units of the nexus. The index of a unit is stable and never reused, because tasks refer to
-/// units by index.
+/// The attached units of a session. The index of a unit is stable and never reused, because tasks
+/// refer to units by index.
 pub(super) struct AttachedUnits {
     list: Vec<Option<AttachedUnit>>,
     /// Index of each unit, by its number.
     indexes: BTreeMap<u16, usize>,
-    /// Generation of the target when the units were last read.
+    /// Generation of the target when the units were last checked.
     seen: u64,
+    nexus: Arc<OpenNexus>,
 }
 
-/// A logical unit as one nexus sees it.
+/// A logical unit as one session sees it.
 pub(super) struct AttachedUnit {
     pub(super) number: u16,
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
-    /// Counts the nexus's I/O on the volume.
-    pub(super) counter: Rc<IoCounter>,
-    /// Results of this nexus's EXTENDED COPY commands, oldest first.
+    nexus: Arc<OpenNexus>,
+    /// Counts the session's I/O on the volume, from its first I/O on.
+    counter: Option<Rc<IoCounter>>,
+    /// Results of this session's EXTENDED COPY commands, oldest first.
     pub(super) copies: Vec<CopyResult>,
-    /// Records of this nexus's token operations, oldest first, with unread tokens.
+    /// Records of this session's token operations, oldest first, with unread tokens.
     pub(super) token_records: TokenRecords,
     /// The generation of `view`.
     pub(super) seen: u64,
@@ -46,65 +48,85 @@ pub(super) struct AttachedUnit {
 }
 
 impl AttachedUnits {
-    /// Attaches the current units of the target.
-    pub(super) fn new(target: &ScsiTarget, nexus: &ItNexus) -> AttachedUnits {
-        // Read first: a change in between leads to another check.
-        let seen = target.generation();
-        let mut units = AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen };
-        target.units().for_each(|unit| units.add(unit, nexus));
-        units
+    /// No unit is attached yet.
+    pub(super) fn new(target: &ScsiTarget, nexus: Arc<OpenNexus>) -> AttachedUnits {
+        AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen: target.generation(), nexus }
+    }
+
+    pub(super) fn nexus(&self) -> &OpenNexus {
+        &self.nexus
     }
 
     /// Checks for added and removed units.
     #[inline]
-    pub(super) fn update(&mut self, target: &ScsiTarget, nexus: &ItNexus) {
+    pub(super) fn update(&mut self, target: &ScsiTarget) {
         if target.generation() != self.seen {
-            self.reload(target, nexus);
+            self.reload(target);
         }
     }
 
     #[cold]
-    fn reload(&mut self, target: &ScsiTarget, nexus: &ItNexus) {
+    fn reload(&mut self, target: &ScsiTarget) {
+        // Read first: a change in between leads to another check.
         self.seen = target.generation();
-        let all: Vec<_> = target.units().collect();
-        let existing: BTreeSet<(u16, VolumeId)> =
-            all.iter().map(|(number, volume, _)| (*number, *volume)).collect();
         for slot in &mut self.list {
-            if let Some(removed) = slot.take_if(|unit| !existing.contains(&(unit.number, unit.volume))) {
+            let is_gone = |unit: &mut AttachedUnit| {
+                target.unit(unit.number).is_none_or(|current| current.volume != unit.volume)
+            };
+            if let Some(removed) = slot.take_if(is_gone) {
                 self.indexes.remove(&removed.number);
-                removed.unit.detach(removed.key);
+                self.nexus.detach(removed.number, &removed.unit);
             }
         }
-        for unit in self.iter() {
-            unit.unit
-                .change(|state| state.establish_attention(unit.key, Asc::REPORTED_LUNS_DATA_HAS_CHANGED));
-        }
-        for unit in all {
-            if !self.indexes.contains_key(&unit.0) {
-                self.add(unit, nexus);
-            }
+        for unit in self.list.iter().flatten() {
+            unit.unit.on_inventory_change(unit.key, self.seen);
         }
     }
 
-    fn add(&mut self, (number, volume, unit): (u16, VolumeId, Arc<LogicalUnit>), nexus: &ItNexus) {
-        let key = unit.attach(nexus);
-        let (seen, view) = unit.view(key);
-        let counter = IoCounter::new(&unit.volume_state);
-        self.indexes.insert(number, self.list.len());
-        let (copies, token_records) = (Vec::new(), Vec::new());
-        let attached = AttachedUnit { number, volume, unit, key, counter, copies, token_records, seen, view };
-        self.list.push(Some(attached));
-    }
-
-    /// The index of the unit with this LUN.
+    /// The index of the unit with this LUN, which is attached if it was not.
     #[inline]
-    pub(super) fn find(&self, lun: Lun) -> Option<usize> {
+    pub(super) fn find(&mut self, lun: Lun, target: &ScsiTarget) -> Option<usize> {
         let number = lun.number()?;
-        // LUNs mostly have no gaps; the number is then the index.
+        // LUNs mostly have no gaps and are first used in order; the number is then the index.
         match self.get(number.into()) {
             Some(unit) if unit.number == number => Some(number.into()),
-            _ => self.indexes.get(&number).copied(),
+            _ => self.indexes.get(&number).copied().or_else(|| self.attach(number, target)),
         }
+    }
+
+    /// Attaches the unit with this number, which is not attached.
+    #[cold]
+    fn attach(&mut self, number: u16, target: &ScsiTarget) -> Option<usize> {
+        let TargetUnit { volume, unit, added_at } = target.unit(number)?;
+        self.nexus.attach(number, &unit, added_at, self.seen);
+        let key = self.nexus.key(number);
+        let (seen, view) = unit.view(key, self.nexus.identity());
+        let index = self.list.len();
+        self.indexes.insert(number, index);
+        self.list.push(Some(AttachedUnit {
+            number,
+            volume,
+            unit,
+            key,
+            nexus: self.nexus.clone(),
+            counter: None,
+            copies: Vec::new(),
+            token_records: Vec::new(),
+            seen,
+            view,
+        }));
+        Some(index)
+    }
+
+    /// The index of the first unit of this volume, which is attached if none of them was.
+    #[cold]
+    pub(super) fn find_volume(&mut self, volume: VolumeId, target: &ScsiTarget) -> Option<usize> {
+        let attached =
+            self.list.iter().position(|unit| unit.as_ref().is_some_and(|unit| unit.volume == volume));
+        attached.or_else(|| {
+            let number = target.position(|unit| unit.volume == volume)?;
+            self.find(Lun::new(number), target)
+        })
     }
 
     #[inline]
@@ -126,41 +148,13 @@ impl AttachedUnits {
         let unit = task.unit.and_then(|unit| self.get_mut(unit));
         unit.ok_or(UNIT_REMOVED)
     }
-
-    /// All existing units.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &AttachedUnit> {
-        self.list.iter().flatten()
-    }
-
-    /// The index of the first unit that satisfies the predicate.
-    pub(super) fn position(&self, predicate: impl Fn(&AttachedUnit) -> bool) -> Option<usize> {
-        self.list.iter().position(|unit| unit.as_ref().is_some_and(&predicate))
-    }
-
-    /// The index of the first unit that satisfies the predicate, which may change the unit.
-    pub(super) fn position_mut(
-        &mut self,
-        mut predicate: impl FnMut(&mut AttachedUnit) -> bool,
-    ) -> Option<usize> {
-        self.list.iter_mut().position(|unit| unit.as_mut().is_some_and(&mut predicate))
-    }
-}
-
-impl Drop for AttachedUnits {
-    fn drop(&mut self) {
-        for unit in self.iter() {
-            unit.unit.detach(unit.key);
-        }
-    }
 }
 
 impl AttachedUnit {
-    /// Whether the unit has unclaimed background work.
-    pub(super) fn has_background(&mut self) -> bool {
-        if self.unit.generation() != self.seen {
-            self.refresh();
-        }
-        self.view.has_background
+    /// Counts the session's I/O on the volume.
+    #[inline]
+    pub(super) fn counter(&mut self) -> Rc<IoCounter> {
+        self.counter.get_or_insert_with(|| IoCounter::new(&self.unit.volume_state)).clone()
     }
 
     /// Whether another nexus has aborted the task since it started.
@@ -172,10 +166,15 @@ impl AttachedUnit {
         self.view.abort_epoch != task.abort_epoch
     }
 
+    /// Initiator port and target port.
+    pub(super) fn nexus(&self) -> &ItNexus {
+        self.nexus.identity()
+    }
+
     /// Refreshes the view.
     pub(super) fn refresh(&mut self) {
         let abort_epoch = self.view.abort_epoch;
-        (self.seen, self.view) = self.unit.view(self.key);
+        (self.seen, self.view) = self.unit.view(self.key, self.nexus.identity());
         // SPC-5: copy results are discarded on nexus loss and reset.
         if self.view.abort_epoch != abort_epoch {
             self.copies.clear();

@@ -31,8 +31,6 @@ pub(super) struct NexusView {
     pub(super) write_protected: bool,
     /// Sense data of nearly all commands: a sanitize operation, or the volume is no longer served.
     pub(super) sanitizing: Option<Sense>,
-    /// Background work is unclaimed: a sanitize operation or the token clock.
-    pub(super) has_background: bool,
     /// Sense data of commands that access the medium: ALUA state, or no medium.
     pub(super) not_ready: Option<Sense>,
     /// ALUA state of the nexus's target port group.

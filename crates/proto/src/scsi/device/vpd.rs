@@ -24,7 +24,7 @@ pub(super) fn page(cx: &CommandContext<'_>, page_code: u8) -> Option<Vec<u8>> {
     let body = match page_code {
         PAGE_SUPPORTED => PAGES.to_vec(),
         PAGE_SERIAL => cx.unit.unit.identity.serial.as_bytes().to_vec(),
-        PAGE_IDENTIFICATION => designators(&cx.unit.unit.identity, &cx.target.name, cx.nexus),
+        PAGE_IDENTIFICATION => designators(&cx.unit.unit.identity, &cx.target.name, cx.unit.nexus()),
         PAGE_EXTENDED_INQUIRY => extended_inquiry(view).as_bytes().to_vec(),
         PAGE_THIRD_PARTY_COPY => third_party_copy(view),
         PAGE_BLOCK_LIMITS => block_limits(view).as_bytes().to_vec(),

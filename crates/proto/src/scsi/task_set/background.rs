@@ -53,8 +53,8 @@ impl BackgroundWork {
     }
 
     fn count_seconds(&mut self, now: Instant) {
-        let server = self.tasks.server.iter_mut();
-        self.clocks.extend(server.flat_map(DeviceServer::claim_token_clocks).map(Arc::downgrade));
+        let claimed = self.tasks.server.iter().flat_map(DeviceServer::claim_token_clocks);
+        self.clocks.extend(claimed.map(|unit| Arc::downgrade(&unit)));
         if self.next_second.is_some_and(|end| end > now) {
             return;
         }

@@ -570,6 +570,35 @@ fn several_channels_coexist_unless_a_login_requests_a_single_channel() {
 }
 
 #[test]
+fn channels_of_one_initiator_port_share_its_unit_attentions() {
+    let node = node();
+    let mut channels = [Initiator::open(&node), Initiator::open(&node)];
+    let mut other = Initiator::new(&node);
+    other.log_in(LoginRequestRdma { initiator_port_id: [9; 16], ..login() }).unwrap();
+    ready(&mut channels[0]);
+    ready(&mut other);
+    // PERSISTENT RESERVE OUT: service action, key, service action key.
+    let reserve = |initiator: &mut Initiator, action: u8, key: u8, action_key: u8| {
+        let mut list = [0; 24];
+        (list[7], list[15]) = (key, action_key);
+        initiator.set(0, &list);
+        let cdb = [0x5f, action, 1, 0, 0, 0, 0, 0, 24, 0];
+        initiator.command(&cdb, OUT, direct(0, 24).as_bytes()).unwrap();
+        initiator.end().0.status
+    };
+    // However the initiator spreads its commands over its channels, each attention meets one of them.
+    for (notified, next) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
+        assert_eq!(reserve(&mut channels[next], 6, 0, 1), 0, "the channel has no unit attention");
+        assert_eq!(reserve(&mut other, 6, 0, 2), 0);
+        assert_eq!(reserve(&mut other, 4, 2, 1), 0, "it preempts the registration of the other port");
+        channels[notified].command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
+        let (response, sense) = channels[notified].end();
+        assert_eq!((response.status, sense[2], sense[12], sense[13]), (2, 6, 0x2a, 0x05));
+        assert_eq!(reserve(&mut channels[next], 6, 0, 1), 0, "the read has taken the attention");
+    }
+}
+
+#[test]
 fn a_login_waits_a_limited_time_for_io_of_the_channel_that_it_ends() {
     let node = node();
     let mut first = Initiator::open(&node);

@@ -385,7 +385,7 @@ fn a_reservation_of_another_protocol_excludes_the_host() {
     let node = node();
     let (mut io, _admin) = FabricsTestHost::io(&node);
     let volume_state: std::sync::Arc<VolumeState> = node.1.volume_state(VolumeId(0)).unwrap();
-    let holder = volume_state.new_holder();
+    let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
     let reserve = |table: &mut Table| -> Result<Notices, ()> {
         table.reserved_by = Some(holder);
         Ok(Notices::new())

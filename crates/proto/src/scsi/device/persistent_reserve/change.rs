@@ -41,7 +41,7 @@ pub(in crate::scsi) fn reserve_out(cx: &mut CommandContext<'_>) -> TaskOutcome {
 fn change(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
     let request = ReserveOutAction::parse(cx, action, bytes)?;
-    let registrant = cx.nexus.registrant();
+    let registrant = cx.unit.nexus().registrant();
     let volume_state = &cx.unit.unit.volume_state;
     if request.persists() && volume_state.store().is_none() {
         return Err(Sense::in_parameters(20).into());
@@ -192,7 +192,7 @@ fn refusal(refused: ReservationRefused) -> TaskFailure {
 /// The registrants of the service action: the nexus; with SPEC_I_PT each listed initiator port, and
 /// for a listed node its logged-in ports; with ALL_TG_PT each of them on every target port.
 fn affected_registrants(cx: &CommandContext<'_>, flags: u8, rest: &[u8]) -> Result<Vec<Registrant>, Sense> {
-    let own = cx.nexus.registrant();
+    let own = cx.unit.nexus().registrant();
     let mut initiators = vec![own.initiator.clone()];
     if flags & SPEC_I_PT != 0 {
         if u16::from(cx.command.cdb.byte(1) & 0x1f) != out::REGISTER {
@@ -220,10 +220,7 @@ fn affected_registrants(cx: &CommandContext<'_>, flags: u8, rest: &[u8]) -> Resu
 
 /// The logged-in ports of a node.
 fn ports_of(cx: &CommandContext<'_>, node: &Name) -> Result<Vec<Arc<[u8]>>, Sense> {
-    let mut ports: Vec<_> = cx.unit.unit.read_state(|state| {
-        let initiators = state.nexuses.iter().map(|nexus| nexus.registrant.initiator.clone());
-        initiators.filter(|initiator| is_port_of(initiator, node)).collect()
-    });
+    let mut ports = cx.target.states().logged_in(|initiator| is_port_of(initiator, node));
     ports.sort_unstable();
     ports.dedup();
     if ports.is_empty() { Err(Sense::in_parameters(24)) } else { Ok(ports) }
@@ -262,7 +259,7 @@ fn transport_ids(
             .split_at_checked(len)
             .filter(|_| len <= MAX_TRANSPORT_ID)
             .ok_or(Sense::in_parameters(field))?;
-        ids.push(TransportId::read(id, cx.nexus.protocol()).ok_or(Sense::in_parameters(field))?);
+        ids.push(TransportId::read(id, cx.unit.nexus().protocol()).ok_or(Sense::in_parameters(field))?);
         rest = after;
     }
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
