@@ -138,6 +138,7 @@ impl ReservationCommand {
         if let Some(field) = keys.as_mut_bytes().get_mut(..len) {
             data.slice(0, len).copy_to(field);
         }
+        self.volume_state.adopt_record(&self.who);
         if let ReservationAction::Report { len } = self.wanted {
             let mut report = self.volume_state.with_table(|table| report(&table.reservations, &self.who));
             report.resize(len, 0);

@@ -517,11 +517,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             Ok(guard) => entry.io_guard = guard,
             Err(why) => {
                 queue.refresh_view_if_changed();
+                if !queue.admissions.has(volume) && queue.begin_use(volume) {
+                    return self.submit(slot, wanted);
+                }
                 let is_removed = matches!(why, NotAdmitted::Denied(IoError::ShuttingDown));
                 if is_removed || !queue.admissions.has(volume) {
-                    if !is_removed && queue.begin_use(volume) {
-                        return self.submit(slot, wanted);
-                    }
                     // The namespace was detached while the command was in progress.
                     return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
                 }
