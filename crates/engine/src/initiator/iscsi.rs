@@ -33,7 +33,7 @@ use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
