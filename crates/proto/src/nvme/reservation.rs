@@ -1,8 +1,8 @@
 //! Reservation Register, Acquire, Release and Report (NVMe Base Specification, "Reservations").
 //!
 //! The reservation table belongs to the volume and is shared with SCSI (decision 12). Its terms and
-//! types are those of SPC, and this file translates them. A registrant is a host, by its NQN and its
-//! 128-bit identifier (decision 70), across all controllers and subsystems.
+//! types are those of SPC, and this file translates them. A registrant is a host, by its NQN and
+//! its 128-bit identifier (decision 70), across all controllers and subsystems.
 
 use super::NvmeOutcome;
 use super::io::IoStep;

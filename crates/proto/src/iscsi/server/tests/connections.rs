@@ -550,8 +550,8 @@ fn session_wide_keys_are_irrelevant_to_another_connection() {
     }
 }
 
-/// Logs in with CHAP, to the session with this TSIH as this CID; returns the last response unless the
-/// target refuses the secret.
+/// Logs in with CHAP, to the session with this TSIH as this CID; returns the last response unless
+/// the target refuses the secret.
 fn authenticate(
     initiator: &mut ScriptedInitiator,
     (tsih, cid): (u16, u16),
