@@ -1,6 +1,6 @@
-//! The files and devices below a block device, as far as sysfs tells: the file of a loop device, the
-//! device of a partition, the devices of a device-mapper or RAID device. A file lies on the device of
-//! its file system. So a volume is found to be part of another one through every name and layer.
+//! The files and devices below a block device, as far as sysfs tells: the file of a loop device,
+//! the device of a partition, the devices of a device-mapper or RAID device. A file lies on the
+//! device of its file system. So a volume is found to be part of another one through every layer.
 
 use crate::data_key::DataKey;
 use crate::data_part::{DataPart, Part, for_each_source};

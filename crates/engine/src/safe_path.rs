@@ -3,8 +3,8 @@
 //! Whoever owns a directory can replace what is in it by a link to a file that only root can write.
 //! So for root each component of a path is opened by itself, without following links, and links are
 //! followed here: a symbolic link, or a further name of a file (hard link), that another user may
-//! have made leads only to what that user owns (`docs/decisions`, number 79). What the kernel checks
-//! when it follows a path for a user without root's rights is enough for everybody else.
+//! have made leads only to what that user owns (`docs/decisions`, number 79). What the kernel
+//! checks when it follows a path for a user without root's rights is enough for everybody else.
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, open as open_at_cwd,

@@ -48,7 +48,10 @@ impl Place {
     fn refused(&self, args: &[&str]) -> String {
         let listener = format!("unix:{}", self.at("socket").display());
         let serve = ["20", BLOCKMUX, "serve", "--user", "nobody", "--nbd", &listener];
-        let output = Command::new("timeout").args(serve).args(args).output().unwrap();
+        let mut command = Command::new("timeout");
+        // A daemon that starts would get the state directory of the user who runs the tests.
+        command.args(serve).args(args).env("XDG_STATE_HOME", self.at("state_home"));
+        let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         text(&output.stderr)
     }
