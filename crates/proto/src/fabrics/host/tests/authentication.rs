@@ -76,8 +76,8 @@ fn the_reason_of_a_controller_that_rejects_the_host_is_reported_at_once() {
     assert_eq!(queues.driver.session.refused(), Some(&rejected));
 }
 
-/// Challenge and Success1 of SPDK 26.09, for a host with the names, secrets and seed of these tests:
-/// SHA-512 without a group, and SHA-384 with ffdhe2048.
+/// Challenge and Success1 of SPDK 26.09, for a host with the names, secrets and seed of these
+/// tests: SHA-512 without a group, and SHA-384 with ffdhe2048.
 const SPDK: [(Hash, DhGroup, [&str; 2]); 2] = [
     (
         Hash::Sha512,
