@@ -183,7 +183,7 @@ impl Tls {
     pub fn client(credentials: &ClientCredentials) -> Result<Tls, TlsError> {
         match credentials {
             ClientCredentials::Psks(keys) => {
-                let config = psk::client_config()?;
+                let config = psk::client_config(keys)?;
                 let mut connection = connection(Mode::Client, config.clone())?;
                 for key in &**keys {
                     connection.append_psk(&library_psk(key)?).map_err(|error| internal(&error))?;

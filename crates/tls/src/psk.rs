@@ -71,10 +71,16 @@ impl ClientHelloCallback for SelectOfferedKeys {
     }
 }
 
-/// The configuration of every client with pre-shared keys.
-pub(crate) fn client_config() -> Result<Config, TlsError> {
-    static CONFIG: OnceLock<Result<Config, TlsError>> = OnceLock::new();
-    CONFIG.get_or_init(|| builder(POLICY)?.build().map_err(|error| internal(&error))).clone()
+/// The configuration of a client with these pre-shared keys. A server of OpenSSL chooses the cipher
+/// suite before the key, by the client's preference, and passes over keys of another suite.
+pub(crate) fn client_config(keys: &[Psk]) -> Result<Config, TlsError> {
+    static ANY: OnceLock<Result<Config, TlsError>> = OnceLock::new();
+    static ONLY_SHA_384: OnceLock<Result<Config, TlsError>> = OnceLock::new();
+    let make = |policy| builder(policy)?.build().map_err(|error| internal(&error));
+    match keys.iter().all(|key| key.hash == Hash::Sha384) {
+        true => ONLY_SHA_384.get_or_init(|| make(POLICY_SHA_384)).clone(),
+        false => ANY.get_or_init(|| make(POLICY)).clone(),
+    }
 }
 
 /// The configuration of every server with pre-shared keys.
@@ -116,3 +122,5 @@ impl fmt::Debug for Psk {
 
 /// A policy of the library: TLS 1.3 only, with the common elliptic curves.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
+/// A policy of the library: TLS 1.3 with `TLS_AES_256_GCM_SHA384` and the curve P-384 only.
+const POLICY_SHA_384: &str = "20250414";

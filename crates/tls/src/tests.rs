@@ -72,6 +72,30 @@ fn deliver(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<T
     }
 }
 
+/// OpenSSL chooses the suite before the key, and passes over keys of another suite.
+#[test]
+fn a_client_with_keys_of_sha_384_offers_only_their_suite() {
+    let suites = |hashes: &[Hash]| {
+        let keys: Vec<Psk> = hashes.iter().map(|hash| psk("a key", 7, *hash)).collect();
+        let mut client = client(&keys);
+        client.receive(&[], &mut []).unwrap();
+        // Record and handshake headers, version and random; then the session ID and the suites.
+        let hello = client.output().split_off(5 + 4 + 2 + 32);
+        let suites = 1 + usize::from(hello[0]);
+        let len = usize::from(u16::from_be_bytes([hello[suites], hello[suites + 1]]));
+        let suites = hello[suites + 2..][..len].chunks(2);
+        suites.map(|suite| u16::from_be_bytes([suite[0], suite[1]])).collect::<Vec<_>>()
+    };
+    const AES_128: u16 = 0x1301;
+    const AES_256: u16 = 0x1302;
+    let [only, short, mixed] =
+        [&[Hash::Sha384; 2][..], &[Hash::Sha256], &[Hash::Sha384, Hash::Sha256]].map(suites);
+    assert!(only.contains(&AES_256) && !only.contains(&AES_128), "{only:x?}");
+    for suites in [short, mixed] {
+        assert!(suites.contains(&AES_256) && suites.contains(&AES_128), "{suites:x?}");
+    }
+}
+
 #[test]
 fn data_arrives_however_the_stream_is_split() {
     for hash in [Hash::Sha256, Hash::Sha384] {

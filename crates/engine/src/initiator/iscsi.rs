@@ -52,7 +52,7 @@ pub struct IscsiEndpoint {
     pub lun: Lun,
     /// CHAP credentials, if any.
     pub chap: Option<Chap>,
-    /// The same credentials, which may change while the volume is open.
+    /// CHAP credentials whose secrets may change while the volume is open, if there are any.
     pub current_chap: Option<Arc<CurrentSecrets<Chap>>>,
     /// Operational parameters to propose.
     pub proposal: OperationalParameters,

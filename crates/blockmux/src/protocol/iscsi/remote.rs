@@ -57,7 +57,7 @@ struct IscsiRemote<D> {
     url: IscsiUrl,
     initiator: Name,
     chap: Option<Chap>,
-    /// The same, if it is read from files.
+    /// The credentials for the target if their secrets are in files, which may change.
     current_chap: Option<Arc<CurrentSecrets<Chap>>>,
     /// CHAP for discovery, if it differs from that of the target.
     discovery_chap: Option<Chap>,

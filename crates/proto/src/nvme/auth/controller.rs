@@ -11,8 +11,8 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The controller's state of one queue's authentication. A host may authenticate again at any time,
-/// and each time with the secrets that are configured then, so that they can be replaced while it is
-/// connected.
+/// and each time with the secrets that are configured then, so that they can be replaced while it
+/// is connected.
 pub struct Authenticator {
     names: AuthNames,
     random: ChallengeGenerator,

@@ -242,7 +242,7 @@ fn check_other(
     match (other.request.command, command) {
         // Each ends the state that a failed format leaves.
         (EraseCommand::FormatUnit, _) => Ok(()),
-        // SBC-4, the SANITIZE command: only another SANITIZE ends the state that a failed one leaves.
+        // SBC-4, the SANITIZE command: only a SANITIZE ends the state that a failed one leaves.
         (EraseCommand::Sanitize, EraseCommand::FormatUnit) => Err(other.sense()),
         // AUSE: a second operation cannot permit EXIT FAILURE MODE if the failed one did not.
         (EraseCommand::Sanitize, EraseCommand::Sanitize) if allows_exit && !other.allows_exit => {
