@@ -42,13 +42,13 @@ pub(crate) fn addresses(url: impl Display, (host, port): &HostPort) -> Result<Ve
     let found = (host.as_str(), *port)
         .to_socket_addrs()
         .map_err(|_| Failure::request(format!("{url}: cannot find host `{host}`; check its name")))?;
-    let found: Vec<_> = found.collect();
-    if found.iter().any(zone::lacks_zone) {
+    let (without, usable): (Vec<_>, Vec<_>) = found.partition(zone::lacks_zone);
+    if usable.is_empty() && !without.is_empty() {
         return Err(Failure::request(format!(
             "{url}: `{host}` is an address of one link; name the interface, as in [{host}%25eth0]"
         )));
     }
-    Ok(found.into_iter().map(Address::Tcp).collect())
+    Ok(usable.into_iter().map(Address::Tcp).collect())
 }
 
 /// The other paths: the first address of each other portal, then the addresses in `found`, up to

@@ -616,10 +616,14 @@ mod tests {
             ),
             ("[[acl]]\nCHAP_A = ['MD5']", "CHAP_A also needs CHAP_N and secret_file; add them"),
             ("[[acl]]\n[[acl]]", "two acl entries are for every initiator; merge them"),
+            (
+                "[[acl]]\nInitiatorName = 'iqn.A'\n[[acl]]\nInitiatorName = 'iqn.a'",
+                "two acl entries are for iqn.a; merge them",
+            ),
         ] {
             assert_eq!(with(rest).unwrap_err(), format!("{wrong}{expected}"));
         }
-        let error = prepare("TargetName = 'disk'\nluns = { 0 = 'x' }").unwrap_err();
+        let error = prepare("TargetName = ''\nluns = { 0 = 'x' }").unwrap_err();
         assert!(error.ends_with("; write it as iqn.2026-11.blockmux:NAME"), "{error}");
         for luns in ["{}", "{ 16384 = 'x' }", "{ a = 'x' }", "{ 0 = 'x', '00' = 'y' }", "{ '+1' = 'x' }"] {
             assert!(prepare(&format!("TargetName = 'iqn.a'\nluns = {luns}")).is_err(), "{luns}");
