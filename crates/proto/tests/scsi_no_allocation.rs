@@ -54,6 +54,8 @@ fn commands_on_one_range_allocate_nothing() {
         (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list, &none),
     ];
     assert_eq!(run(&mut server, &[0; 6], &none, &none), ScsiStatus::CHECK_CONDITION);
+    // The first I/O on a unit begins to count the session's I/O there.
+    assert_eq!(run(&mut server, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &none, &block), ScsiStatus::GOOD);
     for (cdb, data_out, data_in) in commands {
         let before = counting::of_this_thread();
         assert_eq!(run(&mut server, cdb, data_out, data_in), ScsiStatus::GOOD, "{cdb:x?}");

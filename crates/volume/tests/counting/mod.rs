@@ -23,10 +23,16 @@ pub(crate) fn live() -> i64 {
     LIVE.load(Ordering::SeqCst)
 }
 
+/// Bytes that the calling thread has allocated, including those that it has freed.
+pub(crate) fn bytes_of_this_thread() -> u64 {
+    BYTES.get()
+}
+
 struct Counting;
 
 thread_local! {
     static THIS_THREAD: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
 static ALL_THREADS: AtomicU64 = AtomicU64::new(0);
@@ -36,6 +42,7 @@ static LIVE: AtomicI64 = AtomicI64::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         THIS_THREAD.set(THIS_THREAD.get() + 1);
+        BYTES.set(BYTES.get() + layout.size() as u64);
         ALL_THREADS.fetch_add(1, Ordering::SeqCst);
         LIVE.fetch_add(1, Ordering::SeqCst);
         // SAFETY: the caller makes the same promises.
