@@ -5,9 +5,9 @@ use super::kernel;
 use super::probe::{DirectAlignment, QueueLimits, Zeroing, file_block};
 use super::qemu_locks;
 use blockmux_volume::{BlockSizes, SmallBlock, VolumeInfo};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Options for opening a file as a volume.
@@ -17,6 +17,8 @@ pub struct FileOptions {
     /// served. `None`: the file's own size, rounded up to a whole block; the missing bytes of the
     /// last block read as zeroes, and a write extends the file.
     pub size: Option<u64>,
+    /// Permissions of a file that is created; `None`: only for its owner.
+    pub mode: Option<u32>,
     /// Direct I/O; `None`: where the file system supports it in units of at most the logical block.
     pub direct: Option<bool>,
     /// Block sizes to present.
@@ -161,20 +163,22 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         return Err(OpenError::Missing(path.into()));
     }
     let mut open_options = OpenOptions::new();
-    let file =
-        open_options.read(true).write(true).create_new(true).open(path).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
-                _ => system_error(path, "create", error),
-            }
-        })?;
-    let opened = prepare_file(path, file, options).and_then(|opened| {
+    open_options.read(true).write(true).create_new(true).mode(options.mode.unwrap_or(PRIVATE));
+    let file = open_options.open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
+        _ => system_error(path, "create", error),
+    })?;
+    // A mode is meant as it is written, whatever the umask.
+    let set = options.mode.map_or(Ok(()), |mode| file.set_permissions(Permissions::from_mode(mode)));
+    let opened = set.map_err(failed("set the mode of")).and_then(|()| prepare_file(path, file, options));
+    let opened = opened.and_then(|opened| {
         // The directory entry must be on stable storage, too.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
         Ok(Opened { is_new: true, ..opened })
     });
-    if opened.is_err() {
+    // A process that has locked the file in the meantime uses it already.
+    if opened.as_ref().is_err_and(|error| !matches!(error, OpenError::Locked(_))) {
         // Removes only the file that was just created; leaving it behind would be harmless.
         let _ = std::fs::remove_file(path);
     }
@@ -336,6 +340,8 @@ fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenErr
     }
 }
 
+/// Permissions of a created file: only for its owner.
+const PRIVATE: u32 = 0o600;
 /// Block size that every client supports, in bytes.
 const SMALL_BLOCK: u32 = 512;
 
@@ -343,8 +349,14 @@ const SMALL_BLOCK: u32 = 512;
 mod tests {
     use super::*;
 
-    const NEW: FileOptions =
-        FileOptions { size: Some(1 << 20), direct: None, blocks: OWN, read_only: false, create: true };
+    const NEW: FileOptions = FileOptions {
+        size: Some(1 << 20),
+        mode: None,
+        direct: None,
+        blocks: OWN,
+        read_only: false,
+        create: true,
+    };
     const OWN: BlockSizes = BlockSizes { logical: None, physical: None };
 
     fn refusal(path: &Path, options: FileOptions) -> String {
@@ -381,6 +393,21 @@ mod tests {
         let path = folder.path().join("x");
         refusal(&path, FileOptions { size: Some(1000), ..NEW });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_created_file_is_private_unless_a_mode_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, mode, expected) in
+            [("a", None, 0o600), ("b", Some(0o664), 0o664), ("c", Some(0o400), 0o400)]
+        {
+            let path = folder.path().join(name);
+            open_file(&path, FileOptions { mode, ..NEW }).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, expected);
+        }
+        // An existing file keeps its mode.
+        open_file(&folder.path().join("a"), FileOptions { mode: Some(0o666), ..NEW }).unwrap();
+        assert_eq!(std::fs::metadata(folder.path().join("a")).unwrap().mode() & 0o7777, 0o600);
     }
 
     #[test]
