@@ -78,7 +78,7 @@ fn a_resize_is_reported_over_all_three_protocols() {
     let own = here.urls_of("iscsi");
     let mut hosts: Vec<_> = own.iter().map(|url| RawIscsi::login(url, "iqn.2026-11.i:a")).collect();
     for mib in [16_u64, 4] {
-        blockmux(&["ctl", &socket, "resize", "a", &format!("{mib}m")]);
+        blockmux(&["ctl", &socket, "resize", "a", &format!("{mib}m"), "--shrink"]);
         // NBD has no notification; new connections see the size.
         for url in [&nbd, &iscsi, &nvme] {
             assert_eq!(size(url), mib << 20, "{url}");
