@@ -603,7 +603,7 @@ fn the_initiator_follows_access_states_between_portals_without_data_loss() {
     // At first the second portal accepts no writes, and no portal does during the whole copy.
     let to = format!("{}?paths=all", urls[1]);
     let mut copy = Command::new(BLOCKMUX);
-    copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
+    copy.args(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
     let mut copy = copy.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut swaps = 0;
     while copy.try_wait().unwrap().is_none() {

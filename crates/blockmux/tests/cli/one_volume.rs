@@ -34,10 +34,10 @@ fn data_written_over_one_protocol_is_read_over_the_others() {
     for (number, to) in urls.iter().enumerate() {
         let source = directory.path().join("source");
         fs::write(&source, content(number)).unwrap();
-        blockmux(&["copy", &format!("file:{}", source.display()), to]);
+        blockmux(&["copy", "--overwrite", &format!("file:{}", source.display()), to]);
         for (nth, from) in urls.iter().enumerate() {
             let back = directory.path().join(format!("back{number}{nth}"));
-            blockmux(&["copy", from, &format!("file:{}", back.display())]);
+            blockmux(&["copy", "--overwrite", from, &format!("file:{}", back.display())]);
             assert!(fs::read(back).unwrap() == content(number), "written to {to}, read from {from}");
         }
     }
