@@ -273,8 +273,8 @@ pub trait Volume: Send + Sync {
         None
     }
 
-    /// The path of a file below that was deleted while the volume is open. Its data is lost when the
-    /// volume is closed. May block, so cores do not call it.
+    /// The path of a file below that was deleted while the volume is open. Its data is lost when
+    /// the volume is closed. May block, so cores do not call it.
     fn deleted_file(&self) -> Option<PathBuf> {
         None
     }

@@ -232,7 +232,7 @@ const RECEIVE_POOL: usize = 64 << 20;
 const EXAMPLES: &str = "\
 Holes of the source become holes of the destination. Data of the destination
 beyond the source's size stays. A destination that has data is refused without
---overwrite: block status is asked, and both ends of each range of data are read.
+--overwrite: its block status is asked, and both ends of its data are read.
 After Ctrl-C the destination is incomplete, and the exit status is 130.
 
 Examples:

@@ -255,8 +255,8 @@ impl Policy {
         self.current().serves(protocol, place, volume)
     }
 
-    /// Why the listener of the protocol at this place does not export a volume by default; `None` if
-    /// it does.
+    /// Why the listener of the protocol at this place does not export a volume by default; `None`
+    /// if it does.
     pub(crate) fn why_not(
         &self,
         protocol: &Protocol,
@@ -626,8 +626,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Why a listener does not export a volume by default; `None` if it does, or if its protocol has
-    /// configured targets.
+    /// Why a listener does not export a volume by default; `None` if it does, or if its protocol
+    /// has configured targets.
     fn why_not(&self, listener: &PolicyListener, volume: &str) -> Option<String> {
         let name = listener.protocol.served_as();
         if self.has_targets(name) || self.serves(listener.protocol, &listener.place, volume) {

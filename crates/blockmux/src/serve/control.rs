@@ -359,8 +359,8 @@ impl ControlServer {
         Ok(live.attach(target, volume, place)?)
     }
 
-    /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of the
-    /// old initiator does not meet the data of the next one.
+    /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
+    /// the old initiator does not meet the data of the next one.
     fn detach(&self, target: &str, number: u32, progress: &dyn Fn(String)) -> Result<(), ApiError> {
         let live_protocols = self.live_protocols();
         let (_, live) = self.with_target(&live_protocols, target)?;

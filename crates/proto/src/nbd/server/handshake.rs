@@ -390,7 +390,7 @@ impl ServerHandshake {
         Ok(next)
     }
 
-    /// The reason of a refusal for the log, which also says why an export is hidden from the client.
+    /// The reason of a refusal for the log, which also says why an export is hidden.
     fn reason(&self, name: &str, why: Cow<'static, str>) -> Cow<'static, str> {
         match self.exports.why_hidden(name) {
             Some(hidden) => format!("{why} here: {hidden}").into(),
