@@ -136,13 +136,13 @@ ok
 check an_upgrade_restarts_the_service_and_keeps_config_and_volumes
 before=$pid
 within sh -c 'head -c 16M /dev/urandom >/srv/image'
-within blockmux copy file:/srv/image nbd://127.0.0.1/data
+within blockmux copy --overwrite file:/srv/image nbd://127.0.0.1/data
 within dpkg --install /srv/new.deb
 within systemctl is-active blockmux
 pid=$(said systemctl show --property MainPID --value blockmux)
 test "$pid" != "$before"
 within systemctl is-enabled blockmux
-within blockmux copy nbd://127.0.0.1/data file:/srv/back
+within blockmux copy --overwrite nbd://127.0.0.1/data file:/srv/back
 within cmp /srv/image /srv/back
 ok
 
@@ -201,26 +201,26 @@ name = "data"
 spec = "file:/var/lib/blockmux/data.img?size=16m"
 END
 within systemctl enable --now blockmux
-within blockmux copy file:/srv/image nbd://127.0.0.1/data
+within blockmux copy --overwrite file:/srv/image nbd://127.0.0.1/data
 within install -D -m 644 /usr/share/doc/blockmux/examples/dynamic-user.conf.example $drop_in
 test -z "$(said systemd-analyze verify blockmux.service 2>&1)"
 within systemctl daemon-reload
 within systemctl restart blockmux
 dynamic '^data '
-within blockmux copy nbd://127.0.0.1/data file:/srv/back
+within blockmux copy --overwrite nbd://127.0.0.1/data file:/srv/back
 within cmp /srv/image /srv/back
 ok
 
 check state_of_a_dynamic_user_survives_a_restart_and_an_upgrade
 within sh -c 'head -c 16M /dev/urandom >/srv/image'
-within blockmux copy file:/srv/image nbd://127.0.0.1/data
+within blockmux copy --overwrite file:/srv/image nbd://127.0.0.1/data
 within systemctl restart blockmux
 dynamic '^data '
-within blockmux copy nbd://127.0.0.1/data file:/srv/back
+within blockmux copy --overwrite nbd://127.0.0.1/data file:/srv/back
 within cmp /srv/image /srv/back
 within dpkg --install /srv/new.deb
 dynamic '^data '
-within blockmux copy nbd://127.0.0.1/data file:/srv/back
+within blockmux copy --overwrite nbd://127.0.0.1/data file:/srv/back
 within cmp /srv/image /srv/back
 ok
 

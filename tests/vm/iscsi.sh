@@ -95,7 +95,7 @@ within 10 has_said 'Capacity data has changed'
 echo 1 >"/sys/block/${file#/dev/}/device/rescan"
 test "$(sectors)" = $((448 << 11))
 verified_io "$file" --offset=400m
-host run 'blockmux ctl control resize file 384m'
+host run 'blockmux ctl control resize file 384m --shrink'
 dd if="$file" of=/dev/null bs=4k count=1 iflag=direct
 echo 1 >"/sys/block/${file#/dev/}/device/rescan"
 test "$(sectors)" = $((384 << 11))

@@ -33,8 +33,8 @@ host run "blockmux info --json '$open' >info; cat info
 
 check copied_data_of_400_mib_is_read_back
 host run 'head -c 400M /dev/urandom >source.img'
-host run "blockmux copy --verify file:source.img '$open'"
-host run "blockmux copy '$open&connections=1' file:back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$open'"
+host run "blockmux copy --overwrite '$open&connections=1' file:back.img"
 host run "cmp source.img back.img"
 
 check crcs_are_negotiated

@@ -65,7 +65,7 @@ blockmux -vv copy --verify file:source.img "$url" 2>copy.log
 grep 'records are processed by the kernel' copy.log
 # There are more kTLS connections than those of the target.
 test $(($(counted TlsTxSw) - before)) -gt "$(grep -c 'records are processed by the kernel' copy.log)"
-blockmux copy "$url" file:back.img
+blockmux copy --overwrite "$url" file:back.img
 cmp source.img back.img
 blockmux bench "$url" --rw randwrite --bs 16k --iodepth 16 --size 16m --verify crc32c --runs 1 --no_ceiling
 # The kernel logs the end of each connection.

@@ -10,8 +10,8 @@ truncate -s 16M source.img
 # moved_by URL: copies a volume to the target and back and compares, then verifies random writes.
 moved_by() {
   rm -f back.img
-  blockmux copy --verify file:source.img "$1"
-  blockmux copy "$1" file:back.img
+  blockmux copy --overwrite --verify file:source.img "$1"
+  blockmux copy --overwrite "$1" file:back.img
   cmp source.img back.img
   blockmux bench "$1" --rw randwrite --bs 16k --size 8m --iodepth 16 --verify crc32c --runs 1 --no_ceiling
 }

@@ -32,8 +32,8 @@ check a_disk_is_described
 host run "blockmux info '$open' && blockmux info --json '$open' | grep '\"size\": *33554432'"
 
 check copied_data_is_read_back
-host run "blockmux copy --verify file:source.img '$open'"
-host run "blockmux copy '$open?connections=4' file:back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$open'"
+host run "blockmux copy --overwrite '$open?connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
@@ -48,7 +48,7 @@ unimportant="$unimportant|iSCSI Login negotiation failed"
 
 check both_sides_authenticate_and_use_digests
 host run "blockmux info --json '$guarded?secret_file=own&$mutual&$digests'"
-host run "blockmux copy --verify file:source.img '$guarded?secret_file=own&$mutual&$digests'"
+host run "blockmux copy --overwrite --verify file:source.img '$guarded?secret_file=own&$mutual&$digests'"
 
 check the_bench_verifies_its_writes
 host run "blockmux bench '$open' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
@@ -66,7 +66,7 @@ check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$open'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$open'"
 within 60 has_data
 tpg=$lio/iscsi/$prefix:open/tpgt_1
 grep . "$tpg/dynamic_sessions"
@@ -77,7 +77,7 @@ fails host run "blockmux info '$open?reconnect=0s'"
 mkdir "$tpg/np/$GUEST:3260"
 echo 1 >"$tpg/enable"
 host wait copy
-host run "blockmux copy '$open' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$open' file:back.img && cmp source.img back.img"
 no_kernel_warnings .     # Linux logs the removal of a target
 
 # The settings of LIO's portal group apply from the next login on.
@@ -89,11 +89,11 @@ has_connections() { [ "$(ss -Htn state established sport = :3260 | wc -l)" -ge "
 check one_session_has_four_connections
 : >disk
 truncate -s 32M disk
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$open?connections=1&max_connections=4'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$open?connections=1&max_connections=4'"
 within 60 has_connections 4
 test "$(wc -w <"$tpg/dynamic_sessions")" = 1
 host wait copy
-host run "blockmux copy '$open?connections=1&max_connections=4' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$open?connections=1&max_connections=4' file:back.img && cmp source.img back.img"
 
 # The loss of a connection is not tested here: when one of several is lost and the session is reinstated, LIO of Linux 6.12
 # crashes (iscsit_stop_session locks a connection that it has freed).
@@ -101,5 +101,5 @@ check error_recovery_level_2_is_negotiated_and_data_is_read_back
 both='connections=1&max_connections=4&error_recovery_level=2&data_digest=on'
 host run "blockmux info --json '$open?$both' >info; cat info
   grep '\"error_recovery_level\": *2' info"
-host run "blockmux copy --verify file:source.img '$open?$both'"
-host run "blockmux copy '$open?$both' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$open?$both'"
+host run "blockmux copy --overwrite '$open?$both' file:back.img && cmp source.img back.img"

@@ -37,8 +37,8 @@ host run 'head -c 8M /dev/urandom >source.img
 
 check we_connect_to_linux_with_tls
 url="nvme+tcp://$GUEST/$NQN/1?hostnqn=$(name_of 1)&tls_key_file=key&tls_identity=0"
-host run "blockmux copy --verify file:source.img '$url'"
-host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$url'"
+host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
 # The kernel logs the end of each connection.
 no_kernel_warnings 'TLS Alert desc 0'

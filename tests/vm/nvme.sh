@@ -170,7 +170,7 @@ no_kernel_warnings 'reservation conflict|sc 0x83|[Mm]ultipath|MULTIPATH'
 check a_reservation_of_a_host_applies_to_nbd_and_iscsi
 host run 'head -c 4096 /dev/urandom >little.img'
 for url in 'nbd+unix:///ram?socket=nbd' "iscsi://$HOST/iqn.2026-11.blockmux:ram/0"; do
-  fails host run "blockmux copy file:little.img '$url'"
+  fails host run "blockmux copy --overwrite file:little.img '$url'"
   host run "blockmux info '$url'"
 done
 

@@ -28,7 +28,7 @@ for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' 
   host run "umask 77; echo '$own' >own"
   echo "$targets" >"$own_host/dhchap_ctrl_key"
   host run "blockmux info '$guarded&dhchap_secret_file=own'"
-  host run "blockmux copy file:source.img '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets'"
+  host run "blockmux copy --overwrite file:source.img '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets'"
 done
 
 check a_failed_authentication_is_reported_and_an_impostor_is_disconnected

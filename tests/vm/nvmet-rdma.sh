@@ -42,8 +42,8 @@ check a_namespace_is_described_over_rdma
 host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
 
 check copied_data_is_read_back
-host run "blockmux copy --verify file:source.img '$url'"
-host run "blockmux copy '$url&connections=4' file:back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$url'"
+host run "blockmux copy --overwrite '$url&connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
@@ -55,20 +55,20 @@ check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
 close_port 1
 fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
 open_port 1
 host wait copy
-host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 no_kernel_warnings .     # Linux logs the removal of a target
 
 check a_copy_continues_on_the_other_path_when_one_is_lost
 both="nvme+rdma://$GUEST:3261,$GUEST:3262/$NQN/1?rdma=iwarp"
 : >disk
 truncate -s 32M disk
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$both'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$both'"
 within 60 has_data
 close_port 2
 fails host run "blockmux info 'nvme+rdma://$GUEST:3262/$NQN/1?rdma=iwarp&ctrl_loss_tmo=0'"
@@ -77,5 +77,5 @@ close_port 1
 host wait copy
 fails host run "blockmux info '$url&ctrl_loss_tmo=0'"
 open_port 1
-host run "blockmux copy '$both' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$both' file:back.img && cmp source.img back.img"
 no_kernel_warnings .

@@ -14,14 +14,14 @@ check a_namespace_is_described
 host run "blockmux info '$url' && blockmux info --json '$url' | grep '\"size\": *33554432'"
 
 check copied_data_is_read_back
-host run "blockmux copy --verify file:source.img '$url'"
-host run "blockmux copy '$url?connections=4' file:back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$url'"
+host run "blockmux copy --overwrite '$url?connections=4' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
 check digests_and_a_short_queue_work
-host run "blockmux copy --verify file:source.img '$url?hdr_digest=on&data_digest=on&queue_size=8'"
-host run "blockmux copy '$url?hdr_digest=on' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$url?hdr_digest=on&data_digest=on&queue_size=8'"
+host run "blockmux copy --overwrite '$url?hdr_digest=on' file:back.img && cmp source.img back.img"
 
 check the_bench_verifies_its_writes
 host run "blockmux bench '$url' --rw randwrite --bs 16k --iodepth 16 --verify crc32c --runs 1 --no_ceiling"
@@ -30,13 +30,13 @@ check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
 rm "$port/subsystems/$NQN"
 fails host run "blockmux info '$url?ctrl_loss_tmo=0'"
 ln -s "$subsystem" "$port/subsystems/$NQN"
 host wait copy
-host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 no_kernel_warnings .     # Linux logs the removal of a target
 
 check io_uses_the_optimized_port_and_continues_on_the_other
@@ -51,7 +51,7 @@ ln -s "$subsystem" "$second/subsystems/$NQN"
 paths="nvme+tcp://$GUEST,$GUEST:4421/$NQN/1?iopolicy=queue-depth"
 : >disk
 truncate -s 32M disk
-host start copy "blockmux copy --verify 'rate:bw=2m:file:source.img' '$paths'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=2m:file:source.img' '$paths'"
 within 60 has_data
 # The first path is inaccessible for a while, then the second, then the first is removed.
 echo inaccessible >"$port/ana_groups/1/ana_state"
@@ -62,9 +62,9 @@ sleep 1
 echo optimized >"$second/ana_groups/1/ana_state"
 rm "$port/subsystems/$NQN"
 host wait copy
-host run "blockmux copy '$paths' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$paths' file:back.img && cmp source.img back.img"
 ln -s "$subsystem" "$port/subsystems/$NQN"
-host run "blockmux copy '$url?paths=all' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$url?paths=all' file:back.img && cmp source.img back.img"
 rm "$second/subsystems/$NQN"
 rmdir "$second"
 no_kernel_warnings .

@@ -41,8 +41,8 @@ host run "blockmux discover '$url' >found; cat found
   grep '$guid$guid/0' found"
 
 check copied_data_is_read_back
-host run "blockmux copy --verify file:source.img '$url'"
-host run "blockmux copy '$url&connections=2' file:back.img"
+host run "blockmux copy --overwrite --verify file:source.img '$url'"
+host run "blockmux copy --overwrite '$url&connections=2' file:back.img"
 host run "cmp source.img back.img"
 fails is_zero disk 8
 
@@ -58,7 +58,7 @@ check a_copy_continues_after_an_outage_of_the_target
 : >disk
 truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
-host start copy "blockmux copy --verify 'rate:bw=4m:file:source.img' '$url'"
+host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
 # Disabling the port under I/O never ends in Linux 6.12 over siw, so its listener goes and its connections are closed.
 echo 0 >$lio/srpt/discovery_auth/rdma_cm_port
@@ -66,5 +66,5 @@ ss -K sport = :3260
 fails host run "blockmux info '$url&reconnect=0s'"
 echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
 host wait copy
-host run "blockmux copy '$url' file:back.img && cmp source.img back.img"
+host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 no_kernel_warnings .     # Linux logs every lost connection

@@ -74,6 +74,9 @@ pub(crate) enum Request {
         /// New size, as 10g [default: the current size of the file or device]
         #[arg(value_parser = parse_size)]
         size: Option<u64>,
+        /// Allow a smaller size and discard the data beyond it
+        #[arg(long, requires = "size")]
+        shrink: bool,
     },
     /// Limit a volume's I/O, also for clients that are connected
     Limit {

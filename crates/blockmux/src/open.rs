@@ -277,6 +277,7 @@ fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), 
 fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     let options = FileOptions {
         size: file.size,
+        mode: file.mode,
         direct: file.direct,
         blocks: file.blocks,
         read_only: file.read_only || how.is_read_only(),
@@ -290,6 +291,9 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
         other => cannot_open(other, how),
     })?;
     let (len, size) = (file.path.metadata().map_or(0, |found| found.len()), volume.info().size);
+    if let Some(rest) = unused_rest(file) {
+        warn!("{rest}");
+    }
     if file.size.is_none() && len < size {
         let path = file.path.display();
         warn!(
@@ -297,6 +301,16 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
         );
     }
     Ok(volume)
+}
+
+/// A message about a file of which its `size` uses only the beginning.
+pub(crate) fn unused_rest(file: &FileSpec) -> Option<String> {
+    let found = file.path.metadata().ok().filter(|found| found.is_file())?;
+    let size = file.size.filter(|size| *size < found.len())?;
+    let (path, len) = (file.path.display(), found.len());
+    Some(format!(
+        "file:{path}: has {len} bytes, of which only the first {size} are used; leave out ?size= to use all"
+    ))
 }
 
 /// Refuses a disk image in another format than raw, unless a client may have written its magic
@@ -395,7 +409,7 @@ fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
         LogTarget::Stderr => records::to(std::io::stderr()),
         LogTarget::File(path) => {
             let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-            let file = safe_path::open(path, flags, Mode::from_raw_mode(0o666));
+            let file = safe_path::open(path, flags, Mode::from_raw_mode(0o600));
             let file = file.map_err(|error| no_log(path, &error))?;
             records::to(file)
         }

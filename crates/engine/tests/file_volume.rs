@@ -346,7 +346,7 @@ fn a_truncated_range_is_not_written_until_the_volume_is_resized() {
     // Extending the file by a hole does not restore the data.
     File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     assert_eq!(bench.run(READ, 8192, 4096, None).unwrap_err(), IoError::Medium);
-    volume.resize(Resize::Bytes(1 << 20)).unwrap();
+    volume.resize(Resize::grow(1 << 20)).unwrap();
     bench.write(512 << 10, &[2; 4096]);
     assert_eq!(bench.read(8192, 4096), [0; 4096]);
     assert_eq!(bench.read(4096, 4096), [3; 4096]);

@@ -16,7 +16,7 @@ use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
-use blockmux_proto::session::NoControl;
+use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::scsi::alua::AccessState;
 use iscsi_dialer::IscsiDialer;
@@ -40,7 +40,7 @@ impl Dialer for TwoPaths {
     }
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> IscsiInitiatorSession {
-        self.0.session(opening).with_other_paths()
+        self.0.session(opening).with_retries(RetryRules { has_other_paths: true, ..RetryRules::default() })
     }
 
     fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {

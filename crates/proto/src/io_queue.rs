@@ -10,9 +10,11 @@
 //! that there is always a completion after which the pool is tried again.
 
 use crate::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
+use crate::session::RetryRules;
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// The commands of a protocol, and the subset that the peer is known to support.
 pub(crate) trait CommandSet {
@@ -134,7 +136,7 @@ pub(crate) struct CommandQueue<S: CommandSet, T> {
     done: VecDeque<Completion>,
     /// I/O to repeat, on this path or another.
     returned: VecDeque<Io>,
-    pub(crate) has_other_paths: bool,
+    pub(crate) retries: RetryRules,
     /// The sequence number of the next I/O; a smaller one is older.
     pub(crate) next_age: u64,
     /// Whether the queue accepts no further I/O.
@@ -154,7 +156,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
             again: VecDeque::new(),
             done: VecDeque::new(),
             returned: VecDeque::new(),
-            has_other_paths: false,
+            retries: RetryRules::default(),
             next_age: 0,
             is_closed: false,
         }
@@ -175,10 +177,9 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.jobs.is_empty() && self.commands.is_empty()
     }
 
-    /// Declares that other paths to the volume exist: I/O that this path cannot carry out now is
-    /// returned.
-    pub(crate) fn set_other_paths(&mut self) {
-        self.has_other_paths = true;
+    /// Whether a command that was refused for a temporary reason is retried once more.
+    pub(crate) fn may_retry(&self, piece: &CommandPiece<S::Kind>) -> bool {
+        piece.waited < self.retries.busy_timeout.max(MIN_BUSY_TIMEOUT)
     }
 
     /// Stops accepting I/O.
@@ -335,20 +336,22 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         key: SlotKey,
         class: CompletionClass,
     ) -> Option<CommandPiece<S::Kind>> {
+        let is_patient = self.may_retry(&piece);
         let job = self.jobs.get_mut(key)?;
         match class {
             CompletionClass::Good => {}
-            CompletionClass::Again | CompletionClass::Later(_) if piece.tries < MAX_TRIES => {
+            CompletionClass::Again if piece.tries < MAX_TRIES => {
                 job.forget_borrowed();
-                if class != CompletionClass::Again {
-                    return Some(piece.again());
-                }
                 self.again.push_back(piece.again());
                 return None;
             }
+            CompletionClass::Later(_) if is_patient => {
+                job.forget_borrowed();
+                return Some(piece.again());
+            }
             CompletionClass::Again => job.fail(IoError::Aborted),
             CompletionClass::Elsewhere | CompletionClass::Astray => {
-                job.is_returned |= self.has_other_paths || class == CompletionClass::Astray;
+                job.is_returned |= self.retries.has_other_paths || class == CompletionClass::Astray;
                 job.fail(IoError::PathLost);
             }
             CompletionClass::Illegal => {
@@ -448,6 +451,7 @@ pub const DEPTH: usize = 1024;
 pub(crate) const MAX_BORROWED: u64 = 64 << 10;
 /// The maximum length of one write of zeroes, in bytes.
 pub(crate) const ZEROES: usize = 256 << 10;
-/// The maximum number of retries of a command. With their delays, a volume may be unreachable for
-/// half a minute.
+/// The maximum number of immediate retries of a command.
 pub(crate) const MAX_TRIES: u32 = 64;
+/// The minimum time for which a command is retried with delays.
+const MIN_BUSY_TIMEOUT: Duration = Duration::from_secs(1);

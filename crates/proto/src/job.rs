@@ -3,6 +3,7 @@
 
 use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Pool, SgList};
+use std::time::Duration;
 
 /// Kind of a command, defined by each protocol.
 pub(crate) trait CommandKind: Copy + PartialEq {
@@ -57,6 +58,8 @@ pub(crate) struct CommandPiece<K> {
     pub(crate) len: u64,
     /// Number of retries.
     pub(crate) tries: u32,
+    /// Time that it has waited between retries.
+    pub(crate) waited: Duration,
 }
 
 /// What to do with a job after the end of one of its commands.
@@ -76,12 +79,17 @@ impl<K: CommandKind> CommandPieces<K> {
 impl<K: CommandKind> CommandPiece<K> {
     /// A command of the queue itself, which has no range.
     pub(crate) fn of_the_queue(kind: K) -> CommandPiece<K> {
-        CommandPiece { job: None, kind, offset: 0, len: 0, tries: 0 }
+        CommandPiece { job: None, kind, offset: 0, len: 0, tries: 0, waited: Duration::ZERO }
     }
 
     /// The piece for a retry, with `tries` incremented.
     pub(crate) fn again(self) -> CommandPiece<K> {
         CommandPiece { tries: self.tries.saturating_add(1), ..self }
+    }
+
+    /// The piece after it has waited once more for a retry.
+    pub(crate) fn after(self, delay: Duration) -> CommandPiece<K> {
+        CommandPiece { waited: self.waited.saturating_add(delay), ..self }
     }
 }
 
@@ -124,7 +132,7 @@ impl<K: CommandKind> IoJob<K> {
         self.issued = self.issued.saturating_add(len);
         self.in_flight = self.in_flight.saturating_add(1);
         self.is_ready = self.in_flight < WINDOW && self.issued < self.io.len;
-        Some(CommandPiece { job, kind: self.pieces.kind, offset, len, tries: 0 })
+        Some(CommandPiece { job, kind: self.pieces.kind, offset, len, tries: 0, waited: Duration::ZERO })
     }
 
     /// Whether further pieces remain after those in flight.

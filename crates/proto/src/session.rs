@@ -424,6 +424,22 @@ pub trait Initiator {
     fn on_stop(&mut self);
 }
 
+/// How an initiator retries I/O that a path cannot carry out now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryRules {
+    /// Other paths to the volume exist: such I/O is returned by [`Initiator::poll_returned`].
+    pub has_other_paths: bool,
+    /// How long a command is retried that the target refuses for a temporary reason, such as BUSY;
+    /// at least a second, because a target with a full queue refuses commands, too.
+    pub busy_timeout: Duration,
+}
+
+impl Default for RetryRules {
+    fn default() -> RetryRules {
+        RetryRules { has_other_paths: false, busy_timeout: crate::uri::DEFAULT_RECONNECT }
+    }
+}
+
 /// Detects and aborts requests without an answer.
 pub trait Overdue {
     /// Ages pending requests; returns for how many consecutive calls the oldest has been pending,

@@ -3,6 +3,7 @@
 use crate::io::IoError;
 use crate::ready::Waker;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 /// A wrapper of a volume. Every implementation of this trait is a [`Volume`].
@@ -29,6 +30,10 @@ impl<D: Decorator> Volume for D {
 
     fn links(&self) -> Option<LinkCounts> {
         self.inner().links()
+    }
+
+    fn deleted_file(&self) -> Option<PathBuf> {
+        self.inner().deleted_file()
     }
 
     fn refresh_size(&self) -> u64 {

@@ -59,5 +59,5 @@ pub use spec::{Spec, SpecError};
 pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume, range_on_member};
 pub use throttle::Throttle;
 pub use volume::{
-    Channel, Core, LinkCounts, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo,
+    Beyond, Channel, Core, LinkCounts, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo,
 };

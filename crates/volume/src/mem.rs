@@ -86,7 +86,7 @@ impl Volume for MemVolume {
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        let Resize::Bytes(size) = to else { return Ok(self.shared.size()) };
+        let Resize::Bytes { size, beyond } = to else { return Ok(self.shared.size()) };
         let block = self.shared.info.logical_block;
         let most = (self.shared.pages.len() as u64) / u64::from(block) * u64::from(block);
         if size == 0 || !size.is_multiple_of(block.into()) {
@@ -95,6 +95,7 @@ impl Volume for MemVolume {
         if size > most {
             return Err(ResizeError::TooLarge { most });
         }
+        beyond.check(self.shared.size(), size)?;
         let was = self.shared.size.swap(size, Ordering::AcqRel);
         if size < was {
             // The truncated part must read as zeroes if the volume grows again. It uses no memory
@@ -306,7 +307,7 @@ mod tests {
     fn resized(sizes: &[u64]) -> Arc<dyn Volume> {
         let volume = MemVolume::within(Pages::from_heap(48 << 20), 40 << 20, BlockSizes::default());
         for &size in sizes {
-            assert_eq!(volume.resize(Resize::Bytes(size)).unwrap(), size);
+            assert_eq!(volume.resize(Resize::discard_beyond(size)).unwrap(), size);
             assert_eq!((volume.info().size, volume.refresh_size()), (size, size));
         }
         Arc::new(volume)

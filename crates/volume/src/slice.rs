@@ -4,6 +4,7 @@ use crate::block_sizes::{BlockSizes, SmallBlock};
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,6 +128,10 @@ impl Volume for SliceVolume {
         self.inner.links()
     }
 
+    fn deleted_file(&self) -> Option<PathBuf> {
+        self.inner.deleted_file()
+    }
+
     fn refresh_size(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size
@@ -140,20 +145,22 @@ impl Volume for SliceVolume {
             (Resize::Own, _) => {
                 self.inner.resize(Resize::Own)?;
             }
-            (Resize::Bytes(size), _) if size == 0 || !size.is_multiple_of(block.into()) => {
+            (Resize::Bytes { size, .. }, _) if size == 0 || !size.is_multiple_of(block.into()) => {
                 return Err(ResizeError::BadSize { size, block });
             }
-            (Resize::Bytes(size), Some(len)) => {
+            (Resize::Bytes { size, beyond }, Some(len)) => {
                 let most = whole_blocks(self.inner.info().size.saturating_sub(self.offset));
                 if size > most {
                     return Err(ResizeError::TooLarge { most });
                 }
+                beyond.check(self.info().size, size)?;
                 len.store(size, Ordering::Release);
             }
-            (Resize::Bytes(size), None) => {
+            (Resize::Bytes { size, beyond }, None) => {
                 let most = whole_blocks(u64::MAX - self.offset);
                 let end = self.offset.checked_add(size).ok_or(ResizeError::TooLarge { most })?;
-                self.inner.resize(Resize::Bytes(end)).map_err(|error| match error {
+                beyond.check(self.info().size, size)?;
+                self.inner.resize(Resize::Bytes { size: end, beyond }).map_err(|error| match error {
                     ResizeError::TooLarge { most } => {
                         ResizeError::TooLarge { most: whole_blocks(most.saturating_sub(self.offset)) }
                     }

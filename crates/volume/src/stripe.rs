@@ -16,6 +16,7 @@ use crate::sg_list::SgList;
 use crate::slab::Slab;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Volume, VolumeInfo};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -130,6 +131,10 @@ impl Volume for StripeVolume {
     fn links(&self) -> Option<LinkCounts> {
         let members = self.members.iter().filter_map(|member| member.links());
         members.reduce(|sum, one| LinkCounts { reconnects: sum.reconnects + one.reconnects })
+    }
+
+    fn deleted_file(&self) -> Option<PathBuf> {
+        self.members.iter().find_map(|member| member.deleted_file())
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

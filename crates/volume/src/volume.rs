@@ -4,6 +4,7 @@ use crate::io::{Completion, Io, IoError, Op};
 use crate::pool::Pool;
 use crate::ready::Waker;
 use std::any::Any;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -108,9 +109,54 @@ impl VolumeInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
     /// This many bytes.
-    Bytes(u64),
+    Bytes {
+        /// The new size in bytes.
+        size: u64,
+        /// What happens if the volume is larger than that.
+        beyond: Beyond,
+    },
     /// The current size of the storage below.
     Own,
+}
+
+/// What happens to the data beyond the end of a volume that becomes smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beyond {
+    /// The resize is refused.
+    Refuse,
+    /// The storage keeps the data, and the volume no longer reaches it. A volume in RAM loses it.
+    /// This undoes a growth.
+    Keep,
+    /// It is lost, because the user has asked for that.
+    Discard,
+}
+
+impl Resize {
+    /// A size of at least the current one.
+    #[must_use]
+    pub fn grow(size: u64) -> Resize {
+        Resize::Bytes { size, beyond: Beyond::Refuse }
+    }
+
+    /// Any size; data beyond a smaller one is lost.
+    #[must_use]
+    pub fn discard_beyond(size: u64) -> Resize {
+        Resize::Bytes { size, beyond: Beyond::Discard }
+    }
+}
+
+impl Beyond {
+    /// Checks a new size against the current one, both in bytes. Every volume that can be resized
+    /// calls this first.
+    ///
+    /// # Errors
+    /// If data would be lost that must be kept.
+    pub fn check(self, now: u64, size: u64) -> Result<(), ResizeError> {
+        match self {
+            Beyond::Refuse if size < now => Err(ResizeError::WouldLose { now, size }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Why a volume cannot be resized, and what to do.
@@ -136,6 +182,18 @@ pub enum ResizeError {
     /// The volume is read-only.
     #[error("is opened read-only; leave out the size to query its current size")]
     ReadOnly,
+    /// Data would be lost, and the user has not asked for that.
+    #[error(
+        "has {now} bytes, of which the last {} would be lost with a size of {size}; to discard them, use \
+         'blockmux ctl resize --shrink'; to keep them, give at least the present size",
+        now - size
+    )]
+    WouldLose {
+        /// Current size in bytes.
+        now: u64,
+        /// Requested size in bytes; it is smaller.
+        size: u64,
+    },
     /// A system call failed.
     #[error("cannot {action} it: {source}")]
     System {
@@ -175,16 +233,17 @@ pub trait Volume: Send + Sync {
     }
 
     /// Resizes the volume and returns the new size in bytes. Later I/O is checked against the new
-    /// size. Data beyond a smaller size is lost: it reads as zeroes if the volume grows again,
-    /// except for concurrent writes. Does not notify users; the server does. Calls must not
-    /// overlap. May block, so cores do not call it.
+    /// size. A smaller size is refused unless the caller says what becomes of the data beyond it.
+    /// Discarded data reads as zeroes if the volume grows again, except for concurrent writes. Does
+    /// not notify users; the server does. Calls must not overlap. May block, so cores do not call
+    /// it.
     ///
     /// # Errors
     /// If the volume cannot have that size; its size is then unchanged.
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         match to {
             Resize::Own => Ok(self.refresh_size()),
-            Resize::Bytes(_) => Err(ResizeError::Fixed),
+            Resize::Bytes { .. } => Err(ResizeError::Fixed),
         }
     }
 
@@ -211,6 +270,12 @@ pub trait Volume: Send + Sync {
 
     /// Counters of the volume's connections; `None` for a local volume.
     fn links(&self) -> Option<LinkCounts> {
+        None
+    }
+
+    /// The path of a file below that was deleted while the volume is open. Its data is lost when
+    /// the volume is closed. May block, so cores do not call it.
+    fn deleted_file(&self) -> Option<PathBuf> {
         None
     }
 

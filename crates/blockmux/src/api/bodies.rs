@@ -43,6 +43,9 @@ pub(crate) struct ResizeVolume {
     /// In bytes; by default the current size of the file or device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) size: Option<u64>,
+    /// Allow a smaller size; the data beyond it is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) shrink: bool,
 }
 
 /// New limits of a volume.

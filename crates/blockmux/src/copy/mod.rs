@@ -32,6 +32,9 @@ pub(crate) struct CopyArgs {
     /// Destination: a volume or a URL; a missing file is created
     #[arg(value_name = "DST")]
     destination: Spec,
+    /// Copy also to a destination that has data
+    #[arg(long)]
+    overwrite: bool,
     /// Read both after the copy and compare them
     #[arg(long)]
     verify: bool,
@@ -76,6 +79,7 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
             Failure::run(explain(&CopyError::Interrupted(signal), args, progress.is_verifying())).report();
             Ok(failure::status_of_signal(signal))
         }
+        Err(error @ CopyError::NotEmpty { .. }) => Err(Failure::request(explain(&error, args, false))),
         Err(error) => Err(Failure::run(explain(&error, args, progress.is_verifying()))),
     }
 }
@@ -151,6 +155,7 @@ fn plan(args: &CopyArgs, from: &VolumeInfo, destination: &Opened) -> Result<Copy
         piece: args.bs,
         depth: args.iodepth,
         is_fresh: destination.is_fresh,
+        looks: !args.overwrite,
         verify: args.verify,
     })
 }
@@ -210,6 +215,10 @@ fn explain(error: &CopyError, args: &CopyArgs, is_copied: bool) -> String {
             "{}: differs from {} at offset {offset}; make sure that neither is being written, and copy again",
             args.destination, args.source
         ),
+        CopyError::NotEmpty { offset } => format!(
+            "{}: has data at offset {offset}, and nothing was copied; to overwrite it, give --overwrite",
+            args.destination
+        ),
         CopyError::Interrupted(_) => format!("{}: interrupted; {state}", args.destination),
     }
 }
@@ -227,10 +236,11 @@ const RECEIVE_POOL: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Holes of the source become holes of the destination. Data of the destination
-beyond the source's size stays. After Ctrl-C the destination is incomplete, and
-the exit status is 130.
+beyond the source's size stays. A destination that has data is refused without
+--overwrite: its block status is asked, and both ends of its data are read.
+After Ctrl-C the destination is incomplete, and the exit status is 130.
 
 Examples:
   blockmux copy nbd://192.0.2.7/disk0 file:disk.img
-  blockmux copy file:disk.img block:/dev/sdb --verify
+  blockmux copy file:disk.img block:/dev/sdb --verify --overwrite
   blockmux copy nbd://old/disk0 nbd://new/disk0 --bs 256k --iodepth 32";

@@ -1,6 +1,7 @@
 //! The copy itself, as a task on one core.
 //!
 //! ```text
+//!   Look    ask the destination's block status ──▶ read both ends of each range of data: all must be zeroes
 //!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing if the destination is new
 //!   Flush   one flush of the destination
 //!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare
@@ -28,6 +29,8 @@ pub(super) struct CopyPlan {
     pub(super) depth: u32,
     /// Whether the destination reads as zeroes.
     pub(super) is_fresh: bool,
+    /// Whether to look first if the destination has data, which the copy would overwrite.
+    pub(super) looks: bool,
     /// Whether to compare both sides after the copy.
     pub(super) verify: bool,
 }
@@ -50,6 +53,8 @@ pub(super) enum CopyError {
     Flush(IoError),
     /// The comparison found a difference at this offset.
     Differs { offset: u64 },
+    /// The destination has data at this offset.
+    NotEmpty { offset: u64 },
     /// This signal ended the copy.
     Interrupted(i32),
 }
@@ -61,8 +66,10 @@ pub(super) struct CopyTask {
     plan: CopyPlan,
     stage: CopyStage,
     map: Map,
-    /// Zeroes of the source that the destination does not report as zeroes; they must be read
-    /// there.
+    /// The range of the map's block status request.
+    queried: (u64, u64),
+    /// Zeroes of the source that the destination does not report as zeroes, and ranges of the
+    /// destination that must be zeroes before it is overwritten; they must be read there.
     unconfirmed_zeroes: VecDeque<Segment>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -76,6 +83,7 @@ pub(super) struct CopyTask {
 /// Stages of a copy, in order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CopyStage {
+    Look,
     Copy,
     Flush,
     Verify,
@@ -136,12 +144,13 @@ impl CopyTask {
             };
             let nothing = Segment { offset: 0, len: 0, is_zero: true };
             let slot = || Slot { segment: nothing, step: SlotStep::Flush, data: SgList::default() };
-            let scratch_len = if plan.verify { plan.piece as usize } else { 0 };
+            let scratch_len = if plan.verify || plan.looks { plan.piece as usize } else { 0 };
             Ok(CopyTask {
                 source: open(source, Side::Source)?,
                 destination: open(destination, Side::Destination)?,
-                stage: CopyStage::Copy,
+                stage: if plan.looks && !plan.is_fresh { CopyStage::Look } else { CopyStage::Copy },
                 map: Map::new(plan.len, plan.block),
+                queried: (0, 0),
                 unconfirmed_zeroes: VecDeque::new(),
                 slots: (0..plan.depth).map(|_| slot()).collect(),
                 free: (0..plan.depth).rev().collect(),
@@ -174,6 +183,10 @@ impl CopyTask {
         if nth == self.plan.depth {
             match completion.result {
                 Ok(Output::Extents(extents)) => self.map.on_extents(&extents),
+                Err(error) if is_unreachable(error) => {
+                    let ((offset, len), action) = (self.queried, SlotStep::QueryZeroes.action());
+                    return Err(CopyError::Io { side, action, offset, len, error });
+                }
                 // Old servers have no block status; on a broken one, reading will fail as well.
                 _ => self.map.on_unknown(),
             }
@@ -187,7 +200,7 @@ impl CopyTask {
                 return Ok(());
             }
             // Without block status the range must be read.
-            Err(_) if step == SlotStep::QueryZeroes => Output::Nothing,
+            Err(error) if step == SlotStep::QueryZeroes && !is_unreachable(error) => Output::Nothing,
             Err(error) if step == SlotStep::Flush => return Err(CopyError::Flush(error)),
             Err(error) => {
                 let Segment { offset, len, .. } = segment;
@@ -208,7 +221,12 @@ impl CopyTask {
                 let expected = std::mem::take(&mut self.slots[nth as usize].data);
                 self.compare(segment, Some(&expected), &output.into_data())?;
             }
-            SlotStep::ReadZeroes => self.compare(segment, None, &output.into_data())?,
+            SlotStep::ReadZeroes => match self.compare(segment, None, &output.into_data()) {
+                Err(CopyError::Differs { offset }) if self.stage == CopyStage::Look => {
+                    return Err(CopyError::NotEmpty { offset });
+                }
+                compared => compared?,
+            },
             SlotStep::QueryZeroes => self.on_destination_extents(segment, &output),
             SlotStep::Write | SlotStep::WriteZeroes => self.on_copied(segment),
             SlotStep::Flush if self.plan.verify => self.start_verifying(),
@@ -282,7 +300,9 @@ impl CopyTask {
         if let Some(at) = left.iter().zip(right.iter()).position(|(left, right)| left != right) {
             return Err(CopyError::Differs { offset: segment.offset + at as u64 });
         }
-        self.progress.on_verified(segment.len);
+        if self.stage == CopyStage::Verify {
+            self.progress.on_verified(segment.len);
+        }
         Ok(())
     }
 
@@ -292,7 +312,12 @@ impl CopyTask {
         if self.stage != CopyStage::Flush
             && let Some((offset, len)) = self.map.next_query()
         {
-            self.source.submit(Io::new(Tag(self.plan.depth.into()), Op::BlockStatus, offset, len));
+            self.queried = (offset, len);
+            let query = Io::new(Tag(self.plan.depth.into()), Op::BlockStatus, offset, len);
+            match self.stage {
+                CopyStage::Look => self.destination.submit(query),
+                _ => self.source.submit(query),
+            }
             any = true;
         }
         while let Some(&nth) = self.free.last() {
@@ -305,7 +330,8 @@ impl CopyTask {
             self.free.pop();
             self.begin(nth, segment);
         }
-        any
+        // Zeroes need no look, so the stage may end without any I/O.
+        any || self.stage == CopyStage::Look && self.is_idle()
     }
 
     fn next_segment(&mut self) -> Option<Segment> {
@@ -313,7 +339,10 @@ impl CopyTask {
             return None;
         }
         let Some(unconfirmed_zeroes) = self.unconfirmed_zeroes.front_mut() else {
-            return self.map.take(self.plan.piece);
+            return match self.stage {
+                CopyStage::Look => self.next_look(),
+                _ => self.map.take(self.plan.piece),
+            };
         };
         let here = unconfirmed_zeroes.len.min(self.plan.piece);
         let segment = Segment { len: here, ..*unconfirmed_zeroes };
@@ -325,6 +354,18 @@ impl CopyTask {
         Some(segment)
     }
 
+    /// The beginning of the next range of the destination that may have data. Its end is looked at
+    /// afterwards: partition tables and file systems are in one of the two.
+    fn next_look(&mut self) -> Option<Segment> {
+        let range = std::iter::from_fn(|| self.map.take(u64::MAX)).find(|range| !range.is_zero)?;
+        let here = range.len.min(self.plan.piece);
+        if range.len > here {
+            let last = Segment { offset: range.offset + range.len - here, len: here, is_zero: true };
+            self.unconfirmed_zeroes.push_back(last);
+        }
+        Some(Segment { len: here, is_zero: true, ..range })
+    }
+
     fn begin(&mut self, nth: u32, segment: Segment) {
         self.slots[nth as usize].segment = segment;
         let zero = Op::WriteZeroes { fua: false, may_unmap: true, only_fast: false };
@@ -333,7 +374,7 @@ impl CopyTask {
             (CopyStage::Verify, true) if segment.len > self.plan.piece => {
                 self.submit(nth, Side::Destination, SlotStep::QueryZeroes, Op::BlockStatus, None);
             }
-            (CopyStage::Verify, true) => {
+            (CopyStage::Verify | CopyStage::Look, true) => {
                 self.submit(nth, Side::Destination, SlotStep::ReadZeroes, Op::Read, None)
             }
             _ => self.submit(nth, Side::Source, SlotStep::ReadSource, Op::Read, None),
@@ -365,6 +406,10 @@ impl CopyTask {
             let mut any = self.collect()?;
             if self.is_idle() {
                 match self.stage {
+                    CopyStage::Look => {
+                        self.stage = CopyStage::Copy;
+                        self.map = Map::new(self.plan.len, self.plan.block);
+                    }
                     CopyStage::Copy => {
                         self.stage = CopyStage::Flush;
                         let Some(nth) = self.free.pop() else { return Ok(Progress::Idle) };
@@ -384,6 +429,15 @@ impl CopyTask {
         }
         Ok(Progress::More)
     }
+}
+
+/// Whether an error says nothing about block status, but that the volume cannot be used now. It has
+/// been retried for as long as the user wants.
+fn is_unreachable(error: IoError) -> bool {
+    matches!(
+        error,
+        IoError::PathLost | IoError::NoMemory | IoError::Aborted | IoError::ShuttingDown | IoError::Reserved
+    )
 }
 
 impl Task for CopyTask {

@@ -13,8 +13,8 @@ pub(super) fn call(request: &Request) -> Call {
     match request {
         Request::Status => Call::new("GET", "/v1/status"),
         Request::Sessions => Call::new("GET", "/v1/sessions"),
-        Request::Resize { name, size } => {
-            let body = json!(ResizeVolume { size: *size });
+        Request::Resize { name, size, shrink } => {
+            let body = json!(ResizeVolume { size: *size, shrink: *shrink });
             with_body("POST", format!("/v1/volumes/{}/resize", segment(name)), body)
         }
         Request::Limit { name, limits, client_limits } => {

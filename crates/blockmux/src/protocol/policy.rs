@@ -217,7 +217,7 @@ impl Policy {
     }
 
     /// Sets the listeners and checks the rule. With `may_change`, volumes can be added at run time,
-    /// and a listener without a volume is allowed.
+    /// and a listener may name one that does not exist yet.
     ///
     /// # Errors
     /// If the configuration violates the rule; the message gives the line to write.
@@ -253,6 +253,27 @@ impl Policy {
     /// default exports.
     pub(crate) fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.current().serves(protocol, place, volume)
+    }
+
+    /// Why the listener of the protocol at this place does not export a volume by default; `None`
+    /// if it does.
+    pub(crate) fn why_not(
+        &self,
+        protocol: &Protocol,
+        place: &ListenerAddress,
+        volume: &str,
+    ) -> Option<String> {
+        let shared = self.current();
+        let mut own = shared.listeners.iter();
+        let own = own.find(|own| own.is_of(protocol.served_as()) && own.place == *place)?;
+        shared.why_not(own, volume)
+    }
+
+    /// The listeners that do not export a volume by default, each with the reason.
+    pub(crate) fn not_served(&self, volume: &str) -> Vec<String> {
+        let shared = self.current();
+        let why = |own: &PolicyListener| Some(format!("{}: {}", own.title(), shared.why_not(own, volume)?));
+        shared.listeners.iter().filter_map(why).collect()
     }
 
     /// Whether a volume is exported by the protocol by default, or can be part of a target.
@@ -592,18 +613,57 @@ impl Shared {
                 && volumes
                     .keys()
                     .any(|volume| self.is_restricted(volume) && self.rule_of(volume).protocols.is_none());
-            if !exports_any && !would_open && !may_change {
+            // A volume of its list may be added while the daemon runs.
+            if !exports_any && !would_open && missing.is_none() {
                 let option = listener.protocol.key();
-                let why =
-                    self.restricting().map(|target| format!(", because {} restricts access", target.title()));
+                let why = self.why_none(listener, volumes.keys().map(String::as_str));
                 return Err(format!(
-                    "{title}: exports no volume{}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
-                     export there",
-                    why.unwrap_or_default()
+                    "{title}: exports no volume{why}; remove it, or write protocols = [\"{option}\"] in the [[volume]] \
+                     to export there"
                 ));
             }
         }
         Ok(())
+    }
+
+    /// Why a listener does not export a volume by default; `None` if it does, or if its protocol
+    /// has configured targets.
+    fn why_not(&self, listener: &PolicyListener, volume: &str) -> Option<String> {
+        let name = listener.protocol.served_as();
+        if self.has_targets(name) || self.serves(listener.protocol, &listener.place, volume) {
+            return None;
+        }
+        if listener.volumes.is_some() {
+            return Some("the listener's list (?volumes=) lacks it".to_owned());
+        }
+        let option = listener.protocol.key();
+        if self.rule_of(volume).protocols.is_some() {
+            return Some(format!("its `protocols` lack \"{option}\""));
+        }
+        if let Some(target) = self.restricting() {
+            return Some(format!("{} restricts access", target.title()));
+        }
+        Some(match self.restricting.iter().find(|own| **own != name) {
+            Some(own) => format!("{} requires authentication", key(own)),
+            None => format!("{} cannot check its `allow` list", listener.protocol.title),
+        })
+    }
+
+    /// The reasons why a listener exports none of these volumes, to follow "exports no volume".
+    fn why_none<'a>(&self, listener: &PolicyListener, volumes: impl Iterator<Item = &'a str>) -> String {
+        let why = volumes.filter_map(|volume| Some((volume, self.why_not(listener, volume)?)));
+        let why: Vec<_> = why.collect();
+        match why.split_first() {
+            None => String::new(),
+            Some(((_, first), rest)) if rest.iter().all(|(_, other)| other == first) => {
+                format!(", because {}", first.replace("lacks it", "lacks them").replace("its `", "their `"))
+            }
+            _ => {
+                let shown = why.iter().take(SHOWN_REASONS).map(|(volume, why)| format!("`{volume}`: {why}"));
+                let more = if why.len() > SHOWN_REASONS { ", ..." } else { "" };
+                format!(" ({}{more})", shown.collect::<Vec<_>>().join(", "))
+            }
+        }
     }
 
     fn is_restricted(&self, volume: &str) -> bool {
@@ -641,6 +701,9 @@ impl Shared {
         check_accesses(volume, protocols, &accesses)
     }
 }
+
+/// Maximum number of volumes in a message.
+const SHOWN_REASONS: usize = 4;
 
 /// Whether a protocol checks the networks of its clients. AoE does not, because its clients have no
 /// IP addresses.
@@ -777,6 +840,33 @@ mod tests {
         assert!(!serves(&NVME_TCP, "a") && serves(&NVME_TCP, "b"));
         assert!(!serves(&ISCSI, "a"), "without a listener");
         assert!(policy.has_lists(&NVME_TCP) && !policy.has_lists(&NBD));
+    }
+
+    #[test]
+    fn a_listener_that_exports_nothing_is_refused_with_the_reasons_also_if_volumes_can_be_added() {
+        let refused = |targets, protocols: [Option<&[&str]>; 2], listeners| {
+            let owned = |protocols: &[&str]| protocols.iter().map(|word| (*word).to_owned()).collect();
+            let volumes = ["a", "b"].into_iter().zip(protocols);
+            let volumes = volumes.map(|(name, protocols)| (name.to_owned(), protocols.map(owned)));
+            Policy::new(targets, volumes).unwrap().at(listeners, true).err().unwrap_or_default()
+        };
+        let nbd = |volumes| vec![listener(&ISCSI, None, true), listener(&NBD, volumes, true)];
+        let only: Option<&[&str]> = Some(&["iscsi"]);
+        let said = refused(Vec::new(), [only, only], nbd(None));
+        assert!(
+            said.contains("exports no volume, because their `protocols` lack \"nbd\"; remove it, or"),
+            "{said}"
+        );
+        let said = refused(guarded(), [only, None], nbd(None));
+        let why = "exports no volume (`a`: its `protocols` lack \"nbd\", `b`: iscsi_target `iqn.a` restricts access); ";
+        assert!(said.contains(why), "{said}");
+        // A listener may wait for a volume that it names.
+        assert_eq!(refused(Vec::new(), [only, only], nbd(Some(&["later"]))), "");
+        let policy = policy(guarded(), [only, Some(&["nbd"])], nbd(None)).unwrap();
+        let why = |volume| policy.why_not(&NBD, &place(&NBD), volume);
+        assert_eq!((why("a"), why("b")), (Some("its `protocols` lack \"nbd\"".to_owned()), None));
+        assert_eq!(policy.not_served("a"), ["nbd at 127.0.0.1:10809: its `protocols` lack \"nbd\""]);
+        assert!(policy.not_served("b").is_empty());
     }
 
     #[test]

@@ -8,10 +8,13 @@ use super::inherited::InheritedListeners;
 use super::listen;
 use super::setup::Setup;
 use crate::failure::Failure;
+use crate::open::unused_rest;
 use crate::output::{print, printable};
 use crate::privileges::ServiceUser;
 use crate::protocol::Frontends;
+use blockmux_volume::Spec;
 use std::path::PathBuf;
+use tracing::warn;
 
 /// Arguments of `blockmux check`.
 #[derive(clap::Args)]
@@ -60,6 +63,16 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
+    for named in &setup.volumes {
+        let files = named.entry.spec.leaves().into_iter();
+        let files = files.filter_map(|leaf| if let Spec::File(file) = leaf { Some(file) } else { None });
+        for rest in files.filter_map(unused_rest) {
+            warn!(
+                "volume `{}`: {rest}; a reload refuses to take them from a volume that serves them",
+                named.name
+            );
+        }
+    }
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),
         number => format!("{number} {what}s"),

@@ -8,7 +8,7 @@ use super::config::VolumeEntry;
 use super::flush;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::{Current, Reloader};
+use super::reload::{Current, Reloader, check_not_deleted};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
@@ -31,7 +31,7 @@ use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
 };
-use blockmux_volume::{Limits, Resize, ResizeError, VolumeLimits};
+use blockmux_volume::{Beyond, Limits, Resize, ResizeError, VolumeLimits};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -223,7 +223,10 @@ impl ControlServer {
                 let sessions = self.connection_limits.sessions().list();
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
-            Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
+            Request::Resize { name, size, shrink } => {
+                let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
+                self.resize(name, *size, beyond).map(|size| Answer::Resized { size })
+            }
             Request::Limit { name, limits, client_limits } => {
                 self.limit(name, *limits, *client_limits).map(|()| Answer::Done)
             }
@@ -249,10 +252,9 @@ impl ControlServer {
                 let place = TargetPlace { number: *number, ana_group: *ana_group };
                 self.attach(name, target, &place).map(|number| Answer::Attached { number })
             }
-            Request::Detach { target, number } => self
-                .with_target(&self.live_protocols(), target)
-                .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
-                .map(|()| Answer::Done),
+            Request::Detach { target, number } => {
+                self.detach(target, *number, progress).map(|()| Answer::Done)
+            }
             Request::Log { levels } => log_levels(levels.as_deref()),
             Request::Change(change) => {
                 self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
@@ -305,6 +307,7 @@ impl ControlServer {
         };
         live_protocols.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is exported");
+        self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
         let urls =
             Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
         let urls = urls.urls_of(&name);
@@ -322,6 +325,7 @@ impl ControlServer {
     fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
         let live_protocols = self.live_protocols();
         let (volume, volume_state) = self.find(name)?;
+        check_not_deleted(name, &**volume_state.volume())?;
         self.reloader.lift_limits(&[volume_state]);
         live_protocols.iter().for_each(|(_, live)| live.remove(volume));
         let removed = self
@@ -331,17 +335,7 @@ impl ControlServer {
         self.policy.remove(name);
         // Other commands need not wait for this volume's I/O.
         drop(live_protocols);
-        let (settling, begun) = (removed.volume_state.settling(), Instant::now());
-        if !settling.is_over() {
-            progress("waiting for I/O in flight".to_owned());
-        }
-        while !settling.is_over() && begun.elapsed() < REMOVE_TIMEOUT {
-            thread::park_timeout(Duration::from_millis(1));
-        }
-        if !settling.is_over() {
-            let timeout = REMOVE_TIMEOUT.as_secs();
-            warn!("{name}: I/O that was in flight when it was removed has not ended after {timeout} s");
-        }
+        wait_for_io(name, "removed", &[removed.volume_state.clone()], progress);
         info!("{name} is no longer exported");
         progress("flushing".to_owned());
         flush::each(&[removed.export])
@@ -363,6 +357,20 @@ impl ControlServer {
             self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
+    }
+
+    /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
+    /// the old initiator does not meet the data of the next one.
+    fn detach(&self, target: &str, number: u32, progress: &dyn Fn(String)) -> Result<(), ApiError> {
+        let live_protocols = self.live_protocols();
+        let (_, live) = self.with_target(&live_protocols, target)?;
+        let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
+        let volumes = self.exports.iter().filter(|(id, _)| has(*id));
+        let volumes: Vec<_> = volumes.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
+        live.detach(target, number).map_err(ApiError::not_found)?;
+        drop(live_protocols);
+        wait_for_io(target, "detached", &volumes, progress);
+        Ok(())
     }
 
     /// The protocol that has a target with this name.
@@ -420,7 +428,7 @@ impl ControlServer {
         })
     }
 
-    fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ApiError> {
+    fn resize(&self, name: &str, size: Option<u64>, beyond: Beyond) -> Result<u64, ApiError> {
         let (_, volume_state) = self.find(name)?;
         if size.is_some_and(|size| size > LARGEST) {
             let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
@@ -435,10 +443,13 @@ impl ControlServer {
         let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));
         drop(live_protocols);
         checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
-        let size = volume_state.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
+        let to = size.map_or(Resize::Own, |size| Resize::Bytes { size, beyond });
+        let size = volume_state.resize(to).map_err(|error| {
             self.policy.set_data(name, parts_before.clone());
             let code = match error {
-                ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
+                ResizeError::Fixed | ResizeError::ReadOnly | ResizeError::WouldLose { .. } => {
+                    ErrorCode::Conflict
+                }
                 ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
                 ResizeError::System { .. } => ErrorCode::Failed,
             };
@@ -543,7 +554,24 @@ impl ControlServer {
     }
 }
 
+/// Waits for the I/O in flight on volumes.
+fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &dyn Fn(String)) {
+    let (settling, begun): (Vec<_>, _) =
+        (volumes.iter().map(VolumeState::settling).collect(), Instant::now());
+    let is_over = || settling.iter().all(|settling| settling.is_over());
+    if !is_over() {
+        progress("waiting for I/O in flight".to_owned());
+    }
+    while !is_over() && begun.elapsed() < REMOVE_TIMEOUT {
+        thread::park_timeout(Duration::from_millis(1));
+    }
+    if !is_over() {
+        let timeout = REMOVE_TIMEOUT.as_secs();
+        warn!("{name}: I/O that was in flight when it was {done} has not ended after {timeout} s");
+    }
+}
+
 /// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
-/// Time for I/O in flight on a volume that is removed.
+/// Time for I/O in flight on a volume that is removed or detached.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -166,10 +166,10 @@ fn copies_there_and_back(veth: &VethNamespaces, url: &str, directory: &Path, len
     let spec = format!("file:{}", source.display());
     let copied = directory.join("copied");
     let back = format!("file:{}", copied.display());
-    veth.says(&["copy", &spec, url]);
+    veth.says(&["copy", "--overwrite", &spec, url]);
     std::fs::write(&copied, "").unwrap();
     std::fs::File::options().write(true).open(&copied).unwrap().set_len(len as u64).unwrap();
-    veth.says(&["copy", url, &back]);
+    veth.says(&["copy", "--overwrite", url, &back]);
     assert!(std::fs::read(&source).unwrap() == std::fs::read(&copied).unwrap(), "{url}");
 }
 
@@ -318,13 +318,16 @@ fn a_limit_of_each_client_holds_one_station_and_neither_another_one_nor_another_
     ctl(&["limit", "a", "--client", "bandwidth=1"]);
     // One request starts, and the next one would wait for minutes. With larger frames an initiator
     // would begin with reads that test whether they pass.
-    veth.says(&["copy", "aoe://veth/e0.0", "null:1k"]);
+    veth.says(&["copy", "--overwrite", "aoe://veth/e0.0", "null:1k"]);
     let mut second = within(&veth.initiator, BLOCKMUX);
-    let mut second =
-        second.args(["copy", "aoe://veth/e0.0", "null:1k"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut second = second
+        .args(["copy", "--overwrite", "aoe://veth/e0.0", "null:1k"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     eventually("a request of this station is held", || held()[0] > 0);
-    veth.says(&["copy", "aoe://spare/e0.0", "null:1k"]);
-    veth.says(&["copy", "aoe://veth/e0.1", "null:1k"]);
+    veth.says(&["copy", "--overwrite", "aoe://spare/e0.0", "null:1k"]);
+    veth.says(&["copy", "--overwrite", "aoe://veth/e0.1", "null:1k"]);
     assert!(held()[0] > 0 && held()[1] == 0, "{:?}", held());
     ctl(&["limit", "a", "--client", "none"]);
     assert!(second.wait().unwrap().success());
@@ -398,7 +401,8 @@ fn io_continues_after_the_interface_was_down_and_after_the_target_restarted() {
     let (from, spec) = (format!("file:{}", source.display()), format!("file:{}", disk.display()));
     let server = veth.serve(&[&spec, "--aoe", "veth"]);
     let mut copy = within(&veth.initiator, BLOCKMUX);
-    let mut copy = copy.args(["copy", &from, "aoe://veth/e0.0"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut copy =
+        copy.args(["copy", "--overwrite", &from, "aoe://veth/e0.0"]).stdout(Stdio::null()).spawn().unwrap();
     for name in [&veth.target, &veth.initiator] {
         veth.ip(name, &["down"]);
         veth.ip(name, &["up"]);
@@ -484,6 +488,7 @@ fn a_disk_is_served_again_after_capabilities_are_dropped() {
     let to = format!("file:{}?size=1m", directory.path().join("copied").display());
     succeed(Command::new(BLOCKMUX).args([
         "copy",
+        "--overwrite",
         &format!("nbd+unix:///disk0?socket={}", socket.display()),
         &to,
     ]));
@@ -499,7 +504,7 @@ fn a_host_is_listed_as_a_session_with_its_counters_from_its_first_command_on() {
     let server = veth.serve(&["mem:1m", "--aoe", "veth", "--control", &control]);
     veth.discovers();
     let to = format!("file:{}?size=1m", directory.path().join("copied").display());
-    veth.says(&["copy", "aoe://veth/e0.0", &to]);
+    veth.says(&["copy", "--overwrite", "aoe://veth/e0.0", &to]);
     let listed = succeed(Command::new(BLOCKMUX).args(["ctl", &control, "sessions", "--json"]));
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let link = ["netns", "exec", &veth.initiator, "cat", "/sys/class/net/veth/address"];

@@ -49,6 +49,8 @@ fn every_ctl_command_works_over_http_with_its_status() {
     assert!(added["urls"].as_array().unwrap().len() >= 2, "{added}");
     assert_eq!(ask("GET", "/v1/volumes/b", "").1["size"], 1 << 20);
     assert_eq!(ask("POST", "/v1/volumes/b/resize", r#"{"size": 2097152}"#), (200, json!({"size": 2 << 20})));
+    let shrink = r#"{"size": 1048576, "shrink": true}"#;
+    assert_eq!(ask("POST", "/v1/volumes/b/resize", shrink), (200, json!({"size": 1 << 20})));
     let units = "/v1/targets/iqn.2026-11.blockmux:a/units";
     assert_eq!(ask("POST", units, r#"{"volume": "b", "number": 5}"#), (201, json!({"number": 5})));
     assert_eq!(ask("DELETE", &format!("{units}/5"), ""), (200, json!({})));
@@ -62,8 +64,8 @@ fn every_ctl_command_works_over_http_with_its_status() {
     // Every change is a recorded action.
     let (_, actions) = ask("GET", "/v1/actions", "");
     let actions: Vec<_> = actions.as_array().unwrap().iter().map(|action| action["action"].clone()).collect();
-    assert_eq!(actions.len(), 6, "{actions:?}");
-    assert_eq!((&actions[0], &actions[5]), (&json!("add b=mem:1m"), &json!("remove b")));
+    assert_eq!(actions.len(), 7, "{actions:?}");
+    assert_eq!((&actions[0], &actions[6]), (&json!("add b=mem:1m"), &json!("remove b")));
 }
 
 #[test]
@@ -86,6 +88,8 @@ fn every_error_has_the_same_format_and_the_status_of_its_kind() {
         ("POST", "/v1/volumes/b/resize", "{}", 404, "not_found"),
         ("POST", "/v1/volumes/a/resize", r#"{"size": 7}"#, 422, "invalid"),
         ("POST", "/v1/volumes/null/resize", r#"{"size": 4096}"#, 409, "conflict"),
+        ("POST", "/v1/volumes/a/resize", r#"{"size": 4096}"#, 409, "conflict"),
+        ("POST", "/v1/volumes/a/resize", r#"{"size": 4096, "shrink": false}"#, 409, "conflict"),
         ("DELETE", "/v1/volumes/b", "", 404, "not_found"),
         ("POST", "/v1/targets/t/units", r#"{"volume": "a"}"#, 404, "not_found"),
     ] {

@@ -177,7 +177,7 @@ fn programs_write_and_read_large_blocks() {
         fs::write(&source, (0..16_u32 << 18).flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
         for scheme in SCHEMES {
             let (from, to) = (format!("file:{}", source.display()), daemon.urls_of(scheme).remove(0));
-            let copied = blockmux(["copy", "--verify", &from, &to]);
+            let copied = blockmux(["copy", "--overwrite", "--verify", &from, &to]);
             assert!(copied.status.success(), "{scheme}: {}", text(&copied.stderr));
         }
     }

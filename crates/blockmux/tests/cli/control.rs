@@ -100,7 +100,7 @@ fn a_resize_of_a_ram_volume_is_reported_to_iscsi_initiators_and_new_clients() {
     assert!(can_read(&mut scsi, (16 << 11) - 1) && !can_read(&mut scsi, 16 << 11));
     assert_eq!(nbd.read(0, 512), [5; 512]);
     // Shrinking loses the data beyond the end.
-    controlled.said(&["resize", "a", "4m"]);
+    controlled.said(&["resize", "a", "4m", "--shrink"]);
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!(capacity(&mut scsi), 4 << 20);
     assert!(!can_read(&mut scsi, 4 << 11));
@@ -123,7 +123,7 @@ fn standard_clients_see_the_new_size() {
     let controlled = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0"]);
     let url = controlled.daemon.urls_of("iscsi").remove(0);
     for mib in [24_u64, 3] {
-        controlled.said(&["resize", "disk0", &format!("{mib}m")]);
+        controlled.said(&["resize", "disk0", &format!("{mib}m"), "--shrink"]);
         let size = succeed(Command::new("nbdinfo").args(["--size", &controlled.daemon.url()]));
         assert_eq!(size.trim(), (mib << 20).to_string());
         let capacity = succeed(Command::new("iscsi-readcapacity16").arg(&url));
@@ -143,7 +143,7 @@ fn a_file_is_shortened_extended_and_its_size_refreshed() {
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!((len(), capacity(&mut scsi)), (2 << 20, 2 << 20));
     assert!(can_read(&mut scsi, (2 << 11) - 1));
-    controlled.said(&["resize", "a", "512k"]);
+    controlled.said(&["resize", "a", "512k", "--shrink"]);
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     assert_eq!((len(), capacity(&mut scsi)), (512 << 10, 512 << 10));
     assert!(!can_read(&mut scsi, 1 << 10));
@@ -176,6 +176,11 @@ fn an_impossible_resize_is_refused_with_advice() {
         ),
         ("striped", "4m", "striped: cannot be resized: "),
         ("frozen", "8k", "frozen: is opened read-only"),
+        (
+            "a",
+            "512k",
+            "a: has 1048576 bytes, of which the last 524288 would be lost with a size of 524288; to discard",
+        ),
     ] {
         let said = controlled.refusal(&["resize", name, size]);
         assert!(said.starts_with(&format!("blockmux: {expected}")), "{said}");
@@ -598,7 +603,7 @@ fn the_initiator_follows_access_states_between_portals_without_data_loss() {
     // At first the second portal accepts no writes, and no portal does during the whole copy.
     let to = format!("{}?paths=all", urls[1]);
     let mut copy = Command::new(BLOCKMUX);
-    copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
+    copy.args(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "2", &from, &to]);
     let mut copy = copy.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut swaps = 0;
     while copy.try_wait().unwrap().is_none() {

@@ -64,7 +64,7 @@ fn zeroes_of_the_source_overwrite_data_of_the_destination() {
     let daemon = Daemon::serve(&["mem:5m"]);
     let mut client = RawClient::connect(&daemon.socket());
     assert_eq!(client.write(0, 0, &[0xff; 5 << 20]), 0);
-    copy(&file(&directory, "source.img"), &daemon.url(), &["--verify"]);
+    copy(&file(&directory, "source.img"), &daemon.url(), &["--verify", "--overwrite"]);
     assert_eq!(client.read(0, 4 << 20), content(&source));
     assert_eq!(client.read(4 << 20, 1 << 20), [0xff; 1 << 20], "data beyond the end of the source stays");
 }
@@ -76,7 +76,7 @@ fn a_destination_without_write_zeroes_gets_zeroes_as_data() {
     let (source, target) = (file(&directory, "source.img"), directory.path().join("target.img"));
     std::fs::write(&target, vec![0xff; 4 << 20]).unwrap();
     let cannot = format!("fault:op=zeroes,error=unsupported:file:{}", target.display());
-    copy(&source, &cannot, &["--verify"]);
+    copy(&source, &cannot, &["--verify", "--overwrite"]);
     assert_eq!(content(&target), content(&directory.path().join("source.img")));
 }
 
@@ -105,6 +105,104 @@ fn a_failed_write_is_reported_with_its_offset() {
         daemon.url()
     );
     assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(1)));
+}
+
+#[test]
+fn a_read_error_anywhere_in_the_source_fails_the_copy_and_names_its_offset() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
+    let full = format!("{}?readonly=on", file(&directory, "full.img"));
+    for bad in [0_u64, 2 << 20, (4 << 20) - 4096] {
+        let faulty = format!("fault:op=read,offset={bad},size=4k:{full}");
+        let daemon = Daemon::serve(&[&faulty, "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+        let remote = ["nbd+unix", "iscsi", "nvme+tcp"].map(|scheme| daemon.urls_of(scheme).remove(0));
+        for from in remote.into_iter().chain([faulty]) {
+            for more in [&[][..], &["--verify"]] {
+                let to = file(&directory, "copy.img");
+                let output = blockmux(
+                    [&["copy", &from, &to, "--overwrite", "--bs", "64k", "--iodepth", "4"], more].concat(),
+                );
+                let said = text(&output.stderr);
+                let failed =
+                    format!("cannot read 65536 bytes at offset {}: medium error", bad / 65536 * 65536);
+                assert!(said.ends_with(&format!(": {failed}; the copy is not complete\n")), "{said}");
+                assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_error_anywhere_in_the_destination_fails_the_verification() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; 4 << 20]).unwrap();
+    for bad in [0_u64, 2 << 20, (4 << 20) - 4096] {
+        let faulty = format!("fault:op=read,offset={bad},size=4k:mem:4m");
+        let daemon = Daemon::serve(&[&faulty, "--iscsi", "127.0.0.1:0"]);
+        for to in [daemon.url(), daemon.urls_of("iscsi").remove(0), faulty] {
+            let args = ["copy", &file(&directory, "full.img"), &to, "--verify", "--overwrite", "--bs", "64k"];
+            let output = blockmux(args);
+            let said = text(&output.stderr);
+            let failed = format!("cannot read 65536 bytes at offset {}: medium error", bad / 65536 * 65536);
+            assert!(said.contains(&format!(": {failed}; everything was copied, but not")), "{said}");
+            assert_eq!(output.status.code(), Some(1));
+        }
+    }
+}
+
+#[test]
+fn a_source_that_stays_busy_fails_the_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let busy = "fault:op=read+status,error=nomemory:mem:1m";
+    let daemon = Daemon::serve(&[busy, "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+    for (scheme, option) in
+        [("nbd+unix", "reconnect=1s"), ("iscsi", "reconnect=1s"), ("nvme+tcp", "ctrl_loss_tmo=1")]
+    {
+        let url = daemon.urls_of(scheme).remove(0);
+        let from = format!("{url}{}{option}", if url.contains('?') { '&' } else { '?' });
+        let output = blockmux(["copy", &from, &file(&directory, "copy.img"), "--overwrite"]);
+        let said = text(&output.stderr);
+        assert!(said.contains(": cannot ") && said.contains(" at offset 0: "), "{said}");
+        assert!(said.ends_with("; the copy is not complete\n"), "{said}");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{scheme}");
+    }
+}
+
+#[test]
+fn a_destination_with_data_is_overwritten_only_on_request() {
+    const SIZE: u64 = 5 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("full.img"), vec![1; SIZE as usize]).unwrap();
+    let from = file(&directory, "full.img");
+    // Of a destination without block status only the two ends of the range are looked at.
+    for (at, nth) in [(0, 3), (SIZE - 512, 3), (3 << 20, 2)] {
+        for scheme in &["nbd+unix", "iscsi", "nvme+tcp"][..nth] {
+            let daemon = Daemon::serve(&["mem:6m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
+            let to = &daemon.urls_of(scheme).remove(0);
+            let mut client = RawClient::connect(&daemon.socket());
+            assert_eq!(client.write(0, at, &[7; 512]), 0);
+            let output = blockmux(["copy", &from, to]);
+            let expected = format!(
+                "blockmux: {to}: has data at offset {at}, and nothing was copied; to overwrite it, give --overwrite\n"
+            );
+            assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(2)));
+            assert_eq!(client.read(at, 512), [7; 512]);
+            copy(&from, to, &["--overwrite", "--verify"]);
+        }
+    }
+    // A copy overwrites nothing beyond the size of its source, and zeroes are no data.
+    let daemon = Daemon::serve(&["mem:6m"]);
+    let mut client = RawClient::connect(&daemon.socket());
+    assert_eq!(client.write(0, 0, &[0; 6 << 20]), 0);
+    assert_eq!(client.write(0, SIZE, &[7; 512]), 0);
+    copy(&from, &daemon.url(), &["--verify"]);
+    assert_eq!(client.read(SIZE, 512), [7; 512]);
+    std::fs::write(directory.path().join("zeroes.img"), vec![0; SIZE as usize]).unwrap();
+    copy(&from, &file(&directory, "zeroes.img"), &["--verify"]);
+    let mut mode = Command::new("stat");
+    copy(&from, &file(&directory, "new.img"), &[]);
+    let mode = mode.args(["-c", "%a"]).arg(directory.path().join("new.img")).output().unwrap();
+    assert_eq!(text(&mode.stdout).trim(), "600", "a file that is created is private");
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn a_copy_of_a_file_to_itself_is_refused() {
     std::fs::write(&file, [7; 4096]).unwrap();
     std::fs::hard_link(&file, &link).unwrap();
     let [file, link] = [file, link].map(|path| format!("file:{}", path.display()));
-    let output = blockmux(["copy", &file, &link]);
+    let output = blockmux(["copy", "--overwrite", &file, &link]);
     let expected =
         format!("blockmux: {file}: source and destination are the same; give another destination\n");
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
@@ -455,7 +455,7 @@ impl Server {
     /// Output of copying the export to a new file.
     fn copied(&self) -> Output {
         let file = format!("file:{}", self.directory.path().join("copy").display());
-        std::process::Command::new(BLOCKMUX).args(["copy", &self.url, &file]).output().unwrap()
+        std::process::Command::new(BLOCKMUX).args(["copy", "--overwrite", &self.url, &file]).output().unwrap()
     }
 }
 

@@ -185,7 +185,7 @@ fn copies_there_and_back(server: &Server, url: &str) {
     let _ = std::fs::remove_file(&back);
     let file = |path: &Path| format!("file:{}", path.display());
     for (from, to) in [(file(&source), url.to_owned()), (url.to_owned(), file(&back))] {
-        let output = blockmux(["copy", "--verify", &from, &to]);
+        let output = blockmux(["copy", "--overwrite", "--verify", &from, &to]);
         assert_eq!((output.status.code(), complaints(&output)), (Some(0), String::new()), "{from} to {to}");
     }
     assert!(std::fs::read(back).unwrap() == std::fs::read(source).unwrap());
@@ -312,8 +312,8 @@ fn a_password_in_a_url_is_used_and_never_shown() {
         &["info", &url][..],
         &["info", "--json", &url],
         &["discover", &url],
-        &["copy", "-v", &url, "mem:8m"],
-        &["copy", &format!("delay:1us:{url}"), "mem:1m"],
+        &["copy", "--overwrite", "-v", &url, "mem:8m"],
+        &["copy", "--overwrite", &format!("delay:1us:{url}"), "mem:1m"],
         &[&["bench", &url][..], &short].concat(),
     ] {
         let output = blockmux(args);
@@ -406,7 +406,8 @@ fn io_continues_without_a_portal_that_does_not_answer() {
     ] {
         let url = format!("iscsi://{portals}/{TARGET}/1");
         let source = half_empty_file(server.directory.path(), SIZE);
-        let output = blockmux(["copy", "--verify", &format!("file:{}", source.display()), &url]);
+        let output =
+            blockmux(["copy", "--overwrite", "--verify", &format!("file:{}", source.display()), &url]);
         let said = text(&output.stderr);
         assert!(output.status.success() && said.contains("a path cannot be used"), "{said}");
         assert_eq!(described(&url)["size"], SIZE);
@@ -440,8 +441,12 @@ fn a_copy_continues_after_the_target_was_killed_and_restarted() {
     let from = format!("rate:bw=512k:file:{}", source.display());
     let url = with(&server.url(1), "reconnect=30s");
     let mut copy = Command::new(BLOCKMUX);
-    let mut copy =
-        copy.args(["copy", &from, &url]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut copy = copy
+        .args(["copy", "--overwrite", &from, &url])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let disk = server.path("disk.img");
     server.wait_for(|_| std::fs::read(&disk).is_ok_and(|disk| disk[0] != 0));
     server.kill();

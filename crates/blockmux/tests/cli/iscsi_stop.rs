@@ -69,7 +69,7 @@ fn the_initiator_continues_when_the_target_is_back() {
     std::fs::write(&source, &bytes).unwrap();
     let written = goes_on(|url| {
         let mut copy = Command::new(BLOCKMUX);
-        copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "8"]);
+        copy.args(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8"]);
         copy.arg(format!("file:{}", source.display())).arg(url);
         copy
     });

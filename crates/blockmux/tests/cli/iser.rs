@@ -54,11 +54,11 @@ fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
     let with_crc = format!("{iser}&crc=on");
     for (there, back) in [(iser, iscsi), (&with_crc, iser), (iscsi, &with_crc)] {
         let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", &from, there]);
-        succeeds(&["copy", back, &to]);
+        succeeds(&["copy", "--overwrite", &from, there]);
+        succeeds(&["copy", "--overwrite", back, &to]);
         assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
         fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "null:16m", there]);
+        succeeds(&["copy", "--overwrite", "null:16m", there]);
     }
 }
 
@@ -102,8 +102,9 @@ fn a_copy_survives_a_kill_and_restart_of_the_target() {
     let url = daemon.urls_of("iser").remove(0);
     let place = url.trim_start_matches("iser://").split('/').next().unwrap().to_owned();
     let from = format!("file:{}", path("from"));
-    let copy =
-        thread::spawn(move || blockmux(["copy", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url]));
+    let copy = thread::spawn(move || {
+        blockmux(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url])
+    });
     for _ in 0..20 {
         daemon.wait_for_line(" write ");
     }

@@ -75,7 +75,9 @@ fn a_limit_of_bandwidth_bounds_initiators_of_every_protocol_and_others_programs(
     let content = controlled.directory.path().join("content");
     fs::write(&content, vec![7; 2 << 20]).unwrap();
     let socket = format!("nbd+unix:///disk0?socket={}", controlled.daemon.socket().display());
-    assert!(blockmux(["copy", &format!("file:{}", content.display()), &socket]).status.success());
+    assert!(
+        blockmux(["copy", "--overwrite", &format!("file:{}", content.display()), &socket]).status.success()
+    );
     controlled.said(&["limit", "disk0", "read_bandwidth=4m"]);
     // A burst is 40 KiB, and one request starts on credit.
     let (size, ahead, rate) = (2 << 20, 512 << 10, 4 << 20);
@@ -86,7 +88,7 @@ fn a_limit_of_bandwidth_bounds_initiators_of_every_protocol_and_others_programs(
     assert_eq!(urls.len(), 6, "{urls:?}");
     for url in &urls {
         takes_time(size, ahead, rate, || {
-            let output = blockmux(["copy", "--bs", "64k", "--iodepth", "4", url, "null:2m"]);
+            let output = blockmux(["copy", "--overwrite", "--bs", "64k", "--iodepth", "4", url, "null:2m"]);
             assert!(output.status.success(), "{url}: {}", text(&output.stderr));
         });
     }

@@ -17,6 +17,7 @@ mod config;
 mod control;
 mod copy;
 mod daemon;
+mod data_loss;
 mod device_flush;
 mod durability;
 mod fencing;

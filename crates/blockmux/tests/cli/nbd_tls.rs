@@ -141,7 +141,7 @@ fn url(daemon: &Daemon, user: &str, parameters: &str) -> String {
 }
 
 fn copy(from: &str, to: &str) -> Output {
-    blockmux(["copy", "--verify", from, to])
+    blockmux(["copy", "--overwrite", "--verify", from, to])
 }
 
 fn copies_there_and_back(url: &str) {

@@ -92,8 +92,8 @@ fn data_copied_to_a_namespace_and_back_is_unchanged_with_and_without_digests() {
         let there = format!("{}{parameters}", url(&daemon));
         let back = directory.path().join(format!("back{nth}"));
         let back_spec = format!("file:{}", back.display());
-        said(&blockmux(["copy", "--verify", &source, &there]));
-        said(&blockmux(["copy", "--verify", &there, &back_spec]));
+        said(&blockmux(["copy", "--overwrite", "--verify", &source, &there]));
+        said(&blockmux(["copy", "--overwrite", "--verify", &there, &back_spec]));
         assert!(std::fs::read(&back).unwrap() == std::fs::read(&source["file:".len()..]).unwrap());
     }
 }
@@ -106,11 +106,11 @@ fn a_scsi_reservation_prevents_writes_of_nvme_hosts() {
     let mut scsi = RawIscsi::login(&daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
     assert_eq!(scsi.reserve_out(0, 0, [0, 7], 0), GOOD);
     assert_eq!(scsi.reserve_out(1, 1, [7, 0], 0), GOOD);
-    let refused = blockmux(["copy", &source, &url(&daemon)]);
+    let refused = blockmux(["copy", "--overwrite", &source, &url(&daemon)]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("reserv"), "{}", text(&refused.stderr));
     assert_eq!(scsi.reserve_out(0, 0, [7, 0], 0), GOOD);
-    said(&blockmux(["copy", "--verify", &source, &url(&daemon)]));
+    said(&blockmux(["copy", "--overwrite", "--verify", &source, &url(&daemon)]));
 }
 
 #[test]

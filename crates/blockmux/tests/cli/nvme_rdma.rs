@@ -52,11 +52,11 @@ fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
     let with_crc = format!("{rdma}&crc=on&connections=3&queue_size=8");
     for (there, back) in [(rdma, tcp), (&with_crc, rdma), (tcp, &with_crc)] {
         let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", &from, there]);
-        succeeds(&["copy", back, &to]);
+        succeeds(&["copy", "--overwrite", &from, there]);
+        succeeds(&["copy", "--overwrite", back, &to]);
         assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
         fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "null:16m", there]);
+        succeeds(&["copy", "--overwrite", "null:16m", there]);
     }
 }
 

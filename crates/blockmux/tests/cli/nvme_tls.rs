@@ -101,8 +101,8 @@ fn a_host_with_a_key_must_use_tls() {
         let url = guarded.url(HOST, Some(key));
         let source = half_empty_file(guarded.files.path(), 16 << 20);
         let back = guarded.files.path().join("back");
-        succeed(&mut command(&["copy", &format!("file:{}", source.display()), &url]));
-        succeed(&mut command(&["copy", &url, &format!("file:{}", back.display())]));
+        succeed(&mut command(&["copy", "--overwrite", &format!("file:{}", source.display()), &url]));
+        succeed(&mut command(&["copy", "--overwrite", &url, &format!("file:{}", back.display())]));
         assert!(fs::read(source).unwrap() == fs::read(back).unwrap());
         assert!(
             complaint(&guarded.url(HOST, None)).contains("and its TLS key, if any, as ?tls_key_file=PATH")
@@ -123,7 +123,13 @@ fn secure_channel_concatenation_generates_a_tls_key_again_after_a_restart_of_the
     let mutual = format!("{url}&dhchap_ctrl_secret_file={}", files.path().join("ctrl-secret").display());
     for url in [&url, &mutual] {
         for more in ["", "&connections=3", "&dhchap_hash=hmac(sha256)&dhchap_dhgroup=ffdhe2048"] {
-            succeed(&mut command(&["copy", "--verify", &from, &format!("{url}&concat=on{more}")]));
+            succeed(&mut command(&[
+                "copy",
+                "--overwrite",
+                "--verify",
+                &from,
+                &format!("{url}&concat=on{more}"),
+            ]));
         }
     }
     let said = complaint(&format!("{url}&concat=on&dhchap_dhgroup=ffdhe3072"));
@@ -132,10 +138,10 @@ fn secure_channel_concatenation_generates_a_tls_key_again_after_a_restart_of_the
     let gateway = format!("gateway={mutual}&concat=on");
     let gateway = Daemon::serve(&[&gateway, "--nbd", "127.0.0.1:0"]);
     let nbd = &gateway.urls_of("nbd")[0];
-    succeed(&mut command(&["copy", "--verify", &from, nbd]));
+    succeed(&mut command(&["copy", "--overwrite", "--verify", &from, nbd]));
     drop(daemon);
     let (daemon, _) = proving(files.path(), &address);
-    succeed(&mut command(&["copy", "--verify", &from, nbd]));
+    succeed(&mut command(&["copy", "--overwrite", "--verify", &from, nbd]));
     drop(gateway);
     drop(daemon);
 }

@@ -34,10 +34,10 @@ fn data_written_over_one_protocol_is_read_over_the_others() {
     for (number, to) in urls.iter().enumerate() {
         let source = directory.path().join("source");
         fs::write(&source, content(number)).unwrap();
-        blockmux(&["copy", &format!("file:{}", source.display()), to]);
+        blockmux(&["copy", "--overwrite", &format!("file:{}", source.display()), to]);
         for (nth, from) in urls.iter().enumerate() {
             let back = directory.path().join(format!("back{number}{nth}"));
-            blockmux(&["copy", from, &format!("file:{}", back.display())]);
+            blockmux(&["copy", "--overwrite", from, &format!("file:{}", back.display())]);
             assert!(fs::read(back).unwrap() == content(number), "written to {to}, read from {from}");
         }
     }
@@ -78,7 +78,7 @@ fn a_resize_is_reported_over_all_three_protocols() {
     let own = here.urls_of("iscsi");
     let mut hosts: Vec<_> = own.iter().map(|url| RawIscsi::login(url, "iqn.2026-11.i:a")).collect();
     for mib in [16_u64, 4] {
-        blockmux(&["ctl", &socket, "resize", "a", &format!("{mib}m")]);
+        blockmux(&["ctl", &socket, "resize", "a", &format!("{mib}m"), "--shrink"]);
         // NBD has no notification; new connections see the size.
         for url in [&nbd, &iscsi, &nvme] {
             assert_eq!(size(url), mib << 20, "{url}");

@@ -34,7 +34,7 @@ fn leave_to_another(server: &Daemon) {
 
 fn copy_from(daemon: &Daemon) -> std::process::Output {
     let to = format!("file:{}?size=1m", daemon.directory.path().join("copied").display());
-    blockmux(["copy", &daemon.url(), &to])
+    blockmux(["copy", "--overwrite", &daemon.url(), &to])
 }
 
 fn permitted(daemon: &Daemon) -> String {

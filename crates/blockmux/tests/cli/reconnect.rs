@@ -21,7 +21,7 @@ fn full_file(directory: &Path) -> PathBuf {
 
 fn start_copy(from: &str, to: &str) -> Child {
     let mut command = Command::new(BLOCKMUX);
-    command.args(["copy", "--verify", "--bs", "64k", "--iodepth", "8", from, to]);
+    command.args(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8", from, to]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -158,7 +158,7 @@ fn an_abstract_unix_socket_is_reached() {
     let url = format!("nbd+unix:///a?socket=%00{name}");
     let info = blockmux(["info", "--json", &url]);
     assert_eq!((info.status.code(), text(&info.stderr)), (Some(0), String::new()));
-    let copied = blockmux(["copy", "--verify", "mem:1m", &url]);
+    let copied = blockmux(["copy", "--overwrite", "--verify", "mem:1m", &url]);
     assert_eq!((copied.status.code(), text(&copied.stderr)), (Some(0), String::new()));
     let nobody = blockmux(["info", "nbd+unix:///?socket=%00blockmux-nobody"]);
     let expected = "blockmux: nbd+unix:///?socket=%00blockmux-nobody: unix:@blockmux-nobody: connection failed: \

@@ -68,7 +68,7 @@ fn file(path: &Path) -> String {
 }
 
 fn copy(from: &str, to: &str) -> Output {
-    blockmux(["copy", "--verify", from, to])
+    blockmux(["copy", "--overwrite", "--verify", from, to])
 }
 
 fn copies_there_and_back(server: &Server) {

@@ -328,9 +328,9 @@ fn every_protocol_works_over_ipv6() {
         let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512 * seed + at) as u8).collect();
         std::fs::write(file("from"), &bytes).unwrap();
         let local = |name: &str| format!("file:{}", file(name).display());
-        succeed(Command::new(BLOCKMUX).args(["copy", &local("from"), &url]));
+        succeed(Command::new(BLOCKMUX).args(["copy", "--overwrite", &local("from"), &url]));
         let to = format!("file:{}?size=1m", file(scheme).display());
-        succeed(Command::new(BLOCKMUX).args(["copy", &url, &to]));
+        succeed(Command::new(BLOCKMUX).args(["copy", "--overwrite", &url, &to]));
         assert!(std::fs::read(file(scheme)).unwrap() == bytes, "{url}");
         succeed(Command::new(BLOCKMUX).args(["info", &url]));
         let found = succeed(Command::new(BLOCKMUX).args(["discover", &format!("{scheme}://{host}")]));

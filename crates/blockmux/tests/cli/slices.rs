@@ -235,7 +235,7 @@ fn programs_use_a_slice() {
     fs::write(&source, (0..4_u32 << 20).flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
     for scheme in ["nbd+unix", "iscsi", "nvme+tcp"] {
         let (from, to) = (format!("file:{}", source.display()), daemon.urls_of(scheme).remove(0));
-        let copied = blockmux(["copy", "--verify", &from, &to]);
+        let copied = blockmux(["copy", "--overwrite", "--verify", &from, &to]);
         assert!(copied.status.success(), "{scheme}: {}", text(&copied.stderr));
     }
     drop(daemon);
@@ -244,8 +244,8 @@ fn programs_use_a_slice() {
     assert!(bytes[..4 << 20].iter().chain(&bytes[20 << 20..]).all(|byte| *byte == 0), "nothing beside it");
     // A copy within one file, of parts that do not overlap.
     let [from, to] = ["slice:4m,16m", "slice:32m,16m"].map(|slice| format!("{slice}:file:{file}"));
-    let copied = blockmux(["copy", "--verify", &from, &to]);
+    let copied = blockmux(["copy", "--overwrite", "--verify", &from, &to]);
     assert!(copied.status.success(), "{}", text(&copied.stderr));
-    let refused = blockmux(["copy", &*from, &format!("slice:8m,16m:file:{file}")]);
+    let refused = blockmux(["copy", "--overwrite", &*from, &format!("slice:8m,16m:file:{file}")]);
     assert!(text(&refused.stderr).contains("source and destination overlap"), "{}", text(&refused.stderr));
 }

@@ -139,11 +139,11 @@ fn data_copied_over_several_channels_and_back_is_unchanged_with_and_without_crcs
     let plain = format!("{srp}&immediate_data=off");
     for (there, back) in [(srp, iscsi), (&several, &plain), (&plain, &several), (iscsi, srp)] {
         let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", "--verify", &from, there]);
-        succeeds(&["copy", back, &to]);
+        succeeds(&["copy", "--overwrite", "--verify", &from, there]);
+        succeeds(&["copy", "--overwrite", back, &to]);
         assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
         fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "null:16m", there]);
+        succeeds(&["copy", "--overwrite", "null:16m", there]);
     }
 }
 

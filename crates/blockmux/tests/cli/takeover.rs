@@ -106,7 +106,7 @@ fn writes_go_on(listener: &str, scheme: &str) {
     let bytes = full_file(&place.path("source.img"), 24);
     let url = place.daemon.urls_of(scheme).remove(0);
     let mut copy = Command::new(BLOCKMUX);
-    copy.args(["copy", "--verify", "--bs", "64k", "--iodepth", "8"]);
+    copy.args(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8"]);
     copy.arg(format!("file:{}", place.path("source.img").display())).arg(&url);
     let copy = copy.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     for _ in 0..2 {

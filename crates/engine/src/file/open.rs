@@ -7,9 +7,9 @@ use super::qemu_locks;
 use crate::safe_path;
 use blockmux_volume::{BlockSizes, SmallBlock, VolumeInfo};
 use rustix::fs::{FileType, Mode, OFlags};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Options for opening a file as a volume.
@@ -19,6 +19,8 @@ pub struct FileOptions {
     /// served. `None`: the file's own size, rounded up to a whole block; the missing bytes of the
     /// last block read as zeroes, and a write extends the file.
     pub size: Option<u64>,
+    /// Permissions of a file that is created; `None`: only for its owner.
+    pub mode: Option<u32>,
     /// Direct I/O; `None`: where the file system supports it in units of at most the logical block.
     pub direct: Option<bool>,
     /// Block sizes to present.
@@ -163,17 +165,22 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         return Err(OpenError::Missing(path.into()));
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    let file = safe_path::open(path, flags, NEW_FILE).map_err(|error| match error.kind() {
+    let mode = Mode::from_raw_mode(options.mode.unwrap_or(PRIVATE));
+    let file = safe_path::open(path, flags, mode).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
         _ => system_error(path, "create", error),
     })?;
-    let opened = prepare_file(path, file, options).and_then(|opened| {
+    // A mode is meant as it is written, whatever the umask.
+    let set = options.mode.map_or(Ok(()), |mode| file.set_permissions(Permissions::from_mode(mode)));
+    let opened = set.map_err(failed("set the mode of")).and_then(|()| prepare_file(path, file, options));
+    let opened = opened.and_then(|opened| {
         // The directory entry must be on stable storage, too.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
         Ok(Opened { is_new: true, ..opened })
     });
-    if opened.is_err() {
+    // A process that has locked the file in the meantime uses it already.
+    if opened.as_ref().is_err_and(|error| !matches!(error, OpenError::Locked(_))) {
         // Removes only the file that was just created; leaving it behind would be harmless.
         let _ = std::fs::remove_file(path);
     }
@@ -341,8 +348,8 @@ fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenErr
     }
 }
 
-/// Permissions of a new file, less those that the umask takes.
-const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
+/// Permissions of a created file: only for its owner.
+const PRIVATE: u32 = 0o600;
 /// Block size that every client supports, in bytes.
 const SMALL_BLOCK: u32 = 512;
 
@@ -350,8 +357,14 @@ const SMALL_BLOCK: u32 = 512;
 mod tests {
     use super::*;
 
-    const NEW: FileOptions =
-        FileOptions { size: Some(1 << 20), direct: None, blocks: OWN, read_only: false, create: true };
+    const NEW: FileOptions = FileOptions {
+        size: Some(1 << 20),
+        mode: None,
+        direct: None,
+        blocks: OWN,
+        read_only: false,
+        create: true,
+    };
     const OWN: BlockSizes = BlockSizes { logical: None, physical: None };
 
     fn refusal(path: &Path, options: FileOptions) -> String {
@@ -388,6 +401,21 @@ mod tests {
         let path = folder.path().join("x");
         refusal(&path, FileOptions { size: Some(1000), ..NEW });
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_created_file_is_private_unless_a_mode_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, mode, expected) in
+            [("a", None, 0o600), ("b", Some(0o664), 0o664), ("c", Some(0o400), 0o400)]
+        {
+            let path = folder.path().join(name);
+            open_file(&path, FileOptions { mode, ..NEW }).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, expected);
+        }
+        // An existing file keeps its mode.
+        open_file(&folder.path().join("a"), FileOptions { mode: Some(0o666), ..NEW }).unwrap();
+        assert_eq!(std::fs::metadata(folder.path().join("a")).unwrap().mode() & 0o7777, 0o600);
     }
 
     #[test]

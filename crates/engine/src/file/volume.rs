@@ -6,7 +6,7 @@ use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{DirectAlignment, Zeroing};
 use crate::reactor::EngineCore;
 use blockmux_volume::{
-    Channel, Core, IoError, Op, OpKind, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker,
+    Beyond, Channel, Core, IoError, Op, OpKind, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker,
 };
 use std::fmt::Display;
 use std::fs::File;
@@ -127,9 +127,14 @@ impl Volume for FileVolume {
         match to {
             Resize::Own if self.disk.is_device => Ok(self.refresh_size()),
             Resize::Own => self.disk.take_own_size(),
-            Resize::Bytes(_) if self.disk.is_device => Err(ResizeError::Fixed),
-            Resize::Bytes(size) => self.disk.resize(size),
+            Resize::Bytes { .. } if self.disk.is_device => Err(ResizeError::Fixed),
+            Resize::Bytes { size, beyond } => self.disk.resize(size, beyond),
         }
+    }
+
+    fn deleted_file(&self) -> Option<PathBuf> {
+        let links = self.disk.file.metadata().map(|own| own.nlink());
+        (!self.disk.is_device && links.is_ok_and(|links| links == 0)).then(|| self.disk.path.clone())
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
@@ -173,7 +178,7 @@ impl Disk {
 
     /// Truncates or extends the file. If only its beginning is served, the rest of the file is
     /// kept.
-    fn resize(&self, size: u64) -> Result<u64, ResizeError> {
+    fn resize(&self, size: u64, beyond: Beyond) -> Result<u64, ResizeError> {
         let block = self.info.logical_block;
         if self.info.read_only {
             return Err(ResizeError::ReadOnly);
@@ -182,14 +187,19 @@ impl Disk {
             return Err(ResizeError::BadSize { size, block });
         }
         let (was, len) = (self.extent.size(), self.own_len().map_err(failed("measure"))?);
-        if size < was && len <= was {
+        beyond.check(was, size)?;
+        let is_truncated = beyond == Beyond::Discard && size < was && len <= was;
+        if is_truncated {
             // Requests that start from now on must not go beyond the new end.
             self.extent.set(size, size);
         }
-        if size > len || size < was && len <= was {
+        if size > len || is_truncated {
             let changed = self.file.set_len(size).and_then(|()| self.file.sync_all());
             if let Err(error) = changed {
-                let _ = self.take_own_size();
+                match self.own_len() {
+                    Ok(now) if now == len => self.extent.set(was, was.min(len)),
+                    _ => drop(self.take_own_size()),
+                }
                 return Err(failed("resize")(error));
             }
         }
@@ -346,7 +356,7 @@ mod tests {
             });
             for _ in 0..500 {
                 file.as_file().set_len(4096).unwrap();
-                disk.resize(1 << 20).unwrap();
+                disk.resize(1 << 20, Beyond::Refuse).unwrap();
                 // A check that may have begun before the resize has ended, and another one after
                 // it.
                 let started = checks.load(Ordering::Acquire);

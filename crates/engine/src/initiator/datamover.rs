@@ -6,7 +6,7 @@ use blockmux_proto::iscsi::client::{IscsiDiscoverySession, IscsiInitiatorConfig,
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::session::{Initiator, Overdue, StreamConnections, StreamSession};
+use blockmux_proto::session::{Initiator, Overdue, RetryRules, StreamConnections, StreamSession};
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
@@ -20,8 +20,7 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     type Discovery: StreamSession;
 
     /// Makes a session that logs in.
-    fn session(&self, config: IscsiInitiatorConfig, has_other_paths: bool, with: IscsiSetup)
-    -> Self::Session;
+    fn session(&self, config: IscsiInitiatorConfig, retries: RetryRules, with: IscsiSetup) -> Self::Session;
 
     /// Makes a discovery session.
     fn discovery(
@@ -88,11 +87,11 @@ impl Datamover for OverTcp {
     fn session(
         &self,
         config: IscsiInitiatorConfig,
-        has_other_paths: bool,
+        retries: RetryRules,
         with: IscsiSetup,
     ) -> IscsiInitiatorSession {
         let session = IscsiInitiatorSession::new(config, with.pool, with.seed, with.now);
-        if has_other_paths { session.with_other_paths() } else { session }
+        session.with_retries(retries)
     }
 
     fn discovery(
@@ -118,15 +117,10 @@ impl Datamover for OverIwarp {
     type Session = Driven<Iwarp, IscsiInitiatorSession>;
     type Discovery = Driven<Iwarp, IscsiDiscoverySession>;
 
-    fn session(
-        &self,
-        config: IscsiInitiatorConfig,
-        has_other_paths: bool,
-        with: IscsiSetup,
-    ) -> Self::Session {
+    fn session(&self, config: IscsiInitiatorConfig, retries: RetryRules, with: IscsiSetup) -> Self::Session {
         let (setup, seed) = with.for_rdma();
         let session = IscsiInitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
-        let session = if has_other_paths { session.with_other_paths() } else { session };
+        let session = session.with_retries(retries);
         self.connect_several(session, setup)
     }
 

@@ -31,7 +31,7 @@ use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::NoControl;
+use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -279,7 +279,7 @@ fn ask_once<D: Datamover>(
     let random = IscsiRandomness::new(address)?;
     let config = endpoint.config(purpose, random.isid(0));
     let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
-    let mut session = over.session(config, false, with);
+    let mut session = over.session(config, RetryRules::default(), with);
     let is_over = |session: &FirstConnection<'_, D::Session>| D::iscsi(session.0).is_over();
     let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
     let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
@@ -415,7 +415,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         let config = IscsiInitiatorConfig { chap: self.chap(), ..config };
         let with = self.random.with(opening.pool.clone(), opening.now);
         let with = IscsiSetup { segment_len: opening.segment_len, ..with };
-        self.over.session(config, self.paths.addresses.len() > 1, with)
+        self.over.session(config, self.paths.retries(self.endpoint.reconnect_timeout), with)
     }
 
     fn check(&self, session: &D::Session) -> Result<(), String> {

@@ -57,7 +57,7 @@ use crate::reactor::EngineCore;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
 use blockmux_proto::session::{
-    Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, StreamConnections, StreamSession,
+    Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
 use blockmux_tls::TlsError;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
@@ -94,6 +94,11 @@ impl Paths {
     pub fn to(address: &Address) -> Paths {
         let addresses = vec![address.clone()];
         Paths { addresses, policy: Policy::default(), timeout: Some(DEFAULT_TIMEOUT) }
+    }
+
+    /// The rules for retries over one of these paths; `reconnect` is how long I/O is retried.
+    fn retries(&self, reconnect: Duration) -> RetryRules {
+        RetryRules { has_other_paths: self.addresses.len() > 1, busy_timeout: reconnect }
     }
 }
 

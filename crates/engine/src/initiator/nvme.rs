@@ -428,7 +428,7 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
             segment_len: opening.segment_len,
             now: opening.now,
         };
-        self.endpoint.over.queues(config, self.paths.addresses.len() > 1, with)
+        self.endpoint.over.queues(config, self.paths.retries(self.endpoint.reconnect_timeout), with)
     }
 
     fn set_path_rank(&self, session: &mut C::Queues, rank: PathRank) {

@@ -2,7 +2,9 @@
 
 use crate::rdma::{OverIwarp, Setup};
 use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
-use blockmux_proto::session::{Control, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
+use blockmux_proto::session::{
+    Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
+};
 use blockmux_proto::{nvme_rdma, nvme_tcp};
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_rdma::{Driven, Seed};
@@ -20,7 +22,7 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin;
 
     /// Creates the I/O queues; the first one is for a new connection.
-    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues;
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues;
 
     /// The results of the admin queue's commands.
     fn answers(admin: &Self::Admin) -> AdminResults<'_>;
@@ -80,9 +82,9 @@ impl NvmeCarrier for NvmeOverTcp {
         Self::Admin::new(config, self.digests, with.pool, with.now)
     }
 
-    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues {
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues {
         let session = Self::Queues::new(config, self.digests, with.pool, with.now);
-        if has_other_paths { session.with_other_paths() } else { session }
+        session.with_retries(retries)
     }
 
     fn answers(admin: &Self::Admin) -> AdminResults<'_> {
@@ -107,9 +109,9 @@ impl NvmeCarrier for OverIwarp {
         self.connect(session, with.for_rdma())
     }
 
-    fn queues(&self, config: QueueConfig, has_other_paths: bool, with: QueueSetup) -> Self::Queues {
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues {
         let session = nvme_rdma::client::NvmeRdmaQueueSession::new(config, (), with.pool.clone(), with.now);
-        let session = if has_other_paths { session.with_other_paths() } else { session };
+        let session = session.with_retries(retries);
         self.connect_several(session, with.for_rdma())
     }
 

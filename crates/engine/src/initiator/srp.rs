@@ -19,7 +19,7 @@ use crate::rdma::Setup;
 use crate::socket::Address;
 use crate::sys;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::NoControl;
+use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_proto::srp::client::{
     Config, InitiatorSession, LoginRejectReason, Mode, ResponseCode, SrpRefused, TaskManagementFunction,
     UnitInfo,
@@ -128,7 +128,8 @@ fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<SrpSession, Sr
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
         let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
-        let mut session = endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), false, setup);
+        let mut session =
+            endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), RetryRules::default(), setup);
         let is_over = |session: &FirstConnection<'_, SrpSession>| session.0.session().is_over();
         let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
         let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
@@ -175,10 +176,9 @@ impl SrpEndpoint {
         Config { initiator, target, lun, mode, channels, immediate_data }
     }
 
-    fn session(&self, config: Config, has_other_paths: bool, setup: Setup) -> SrpSession {
+    fn session(&self, config: Config, retries: RetryRules, setup: Setup) -> SrpSession {
         let session = InitiatorSession::new(config, setup.pool.clone(), setup.now);
-        let session = if has_other_paths { session.with_other_paths() } else { session };
-        self.over.connect_several(session, setup)
+        self.over.connect_several(session.with_retries(retries), setup)
     }
 }
 
@@ -236,7 +236,7 @@ impl Dialer for SrpDialer {
     fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession {
         let config = self.endpoint.config(Mode::Use, self.random.port(&self.endpoint, opening.link));
         let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
-        self.endpoint.session(config, self.paths.addresses.len() > 1, setup)
+        self.endpoint.session(config, self.paths.retries(self.endpoint.reconnect_timeout), setup)
     }
 
     fn check(&self, session: &SrpSession) -> Result<(), String> {

@@ -34,7 +34,7 @@ use super::node::SrpPortId;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, RemoteRights, Stag};
 use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
-use crate::session::{ProtocolError, Timed};
+use crate::session::{ProtocolError, RetryRules, Timed};
 use crate::slots::SlotKey;
 use abort::SrpAbortQueue;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
@@ -130,12 +130,10 @@ impl InitiatorSession {
         }
     }
 
-    /// Tells the session that other paths lead to the same logical unit. I/O that this target port
-    /// cannot execute at present (ALUA) is then returned by
-    /// [`Initiator::poll_returned`](crate::session::Initiator::poll_returned) instead of retried.
+    /// Sets how I/O is retried that this target port cannot execute now.
     #[must_use]
-    pub fn with_other_paths(mut self) -> InitiatorSession {
-        self.queue.set_other_paths();
+    pub fn with_retries(mut self, retries: RetryRules) -> InitiatorSession {
+        self.queue.retries = retries;
         self
     }
 

@@ -30,7 +30,12 @@ pub struct Exports {
     shared: Arc<SharedExports>,
     /// Selects the exports that this handle finds; `None`: all.
     offered: Option<Offered>,
+    /// For the log: why an export is hidden.
+    why_hidden: Option<WhyHidden>,
 }
+
+/// Why the export with this name is hidden, if that is known.
+type WhyHidden = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// The access that a handle gives to the export with this name.
 type Offered = Arc<dyn Fn(&str) -> ExportAccess + Send + Sync>;
@@ -84,14 +89,31 @@ impl Exports {
     pub fn with_states(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
         let entry = |(export, volume_state)| Some(ExportEntry { export: Arc::new(export), volume_state });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
-        Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), offered: None }
+        Exports {
+            shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }),
+            offered: None,
+            why_hidden: None,
+        }
     }
 
     /// Another handle to this list, which finds only exports for which `access` currently returns
     /// [`ExportAccess::Offered`]. Ids are valid with every handle.
     #[must_use]
     pub fn offering(&self, access: impl Fn(&str) -> ExportAccess + Send + Sync + 'static) -> Exports {
-        Exports { shared: self.shared.clone(), offered: Some(Arc::new(access)) }
+        Exports { shared: self.shared.clone(), offered: Some(Arc::new(access)), why_hidden: None }
+    }
+
+    /// This handle with reasons why exports are hidden. They are for the log, not for clients.
+    #[must_use]
+    pub fn explaining(self, why: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Exports {
+        Exports { why_hidden: Some(Arc::new(why)), ..self }
+    }
+
+    /// Why the export with this name is hidden; `None` if it is not, or there is none.
+    #[must_use]
+    pub fn why_hidden(&self, name: &str) -> Option<String> {
+        let why = self.why_hidden.as_ref().filter(|_| self.access(name) == ExportAccess::Hidden)?;
+        self.entries().any(|(_, export)| export.name == name).then(|| why(name))?
     }
 
     /// Whether the export with this name exists and is refused for the client's address. The empty

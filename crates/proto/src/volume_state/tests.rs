@@ -349,15 +349,15 @@ fn a_resize_is_reported_once_and_nbd_is_limited_to_the_smaller_size() {
     let both = Both::new();
     let volume_state = both.exports.volume_state(VolumeId(0)).unwrap().clone();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    assert_eq!(volume_state.resize(Resize::Bytes(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(volume_state.resize(Resize::discard_beyond(4 << 20)).unwrap(), 4 << 20);
     assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
     scsi.run(&[0; 6]).good();
     // An unchanged size is not reported.
-    volume_state.resize(Resize::Bytes(4 << 20)).unwrap();
+    volume_state.resize(Resize::discard_beyond(4 << 20)).unwrap();
     assert!(!volume_state.check_size());
     scsi.run(&[0; 6]).good();
     // A failed resize is not reported.
-    assert!(volume_state.resize(Resize::Bytes(1 << 40)).is_err());
+    assert!(volume_state.resize(Resize::grow(1 << 40)).is_err());
     scsi.run(&[0; 6]).good();
     let mut beyond = request(WRITE, &[1; 512]);
     beyond[16..24].copy_from_slice(&(6_u64 << 20).to_be_bytes());

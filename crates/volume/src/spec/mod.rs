@@ -3,7 +3,7 @@
 //! ```text
 //! SPEC    = mem:SIZE[?OPTION[&OPTION]...]      populate=on|off  BLOCKS
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
-//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  direct=on|off  readonly=on|off  format=raw  BLOCKS
+//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  direct=on|off  readonly=on|off  format=raw  BLOCKS
 //!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
@@ -227,6 +227,8 @@ pub struct FileSpec {
     pub path: PathBuf,
     /// Size in bytes: creates the file if it is missing, and extends it to this length.
     pub size: Option<u64>,
+    /// Permissions of the file if it is created; `None`: only for its owner.
+    pub mode: Option<u32>,
     /// Direct I/O; `None`: where the file system supports it.
     pub direct: Option<bool>,
     /// Refuse writes.
@@ -242,7 +244,7 @@ impl FileSpec {
     #[must_use]
     pub fn new(path: PathBuf) -> FileSpec {
         let blocks = BlockSizes::default();
-        FileSpec { path, size: None, direct: None, read_only: false, is_raw: false, blocks }
+        FileSpec { path, size: None, mode: None, direct: None, read_only: false, is_raw: false, blocks }
     }
 }
 

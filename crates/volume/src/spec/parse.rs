@@ -138,12 +138,13 @@ impl<'a> Parser<'a> {
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "size" => file.size = Some(self.volume_size(value)?),
+                "mode" => file.mode = Some(self.mode(value)?),
                 "direct" => file.direct = Some(self.on_off(key, value)?),
                 "readonly" => file.read_only = self.on_off(key, value)?,
                 "format" => file.is_raw = self.raw(key, value)?,
                 _ if self.block_size(&mut file.blocks, key, value)? => {}
                 _ => {
-                    let known = "size, direct, readonly, format, block_size and physical_block_size";
+                    let known = "size, mode, direct, readonly, format, block_size and physical_block_size";
                     return Err(self.unknown(key, "a file", known));
                 }
             }
@@ -186,6 +187,13 @@ impl<'a> Parser<'a> {
             return Err(self.value(key, value, "write a physical block at least as large as block_size"));
         }
         Ok(true)
+    }
+
+    fn mode(self, value: &str) -> Parsed<u32> {
+        let is_octal =
+            (3..=4).contains(&value.len()) && value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+        let mode = u32::from_str_radix(value, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
+        mode.ok_or_else(|| self.value("mode", value, "write permissions in octal, as 0640"))
     }
 
     fn raw(self, key: &str, value: &str) -> Parsed<bool> {

@@ -34,6 +34,12 @@ fn each_kind_is_parsed() {
     assert_eq!(parse("file:disk.img"), Spec::File(file("disk.img")));
     let whole = FileSpec { size: Some(1 << 30), direct: Some(false), read_only: true, ..file("/a b:c") };
     assert_eq!(parse("file:/a b:c?size=1g&direct=off&readonly=on"), Spec::File(whole));
+    let shared = FileSpec { mode: Some(0o640), ..file("a") };
+    assert_eq!(parse("file:a?mode=0640"), Spec::File(shared.clone()));
+    assert_eq!(parse("file:a?mode=640"), Spec::File(shared));
+    for wrong in ["rw", "0888", "1777", "64", "00640", "+640", ""] {
+        assert!(format!("file:a?mode={wrong}").parse::<Spec>().is_err(), "{wrong}");
+    }
     let block = BlockSpec {
         path: "/dev/sda".into(),
         direct: Some(true),
@@ -262,6 +268,10 @@ fn blocks() -> impl Strategy<Value = BlockSizes> {
     })
 }
 
+fn sizes_and_modes() -> impl Strategy<Value = (Option<u64>, Option<u32>)> {
+    (prop::option::of(1u64..), prop::option::of(0u32..=0o777))
+}
+
 fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
         ((1u64..), any::<bool>(), blocks()).prop_map(|(size, populate, blocks)| Spec::Mem(MemSpec {
@@ -270,10 +280,9 @@ fn spec() -> impl Strategy<Value = Spec> {
             blocks
         })),
         ((1u64..), blocks()).prop_map(|(size, blocks)| Spec::Null(NullSpec { size, blocks })),
-        (path(), any::<Option<u64>>(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(
-            |(path, size, direct, [read_only, is_raw], blocks)| {
-                let size = size.map(|size| size.max(1));
-                Spec::File(FileSpec { path, size, direct, read_only, is_raw, blocks })
+        (path(), sizes_and_modes(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(
+            |(path, (size, mode), direct, [read_only, is_raw], blocks)| {
+                Spec::File(FileSpec { path, size, mode, direct, read_only, is_raw, blocks })
             }
         ),
         (path(), any::<Option<bool>>(), any::<[bool; 2]>(), blocks()).prop_map(

@@ -32,9 +32,11 @@ impl fmt::Display for Spec {
             }
             Spec::File(file) => {
                 let size = file.size.map(format_size);
+                let mode = file.mode.map(|mode| format!("{mode:04o}"));
                 let [logical, physical] = block_texts(file.blocks);
                 let options = [
                     ("size", size.as_deref()),
+                    ("mode", mode.as_deref()),
                     ("direct", file.direct.map(on_off)),
                     ("readonly", file.read_only.then_some("on")),
                     ("format", file.is_raw.then_some("raw")),

@@ -87,11 +87,13 @@ fn exports_for(
     client: Option<IpAddr>,
 ) -> Exports {
     let (policy, place) = (policy.clone(), place.clone());
-    exports.offering(move |volume| match policy.serves(&NBD, &place, volume) {
+    let (why, at) = (policy.clone(), place.clone());
+    let offered = exports.offering(move |volume| match policy.serves(&NBD, &place, volume) {
         true if policy.networks_of(volume).admits(client) => ExportAccess::Offered,
         true => ExportAccess::Refused,
         false => ExportAccess::Hidden,
-    })
+    });
+    offered.explaining(move |volume| why.why_not(&NBD, &at, volume))
 }
 
 impl LiveFrontend for LiveNbd {

@@ -252,7 +252,7 @@ async fn remove(State(shared): State<ApiState>, headers: HeaderMap, Param(name):
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The volume cannot be resized or is read-only"),
+        (status = 409, body = ErrorBody, description = "The volume cannot be resized, is read-only, or would lose data and `shrink` is not true"),
         (status = 415, body = ErrorBody),
         (status = 422, body = ErrorBody),
         (status = 500, body = ErrorBody),
@@ -263,10 +263,10 @@ async fn resize(
     State(shared): State<ApiState>,
     headers: HeaderMap,
     Param(name): Param<String>,
-    Body(ResizeVolume { size }): Body<ResizeVolume>,
+    Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
 ) -> Response {
     let action = format!("resize {name}");
-    shared.run_action(action, Request::Resize { name, size }, &headers, StatusCode::OK).await
+    shared.run_action(action, Request::Resize { name, size, shrink }, &headers, StatusCode::OK).await
 }
 
 /// Limit a volume's I/O

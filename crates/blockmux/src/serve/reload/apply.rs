@@ -17,7 +17,7 @@ use crate::serve::setup::Setup;
 use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
-use blockmux_volume::{Resize, VolumeLimits};
+use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
@@ -72,6 +72,7 @@ impl Reloader {
         plan: &Plan,
     ) -> Result<Prepared, Failure> {
         let failure = |what: String| Failure::request(what);
+        plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step)).map_err(failure)?;
         let mut places = Vec::new();
         for (asked, listener) in self.places(state, setup).map_err(failure)? {
             let is_there = state.listeners.iter().any(|own| {
@@ -151,7 +152,20 @@ impl Reloader {
         })
     }
 
-    /// Resizes volumes. If one cannot be resized, the others get their previous size back.
+    /// Checks that a step loses no data that a user has not given up by a command of its own.
+    fn check_kept(&self, name: &str, step: VolumeStep) -> Result<(), String> {
+        if let VolumeStep::Shrink { now, size } = step {
+            return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
+        }
+        let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+        match served.filter(|_| matches!(step, VolumeStep::Remove | VolumeStep::Replace)) {
+            Some(served) => check_not_deleted(name, &**served.volume()),
+            None => Ok(()),
+        }
+    }
+
+    /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
+    /// is lost by that: the files stay as long as they are.
     fn resize(&self, state: &ReloadState, desired: &Model, plan: &Plan) -> Result<(), String> {
         let mut resized: Vec<ResizedVolume> = Vec::new();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
@@ -160,12 +174,12 @@ impl Reloader {
             let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             let Some((size, volume_state)) = size.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
-            match volume_state.resize(Resize::Bytes(size)) {
+            match volume_state.resize(Resize::grow(size)) {
                 Ok(_) => resized.push(ResizedVolume { volume_state, before }),
                 Err(error) => {
                     for ResizedVolume { volume_state, before } in resized {
                         // The volume had this size before.
-                        let _ = volume_state.resize(Resize::Bytes(before));
+                        let _ = volume_state.resize(Resize::Bytes { size: before, beyond: Beyond::Keep });
                     }
                     return Err(format!("volume `{name}`: {error}"));
                 }
@@ -346,6 +360,22 @@ impl Reloader {
             self.cores.wake_all();
         }
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
+    }
+}
+
+/// Checks that no file of a volume was deleted: the data of such a file is lost when the volume is
+/// closed.
+///
+/// # Errors
+/// Names the file and what to do.
+pub(in crate::serve) fn check_not_deleted(name: &str, volume: &dyn Volume) -> Result<(), String> {
+    match volume.deleted_file() {
+        Some(path) => Err(format!(
+            "volume `{name}`: {} was deleted while it is served, and its data is lost when the volume is closed; copy \
+             the volume from this daemon with 'blockmux copy' if the data is needed, then stop the daemon",
+            path.display()
+        )),
+        None => Ok(()),
     }
 }
 

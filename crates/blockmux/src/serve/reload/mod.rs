@@ -13,6 +13,7 @@ mod plan;
 mod record;
 mod save;
 
+pub(super) use self::apply::check_not_deleted;
 use self::model::Model;
 use self::plan::{ConfigChange, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
 use super::ServeArgs;
@@ -252,6 +253,10 @@ impl Reloader {
                 named.name, named.entry.spec
             ));
         }
+        // The new process would create an empty file in its place.
+        for (_, export) in self.exports.iter() {
+            check_not_deleted(&export.name, &*export.volume)?;
+        }
         let inherited = self.inherited();
         let listeners = state.listeners.iter().filter_map(|own| {
             let handle = own.accepting.as_ref()?.handle.clone();
@@ -418,6 +423,12 @@ impl Reloader {
         new.renewed_files(&own.borrow()).into_iter().map(line).collect()
     }
 
+    /// The current size of a served volume, in bytes.
+    fn size_of(&self, name: &str) -> Option<u64> {
+        let (id, _) = self.exports.find(name)?;
+        Some(self.exports.volume_state(id)?.volume().info().size)
+    }
+
     fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {
         let schema = self.schema(setup);
         let changes = diff(&schema, &state.running.table, &desired.table);
@@ -428,6 +439,12 @@ impl Reloader {
                 .is_some_and(|(before, after)| other_size(&before.entry.spec, &after.entry.spec).is_some())
         };
         let mut steps = volume_steps(&changes, is_resize);
+        for (name, step) in steps.iter_mut().filter(|(_, step)| *step == VolumeStep::Resize) {
+            let size = desired.volume(name).and_then(|after| after.entry.spec.size());
+            if let Some((now, size)) = self.size_of(name).zip(size).filter(|(now, size)| size < now) {
+                *step = VolumeStep::Shrink { now, size };
+            }
+        }
         // A changed password is not part of the tables.
         for after in &desired.volumes {
             let before = state.running.volume(&after.name);

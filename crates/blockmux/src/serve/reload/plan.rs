@@ -11,6 +11,7 @@ use crate::protocol::frontend::TargetTables;
 use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
 use blockmux_engine::sessions::SessionInfo;
+use blockmux_volume::ResizeError;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
@@ -44,6 +45,13 @@ pub(in crate::serve) enum VolumeStep {
     Replace,
     /// Resize it.
     Resize,
+    /// Resize it to fewer bytes, which a reload refuses.
+    Shrink {
+        /// Current size in bytes.
+        now: u64,
+        /// Smaller size in bytes.
+        size: u64,
+    },
     /// Change its description or its protocols.
     Describe,
 }
@@ -299,12 +307,16 @@ pub(in crate::serve) fn report(
 ) -> PlanReport {
     let mut report = PlanReport::default();
     for change in changes {
-        let is_replaced = |name| steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);
-        let note = match change.of_volume() {
-            Some((name, Some("spec"))) if is_replaced(name) => "; removed and added as another disk",
-            _ => "",
+        let step_of = |name| steps.iter().find(|(own, _)| own == name).map(|(_, step)| *step);
+        let step = change.of_volume().filter(|(_, key)| *key == Some("spec"));
+        let note = match step.and_then(|(name, _)| step_of(name)) {
+            Some(VolumeStep::Replace) => "; removed and added as another disk".to_owned(),
+            Some(VolumeStep::Shrink { now, size }) => {
+                format!("; refused: {}", ResizeError::WouldLose { now, size })
+            }
+            _ => String::new(),
         };
-        let line = change.describe() + note;
+        let line = change.describe() + &note;
         if schema.is_fixed(change) || waits_for_start(change, steps) {
             report.next_start.push(line);
             continue;
@@ -340,9 +352,10 @@ fn affects(
         is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
-        let is_replaced = steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace);
+        let loses = |step| matches!(step, VolumeStep::Replace | VolumeStep::Shrink { .. });
+        let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
         let is_its = || login.target == name || targets_of(name).contains(&login.target);
-        return (is_loss && (is_gone || key == Some("spec") && is_replaced) || is_kept_out) && is_its();
+        return (is_loss && (is_gone || key == Some("spec") && loses_data) || is_kept_out) && is_its();
     }
     let [list, name, rest @ ..] = &change.path[..] else { return false };
     if schema.listeners.contains(list) {

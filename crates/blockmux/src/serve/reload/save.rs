@@ -8,8 +8,11 @@ use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use crate::serve::sources::Sources;
 use blockmux_engine::safe_path::{self, SafePath};
-use std::fs;
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use toml::Value;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
@@ -397,11 +400,14 @@ fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> 
     Ok(())
 }
 
-/// The new text of a file, on disk beside it. [`Replacement::commit`] replaces the file atomically
-/// and keeps its permissions.
+/// The new text of a file, on stable storage beside it. [`Replacement::commit`] replaces the file
+/// atomically and keeps its permissions. A crash leaves the old file or the new one.
 struct Replacement {
     path: SafePath,
-    file: tempfile::NamedTempFile,
+    /// The complete new file. It has no name until it is committed, if the file system can do that.
+    file: File,
+    new_path: PathBuf,
+    has_name: bool,
 }
 
 impl Replacement {
@@ -409,15 +415,60 @@ impl Replacement {
         // Replaces the file that a symbolic link refers to, not the link.
         let path = safe_path::resolve(path)?;
         let permissions = fs::symlink_metadata(path.as_path())?.permissions();
-        let mut file = tempfile::NamedTempFile::new_in(path.as_path().parent().unwrap_or(Path::new("/")))?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().set_permissions(permissions)?;
-        file.as_file().sync_all()?;
-        Ok(Replacement { path, file })
+        let directory = directory_of(&path);
+        let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
+        // Includes read *.toml only.
+        let new_path = directory.join(format!(".{name}.new"));
+        let mut options = File::options();
+        options.write(true).mode(0o600);
+        let (file, has_name) =
+            match options.clone().custom_flags(OFlags::TMPFILE.bits() as i32).open(directory) {
+                Ok(file) => (file, false),
+                // The file system has no files without a name.
+                Err(_) => {
+                    remove_if_there(&new_path)?;
+                    (options.create_new(true).open(&new_path)?, true)
+                }
+            };
+        let mut replacement = Replacement { path, file, new_path, has_name };
+        replacement.file.write_all(text.as_bytes())?;
+        replacement.file.set_permissions(permissions)?;
+        replacement.file.sync_all()?;
+        Ok(replacement)
     }
 
-    fn commit(self) -> io::Result<()> {
-        self.file.persist(self.path.as_path()).map(drop).map_err(|error| error.error)
+    fn commit(mut self) -> io::Result<()> {
+        if !self.has_name {
+            // A process that was killed between the next steps has left it there.
+            remove_if_there(&self.new_path)?;
+            let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            linkat(CWD, unnamed, CWD, &self.new_path, AtFlags::SYMLINK_FOLLOW)?;
+            self.has_name = true;
+        }
+        fs::rename(&self.new_path, self.path.as_path())?;
+        self.has_name = false;
+        File::open(directory_of(&self.path))?.sync_all()
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if self.has_name {
+            // A file that stays is removed by the next save.
+            let _ = fs::remove_file(&self.new_path);
+        }
+    }
+}
+
+/// The directory of a file, whose path stays valid while `path` lives.
+fn directory_of(path: &SafePath) -> &Path {
+    path.as_path().parent().unwrap_or(Path::new("/"))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -425,6 +476,7 @@ impl Replacement {
 mod tests {
     use super::*;
     use crate::protocol::Frontends;
+    use std::os::unix::fs::PermissionsExt;
 
     fn saved(text: &str, after: &str) -> String {
         let schema = Schema::new(&Frontends::default());
@@ -492,5 +544,24 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3, "no temporary file is left");
         replace(&[&first, &third]).unwrap();
         assert_eq!(texts(), ["after", "after"]);
+    }
+
+    #[test]
+    fn a_new_text_has_no_name_before_it_replaces_the_file_and_a_stale_one_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, stale) = (directory.path().join("b.toml"), directory.path().join(".b.toml.new"));
+        let names = || fs::read_dir(directory.path()).unwrap().count();
+        for is_stale in [false, true] {
+            fs::write(&path, "before").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+            if is_stale {
+                fs::write(&stale, "of a save that was killed").unwrap();
+            }
+            let replacement = Replacement::prepare(&path, "after").unwrap();
+            assert_eq!(names(), 1 + usize::from(is_stale), "a crash now would leave no further file");
+            replacement.commit().unwrap();
+            assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        }
     }
 }

@@ -22,14 +22,21 @@ struct DelayedPiece {
 }
 
 impl DelayedCommands {
-    /// Adds a command that has failed, to be retried after `delay` if the controller gave a delay.
-    pub(super) fn push(&mut self, piece: NvmePiece, delay: Option<Duration>, now: Instant) {
+    /// Adds a command that has failed, to be retried after `delay` if the controller gave a delay,
+    /// at the latest at the end of the time for which it is retried.
+    pub(super) fn push(
+        &mut self,
+        piece: NvmePiece,
+        delay: Option<Duration>,
+        (now, timeout): (Instant, Duration),
+    ) {
         // `tries` counts the attempts so far.
         let times = 1_u32.checked_shl(piece.tries.saturating_sub(1)).unwrap_or(u32::MAX);
         let grown = FIRST_PAUSE.saturating_mul(times);
         let pause = delay.map_or(grown.min(MAX_PAUSE), |delay| delay.min(MAX_CONTROLLER_DELAY));
+        let pause = pause.min(timeout.saturating_sub(piece.waited).max(FIRST_PAUSE));
         let at = now.checked_add(pause).unwrap_or(now);
-        self.waiting.push(DelayedPiece { piece, at });
+        self.waiting.push(DelayedPiece { piece: piece.after(pause), at });
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
@@ -74,7 +81,7 @@ mod tests {
     /// The delay of a command.
     fn pause(tries: u32, delay: Option<Duration>) -> Duration {
         let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
-        later.push(piece(tries), delay, start);
+        later.push(piece(tries), delay, (start, Duration::MAX));
         let at = later.poll_timeout().unwrap();
         later.on_timeout(at.checked_sub(Duration::from_nanos(1)).unwrap(), &mut again);
         assert!(again.is_empty());
@@ -93,11 +100,25 @@ mod tests {
     }
 
     #[test]
+    fn the_last_retry_is_at_the_end_of_the_time_for_retries() {
+        let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
+        let (timeout, told) = (Duration::from_secs(5), Some(Duration::from_secs(2)));
+        let (mut now, mut last) = (start, piece(1));
+        while last.waited < timeout {
+            later.push(last, told, (now, timeout));
+            now = later.poll_timeout().unwrap();
+            later.on_timeout(now, &mut again);
+            last = again.pop_front().unwrap();
+        }
+        assert_eq!((last.waited, now.duration_since(start)), (timeout, timeout));
+    }
+
+    #[test]
     fn each_command_is_retried_at_its_own_time() {
         let (mut later, mut again, start) = (DelayedCommands::default(), VecDeque::new(), Instant::now());
         let ms = |ms| start.checked_add(Duration::from_millis(ms)).unwrap();
-        later.push(piece(5), Some(Duration::from_millis(900)), start);
-        later.push(piece(1), None, ms(100));
+        later.push(piece(5), Some(Duration::from_millis(900)), (start, Duration::MAX));
+        later.push(piece(1), None, (ms(100), Duration::MAX));
         assert_eq!(later.poll_timeout(), Some(ms(102)));
         later.on_timeout(ms(102), &mut again);
         assert_eq!(again.pop_front().map(|piece| piece.tries), Some(1));

@@ -12,7 +12,9 @@ use super::io_queue::HostQueue;
 use super::transport::HostTransport;
 use super::{ControllerInfo, Names, NamespaceInfo, NvmeRefused};
 use crate::nvme::auth::HostCredentials;
-use crate::session::{Connections, Initiator, Overdue, PathRank, StreamConnections, StreamSession};
+use crate::session::{
+    Connections, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
+};
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -45,7 +47,7 @@ pub struct HostQueues<T: HostTransport> {
     /// Index of the queue for the next I/O.
     next: usize,
     next_age: u64,
-    has_other_paths: bool,
+    retries: RetryRules,
     is_stopping: bool,
     /// I/O that was submitted when no queue was left.
     failed: VecDeque<Completion>,
@@ -66,18 +68,17 @@ impl<T: HostTransport> HostQueues<T> {
             further: Vec::new(),
             next: 0,
             next_age: 0,
-            has_other_paths: false,
+            retries: RetryRules::default(),
             is_stopping: false,
             failed: VecDeque::new(),
         }
     }
 
-    /// Declares that there are other paths to the namespace: I/O that this path cannot do now is
-    /// handed back for them ([`Initiator::poll_returned`]).
+    /// Sets how I/O is retried that this path cannot execute now.
     #[must_use]
-    pub fn with_other_paths(mut self) -> HostQueues<T> {
-        self.has_other_paths = true;
-        self.queues_mut().for_each(|queue| queue.queue.set_other_paths());
+    pub fn with_retries(mut self, retries: RetryRules) -> HostQueues<T> {
+        self.retries = retries;
+        self.queues_mut().for_each(|queue| queue.queue.retries = retries);
         self
     }
 
@@ -244,9 +245,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
         let qid = (at as u16).saturating_add(1);
         let mut queue = HostQueue::new(&self.config, self.options, qid, self.pool.clone(), now);
         queue.queue.set_path_rank(self.path_rank());
-        if self.has_other_paths {
-            queue.queue.set_other_paths();
-        }
+        queue.queue.retries = self.retries;
         self.further.push(queue);
         Some((at, now))
     }

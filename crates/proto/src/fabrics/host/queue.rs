@@ -195,7 +195,7 @@ impl NamespaceQueue {
             CompletionClass::Elsewhere => {
                 // The path is unusable until the log page has been read again.
                 self.set.rank = PathRank::Unusable;
-                if !self.has_other_paths {
+                if !self.retries.has_other_paths {
                     class = CompletionClass::Later(IoError::PathLost);
                 }
             }
@@ -203,7 +203,7 @@ impl NamespaceQueue {
         }
         if let Some(piece) = self.finish_piece(piece, job, class) {
             let told = self.set.retry_delay(cqe.status);
-            self.set.later.push(piece, told, self.set.now);
+            self.set.later.push(piece, told, (self.set.now, self.retries.busy_timeout));
         }
     }
 

@@ -64,7 +64,7 @@ use super::login::initiator::{FIRST_CID, InitiatorLoginProgress, InitiatorLoginR
 use super::login::operational::{OperationalKey, OperationalParameters};
 use crate::outbox::Outbox;
 use crate::scsi::Lun;
-use crate::session::{Demand, ProtocolError, StreamConnections, StreamSession, Timed};
+use crate::session::{Demand, ProtocolError, RetryRules, StreamConnections, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
 use connection::{ConnectionPhase, InitiatorConnection};
 use full::FullFeatureSession;
@@ -88,7 +88,7 @@ pub struct IscsiInitiatorSession {
     /// Deadline of login and bring-up.
     deadline: Instant,
     is_stopping: bool,
-    has_other_paths: bool,
+    retries: RetryRules,
     refused: Option<IscsiRefused>,
     unit: Option<UnitInfo>,
     luns: Vec<Lun>,
@@ -137,7 +137,7 @@ impl IscsiInitiatorSession {
             purpose,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             is_stopping: false,
-            has_other_paths: false,
+            retries: RetryRules::default(),
             refused: None,
             unit: None,
             luns: Vec::new(),
@@ -146,11 +146,10 @@ impl IscsiInitiatorSession {
         }
     }
 
-    /// Declares that other sessions lead to the unit: I/O that the target port does not accept is
-    /// returned ([`Initiator::poll_returned`](crate::session::Initiator::poll_returned)).
+    /// Sets how I/O is retried that this target port cannot execute now.
     #[must_use]
-    pub fn with_other_paths(mut self) -> IscsiInitiatorSession {
-        self.has_other_paths = true;
+    pub fn with_retries(mut self, retries: RetryRules) -> IscsiInitiatorSession {
+        self.retries = retries;
         self
     }
 
@@ -243,9 +242,7 @@ impl IscsiInitiatorSession {
         self.logins.tsih = established.tsih;
         let times = (now, self.deadline);
         let mut full = FullFeatureSession::new((self.lun, self.burst), established, self.pool.clone(), times);
-        if self.has_other_paths {
-            full.queue.set_other_paths();
-        }
+        full.queue.retries = self.retries;
         if let Some(first) = self.connections.first_mut() {
             first.open(&established.parameters, established.exp_stat_sn, now);
         }

@@ -358,8 +358,9 @@ impl ServerHandshake {
         if option == Opt::NBD_OPT_EXPORT_NAME {
             let chosen = self.on_export_name(data, outbox);
             if let Err(error) = &chosen {
-                let reason = format!("peer {}", error.what).into();
-                self.refusal = Some((bounded(&String::from_utf8_lossy(data)), reason));
+                let name = bounded(&String::from_utf8_lossy(data));
+                let reason = self.reason(&name, format!("peer {}", error.what).into());
+                self.refusal = Some((name, reason));
             }
             return chosen.map(Some);
         }
@@ -383,10 +384,18 @@ impl ServerHandshake {
         };
         if let (Opt::NBD_OPT_INFO | Opt::NBD_OPT_GO, Err(OptionError(_, why))) = (option, answer) {
             let name = InfoRequest::parse(data).map_or("", |request| request.name);
-            self.refusal = Some((bounded(name), why.into()));
+            self.refusal = Some((bounded(name), self.reason(name, why.into())));
         }
         conclude(outbox, option, answer);
         Ok(next)
+    }
+
+    /// The reason of a refusal for the log, which also says why an export is hidden.
+    fn reason(&self, name: &str, why: Cow<'static, str>) -> Cow<'static, str> {
+        match self.exports.why_hidden(name) {
+            Some(hidden) => format!("{why} here: {hidden}").into(),
+            None => why,
+        }
     }
 
     /// Handles `NBD_OPT_EXPORT_NAME`. It has no error reply: every failure ends the session.

@@ -133,7 +133,7 @@ impl<T: Default> ScsiQueue<T> {
         let again = piece.again();
         match class {
             CompletionClass::Again if piece.tries < MAX_TRIES => return self.again.push_back(again),
-            CompletionClass::Later(_) if piece.tries < MAX_TRIES => return self.set.delayed.push_back(again),
+            CompletionClass::Later(_) if self.may_retry(&piece) => return self.set.delayed.push_back(again),
             CompletionClass::Good => {}
             _ => return,
         }

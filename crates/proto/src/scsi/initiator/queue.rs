@@ -18,6 +18,7 @@ use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Pool, SgList};
 use blockmux_wire::scsi::provisioning::{UnmapDescriptor, UnmapHeader};
 use std::collections::VecDeque;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// I/O in progress at one logical unit. `T` is the transport's state of each command.
@@ -102,9 +103,9 @@ impl<T: Default> ScsiQueue<T> {
         !self.set.delayed.is_empty()
     }
 
-    /// Sends delayed commands again.
-    pub(crate) fn resume(&mut self) {
-        self.again.append(&mut self.set.delayed);
+    /// Sends delayed commands again, which have waited for `delay`.
+    pub(crate) fn resume(&mut self, delay: Duration) {
+        self.again.extend(self.set.delayed.drain(..).map(|piece| piece.after(delay)));
     }
 
     /// Ages pending commands: see [`Overdue::tick`](crate::session::Overdue::tick).

@@ -40,8 +40,8 @@ impl ScsiQueueTimers {
             (self.retry_at, self.retry_delay) = (None, FIRST_RETRY_DELAY);
         } else if self.retry_at.is_some_and(|at| now >= at) {
             self.retry_at = None;
+            queue.resume(self.retry_delay);
             self.retry_delay = self.retry_delay.saturating_mul(2).min(MAX_RETRY_DELAY);
-            queue.resume();
         }
         if now >= self.access_at {
             // A path without access is idle, so no command would report that its state has changed.

@@ -4,10 +4,12 @@
 use super::bring_up::UnitRefused;
 use super::{DataTransfer, ScsiOutcome, ScsiQueue, ScsiRequest};
 use crate::scsi::{Lun, ScsiStatus, Sense};
+use crate::session::RetryRules;
 use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
 const BLOCKS: u64 = 1 << 20;
 
@@ -107,6 +109,31 @@ fn a_read_next_to_a_query_does_not_wait_for_memory() {
 }
 
 #[test]
+fn a_command_that_stays_busy_fails_after_the_time_for_retries() {
+    // A target with a full queue is given a second in any case.
+    for (busy_timeout, delays) in [(0, 2), (1000, 2), (5000, 10), (60_000, 120)] {
+        let mut queue = ready(Pool::new(1 << 20));
+        let busy_timeout = Duration::from_millis(busy_timeout);
+        queue.retries = RetryRules { busy_timeout, ..RetryRules::default() };
+        queue.submit(read(1, 512));
+        let mut waited = 0;
+        let done = loop {
+            let request = queue.next().unwrap();
+            queue
+                .finish(request.key, ScsiOutcome { status: ScsiStatus::BUSY, sense: &[], moved: 0 })
+                .unwrap();
+            if let Some(done) = queue.poll_done() {
+                break done;
+            }
+            queue.resume(Duration::from_millis(500));
+            waited += 1;
+        };
+        assert_eq!((done.result.unwrap_err(), waited), (IoError::NoMemory, delays), "{busy_timeout:?}");
+        assert!(queue.is_empty() && !queue.has_delayed());
+    }
+}
+
+#[test]
 fn a_retried_read_is_not_written_into_borrowed_data() {
     let mut queue = ready(Pool::new(1 << 20));
     queue.submit(read(1, 512));
@@ -114,7 +141,7 @@ fn a_retried_read_is_not_written_into_borrowed_data() {
     assert!(queue.can_borrow(request.key, 512));
     queue.attach_borrowed(request.key, Chunk::from_slice(&[1; 512]).slice(0, 512));
     queue.finish(request.key, ScsiOutcome { status: ScsiStatus::BUSY, sense: &[], moved: 512 }).unwrap();
-    queue.resume();
+    queue.resume(Duration::from_millis(500));
     let again = queue.next().unwrap();
     let (list, _) = queue.data_in(again.key).unwrap();
     assert!(list.segs().iter().all(Seg::is_writable));
@@ -148,7 +175,7 @@ fn a_unit_that_stays_busy_or_rejects_read_capacity_is_refused() {
         let mut queue: ScsiQueue<()> = ScsiQueue::new(Lun::new(3), Pool::new(1 << 20));
         let mut refused = None;
         for _ in 0..200 {
-            queue.resume();
+            queue.resume(Duration::from_millis(500));
             let Some(request) = queue.next() else { break };
             let sense = Sense::new(key, asc).to_bytes();
             let is_bad = request.command[0] == fails_at;
@@ -214,7 +241,7 @@ proptest! {
             if requests.is_empty() && !queue.has_delayed() {
                 break;
             }
-            queue.resume();
+            queue.resume(Duration::from_secs(1));
             let Some(&(which, how)) = ends.next() else { break };
             if requests.is_empty() {
                 continue;

@@ -1,7 +1,7 @@
 //! ANA states and path failures: what the admin queue learns, and how an I/O queue reacts.
 
 use super::*;
-use crate::session::{Control, Initiator, PathRank, Timed};
+use crate::session::{Control, Initiator, PathRank, RetryRules, Timed};
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState, LogPage};
@@ -116,7 +116,8 @@ fn a_transition_is_awaited_for_anatt_and_no_longer() {
 fn with_a_failed_write(status: NvmeStatus, has_others: bool) -> TestQueues {
     let mut client = TestQueues::ready();
     if has_others {
-        client.driver.session = client.driver.session.with_other_paths();
+        client.driver.session =
+            client.driver.session.with_retries(RetryRules { has_other_paths: true, ..RetryRules::default() });
     }
     client.write(7, 4096, &pattern(4096));
     let command = client.command();
@@ -178,7 +179,8 @@ fn commands_that_fail_on_the_path_are_handed_back_and_the_path_pauses() {
 #[test]
 fn a_command_that_no_path_can_do_fails() {
     let mut client = TestQueues::ready();
-    client.driver.session = client.driver.session.with_other_paths();
+    client.driver.session =
+        client.driver.session.with_retries(RetryRules { has_other_paths: true, ..RetryRules::default() });
     client.write(7, 4096, &pattern(4096));
     let command = client.command();
     let status = StatusField::final_one(NvmeStatus::ASYMMETRIC_ACCESS_PERSISTENT_LOSS);

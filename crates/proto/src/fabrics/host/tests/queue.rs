@@ -1,7 +1,7 @@
 //! I/O of a queue: how each ends, and what a controller may do.
 
 use super::*;
-use crate::session::{Initiator, Timed};
+use crate::session::{Initiator, RetryRules, Timed};
 use blockmux_volume::{Extent, IoError, Op, Output};
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::{DEAC, FUA};
@@ -118,9 +118,11 @@ fn an_unsupported_command_is_replaced() {
 }
 
 #[test]
-fn transient_failures_are_retried_a_limited_number_of_times() {
+fn transient_failures_are_retried_for_a_limited_time() {
     let busy = StatusField::new(NvmeStatus::NAMESPACE_NOT_READY);
     let mut client = TestQueues::ready();
+    let retries = RetryRules { busy_timeout: Duration::from_secs(5), ..RetryRules::default() };
+    client.driver.session = client.driver.session.with_retries(retries);
     client.driver.read(1, 0, 512);
     let mut cid = client.command().cid();
     let mut now = std::time::Instant::now();
@@ -136,7 +138,7 @@ fn transient_failures_are_retried_a_limited_number_of_times() {
         cid = client.command().cid();
         tries += 1;
     }
-    assert_eq!((tries, client.driver.done_error()), (64, IoError::Medium));
+    assert_eq!((tries, client.driver.done_error()), (17, IoError::Medium));
     client.driver.read(2, 0, 512);
     let cid = client.command().cid();
     let last = StatusField::final_one(NvmeStatus::NAMESPACE_NOT_READY);

@@ -7,7 +7,7 @@ use crate::iscsi::client::{
 use crate::iscsi::login::operational::OperationalParameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, ScsiStatus, Sense};
-use crate::session::{Initiator, ProtocolError};
+use crate::session::{Initiator, ProtocolError, RetryRules};
 use crate::testing::Driver;
 use blockmux_volume::{Op, Pool, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;
@@ -113,7 +113,10 @@ impl ScriptedClient {
     pub(super) fn logged_in_on_paths(has_others: bool, answers: &str) -> ScriptedClient {
         let mut client = ScriptedClient::new(config(default_proposal()));
         if has_others {
-            client.driver.session = client.driver.session.with_other_paths();
+            client.driver.session = client
+                .driver
+                .session
+                .with_retries(RetryRules { has_other_paths: true, ..RetryRules::default() });
         }
         client.log_in(answers)
     }

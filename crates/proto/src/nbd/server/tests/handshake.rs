@@ -136,6 +136,31 @@ fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
 }
 
 #[test]
+fn only_the_log_says_why_an_export_is_hidden() {
+    let exports = exports();
+    let offered = exports.offering(|name| match name {
+        "disk0" => ExportAccess::Hidden,
+        _ => ExportAccess::Offered,
+    });
+    let offered = offered.explaining(|name| Some(format!("{name} is for others")));
+    let mut session =
+        Pump::new(NbdTargetSession::new(offered, Pool::new(usize::MAX), Instant::now()), &exports);
+    assert_eq!(session.sent(), GREETING);
+    session.exchange(&FLAGS);
+    for (name, logged) in
+        [("disk0", "no such export here: disk0 is for others"), ("nothing", "no such export")]
+    {
+        let answer = session.exchange(&option(Opt::NBD_OPT_GO, &info_data(name, &[])));
+        assert_eq!(answer, rep(Opt::NBD_OPT_GO, Rep::NBD_REP_ERR_UNKNOWN, b"no such export"));
+        let event = session.session.poll_event();
+        assert!(
+            matches!(event, Some(AuditEvent::Refused { ref reason, .. }) if reason == logged),
+            "{event:?}"
+        );
+    }
+}
+
+#[test]
 fn a_failed_option_does_not_affect_the_next_one() {
     let invalid = Rep::NBD_REP_ERR_INVALID;
     let big = vec![b'x'; 70_000];
