@@ -156,7 +156,7 @@ pub(crate) struct TargetTables {
 }
 
 /// A protocol that is served, with its running frontend.
-pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn LiveFrontend>);
+pub(crate) type LiveProtocol = (&'static Protocol, Arc<dyn LiveFrontend>);
 
 /// A session between two requests that another process hands over.
 pub(crate) struct HandedSession {
@@ -176,8 +176,9 @@ pub(crate) type Resume = Box<dyn FnOnce(&Rc<EngineCore>, HandedSession, Permit) 
 
 /// The running part of a frontend, which changes at run time. Targets are iSCSI targets, SRP target
 /// ports and NVMe subsystems; a protocol without targets uses the default methods. Cores do not
-/// call these methods.
-pub(crate) trait LiveFrontend: Send {
+/// call these methods. Methods that change something are called by one change at a time, the others
+/// also during a change, so an implementation holds its locks only for moments.
+pub(crate) trait LiveFrontend: Send + Sync {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 

@@ -1,14 +1,16 @@
 //! Executes the commands that the control API accepts: status, volumes, targets, logging, config.
 //!
-//! Commands run on threads of the API and not on cores. They change volumes through
-//! [`blockmux_proto::volume_state`], and protocols under a mutex, one command at a time.
+//! Commands run on threads of the API and not on cores. Commands that change something take effect
+//! one at a time ([`Reloader::begin_change`]); work that may hang in a path comes before. Queries
+//! read snapshots and wait for no change. See
+//! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcement, ClientLocation};
 use super::config::VolumeEntry;
 use super::flush;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::{Current, Reloader};
+use super::reload::{Changing, Current, Reloader};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
@@ -26,7 +28,7 @@ use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
@@ -204,8 +206,8 @@ impl VolumeCounters {
 pub(super) struct ControlServer {
     pub(super) exports: Exports,
     pub(super) connection_limits: Arc<ConnectionLimits>,
-    /// The protocols that are served. Locked by every command that changes volumes or targets.
-    pub(super) live_protocols: Arc<Mutex<Vec<LiveProtocol>>>,
+    /// The protocols that are served.
+    pub(super) live_protocols: Current<Vec<LiveProtocol>>,
     pub(super) cores: Vec<Arc<CoreStats>>,
     pub(super) opener: Current<VolumeOpener>,
     pub(super) frontends: Current<Frontends>,
@@ -216,17 +218,19 @@ pub(super) struct ControlServer {
 impl ControlServer {
     /// Executes a request. A request that may take long reports its progress to `progress`.
     pub(super) fn answer(&self, request: &Request, progress: &dyn Fn(String)) -> Answer {
-        let mut added = None;
         let done = match request {
             Request::Status => Ok(Answer::Status(self.status())),
             Request::Sessions => {
                 let sessions = self.connection_limits.sessions().list();
                 Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
             }
-            Request::Resize { name, size } => self.resize(name, *size).map(|size| Answer::Resized { size }),
-            Request::Limit { name, limits, client_limits } => {
-                self.limit(name, *limits, *client_limits).map(|()| Answer::Done)
-            }
+            Request::Diff => self.reloader.diff().map(Answer::Plan),
+            Request::Export => Ok(Answer::Text(self.reloader.export())),
+            Request::Log { levels } => log_levels(levels.as_deref()),
+            Request::Reload => self.reloader.reload().map(Answer::Plan),
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(Answer::Plan),
+            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
+            Request::Resize { name, size } => self.resize(request, name, *size),
             Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
                 let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
                 networks.and_then(|networks| {
@@ -241,96 +245,161 @@ impl ControlServer {
                         client_limits: client_limits.unwrap_or_default(),
                         ..entry
                     };
-                    self.add(entry, &mut added)
+                    self.add(request, entry)
                 })
             }
-            Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),
+            Request::Remove { name } => self.remove(request, name, progress),
+            Request::Limit { name, limits, client_limits } => {
+                self.at_once(request, |_| self.limit(name, *limits, *client_limits))
+            }
             Request::Attach { name, target, number, ana_group } => {
                 let place = TargetPlace { number: *number, ana_group: *ana_group };
-                self.attach(name, target, &place).map(|number| Answer::Attached { number })
+                self.at_once(request, |_| {
+                    self.attach(name, target, &place).map(|number| Answer::Attached { number })
+                })
             }
-            Request::Detach { target, number } => self
-                .with_target(&self.live_protocols(), target)
-                .and_then(|(_, live)| live.detach(target, *number).map_err(ApiError::not_found))
-                .map(|()| Answer::Done),
-            Request::Log { levels } => log_levels(levels.as_deref()),
-            Request::Change(change) => {
-                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
-            }
-            Request::Reload => self.reloader.reload().map(Answer::Plan),
-            Request::Diff => self.reloader.diff().map(Answer::Plan),
-            Request::Export => Ok(Answer::Text(self.reloader.export())),
-            Request::Apply { fragment } => {
-                self.reloader.apply_fragment(fragment).map(Answer::Plan).map_err(ApiError::invalid)
-            }
-            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
+            Request::Detach { target, number } => self.at_once(request, |served| {
+                let (_, live) = self.with_target(served, target)?;
+                live.detach(target, *number).map(|()| Answer::Done).map_err(ApiError::not_found)
+            }),
+            Request::Change(change) => self.change(request, change),
         };
-        let answer = done.unwrap_or_else(Answer::Failed);
-        match self.reloader.record(request, &answer, added) {
+        done.unwrap_or_else(Answer::Failed)
+    }
+
+    /// Makes and records a change that opens no path and waits for no I/O.
+    fn at_once(
+        &self,
+        request: &Request,
+        change: impl FnOnce(&[LiveProtocol]) -> Result<Answer, ApiError>,
+    ) -> Result<Answer, ApiError> {
+        let changing = self.reloader.begin_change();
+        let answer = change(&self.live_protocols.get())?;
+        Ok(self.recorded(&changing, request, answer, None))
+    }
+
+    /// Records a change in the running config; adds a note about the config file to its answer.
+    /// `opened` is the volume that it has added.
+    fn recorded(
+        &self,
+        changing: &Changing<'_>,
+        request: &Request,
+        answer: Answer,
+        opened: Option<NamedVolume>,
+    ) -> Answer {
+        match self.reloader.record(changing, request, &answer, opened) {
             Some(note) => Answer::Noted { answer: Box::new(answer), note },
             None => answer,
         }
     }
 
-    /// Exports a new volume, and stores it in `added`.
-    fn add(&self, entry: VolumeEntry, added: &mut Option<NamedVolume>) -> Result<Answer, ApiError> {
-        let live_protocols = self.live_protocols();
+    /// Exports a new volume. It is opened without the right to change the daemon, because its path
+    /// or its server may hang.
+    fn add(&self, request: &Request, entry: VolumeEntry) -> Result<Answer, ApiError> {
         let opener = self.opener.get();
-        let name = entry.name.clone().unwrap_or_else(|| self.free_name());
-        if self.exports.find(&name).is_some() {
+        let named = {
+            let mut changing = self.reloader.begin_change();
+            let name = entry.name.clone().unwrap_or_else(|| self.free_name(&changing));
+            self.check_is_free(&name, &changing)?;
+            let named = NamedVolume { name, entry };
+            opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
+            // Checked before the volume is opened, which may create a file.
+            self.policy.add(&named.name, named.entry.protocols.clone())?;
+            changing.opening.insert(named.name.clone());
+            named
+        };
+        let opened = {
+            let (opener, named) = (opener.clone(), named.clone());
+            let what = format!("{}: {}", named.name, named.entry.spec);
+            self.reloader.blocking.run(what, move || opener.open(&named, Populate::Behind))
+        };
+        let changing = {
+            let mut changing = self.reloader.begin_change();
+            changing.opening.remove(&named.name);
+            changing
+        };
+        let added = match opened {
+            Ok(Ok(opened)) => self.export_new(&named, opened, &changing),
+            Ok(Err(failure)) | Err(failure) => Err(failure.into()),
+        };
+        // A reload may have exported a volume with this name meanwhile.
+        if added.is_err() && self.exports.find(&named.name).is_none() {
+            self.policy.remove(&named.name);
+        }
+        Ok(self.recorded(&changing, request, added?, Some(named)))
+    }
+
+    /// Checks that no volume has this name.
+    fn check_is_free(&self, name: &str, changing: &Changing<'_>) -> Result<(), ApiError> {
+        if self.exports.find(name).is_some() {
             return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
         }
-        let named = NamedVolume { name: name.clone(), entry };
-        let without_listener = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
-        let without_listener = without_listener.filter(|word| {
-            by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
-        });
-        let without_listener = without_listener.collect();
-        opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
-        // Checked before the volume is opened, which may create a file.
-        self.policy.add(&name, named.entry.protocols.clone())?;
-        self.policy.set_networks(&name, named.entry.networks.clone());
-        let opened = opener.open(&named, Populate::Behind);
-        let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
-        self.policy.set_data(&name, DataPart::of_spec(&named.entry.spec));
-        let is_restricted = |name: &str| self.is_restricted(name, &live_protocols);
-        self.policy.check_same_data(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
+        if changing.opening.contains(name) {
+            let text = format!("a volume with the name `{name}` is being opened; choose another name");
+            return Err(text.into());
+        }
+        Ok(())
+    }
+
+    /// Exports a volume that was opened.
+    fn export_new(
+        &self,
+        named: &NamedVolume,
+        (export, volume_state): (Export, Arc<VolumeState>),
+        changing: &Changing<'_>,
+    ) -> Result<Answer, ApiError> {
+        let (name, entry) = (&named.name, &named.entry);
+        self.check_is_free(name, changing)?;
+        // The config may have changed while the volume was opened.
+        let (opener, served) = (self.opener.get(), self.live_protocols.get());
+        self.policy.add(name, entry.protocols.clone())?;
+        self.policy.set_networks(name, entry.networks.clone());
+        opener.check_blocks(named, &volume_state.volume().info())?;
+        self.policy.set_data(name, DataPart::of_spec(&entry.spec));
+        self.policy.check_same_data(name, |name| self.is_restricted(name, &served))?;
         let all: Vec<_> = self.exports.iter().collect();
         let mut all = served_data(&all, &self.exports, &self.policy);
-        all.push(ServedData { name: &name, uuid: volume_state.uuid(), parts: self.policy.data_of(&name) });
+        all.push(ServedData { name, uuid: volume_state.uuid(), parts: self.policy.data_of(name) });
         warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
-        let Some(id) = self.exports.add(export, volume_state) else {
-            self.policy.remove(&name);
-            return Err("too many volumes; remove one".to_owned().into());
-        };
-        live_protocols.iter().for_each(|(_, live)| live.add(id));
+        let id = self.exports.add(export, volume_state);
+        let id = id.ok_or_else(|| "too many volumes; remove one".to_owned())?;
+        served.iter().for_each(|(_, live)| live.add(id));
         info!("{name} is exported");
         let urls =
             Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
-        let urls = urls.urls_of(&name);
-        *added = Some(named);
-        Ok(Answer::Added { name, urls, without_listener })
+        let without_listener = entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let without_listener = without_listener.filter(|word| {
+            by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
+        });
+        let (name, without_listener) = (name.clone(), without_listener.collect());
+        Ok(Answer::Added { urls: urls.urls_of(&name), name, without_listener })
     }
 
     /// The first unused name of the form `diskN`.
-    fn free_name(&self) -> String {
-        let names = (0_u64..).map(|number| format!("disk{number}"));
-        names.into_iter().find(|name| self.exports.find(name).is_none()).unwrap_or_default()
+    fn free_name(&self, changing: &Changing<'_>) -> String {
+        let mut names = (0_u64..).map(|number| format!("disk{number}"));
+        names.find(|name| self.check_is_free(name, changing).is_ok()).unwrap_or_default()
     }
 
     /// Stops exporting a volume: waits for I/O in flight and flushes the volume.
-    fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
-        let live_protocols = self.live_protocols();
+    fn remove(
+        &self,
+        request: &Request,
+        name: &str,
+        progress: &dyn Fn(String),
+    ) -> Result<Answer, ApiError> {
+        let changing = self.reloader.begin_change();
         let (volume, volume_state) = self.find(name)?;
         self.reloader.lift_limits(&[volume_state]);
-        live_protocols.iter().for_each(|(_, live)| live.remove(volume));
+        self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
         let removed = self
             .exports
             .remove(name)
             .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
+        let answer = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
-        drop(live_protocols);
+        drop(changing);
         let (settling, begun) = (removed.volume_state.settling(), Instant::now());
         if !settling.is_over() {
             progress("waiting for I/O in flight".to_owned());
@@ -344,22 +413,22 @@ impl ControlServer {
         }
         info!("{name} is no longer exported");
         progress("flushing".to_owned());
-        flush::each(&[removed.export])
-            .map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))
+        let flushed = flush::each(&[removed.export]);
+        flushed.map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))?;
+        Ok(answer)
     }
 
     fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
         let (volume, _) = self.find(name)?;
-        let live_protocols = self.live_protocols();
-        let (protocol, live) = self.with_target(&live_protocols, target)?;
-        let others: Vec<_> = live_protocols
+        let served = self.live_protocols.get();
+        let (protocol, live) = self.with_target(&served, target)?;
+        let others: Vec<_> = served
             .iter()
             .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted =
-                |own: &str| own == name && !new.is_open || self.is_restricted(own, &live_protocols);
+            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &served);
             self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
@@ -395,18 +464,19 @@ impl ControlServer {
     }
 
     /// Executes a command that is specific to the protocol of a target.
-    fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, ApiError> {
-        let live_protocols = self.live_protocols();
-        let (own, live) = self.with_target(&live_protocols, target)?;
-        if own.name != protocol {
-            let text = format!("{target}: belongs to {}, which does not support this command", own.title);
-            return Err(ApiError::invalid(text));
-        }
-        Ok(live.change(target, what)?)
-    }
-
-    fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
-        self.live_protocols.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change(
+        &self,
+        request: &Request,
+        Change { protocol, target, what }: &Change,
+    ) -> Result<Answer, ApiError> {
+        self.at_once(request, |served| {
+            let (own, live) = self.with_target(served, target)?;
+            if own.name != protocol {
+                let text = format!("{target}: belongs to {}, which does not support this command", own.title);
+                return Err(ApiError::invalid(text));
+            }
+            Ok(live.change(target, what)?.map_or(Answer::Done, Answer::Message))
+        })
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
@@ -420,7 +490,8 @@ impl ControlServer {
         })
     }
 
-    fn resize(&self, name: &str, size: Option<u64>) -> Result<u64, ApiError> {
+    /// Resizes a volume, without the right to change the daemon, because its path may hang.
+    fn resize(&self, request: &Request, name: &str, size: Option<u64>) -> Result<Answer, ApiError> {
         let (_, volume_state) = self.find(name)?;
         if size.is_some_and(|size| size > LARGEST) {
             let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
@@ -431,30 +502,34 @@ impl ControlServer {
         if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
             self.policy.set_data(name, DataPart::of_spec(&resized));
         }
-        let live_protocols = self.live_protocols();
-        let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));
-        drop(live_protocols);
-        checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
-        let size = volume_state.resize(size.map_or(Resize::Own, Resize::Bytes)).map_err(|error| {
-            self.policy.set_data(name, parts_before.clone());
-            let code = match error {
-                ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
-                ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
-                ResizeError::System { .. } => ErrorCode::Failed,
-            };
-            ApiError::new(code, format!("{name}: {error}"))
-        })?;
+        let checked = {
+            let _changing = self.reloader.begin_change();
+            let served = self.live_protocols.get();
+            self.policy.check_same_data(name, |name| self.is_restricted(name, &served))
+        };
+        let to = size.map_or(Resize::Own, Resize::Bytes);
+        let resized = checked.map_err(ApiError::from).and_then(|()| {
+            let resized = self.reloader.blocking.run(name, move || volume_state.resize(to));
+            resized?.map_err(|error| cannot_resize(name, &error))
+        });
+        let size = resized.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
         info!("{name} has {size} bytes now");
         if self.policy.data_of(name) != parts_before {
             let all: Vec<_> = self.exports.iter().collect();
             let all = served_data(&all, &self.exports, &self.policy);
             warn_of_same_data(&all, |pair| pair.contains(&name));
         }
-        Ok(size)
+        let changing = self.reloader.begin_change();
+        Ok(self.recorded(&changing, request, Answer::Resized { size }, None))
     }
 
     /// Changes the limits that are given.
-    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<(), ApiError> {
+    fn limit(
+        &self,
+        name: &str,
+        volume: Option<Limits>,
+        client: Option<Limits>,
+    ) -> Result<Answer, ApiError> {
         let (_, volume_state) = self.find(name)?;
         let now = volume_state.limiter().limits();
         let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
@@ -464,7 +539,7 @@ impl ControlServer {
             // Requests that the old limits held back may start.
             self.reloader.cores().wake_all();
         }
-        Ok(())
+        Ok(Answer::Done)
     }
 
     /// A snapshot of all counters.
@@ -541,6 +616,15 @@ impl ControlServer {
             volumes: volumes.collect(),
         }
     }
+}
+
+fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
+    let code = match error {
+        ResizeError::Fixed | ResizeError::ReadOnly => ErrorCode::Conflict,
+        ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
+        ResizeError::System { .. } => ErrorCode::Failed,
+    };
+    ApiError::new(code, format!("{name}: {error}"))
 }
 
 /// Maximum number of target names in a message.

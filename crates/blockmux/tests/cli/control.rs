@@ -47,7 +47,7 @@ impl Controlled {
     }
 
     /// Message of a command that fails.
-    fn refusal(&self, args: &[&str]) -> String {
+    pub(crate) fn refusal(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
         text(&output.stderr)

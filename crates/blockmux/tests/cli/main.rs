@@ -19,6 +19,7 @@ mod daemon;
 mod device_flush;
 mod durability;
 mod fencing;
+mod hanging;
 mod hostile;
 mod identity;
 mod idle;

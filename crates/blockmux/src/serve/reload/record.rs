@@ -1,8 +1,8 @@
 //! Records the changes of `blockmux ctl` in the running config, so that `ctl save` writes them to
 //! the config file and a reload compares with them.
 
-use super::Reloader;
 use super::model::Model;
+use super::{Changing, Reloader, RunningConfig};
 use crate::ctl::{Answer, Request};
 use crate::protocol::frontend::Change as ProtocolChange;
 use crate::protocol::{Frontends, by_name};
@@ -16,14 +16,15 @@ impl Reloader {
     /// user. `opened` is the volume that the request has added.
     pub(in crate::serve) fn record(
         &self,
+        changing: &Changing<'_>,
         request: &Request,
         answer: &Answer,
         opened: Option<NamedVolume>,
     ) -> Option<String> {
-        let mut state = self.state();
+        let mut config = RunningConfig::clone(&self.config.get());
         let frontends = self.frontends.get();
-        let is_expressible = write_down(&mut state.running, &frontends, request, answer, opened)?;
-        state.is_unsaved = true;
+        let is_expressible = write_down(&mut config.running, &frontends, request, answer, opened)?;
+        self.publish(changing, RunningConfig { is_unsaved: true, ..config });
         Some(match (self.has_file(), is_expressible) {
             (false, _) => return None,
             (true, true) => "this change is not in the config file; 'ctl save' writes it there".to_owned(),
@@ -36,7 +37,7 @@ impl Reloader {
 
     /// The spec of a volume with its new size; `None` if the spec stays the same.
     pub(in crate::serve) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
-        self.state().running.volume(name)?.entry.spec.with_size(size)
+        self.config.get().running.volume(name)?.entry.spec.with_size(size)
     }
 }
 

@@ -15,7 +15,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -94,9 +94,9 @@ impl Takeover {
         }
     }
 
-    /// Whether the daemon serves a volume with this name.
-    pub(in crate::serve) fn has(&self, name: &str) -> bool {
-        self.offer.volumes.iter().any(|volume| volume.name == name)
+    /// The names of the daemon's volumes.
+    pub(in crate::serve) fn names(&self) -> BTreeSet<String> {
+        self.offer.volumes.iter().map(|volume| volume.name.clone()).collect()
     }
 
     /// Checks that this process would serve every volume of the daemon, with the same spec and
