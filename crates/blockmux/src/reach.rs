@@ -31,8 +31,17 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
 
 /// Parses a URL of one protocol.
 pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
-    let shown = spec::Url::new(url);
-    url.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))
+    url.parse().map_err(|error: U::Err| {
+        // The error of the same URL with other secrets quotes none.
+        let shown = spec::with_hidden_secrets(url);
+        let why = match shown == url {
+            true => error.to_string(),
+            false => {
+                shown.parse::<U>().err().map_or_else(|| INVALID_SECRET.to_owned(), |error| error.to_string())
+            }
+        };
+        Failure::request(format!("{}: {why}", spec::Url::new(url)))
+    })
 }
 
 /// Resolves a portal to all of its addresses.
@@ -98,6 +107,9 @@ pub(crate) fn ask_each<T, R>(
     }
     last.ok_or_else(|| Failure::request(format!("{url}: the host has no address; check its name")))
 }
+
+/// The problem of a URL that would be valid with another secret.
+const INVALID_SECRET: &str = "the secret is invalid; put it in a file and give secret_file=PATH";
 
 /// The syntax of URLs, for error messages.
 fn url_forms() -> String {

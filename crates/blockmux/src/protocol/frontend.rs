@@ -231,14 +231,27 @@ pub(crate) trait LiveFrontend: Send + Sync {
         Err(format!("no target has the name `{target}`"))
     }
 
-    /// Executes one of the frontend's own `ctl` commands; returns a message for the user, if any.
+    /// Reads the files that a command needs, for [`LiveFrontend::change`]. It may hang in a path, so
+    /// it is called without the right to change the daemon, and holds no lock meanwhile.
+    ///
+    /// # Errors
+    /// If a file cannot be read; the message says what to do.
+    fn read_files(&self, _target: &str, _what: &Value) -> Result<FilesRead, String> {
+        Ok(Box::new(()))
+    }
+
+    /// Executes one of the frontend's own `ctl` commands, for which [`LiveFrontend::read_files`] has
+    /// returned `files`; returns a message for the user, if any.
     ///
     /// # Errors
     /// If the command fails; the message says what to do.
-    fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
+    fn change(&self, target: &str, _what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
         Err(format!("no target has the name `{target}`"))
     }
 }
+
+/// What [`LiveFrontend::read_files`] has read, in a type of the protocol.
+pub(crate) type FilesRead = Box<dyn Any + Send>;
 
 /// A protocol-specific command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

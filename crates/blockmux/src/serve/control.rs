@@ -6,24 +6,25 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcement, ClientLocation};
-use super::config::VolumeEntry;
+use super::config::{VolumeEntry, current_directory};
+use super::config_audit::{self, Caller};
 use super::flush;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::{Changing, Current, Reloader};
+use super::reload::{Changing, Current, Recorded, Reloader};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
-    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
+    Answer, PlanReport, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
     ThrottleStatus, VolumeStatus,
 };
 use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
+use crate::networks;
 use crate::open::Populate;
-use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
+use crate::protocol::frontend::{Change, FilesRead, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use crate::{limits, networks};
 use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
@@ -39,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::warn;
 
 /// Changes log levels if some are given, and returns the levels of all areas.
 fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
@@ -216,39 +217,60 @@ pub(super) struct ControlServer {
 }
 
 impl ControlServer {
-    /// Executes a request. A request that may take long reports its progress to `progress`.
-    pub(super) fn answer(&self, request: &Request, progress: &dyn Fn(String)) -> Answer {
-        let done = match request {
-            Request::Status => Ok(Answer::Status(self.status())),
+    /// Executes a request that changes nothing. It waits for no change.
+    pub(super) fn answer(&self, request: &Request) -> Answer {
+        match request {
+            Request::Status => Answer::Status(self.status()),
             Request::Sessions => {
                 let sessions = self.connection_limits.sessions().list();
-                Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
+                Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
             }
-            Request::Diff => self.reloader.diff().map(Answer::Plan),
-            Request::Export => Ok(Answer::Text(self.reloader.export())),
-            Request::Log { levels } => log_levels(levels.as_deref()),
-            Request::Reload => self.reloader.reload().map(Answer::Plan),
-            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(Answer::Plan),
-            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
+            Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
+            Request::Export => Answer::Text(self.reloader.export()),
+            Request::Log { levels: None } => log_levels(None).unwrap_or_else(Answer::Failed),
+            _ => Answer::Failed(ApiError::failed("internal error: a change was sent as a query")),
+        }
+    }
+
+    /// Executes a request that changes something, and logs it with its caller. If it takes long, it
+    /// reports its progress to `progress`.
+    pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
+        let changed = self.make_change(request, progress);
+        let effects = changed.as_ref().map(|changed| &*changed.effects);
+        config_audit::log(caller, &request.to_string(), effects);
+        changed.map_or_else(Answer::Failed, |changed| changed.answer)
+    }
+
+    fn make_change(&self, request: &Request, progress: &dyn Fn(String)) -> Result<Changed, ApiError> {
+        let planned = |report: PlanReport| Changed { effects: report.lines(), answer: Answer::Plan(report) };
+        let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
+        match request {
+            Request::Reload => self.reloader.reload().map(planned),
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(planned),
+            Request::Save => self.reloader.save().map(said).map_err(ApiError::from),
+            Request::Log { levels } => {
+                let before = log_levels(None)?.json();
+                let answer = log_levels(levels.as_deref())?;
+                Ok(Changed { effects: vec![format!("~ log: {before} -> {}", answer.json())], answer })
+            }
             Request::Resize { name, size } => self.resize(request, name, *size),
             Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
-                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
-                networks.and_then(|networks| {
-                    let entry: VolumeEntry = volume.parse().map_err(ApiError::invalid)?;
-                    let read_only = *read_only || self.opener.get().read_only;
-                    let entry = VolumeEntry {
-                        read_only,
-                        description: description.clone(),
-                        protocols: protocols.clone(),
-                        networks,
-                        limits: limits.unwrap_or_default(),
-                        client_limits: client_limits.unwrap_or_default(),
-                        ..entry
-                    };
-                    self.add(request, entry)
-                })
+                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid)?;
+                let entry: VolumeEntry = volume.as_written().parse().map_err(ApiError::invalid)?;
+                let read_only = *read_only || self.opener.get().read_only;
+                let entry = VolumeEntry {
+                    spec: entry.spec.below(&current_directory()),
+                    read_only,
+                    description: description.clone(),
+                    protocols: protocols.clone(),
+                    networks,
+                    limits: limits.unwrap_or_default(),
+                    client_limits: client_limits.unwrap_or_default(),
+                    ..entry
+                };
+                self.add(request, entry)
             }
-            Request::Remove { name } => self.remove(request, name, progress),
+            Request::Remove { name, force } => self.remove(request, name, *force, progress),
             Request::Limit { name, limits, client_limits } => {
                 self.at_once(request, |_| self.limit(name, *limits, *client_limits))
             }
@@ -262,9 +284,14 @@ impl ControlServer {
                 let (_, live) = self.with_target(served, target)?;
                 live.detach(target, *number).map(|()| Answer::Done).map_err(ApiError::not_found)
             }),
-            Request::Change(change) => self.change(request, change),
-        };
-        done.unwrap_or_else(Answer::Failed)
+            Request::Change(change) => {
+                let files = self.read_files(change)?;
+                self.at_once(request, |served| self.change_target(served, change, files))
+            }
+            Request::Status | Request::Sessions | Request::Diff | Request::Export => {
+                Ok(Changed { answer: self.answer(request), effects: Vec::new() })
+            }
+        }
     }
 
     /// Makes and records a change that opens no path and waits for no I/O.
@@ -272,7 +299,7 @@ impl ControlServer {
         &self,
         request: &Request,
         change: impl FnOnce(&[LiveProtocol]) -> Result<Answer, ApiError>,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<Changed, ApiError> {
         let changing = self.reloader.begin_change();
         let answer = change(&self.live_protocols.get())?;
         Ok(self.recorded(&changing, request, answer, None))
@@ -286,16 +313,29 @@ impl ControlServer {
         request: &Request,
         answer: Answer,
         opened: Option<NamedVolume>,
-    ) -> Answer {
-        match self.reloader.record(changing, request, &answer, opened) {
+    ) -> Changed {
+        let Recorded { note, mut effects } = self.reloader.record(changing, request, &answer, opened);
+        if effects.is_empty() {
+            // The config has no key for it.
+            effects.extend(match (request, &answer) {
+                (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
+                    Some(format!("+ {target} {number}: {name}"))
+                }
+                (Request::Detach { target, number }, _) => Some(format!("- {target} {number}")),
+                (Request::Change(change), _) => Some(format!("~ {}: {}", change.target, change.what)),
+                _ => None,
+            });
+        }
+        let answer = match note {
             Some(note) => Answer::Noted { answer: Box::new(answer), note },
             None => answer,
-        }
+        };
+        Changed { answer, effects }
     }
 
     /// Exports a new volume. It is opened without the right to change the daemon, because its path
     /// or its server may hang.
-    fn add(&self, request: &Request, entry: VolumeEntry) -> Result<Answer, ApiError> {
+    fn add(&self, request: &Request, entry: VolumeEntry) -> Result<Changed, ApiError> {
         let opener = self.opener.get();
         let named = {
             let mut changing = self.reloader.begin_change();
@@ -364,7 +404,6 @@ impl ControlServer {
         let id = self.exports.add(export, volume_state);
         let id = id.ok_or_else(|| "too many volumes; remove one".to_owned())?;
         served.iter().for_each(|(_, live)| live.add(id));
-        info!("{name} is exported");
         let urls =
             Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
         let without_listener = entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
@@ -381,15 +420,28 @@ impl ControlServer {
         names.find(|name| self.check_is_free(name, changing).is_ok()).unwrap_or_default()
     }
 
-    /// Stops exporting a volume: waits for I/O in flight and flushes the volume.
+    /// Stops exporting a volume: waits for I/O in flight and flushes the volume. A volume that is in
+    /// use is removed only by `force`.
     fn remove(
         &self,
         request: &Request,
         name: &str,
+        force: bool,
         progress: &dyn Fn(String),
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<Changed, ApiError> {
         let changing = self.reloader.begin_change();
         let (volume, volume_state) = self.find(name)?;
+        let users = self.reloader.users_of(name);
+        if !force && !users.is_empty() {
+            let more = users.len().saturating_sub(SHOWN_USERS);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let shown = users.into_iter().take(SHOWN_USERS).collect::<Vec<_>>().join(", ");
+            let text = format!(
+                "{name}: is in use by {shown}{more}; disconnect them, or remove it with --force (API: ?force=true), \
+                 which makes their I/O fail"
+            );
+            return Err(ApiError::new(ErrorCode::Conflict, text));
+        }
         self.reloader.lift_limits(&[volume_state]);
         self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
         let removed = self
@@ -397,7 +449,7 @@ impl ControlServer {
             .remove(name)
             .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
-        let answer = self.recorded(&changing, request, Answer::Done, None);
+        let changed = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
         drop(changing);
         let (settling, begun) = (removed.volume_state.settling(), Instant::now());
@@ -411,11 +463,10 @@ impl ControlServer {
             let timeout = REMOVE_TIMEOUT.as_secs();
             warn!("{name}: I/O that was in flight when it was removed has not ended after {timeout} s");
         }
-        info!("{name} is no longer exported");
         progress("flushing".to_owned());
         let flushed = flush::each(&[removed.export]);
         flushed.map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))?;
-        Ok(answer)
+        Ok(changed)
     }
 
     fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
@@ -463,20 +514,32 @@ impl ControlServer {
         live_protocols.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
     }
 
+    /// Reads the files that a command needs which is specific to the protocol of a target.
+    fn read_files(&self, change: &Change) -> Result<FilesRead, ApiError> {
+        let (served, change) = (self.live_protocols.get(), change.clone());
+        let read = move || {
+            let live = served.iter().find(|(_, live)| live.access_of(&change.target).is_some());
+            live.map_or_else(
+                || Ok(Box::new(()) as FilesRead),
+                |(_, live)| live.read_files(&change.target, &change.what),
+            )
+        };
+        Ok(self.reloader.blocking.run("the files of the command", read)??)
+    }
+
     /// Executes a command that is specific to the protocol of a target.
-    fn change(
+    fn change_target(
         &self,
-        request: &Request,
+        served: &[LiveProtocol],
         Change { protocol, target, what }: &Change,
+        files: FilesRead,
     ) -> Result<Answer, ApiError> {
-        self.at_once(request, |served| {
-            let (own, live) = self.with_target(served, target)?;
-            if own.name != protocol {
-                let text = format!("{target}: belongs to {}, which does not support this command", own.title);
-                return Err(ApiError::invalid(text));
-            }
-            Ok(live.change(target, what)?.map_or(Answer::Done, Answer::Message))
-        })
+        let (own, live) = self.with_target(served, target)?;
+        if own.name != protocol {
+            let text = format!("{target}: belongs to {}, which does not support this command", own.title);
+            return Err(ApiError::invalid(text));
+        }
+        Ok(live.change(target, what, files)?.map_or(Answer::Done, Answer::Message))
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
@@ -491,8 +554,9 @@ impl ControlServer {
     }
 
     /// Resizes a volume, without the right to change the daemon, because its path may hang.
-    fn resize(&self, request: &Request, name: &str, size: Option<u64>) -> Result<Answer, ApiError> {
+    fn resize(&self, request: &Request, name: &str, size: Option<u64>) -> Result<Changed, ApiError> {
         let (_, volume_state) = self.find(name)?;
+        let before = volume_state.volume().info().size;
         if size.is_some_and(|size| size > LARGEST) {
             let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
             return Err(ApiError::invalid(text));
@@ -513,29 +577,22 @@ impl ControlServer {
             resized?.map_err(|error| cannot_resize(name, &error))
         });
         let size = resized.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
-        info!("{name} has {size} bytes now");
         if self.policy.data_of(name) != parts_before {
             let all: Vec<_> = self.exports.iter().collect();
             let all = served_data(&all, &self.exports, &self.policy);
             warn_of_same_data(&all, |pair| pair.contains(&name));
         }
         let changing = self.reloader.begin_change();
-        Ok(self.recorded(&changing, request, Answer::Resized { size }, None))
+        let changed = self.recorded(&changing, request, Answer::Resized { size }, None);
+        Ok(Changed { effects: vec![format!("~ volume {name}: size: {before} -> {size}")], ..changed })
     }
 
     /// Changes the limits that are given.
-    fn limit(
-        &self,
-        name: &str,
-        volume: Option<Limits>,
-        client: Option<Limits>,
-    ) -> Result<Answer, ApiError> {
+    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<Answer, ApiError> {
         let (_, volume_state) = self.find(name)?;
         let now = volume_state.limiter().limits();
         let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
         if volume_state.limiter().set_limits(VolumeLimits { volume, client }) {
-            let [volume, client] = [volume, client].map(|limits| limits::text(&limits));
-            info!("{name} has these limits now: {volume}; each client: {client}");
             // Requests that the old limits held back may start.
             self.reloader.cores().wake_all();
         }
@@ -627,6 +684,14 @@ fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
     ApiError::new(code, format!("{name}: {error}"))
 }
 
+/// The answer to a change, and its effects in the words of a plan, for the audit log.
+struct Changed {
+    answer: Answer,
+    effects: Vec<String>,
+}
+
+/// Maximum number of sessions in a message.
+const SHOWN_USERS: usize = 8;
 /// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
 /// Time for I/O in flight on a volume that is removed.

@@ -13,6 +13,7 @@ mod check;
 mod claim;
 mod command;
 mod config;
+mod config_audit;
 mod control;
 mod flush;
 mod identity;

@@ -49,6 +49,7 @@ mod raw_nvme;
 mod reconnect;
 mod reload;
 mod remote_servers;
+mod secrets;
 mod serve;
 mod service;
 mod slices;

@@ -1,12 +1,13 @@
 //! URLs of remote volumes, whose passwords are never printed.
 
+use super::secrets::without_secrets;
 use crate::block_sizes::BlockSizes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A URL, kept unchanged. It prints without the password before its host, if any.
+/// A URL, kept unchanged. It prints without its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url(String);
 
@@ -56,20 +57,6 @@ impl Url {
         let query: Vec<String> = query.split('&').map(parameter).collect();
         Url(format!("{place}?{}", query.join("&")))
     }
-
-    /// The text before and after the password.
-    fn shown(&self) -> (&str, &str) {
-        let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
-        // Before the query of an iSCSI URL, an @ ends the user, whose password may contain @ and
-        // slashes. In other URLs a path may contain an @.
-        let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
-        let ends: &[char] = if is_iscsi { &['?'] } else { &['/', '?', '#'] };
-        let authority = rest.split(ends).next().unwrap_or(rest);
-        let Some((user, _)) = authority.rsplit_once('@') else { return (&self.0, "") };
-        let name = user.split(['%', ':']).next().unwrap_or(user);
-        let begin = scheme.len() + "://".len();
-        (&self.0[..begin + name.len()], &self.0[begin + user.len()..])
-    }
 }
 
 fn is_path(key: &str) -> bool {
@@ -99,9 +86,7 @@ fn encoded(directory: &Path) -> String {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (before, behind) = self.shown();
-        f.write_str(before)?;
-        f.write_str(behind)
+        f.write_str(&without_secrets(&self.0))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{ActionState, ActionStatus, Answer};
+use blockmux_volume::spec::with_hidden_secrets;
 use jiff::Timestamp;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,8 @@ impl Actions {
             let oldest = table.all.iter().position(|status| status.state != ActionState::Running);
             oldest.and_then(|oldest| table.all.remove(oldest));
         }
+        // A name may be a URL by mistake.
+        let action = with_hidden_secrets(&action);
         let begun = format!("{:.0}", Timestamp::now());
         let state = ActionState::Running;
         table.all.push_back(ActionStatus {

@@ -220,6 +220,7 @@ async fn serve(
             if matches!(*guard, Guard::Owner) {
                 request.extensions_mut().insert(takeover::ByOwner);
             }
+            request.extensions_mut().insert(peer.caller.clone());
             let response = match guard::admit(&peer, request).await {
                 Ok(request) => router.call(request).await,
                 Err(mut refused) => {

@@ -2,7 +2,9 @@
 //! that cannot fail.
 
 use super::model::Model;
-use super::{Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size};
+use super::{
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
+};
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::PlanReport;
 use crate::data_part::DataPart;
@@ -94,26 +96,32 @@ impl Reloader {
         };
         let desired = Model::of(&setup);
         let plan = self.plan(config, &setup, &desired);
-        let prepared = self.prepare_parts(config, &setup, &desired, &plan);
-        let (places, opened, policy, resized) =
-            prepared.map_err(|failure| ApiError::invalid(setup.located(failure)))?;
+        let failed = |failure| ApiError::invalid(setup.located(failure));
+        let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
+        let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
+        for named in &desired.volumes {
+            policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
+        }
+        let checked =
+            desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
+        checked.map_err(|what| failed(Failure::request(what)))?;
+        let resized = self.resize(config, &desired, &plan);
+        let resized = resized.map_err(|what| failed(Failure::request(what)))?;
         Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of `Prepared`")]
-    fn prepare_parts(
+    /// Binds new listeners; returns all, and the policy of the new config at them.
+    fn prepare_listeners(
         &self,
         config: &RunningConfig,
         setup: &Setup,
-        desired: &Model,
-        plan: &Plan,
-    ) -> Result<(Vec<PreparedListener>, OpenedVolumes, Policy, ResizedVolumes), Failure> {
-        let failure = |what: String| Failure::request(what);
+    ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
         let mut places = Vec::new();
-        for (asked, listener) in self.places(config, setup).map_err(failure)? {
-            let is_there = config.listeners.iter().any(|(_, own)| {
-                own.protocol.name == listener.protocol.name && own.place == listener.place
-            });
+        for (asked, listener) in self.places(config, setup).map_err(Failure::request)? {
+            let is_there = config
+                .listeners
+                .iter()
+                .any(|(_, own)| own.protocol.name == listener.protocol.name && own.place == listener.place);
             places.push(if is_there {
                 PreparedListener::Stays(asked, listener)
             } else {
@@ -124,7 +132,12 @@ impl Reloader {
             PreparedListener::Stays(_, listener) => listener.clone(),
             PreparedListener::New(bound) => bound.listener.clone(),
         });
-        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api()).map_err(failure)?;
+        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api());
+        Ok((places, policy.map_err(Failure::request)?))
+    }
+
+    /// Opens new and replaced volumes, and checks that every protocol supports the blocks of all.
+    fn open_new(&self, setup: &Setup, desired: &Model, plan: &Plan) -> Result<OpenedVolumes, Failure> {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
@@ -147,18 +160,11 @@ impl Reloader {
                     }
                     _ => "",
                 };
-                failure(format!("volume `{name}`: spec: {error}{advice}"))
+                Failure::request(format!("volume `{name}`: spec: {error}{advice}"))
             })?;
             opened.insert(name.clone(), volume);
         }
-        for named in &desired.volumes {
-            policy.set_data(&named.name, DataPart::of_spec(&named.entry.spec));
-        }
-        for named in &desired.volumes {
-            policy.check_same_data(&named.name, |_| false).map_err(failure)?;
-        }
-        let resized = self.resize(config, desired, plan).map_err(failure)?;
-        Ok((places, opened, policy, resized))
+        Ok(opened)
     }
 
     /// Binds a listener at an address at which this daemon does not listen yet.

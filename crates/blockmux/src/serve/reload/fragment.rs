@@ -47,8 +47,7 @@ impl Reloader {
         }
         let text = toml::to_string(&table).map_err(ApiError::invalid)?;
         let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
-        let (args, inherited) =
-            (self.args.without_volumes_and_listeners(), self.inherited().addresses());
+        let (args, inherited) = (self.args.without_volumes_and_listeners(), self.inherited().addresses());
         let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
         // Passwords and generated names are not part of the text.
         for named in &mut setup.volumes {

@@ -18,10 +18,14 @@ mod record;
 mod save;
 
 use self::model::Model;
-use self::plan::{ConfigChange, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
+use self::plan::{
+    ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
+};
+pub(super) use self::record::Recorded;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;
+use super::config_audit::{self, Caller};
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
@@ -37,6 +41,7 @@ use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::{Listener, ListenerHandle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
@@ -376,10 +381,7 @@ impl Reloader {
     ///
     /// # Errors
     /// The message names the line of the fragment and what to do.
-    pub(super) fn apply_fragment(
-        self: &Arc<Reloader>,
-        fragment: &Fragment,
-    ) -> Result<PlanReport, ApiError> {
+    pub(super) fn apply_fragment(self: &Arc<Reloader>, fragment: &Fragment) -> Result<PlanReport, ApiError> {
         self.apply(&NewConfig::Fragment(fragment.clone()))
     }
 
@@ -492,6 +494,17 @@ impl Reloader {
         Plan { schema, changes, steps, report }
     }
 
+    /// The sessions that can use a volume.
+    pub(super) fn users_of(&self, volume: &str) -> Vec<String> {
+        let targets = self.targets_of(volume);
+        let uses = |session: &&SessionInfo| {
+            let SessionInfo { login, .. } = session;
+            // Sessions of NBD name the export.
+            targets.contains(&login.target) || login.target == volume
+        };
+        self.connection_limits.sessions().list().iter().filter(uses).map(describe_session).collect()
+    }
+
     /// The names of the targets that have a volume.
     fn targets_of(&self, volume: &str) -> Vec<String> {
         let Some((id, _)) = self.exports.find(volume) else { return Vec::new() };
@@ -540,7 +553,10 @@ pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure
             // The config is read after all requests that have arrived.
             while requests.try_recv().is_ok() {}
             let Some(reloader) = reloader.upgrade() else { return };
-            log(&reloader.reload());
+            let outcome = reloader.reload();
+            let lines = outcome.as_ref().map(PlanReport::lines);
+            config_audit::log(&Caller::Signal("SIGHUP"), "reload", lines.as_deref().map_err(|error| *error));
+            log(&outcome);
         }
     };
     let started = thread::Builder::new().name("reload".to_owned()).spawn(run);

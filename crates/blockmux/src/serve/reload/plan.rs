@@ -318,7 +318,8 @@ pub(in crate::serve) fn report(
     report
 }
 
-fn describe_session(session: &SessionInfo) -> String {
+/// A session in a message: protocol, initiator, address and target.
+pub(in crate::serve) fn describe_session(session: &SessionInfo) -> String {
     let SessionInfo { login, peer, .. } = session;
     match login.initiator.as_str() {
         "" => format!("{} client {peer} of {}", login.protocol, login.target),

@@ -7,6 +7,7 @@ use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::privileges::ServiceUser;
 use crate::protocol::frontend::HandedSession;
+use crate::serve::config::current_directory;
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::reload::Reloader;
 use crate::serve::setup::Setup;
@@ -113,7 +114,7 @@ impl Takeover {
                      it from the daemon first ('ctl remove', then 'ctl save')"
                 )));
             };
-            let spec = named.entry.spec.to_string();
+            let spec = named.entry.spec.clone().below(&current_directory()).to_string();
             if spec != offered.spec || DataPart::keys_of_spec(&named.entry.spec) != offered.data {
                 return Err(Failure::request(format!(
                     "--takeover: `{name}` is {} for the daemon, and {spec} here; use the same spec, or restart the \
