@@ -16,7 +16,10 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
     let without = shown.without_block_sizes();
     let url = without.as_written();
-    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", url_forms()));
+    let wrong = |what: String| {
+        let shown = spec::with_hidden_secrets(shown.as_written());
+        Failure::request(format!("{shown}: {what}; {}", url_forms()))
+    };
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {
@@ -40,7 +43,7 @@ pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
                 shown.parse::<U>().err().map_or_else(|| INVALID_SECRET.to_owned(), |error| error.to_string())
             }
         };
-        Failure::request(format!("{}: {why}", spec::Url::new(url)))
+        Failure::request(format!("{shown}: {why}"))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Audit lines of changes: one for each, also if it fails, with who requested it.
 
 use crate::api::ApiError;
-use crate::output::shortened;
+use crate::output::{masked, shortened};
 use blockmux_engine::audit::AUDIT;
 use blockmux_volume::spec::with_hidden_secrets;
 use std::fmt;
@@ -39,7 +39,7 @@ pub(super) fn log(caller: &Caller, what: &str, outcome: Result<&[String], &ApiEr
     };
     match outcome {
         Ok(effects) => {
-            let changes = effects.join("; ");
+            let changes = masked(&effects.join("; "));
             let changes = if changes.is_empty() { "none" } else { &*shortened(&changes) };
             info!(target: AUDIT, protocol = "api", peer = %caller, subject, changes, "config changed: {what}");
         }

@@ -6,26 +6,26 @@
 
 use std::ops::Range;
 
-/// The text without its secrets, as URLs are printed.
+/// The text without its secrets, as valid URLs are printed.
 #[must_use]
 pub fn without_secrets(text: &str) -> String {
-    replaced(text, |secret| if secret.starts_with(['%', ':']) { "" } else { HIDDEN })
+    replaced(text, true, |secret| if secret.starts_with(['%', ':']) { "" } else { HIDDEN })
 }
 
 /// The text with its secrets replaced by `...`, so that it has the same parts: a parser finds the
 /// same errors in it, apart from those of the secrets.
 #[must_use]
 pub fn with_hidden_secrets(text: &str) -> String {
-    replaced(text, |secret| match secret.as_bytes().first() {
+    replaced(text, false, |secret| match secret.as_bytes().first() {
         Some(b'%') => "%...",
         Some(b':') => ":...",
         _ => HIDDEN,
     })
 }
 
-fn replaced(text: &str, by: impl Fn(&str) -> &'static str) -> String {
+fn replaced(text: &str, is_valid: bool, by: impl Fn(&str) -> &'static str) -> String {
     let (mut out, mut done) = (String::with_capacity(text.len()), 0);
-    for Range { start, end } in secrets(text) {
+    for Range { start, end } in secrets(text, is_valid) {
         if start >= done {
             out += &text[done..start];
             out += by(&text[start..end]);
@@ -35,8 +35,9 @@ fn replaced(text: &str, by: impl Fn(&str) -> &'static str) -> String {
     out + &text[done..]
 }
 
-/// The ranges of all secrets in order; the secret of a user begins with its `%` or `:`.
-fn secrets(text: &str) -> Vec<Range<usize>> {
+/// The ranges of all secrets in order; the secret of a user begins with its `%` or `:`. If the text
+/// is valid, a `%` in a host is part of the host.
+fn secrets(text: &str, is_valid: bool) -> Vec<Range<usize>> {
     let mut begins: Vec<usize> = text.match_indices("://").map(|(at, _)| at + 3).collect();
     if text.starts_with("//") {
         begins.insert(0, 2);
@@ -50,10 +51,10 @@ fn secrets(text: &str) -> Vec<Range<usize>> {
     for (nth, &begin) in begins.iter().enumerate() {
         let next = begins.get(nth + 1).map(|next| next - 3 - scheme_of(*next).len());
         let url = &text[begin..next.unwrap_or(text.len())];
-        let all = secret_of_user(scheme_of(begin), url).into_iter().chain(secret_parameters(url));
+        let all = secret_of_user(scheme_of(begin), url, is_valid).into_iter().chain(secret_parameters(url));
         found.extend(all.map(|Range { start, end }| begin + start..begin + end));
     }
-    if begins.is_empty() {
+    if begins.is_empty() && !is_valid {
         // Perhaps a URL with a mistake in its scheme.
         let ends = text.find('%').zip(text.rfind('@')).filter(|(begin, end)| begin < end);
         found.extend(ends.map(|(begin, end)| begin..end));
@@ -62,14 +63,14 @@ fn secrets(text: &str) -> Vec<Range<usize>> {
 }
 
 /// The secret of the user before the host. `url` begins behind `://`.
-fn secret_of_user(scheme: &str, url: &str) -> Option<Range<usize>> {
+fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize>> {
     let place = url.split('?').next().unwrap_or(url);
     let authority = url.split(['/', '?', '#']).next().unwrap_or(url);
     // Before the query of an iSCSI URL, an @ ends the user, whose password may contain @ and
     // slashes. In other URLs a path may contain an @.
     let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
     let end = if is_iscsi { place.rfind('@') } else { authority.rfind('@') };
-    let is_plain = is_plain_authority(authority);
+    let is_plain = is_valid || is_plain_authority(authority);
     let end = end.or_else(|| url.rfind('@').filter(|_| !is_plain));
     match end {
         Some(end) => Some(url[..end].find(['%', ':']).unwrap_or(end)..end).filter(|own| !own.is_empty()),
@@ -127,11 +128,11 @@ mod tests {
                 "iser://u@h/iqn.a/0?rdma=iwarp",
                 "iser://u%...@h/iqn.a/0?rdma=iwarp",
             ),
-            ("iscsi://u%SE?CRET@h/iqn.a", "iscsi://u@h/iqn.a", "iscsi://u%...@h/iqn.a"),
-            ("iscsi://u%25SE%43RET%40h/iqn.a", "iscsi://u", "iscsi://u%..."),
-            ("iscsi://u%SECRET", "iscsi://u", "iscsi://u%..."),
+            ("iscsi://u%SE?CRET@h/iqn.a", "iscsi://u%SE?CRET@h/iqn.a", "iscsi://u%...@h/iqn.a"),
+            ("iscsi://u%25SE%43RET%40h/iqn.a", "iscsi://u%25SE%43RET%40h/iqn.a", "iscsi://u%..."),
+            ("iscsi://u%SECRET", "iscsi://u%SECRET", "iscsi://u%..."),
             ("nbd://u:SECRET@h/a", "nbd://u@h/a", "nbd://u:...@h/a"),
-            ("nbds://u:SE/CRET@h/a", "nbds://u@h/a", "nbds://u:...@h/a"),
+            ("nbds://u:SE/CRET@h/a", "nbds://u:SE/CRET@h/a", "nbds://u:...@h/a"),
             (
                 "nbd+unix://u%SECRET@/a?socket=/s",
                 "nbd+unix://u@/a?socket=/s",
@@ -156,7 +157,7 @@ mod tests {
                 "a=delay:1ms:iscsi://u%...@h/iqn.a",
             ),
             ("//u:SECRET@h", "//u@h", "//u:...@h"),
-            ("iscsi:/u%SECRET@h", "iscsi:/u@h", "iscsi:/u%...@h"),
+            ("iscsi:/u%SECRET@h", "iscsi:/u%SECRET@h", "iscsi:/u%...@h"),
         ] {
             assert_eq!(
                 (without_secrets(written), with_hidden_secrets(written)),

@@ -7,6 +7,7 @@
 use crate::address::ListenerEntry;
 use crate::ctl::{PlanReport, PlannedChange};
 use crate::networks;
+use crate::output::masked;
 use crate::protocol::frontend::TargetTables;
 use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
@@ -304,7 +305,8 @@ pub(in crate::serve) fn report(
             Some((name, Some("spec"))) if is_replaced(name) => "; removed and added as another disk",
             _ => "",
         };
-        let line = change.describe() + note;
+        // The URL of a volume that is not open may be invalid.
+        let line = masked(&(change.describe() + note));
         if schema.is_fixed(change) || waits_for_start(change, steps) {
             report.next_start.push(line);
             continue;
