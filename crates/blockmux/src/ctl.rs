@@ -23,12 +23,14 @@ use crate::log::levels::Levels;
 use crate::output::{both_sizes, print, printable, printable_json, shell_word};
 use crate::protocol::frontend::Change;
 use crate::protocol::{certificates, secret};
+use crate::spec_text::SpecText;
 use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::Limits;
 use blockmux_volume::units::{human_size, parse_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
@@ -93,7 +95,7 @@ pub(crate) enum Request {
     Add {
         /// Volume, as for serve; paths are those of the daemon
         #[arg(value_name = "[NAME=]VOLUME")]
-        volume: String,
+        volume: SpecText,
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
@@ -117,6 +119,9 @@ pub(crate) enum Request {
     Remove {
         /// Name of the volume
         name: String,
+        /// Also if clients use it; their I/O fails
+        #[arg(long)]
+        force: bool,
     },
     /// Add a volume to a subsystem or a target
     Attach {
@@ -160,6 +165,30 @@ pub(crate) enum Request {
     /// A protocol-specific command.
     #[command(flatten)]
     Change(Change),
+}
+
+/// The request in a few words, for actions and the audit log.
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Request::Status => f.write_str("status"),
+            Request::Sessions => f.write_str("sessions"),
+            Request::Resize { name, size: Some(size) } => write!(f, "resize {name} to {size} bytes"),
+            Request::Resize { name, size: None } => write!(f, "resize {name}"),
+            Request::Limit { name, .. } => write!(f, "limit {name}"),
+            Request::Add { volume, .. } => write!(f, "add {volume}"),
+            Request::Remove { name, .. } => write!(f, "remove {name}"),
+            Request::Attach { name, target, .. } => write!(f, "attach {name} to {target}"),
+            Request::Detach { target, number } => write!(f, "detach {number} from {target}"),
+            Request::Reload => f.write_str("reload"),
+            Request::Diff => f.write_str("diff"),
+            Request::Export => f.write_str("export"),
+            Request::Apply { fragment } => write!(f, "apply {}", fragment.path.display()),
+            Request::Save => f.write_str("save"),
+            Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
+            Request::Change(change) => write!(f, "change {}", change.target),
+        }
+    }
 }
 
 /// The daemon's answer to a [`Request`].

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::{print, printable, printable_json};
 use crate::protocol::DiscoveredExport;
 use crate::reach;
+use crate::spec_text::SpecText;
 use blockmux_volume::units::human_size;
 use tracing::warn;
 
@@ -12,7 +13,7 @@ use tracing::warn;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiscoverArgs {
     /// URL of the server; an export in it is ignored
-    url: String,
+    url: SpecText,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -20,7 +21,7 @@ pub(crate) struct DiscoverArgs {
 
 /// Lists a server's exports.
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
-    let found = reach::of_url(&args.url)?.discover()?;
+    let found = reach::of_url(args.url.as_written())?.discover()?;
     if args.json {
         return print(printable_json(&serde_json::to_string(&found).map_err(Failure::run)?));
     }

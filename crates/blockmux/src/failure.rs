@@ -2,6 +2,7 @@
 //! status.
 
 use crate::output::{masked, printable, shell_word, shortened};
+use blockmux_volume::spec::with_hidden_secrets;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error;
 use std::io::{self, Write};
@@ -68,7 +69,7 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
     if let Some(text) = wrong_value(error) {
         return Failure::request(text);
     }
-    let text = error.to_string();
+    let text = hidden_in(error, error.to_string());
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let mut parts = text.split("\n\n").map(str::trim);
     let what = parts.next().unwrap_or_default();
@@ -86,6 +87,15 @@ pub(crate) fn from_command_line(error: &clap::Error) -> Failure {
         Some(tip) => format!("{what}; a similar{tip}"),
         None => format!("{what}; --help lists the options"),
     })
+}
+
+/// The text of a clap error with hidden secrets: it quotes words of the command line.
+fn hidden_in(error: &clap::Error, text: String) -> String {
+    let words = error.context().filter_map(|(_, value)| match value {
+        ContextValue::String(word) if !word.is_empty() => Some(word),
+        _ => None,
+    });
+    words.fold(text, |text, word| text.replace(word, &with_hidden_secrets(word)))
 }
 
 /// Advice for an option that other programs have.
@@ -124,7 +134,7 @@ fn wrong_value(error: &clap::Error) -> Option<String> {
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
     let argument = text(ContextKind::InvalidArg)?.split(' ').next().unwrap_or_default();
     let argument = argument.trim_matches(['[', ']', '<', '>', '.']);
-    let named = |why: &str| format!("{argument} {}: {why}", shell_word(value));
+    let named = |why: &str| format!("{argument} {}: {why}", shell_word(&with_hidden_secrets(value)));
     Some(match (error.source(), error.get(ContextKind::ValidValue)) {
         (Some(source), _) if source.is::<ParseIntError>() => named("is not a whole number"),
         (Some(source), _) => {

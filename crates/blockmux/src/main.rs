@@ -36,6 +36,7 @@ mod serve;
 mod shared_files;
 mod show;
 mod signals;
+mod spec_text;
 mod top;
 
 use blockmux_engine::sys;

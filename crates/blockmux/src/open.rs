@@ -9,6 +9,7 @@ use crate::output::shell_word;
 use crate::privileges;
 use crate::reach;
 use crate::records;
+use crate::regular;
 use crate::retry::retry_while_held;
 use crate::shared_files;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
@@ -408,16 +409,19 @@ fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {
     match target {
         LogTarget::Stderr => records::to(std::io::stderr()),
         LogTarget::File(path) => {
-            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-            let file = safe_path::open(path, flags, Mode::from_raw_mode(0o600));
-            let file = file.map_err(|error| no_log(path, &error))?;
+            let file = regular::append(path).map_err(|error| no_log(path, &error))?;
             records::to(file)
         }
     }
 }
 
 fn no_log(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::request(format!("log:{}: cannot append to it: {error}; give another file", path.display()))
+    let path = path.display();
+    match error.get_ref() {
+        // Not an error of the system: it says what to do.
+        Some(_) => Failure::request(format!("log:{path}: {error}")),
+        None => Failure::request(format!("log:{path}: cannot append to it: {error}; give another file")),
+    }
 }
 
 /// Default block size of RAM and null volumes, in bytes.

@@ -18,7 +18,10 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
     let shown = spec::Url::new(url);
     let without = shown.without_block_sizes();
     let url = without.as_written();
-    let wrong = |what: String| Failure::request(format!("{shown}: {what}; {}", url_forms()));
+    let wrong = |what: String| {
+        let shown = spec::with_hidden_secrets(shown.as_written());
+        Failure::request(format!("{shown}: {what}; {}", url_forms()))
+    };
     let Some((scheme, _)) = url.split_once("://") else { return Err(wrong("is not a URL".to_owned())) };
     let scheme = scheme.to_ascii_lowercase();
     let found = PROTOCOLS.iter().find(|protocol| {
@@ -33,8 +36,17 @@ pub(crate) fn of_url(url: &str) -> Result<Box<dyn Remote>, Failure> {
 
 /// Parses a URL of one protocol.
 pub(crate) fn read<U: FromStr<Err: Display>>(url: &str) -> Result<U, Failure> {
-    let shown = spec::Url::new(url);
-    url.parse().map_err(|error| Failure::request(format!("{shown}: {error}")))
+    url.parse().map_err(|error: U::Err| {
+        // The error of the same URL with other secrets quotes none.
+        let shown = spec::with_hidden_secrets(url);
+        let why = match shown == url {
+            true => error.to_string(),
+            false => {
+                shown.parse::<U>().err().map_or_else(|| INVALID_SECRET.to_owned(), |error| error.to_string())
+            }
+        };
+        Failure::request(format!("{shown}: {why}"))
+    })
 }
 
 /// Resolves a portal to all of its addresses.
@@ -115,6 +127,9 @@ pub(crate) fn ask_each<T, R>(
     }
     last.ok_or_else(|| Failure::request(format!("{url}: the host has no address; check its name")))
 }
+
+/// The problem of a URL that would be valid with another secret.
+const INVALID_SECRET: &str = "the secret is invalid; put it in a file and give secret_file=PATH";
 
 /// The syntax of URLs, for error messages.
 fn url_forms() -> String {

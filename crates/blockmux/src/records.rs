@@ -7,30 +7,35 @@ use crate::failure::Failure;
 use crate::privileges;
 use blockmux_volume::{LogRecord, LogSink};
 use std::io::{BufWriter, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 use tracing::warn;
 
-/// A sink that writes a line for each record to `target`. Dropping it waits until all are written.
+/// A sink that writes a line for each record to `target`. Dropping it waits until all are written,
+/// at most for [`LAST_RECORDS_TIMEOUT`].
 pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>, Failure> {
     let (queue, records) = mpsc::sync_channel(QUEUE_RECORDS);
     let left_out = Arc::new(AtomicU64::new(0));
     let counted = left_out.clone();
+    let (ending, ended) = mpsc::channel();
     let write = move || {
         privileges::drop_all_capabilities();
         write_out(&records, &counted, BufWriter::new(target));
+        drop(ending);
     };
     let thread = thread::Builder::new().name("records".to_owned()).spawn(write);
-    let thread = thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    Ok(Arc::new(Records { queue: Some(queue), left_out, thread: Some(thread) }))
+    thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    Ok(Arc::new(Records { queue: Some(queue), left_out, ended: Mutex::new(ended) }))
 }
 
 struct Records {
     queue: Option<SyncSender<LogRecord>>,
     left_out: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
+    /// Disconnected when all records have been written.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl LogSink for Records {
@@ -44,8 +49,12 @@ impl LogSink for Records {
 impl Drop for Records {
     fn drop(&mut self) {
         self.queue.take();
-        // The thread returns nothing.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(LAST_RECORDS_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            // For example a pipe that nobody reads, or a network file system without its server.
+            let seconds = LAST_RECORDS_TIMEOUT.as_secs();
+            warn!("the last records of a `log:` volume could not be written within {seconds} s");
+        }
     }
 }
 
@@ -83,12 +92,13 @@ fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: im
 
 /// The maximum number of queued records, some MiB: two for each request of many clients.
 const QUEUE_RECORDS: usize = 1 << 16;
+/// Time for the last records when the volume is closed.
+const LAST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use blockmux_volume::{LogEvent, Op, Tag};
-    use std::sync::Mutex;
     use std::time::Instant;
 
     /// A writer that blocks until it is released.
@@ -131,5 +141,14 @@ mod tests {
         let lines = text.lines().filter(|line| line.ends_with(" submitted")).count() as u64;
         assert_eq!(missing + lines, all);
         assert!(missing > 0 && text.starts_with("0 flush tag 0 submitted\n"), "{missing} are missing");
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_does_not_keep_its_volume_open() {
+        let written = Slow(Arc::default());
+        let held = written.0.lock().unwrap();
+        drop(to(written.clone()).unwrap());
+        // Only now can the log be written.
+        drop(held);
     }
 }

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::output::print;
 use crate::reach;
+use crate::spec_text::SpecText;
 
 /// Arguments of `blockmux reset`.
 #[derive(clap::Args)]
@@ -10,7 +11,7 @@ use crate::reach;
 pub(crate) struct ResetArgs {
     /// URL of an iSCSI, iSER or SRP logical unit
     #[arg(value_name = "URL")]
-    url: String,
+    url: SpecText,
     /// Task management function
     #[arg(default_value = "lun")]
     function: ResetFunction,
@@ -34,7 +35,7 @@ pub(crate) enum ResetFunction {
 
 /// Requests the function and waits for its completion.
 pub(crate) fn run(args: &ResetArgs) -> Result<(), Failure> {
-    print(reach::of_url(&args.url)?.reset(args.function)?)
+    print(reach::of_url(args.url.as_written())?.reset(args.function)?)
 }
 
 const EXAMPLES: &str = "\

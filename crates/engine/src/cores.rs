@@ -5,8 +5,8 @@ use crate::reactor::{CoreStats, EngineCore, Inbox, PollPolicy, Reactor};
 use crate::sys;
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,8 +47,11 @@ pub struct Cores {
 struct CoreThread {
     inbox: Inbox,
     stats: Arc<CoreStats>,
-    thread: Option<JoinHandle<io::Result<()>>>,
+    /// `None` after [`Cores::end`].
+    thread: Mutex<Option<CoreHandle>>,
 }
+
+type CoreHandle = JoinHandle<io::Result<()>>;
 
 impl Cores {
     /// Starts the threads.
@@ -113,24 +116,65 @@ impl Cores {
 
     /// Stops as [`Cores::stop`] does, but calls `late` before it ends tasks that have not finished.
     pub fn stop_or(self, grace: Duration, late: impl FnOnce()) -> bool {
+        self.finish(grace, late)
+    }
+
+    /// Asks every task to finish and waits at most `grace`, then calls `late` if some have not.
+    /// Returns whether all tasks have finished. A core that hangs in a system call does not delay
+    /// this. The cores still run; [`Cores::end`] ends them.
+    pub fn finish(&self, grace: Duration, late: impl FnOnce()) -> bool {
         for thread in &self.threads {
             thread.inbox.send(|core| core.stop());
         }
         let deadline = Instant::now() + grace;
-        loop {
-            // One task remains on every core: its inbox.
-            let busy = (0..self.count())
-                .filter_map(|nth| self.ask(nth, |core| core.live_tasks()))
-                .any(|live| live > 1);
-            if !busy {
-                return true;
-            }
+        while self.threads.iter().any(|thread| thread.is_busy(deadline)) {
             if Instant::now() >= deadline {
                 late();
                 return false;
             }
             std::thread::park_timeout(STOP_POLL);
         }
+        true
+    }
+
+    /// Ends the cores with their tasks, and waits at most `timeout` for their threads. Returns the
+    /// number of cores that hang in a system call; their threads end with the process.
+    pub fn end(&self, timeout: Duration) -> usize {
+        for thread in &self.threads {
+            thread.inbox.send(|core| core.end());
+        }
+        let deadline = Instant::now() + timeout;
+        let mut left: Vec<_> = self.threads.iter().filter_map(|thread| thread.handle().take()).collect();
+        loop {
+            let (ended, running): (Vec<_>, Vec<_>) = left.into_iter().partition(CoreHandle::is_finished);
+            ended.into_iter().for_each(join);
+            if running.is_empty() || Instant::now() >= deadline {
+                return running.len();
+            }
+            left = running;
+            std::thread::park_timeout(STOP_POLL);
+        }
+    }
+}
+
+impl CoreThread {
+    /// Whether the core has tasks that have not finished, or does not answer until `deadline`.
+    fn is_busy(&self, deadline: Instant) -> bool {
+        let (sender, receiver) = mpsc::channel();
+        self.inbox.send(move |core| {
+            // The receiver may be gone.
+            let _ = sender.send(core.live_tasks());
+        });
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            // One task remains on every core: its inbox.
+            Ok(live) => live > 1,
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    fn handle(&self) -> MutexGuard<'_, Option<CoreHandle>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,13 +183,15 @@ impl Drop for Cores {
         for thread in &self.threads {
             thread.inbox.send(|core| core.end());
         }
-        for thread in &mut self.threads {
-            match thread.thread.take().map(JoinHandle::join) {
-                Some(Err(_)) => tracing::error!("a core has panicked"),
-                Some(Ok(Err(error))) => tracing::error!("a core's io_uring failed: {error}"),
-                Some(Ok(Ok(()))) | None => {}
-            }
-        }
+        self.threads.iter().filter_map(|thread| thread.handle().take()).for_each(join);
+    }
+}
+
+fn join(handle: CoreHandle) {
+    match handle.join() {
+        Err(_) => tracing::error!("a core has panicked"),
+        Ok(Err(error)) => tracing::error!("a core's io_uring failed: {error}"),
+        Ok(Ok(())) => {}
     }
 }
 
@@ -171,8 +217,30 @@ fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
         }
     })?;
     let (inbox, stats) = receiver.recv().map_err(|_| io::Error::other("a core did not start"))??;
-    Ok(CoreThread { inbox, stats, thread: Some(thread) })
+    Ok(CoreThread { inbox, stats, thread: Mutex::new(Some(thread)) })
 }
 
 /// Interval at which stopping polls for finished tasks.
 const STOP_POLL: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_hangs_does_not_keep_the_others_from_finishing_and_ending() {
+        let cores = Cores::start(&CoresConfig { count: 2, ..CoresConfig::default() }).unwrap();
+        let (release, hangs) = mpsc::channel::<()>();
+        cores.inboxes()[0].send(move |_| {
+            let _ = hangs.recv();
+        });
+        let mut is_late = false;
+        assert!(!cores.finish(Duration::from_millis(20), || is_late = true));
+        assert!(is_late);
+        assert_eq!(cores.end(Duration::from_millis(20)), 1);
+        assert_eq!(cores.ask(1, |_| ()), None, "the other core has ended");
+        // A drop does not wait for the core that hangs: only then is it released.
+        drop(cores);
+        drop(release);
+    }
+}

@@ -301,7 +301,6 @@ const ZEROING: u8 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::Beyond;
     use crate::conformance::{self, Harness};
     use crate::io::Tag;
 
@@ -312,10 +311,6 @@ mod tests {
             assert_eq!((volume.info().size, volume.refresh_size()), (size, size));
         }
         Arc::new(volume)
-    }
-
-    fn to(size: u64) -> Resize {
-        Resize::Bytes { size, beyond: Beyond::Discard }
     }
 
     #[test]
@@ -365,25 +360,28 @@ mod tests {
         let (size, block) = (40 << 20, vec![7; 512]);
         client.write(size - 512, &block).unwrap();
         assert!(client.write(size, &block).is_err());
-        volume.resize(to(size + 512)).unwrap();
+        volume.resize(Resize::discard_beyond(size + 512)).unwrap();
         client.write(size, &block).unwrap();
-        volume.resize(to(size)).unwrap();
+        volume.resize(Resize::discard_beyond(size)).unwrap();
         assert!(client.read(size, 512).is_err());
         assert_eq!(client.read(size - 512, 512).unwrap(), block);
         // The truncated part was lost, and is a hole.
-        volume.resize(to(1 << 20)).unwrap();
-        volume.resize(to(size)).unwrap();
+        volume.resize(Resize::discard_beyond(1 << 20)).unwrap();
+        volume.resize(Resize::discard_beyond(size)).unwrap();
         assert_eq!(client.read(size - 512, 512).unwrap(), [0; 512]);
     }
 
     #[test]
     fn an_invalid_size_changes_nothing() {
         let volume = resized(&[]);
-        assert!(matches!(volume.resize(to(0)), Err(ResizeError::BadSize { .. })));
-        assert!(matches!(volume.resize(to(1 << 20 | 1)), Err(ResizeError::BadSize { .. })));
+        assert!(matches!(volume.resize(Resize::discard_beyond(0)), Err(ResizeError::BadSize { .. })));
+        assert!(matches!(
+            volume.resize(Resize::discard_beyond(1 << 20 | 1)),
+            Err(ResizeError::BadSize { .. })
+        ));
         let most = 48 << 20;
         assert!(
-            matches!(volume.resize(to(most + 512)), Err(ResizeError::TooLarge { most: reported }) if reported == most)
+            matches!(volume.resize(Resize::discard_beyond(most + 512)), Err(ResizeError::TooLarge { most: reported }) if reported == most)
         );
         assert_eq!(volume.resize(Resize::Own).unwrap(), 40 << 20);
     }

@@ -285,7 +285,6 @@ fn merge_to_blocks(extents: &mut Vec<Extent>, block: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::Beyond;
     use crate::conformance::{self, Harness};
     use crate::{DelayVolume, Delays, MemVolume, Pages, StripeVolume};
     use std::time::Duration;
@@ -303,10 +302,6 @@ mod tests {
     fn large_blocks(inner: Arc<dyn Volume>) -> Arc<dyn Volume> {
         let blocks = BlockSizes { logical: Some(4096), physical: None };
         Arc::new(SliceVolume::with_blocks(inner, blocks).unwrap())
-    }
-
-    fn to(size: u64) -> Resize {
-        Resize::Bytes { size, beyond: Beyond::Discard }
     }
 
     #[test]
@@ -392,14 +387,14 @@ mod tests {
         let pages = Pages::from_heap(8 << 20);
         let whole: Arc<dyn Volume> = Arc::new(MemVolume::within(pages, 4 * MIB, BlockSizes::default()));
         let rest = slice(&whole, MIB, None);
-        whole.resize(to(6 * MIB)).unwrap();
+        whole.resize(Resize::discard_beyond(6 * MIB)).unwrap();
         assert_eq!((rest.info().size, rest.refresh_size()), (5 * MIB, 5 * MIB));
-        assert_eq!(rest.resize(to(2 * MIB)).unwrap(), 2 * MIB);
+        assert_eq!(rest.resize(Resize::discard_beyond(2 * MIB)).unwrap(), 2 * MIB);
         assert_eq!(whole.info().size, 3 * MIB);
         assert!(matches!(
-            rest.resize(to(8 * MIB)), Err(ResizeError::TooLarge { most }) if most == 7 * MIB
+            rest.resize(Resize::discard_beyond(8 * MIB)), Err(ResizeError::TooLarge { most }) if most == 7 * MIB
         ));
-        assert!(rest.resize(to(u64::MAX - 511)).is_err());
+        assert!(rest.resize(Resize::discard_beyond(u64::MAX - 511)).is_err());
     }
 
     #[test]
@@ -408,15 +403,15 @@ mod tests {
         let part = slice(&whole, MIB, MIB);
         let mut client = Harness::on_test_core(part.clone()).client(1).unwrap();
         assert!(client.read(MIB, 512).is_err());
-        assert_eq!(part.resize(to(2 * MIB)).unwrap(), 2 * MIB);
+        assert_eq!(part.resize(Resize::discard_beyond(2 * MIB)).unwrap(), 2 * MIB);
         assert_eq!((part.info().size, whole.info().size), (2 * MIB, 4 * MIB));
         assert_eq!(client.read(MIB, 512).unwrap(), [0; 512], "channels see it at once");
         assert!(matches!(
-            part.resize(to(4 * MIB)), Err(ResizeError::TooLarge { most }) if most == 3 * MIB
+            part.resize(Resize::discard_beyond(4 * MIB)), Err(ResizeError::TooLarge { most }) if most == 3 * MIB
         ));
-        assert!(matches!(part.resize(to(100)), Err(ResizeError::BadSize { .. })));
+        assert!(matches!(part.resize(Resize::discard_beyond(100)), Err(ResizeError::BadSize { .. })));
         // Shrinking `whole` shortens the part, too.
-        whole.resize(to(2 * MIB)).unwrap();
+        whole.resize(Resize::discard_beyond(2 * MIB)).unwrap();
         assert_eq!((part.refresh_size(), part.resize(Resize::Own).unwrap()), (MIB, MIB));
         assert!(client.read(MIB, 512).is_err());
     }

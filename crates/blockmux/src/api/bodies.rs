@@ -1,6 +1,7 @@
 //! Bodies of requests and responses of the API.
 
 use crate::limits::LimitsBody;
+use crate::spec_text::SpecText;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,8 +15,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 pub(crate) struct AddVolume {
     /// `[NAME=]VOLUME`, as for `blockmux serve`; paths are those of the daemon.
-    #[schema(example = "data=mem:64m")]
-    pub(crate) volume: String,
+    pub(crate) volume: SpecText,
     /// Refuse writes.
     #[serde(default)]
     pub(crate) read_only: bool,

@@ -1,6 +1,7 @@
 //! The format of all errors of the API.
 
 use crate::failure::Failure;
+use crate::output::masked;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
@@ -76,7 +77,8 @@ impl ErrorCode {
 impl ApiError {
     /// An error from a message for people; the text after its first semicolon becomes the hint.
     pub(crate) fn new(code: ErrorCode, text: impl ToString) -> ApiError {
-        let text = text.to_string();
+        // It may quote a name or another text of the client.
+        let text = masked(&text.to_string());
         match text.split_once("; ") {
             Some((message, hint)) => {
                 ApiError { code, message: message.to_owned(), hint: Some(hint.to_owned()) }

@@ -16,12 +16,13 @@ mod plan;
 mod veth;
 
 use crate::failure::{self, Failure};
-use crate::output::{printable, shell_word, without_passwords};
+use crate::output::{printable, shell_word};
 use crate::poll::Poll;
 use crate::show;
 use blockmux_engine::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
+use blockmux_volume::spec::without_secrets;
 use measure::{BenchEnd, Interrupts, Measured, measure};
 use plan::BenchPlan;
 use std::path::PathBuf;
@@ -183,7 +184,7 @@ fn exit_code(comparison: &Comparison, lost_connection: u32) -> Result<ExitCode, 
 
 fn command_line() -> String {
     let mut words = vec!["blockmux".to_owned()];
-    words.extend(std::env::args().skip(1).map(|word| shell_word(&without_passwords(&word)).into_owned()));
+    words.extend(std::env::args().skip(1).map(|word| shell_word(&without_secrets(&word)).into_owned()));
     printable(&words.join(" ")).into_owned()
 }
 

@@ -8,7 +8,6 @@ use super::veth::VethPair;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::machine::memory_bytes;
 use crate::open::{self, Access, Populate, Use};
-use crate::output::without_passwords;
 use crate::poll::Poll;
 use crate::protocol::{self, Carrier, Protocol};
 use blockmux_engine::congestion::Congestion;
@@ -20,6 +19,7 @@ use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
 use blockmux_lab::suite::{Suite, SuiteRow};
 use blockmux_lab::units;
+use blockmux_volume::spec::without_secrets;
 use blockmux_volume::{Spec, Volume};
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
@@ -116,7 +116,7 @@ impl BenchPlan {
         self.ceiling_bytes = self.ceiling_bytes.max(size.min(MAX_CEILING_BYTES));
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
-        let (name, shown) = (name.to_owned(), without_passwords(name));
+        let (name, shown) = (name.to_owned(), without_secrets(name));
         Ok(BenchVolume { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
     }
 

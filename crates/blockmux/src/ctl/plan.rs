@@ -25,6 +25,13 @@ pub(crate) struct PlannedChange {
 }
 
 impl PlanReport {
+    /// A line for each change.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let now = self.changes.iter().map(|change| change.change.clone());
+        let later = self.next_start.iter().map(|line| format!("at the next start: {line}"));
+        now.chain(later).collect()
+    }
+
     /// Whether there are no changes.
     pub(crate) fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.next_start.is_empty()

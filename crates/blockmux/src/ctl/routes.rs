@@ -34,7 +34,10 @@ pub(super) fn call(request: &Request) -> Call {
             });
             with_body("POST", "/v1/volumes".to_owned(), body)
         }
-        Request::Remove { name } => Call::new("DELETE", format!("/v1/volumes/{}", segment(name))),
+        Request::Remove { name, force } => {
+            let query = if *force { "?force=true" } else { "" };
+            Call::new("DELETE", format!("/v1/volumes/{}{query}", segment(name)))
+        }
         Request::Attach { name, target, number, ana_group } => {
             let body = json!(AttachVolume { volume: name.clone(), number: *number, ana_group: *ana_group });
             with_body("POST", format!("/v1/targets/{}/units", segment(target)), body)

@@ -156,7 +156,7 @@ pub(crate) struct TargetTables {
 }
 
 /// A protocol that is served, with its running frontend.
-pub(crate) type LiveProtocol = (&'static Protocol, Box<dyn LiveFrontend>);
+pub(crate) type LiveProtocol = (&'static Protocol, Arc<dyn LiveFrontend>);
 
 /// A session between two requests that another process hands over.
 pub(crate) struct HandedSession {
@@ -176,8 +176,9 @@ pub(crate) type Resume = Box<dyn FnOnce(&Rc<EngineCore>, HandedSession, Permit) 
 
 /// The running part of a frontend, which changes at run time. Targets are iSCSI targets, SRP target
 /// ports and NVMe subsystems; a protocol without targets uses the default methods. Cores do not
-/// call these methods.
-pub(crate) trait LiveFrontend: Send {
+/// call these methods. Methods that change something are called by one change at a time, the others
+/// also during a change, so an implementation holds its locks only for moments.
+pub(crate) trait LiveFrontend: Send + Sync {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 
@@ -230,14 +231,27 @@ pub(crate) trait LiveFrontend: Send {
         Err(format!("no target has the name `{target}`"))
     }
 
-    /// Executes one of the frontend's own `ctl` commands; returns a message for the user, if any.
+    /// Reads the files that a command needs, for [`LiveFrontend::change`]. It may hang in a path, so
+    /// it is called without the right to change the daemon, and holds no lock meanwhile.
+    ///
+    /// # Errors
+    /// If a file cannot be read; the message says what to do.
+    fn read_files(&self, _target: &str, _what: &Value) -> Result<FilesRead, String> {
+        Ok(Box::new(()))
+    }
+
+    /// Executes one of the frontend's own `ctl` commands, for which [`LiveFrontend::read_files`] has
+    /// returned `files`; returns a message for the user, if any.
     ///
     /// # Errors
     /// If the command fails; the message says what to do.
-    fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
+    fn change(&self, target: &str, _what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
         Err(format!("no target has the name `{target}`"))
     }
 }
+
+/// What [`LiveFrontend::read_files`] has read, in a type of the protocol.
+pub(crate) type FilesRead = Box<dyn Any + Send>;
 
 /// A protocol-specific command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

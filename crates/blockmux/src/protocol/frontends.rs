@@ -218,10 +218,13 @@ impl FromArgMatches for Frontends {
     }
 }
 
+/// Ends of the keys whose values are paths.
+const PATHS: [&str; 4] = ["_file", "_state", "_certificates", "_psk"];
+
 /// Makes relative paths of files in a value absolute, below `directory`.
 pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
     match value {
-        toml::Value::String(path) if key.ends_with("_file") || key.ends_with("_state") => {
+        toml::Value::String(path) if PATHS.iter().any(|end| key.ends_with(end)) => {
             *path = directory.join(&*path).display().to_string();
         }
         toml::Value::Table(table) => {

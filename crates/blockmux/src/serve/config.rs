@@ -14,6 +14,7 @@ use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limits, Spec, SpecError, VolumeLimits};
 use serde::{Deserialize, Deserializer, de};
+use std::env;
 use std::fmt::Display;
 use std::iter;
 use std::num::NonZeroUsize;
@@ -151,6 +152,12 @@ impl FromStr for VolumeEntry {
             client_limits: Limits::default(),
         })
     }
+}
+
+/// The current directory, against which paths of the command line are resolved; empty if it does not
+/// exist any more.
+pub(super) fn current_directory() -> PathBuf {
+    env::current_dir().unwrap_or_default()
 }
 
 impl Config {

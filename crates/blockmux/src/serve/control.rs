@@ -1,32 +1,35 @@
 //! Executes the commands that the control API accepts: status, volumes, targets, logging, config.
 //!
-//! Commands run on threads of the API and not on cores. They change volumes through
-//! [`blockmux_proto::volume_state`], and protocols under a mutex, one command at a time.
+//! Commands run on threads of the API and not on cores. Commands that change something take effect
+//! one at a time ([`Reloader::begin_change`]); work that may hang in a path comes before. Queries
+//! read snapshots and wait for no change. See
+//! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcement, ClientLocation};
-use super::config::VolumeEntry;
+use super::config::{VolumeEntry, current_directory};
+use super::config_audit::{self, Caller};
 use super::flush;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::{Current, Reloader, check_not_deleted};
+use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted};
 use super::setup::LARGEST;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{
-    Answer, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
+    Answer, PlanReport, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
     ThrottleStatus, VolumeStatus,
 };
 use crate::data_layers;
 use crate::log::levels::{self, Levels};
+use crate::networks;
 use crate::open::Populate;
-use crate::protocol::frontend::{Change, LiveFrontend, LiveProtocol, TargetPlace};
+use crate::protocol::frontend::{Change, FilesRead, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use crate::{limits, networks};
 use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
@@ -37,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::warn;
 
 /// Changes log levels if some are given, and returns the levels of all areas.
 fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
@@ -204,8 +207,8 @@ impl VolumeCounters {
 pub(super) struct ControlServer {
     pub(super) exports: Exports,
     pub(super) connection_limits: Arc<ConnectionLimits>,
-    /// The protocols that are served. Locked by every command that changes volumes or targets.
-    pub(super) live_protocols: Arc<Mutex<Vec<LiveProtocol>>>,
+    /// The protocols that are served.
+    pub(super) live_protocols: Current<Vec<LiveProtocol>>,
     pub(super) cores: Vec<Arc<CoreStats>>,
     pub(super) opener: Current<VolumeOpener>,
     pub(super) frontends: Current<Frontends>,
@@ -214,146 +217,263 @@ pub(super) struct ControlServer {
 }
 
 impl ControlServer {
-    /// Executes a request. A request that may take long reports its progress to `progress`.
-    pub(super) fn answer(&self, request: &Request, progress: &dyn Fn(String)) -> Answer {
-        let mut added = None;
-        let done = match request {
-            Request::Status => Ok(Answer::Status(self.status())),
+    /// Executes a request that changes nothing. It waits for no change.
+    pub(super) fn answer(&self, request: &Request) -> Answer {
+        match request {
+            Request::Status => Answer::Status(self.status()),
             Request::Sessions => {
                 let sessions = self.connection_limits.sessions().list();
-                Ok(Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect()))
+                Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
+            }
+            Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
+            Request::Export => Answer::Text(self.reloader.export()),
+            Request::Log { levels: None } => log_levels(None).unwrap_or_else(Answer::Failed),
+            _ => Answer::Failed(ApiError::failed("internal error: a change was sent as a query")),
+        }
+    }
+
+    /// Executes a request that changes something, and logs it with its caller. If it takes long, it
+    /// reports its progress to `progress`.
+    pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
+        let changed = self.make_change(request, progress);
+        let effects = changed.as_ref().map(|changed| &*changed.effects);
+        config_audit::log(caller, &request.to_string(), effects);
+        changed.map_or_else(Answer::Failed, |changed| changed.answer)
+    }
+
+    fn make_change(&self, request: &Request, progress: &dyn Fn(String)) -> Result<Changed, ApiError> {
+        let planned = |report: PlanReport| Changed { effects: report.lines(), answer: Answer::Plan(report) };
+        let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
+        match request {
+            Request::Reload => self.reloader.reload().map(planned),
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(planned),
+            Request::Save => self.reloader.save().map(said).map_err(ApiError::from),
+            Request::Log { levels } => {
+                let before = log_levels(None)?.json();
+                let answer = log_levels(levels.as_deref())?;
+                Ok(Changed { effects: vec![format!("~ log: {before} -> {}", answer.json())], answer })
             }
             Request::Resize { name, size, shrink } => {
                 let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
-                self.resize(name, *size, beyond).map(|size| Answer::Resized { size })
-            }
-            Request::Limit { name, limits, client_limits } => {
-                self.limit(name, *limits, *client_limits).map(|()| Answer::Done)
+                self.resize(request, name, *size, beyond)
             }
             Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
-                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid);
-                networks.and_then(|networks| {
-                    let entry: VolumeEntry = volume.parse().map_err(ApiError::invalid)?;
-                    let read_only = *read_only || self.opener.get().read_only;
-                    let entry = VolumeEntry {
-                        read_only,
-                        description: description.clone(),
-                        protocols: protocols.clone(),
-                        networks,
-                        limits: limits.unwrap_or_default(),
-                        client_limits: client_limits.unwrap_or_default(),
-                        ..entry
-                    };
-                    self.add(entry, &mut added)
-                })
+                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid)?;
+                let entry: VolumeEntry = volume.as_written().parse().map_err(ApiError::invalid)?;
+                let read_only = *read_only || self.opener.get().read_only;
+                let entry = VolumeEntry {
+                    spec: entry.spec.below(&current_directory()),
+                    read_only,
+                    description: description.clone(),
+                    protocols: protocols.clone(),
+                    networks,
+                    limits: limits.unwrap_or_default(),
+                    client_limits: client_limits.unwrap_or_default(),
+                    ..entry
+                };
+                self.add(request, entry)
             }
-            Request::Remove { name } => self.remove(name, progress).map(|()| Answer::Done),
+            Request::Remove { name, force } => self.remove(request, name, *force, progress),
+            Request::Limit { name, limits, client_limits } => {
+                self.at_once(request, |_| self.limit(name, *limits, *client_limits))
+            }
             Request::Attach { name, target, number, ana_group } => {
                 let place = TargetPlace { number: *number, ana_group: *ana_group };
-                self.attach(name, target, &place).map(|number| Answer::Attached { number })
+                self.at_once(request, |_| {
+                    self.attach(name, target, &place).map(|number| Answer::Attached { number })
+                })
             }
-            Request::Detach { target, number } => {
-                self.detach(target, *number, progress).map(|()| Answer::Done)
-            }
-            Request::Log { levels } => log_levels(levels.as_deref()),
+            Request::Detach { target, number } => self.detach(request, target, *number, progress),
             Request::Change(change) => {
-                self.change(change).map(|said| said.map_or(Answer::Done, Answer::Message))
+                let files = self.read_files(change)?;
+                self.at_once(request, |served| self.change_target(served, change, files))
             }
-            Request::Reload => self.reloader.reload().map(Answer::Plan),
-            Request::Diff => self.reloader.diff().map(Answer::Plan),
-            Request::Export => Ok(Answer::Text(self.reloader.export())),
-            Request::Apply { fragment } => {
-                self.reloader.apply_fragment(fragment).map(Answer::Plan).map_err(ApiError::invalid)
+            Request::Status | Request::Sessions | Request::Diff | Request::Export => {
+                Ok(Changed { answer: self.answer(request), effects: Vec::new() })
             }
-            Request::Save => self.reloader.save().map(Answer::Message).map_err(ApiError::from),
-        };
-        let answer = done.unwrap_or_else(Answer::Failed);
-        match self.reloader.record(request, &answer, added) {
-            Some(note) => Answer::Noted { answer: Box::new(answer), note },
-            None => answer,
         }
     }
 
-    /// Exports a new volume, and stores it in `added`.
-    fn add(&self, entry: VolumeEntry, added: &mut Option<NamedVolume>) -> Result<Answer, ApiError> {
-        let live_protocols = self.live_protocols();
+    /// Makes and records a change that opens no path and waits for no I/O.
+    fn at_once(
+        &self,
+        request: &Request,
+        change: impl FnOnce(&[LiveProtocol]) -> Result<Answer, ApiError>,
+    ) -> Result<Changed, ApiError> {
+        let changing = self.reloader.begin_change();
+        let answer = change(&self.live_protocols.get())?;
+        Ok(self.recorded(&changing, request, answer, None))
+    }
+
+    /// Records a change in the running config; adds a note about the config file to its answer.
+    /// `opened` is the volume that it has added.
+    fn recorded(
+        &self,
+        changing: &Changing<'_>,
+        request: &Request,
+        answer: Answer,
+        opened: Option<NamedVolume>,
+    ) -> Changed {
+        let Recorded { note, mut effects } = self.reloader.record(changing, request, &answer, opened);
+        if effects.is_empty() {
+            // The config has no key for it.
+            effects.extend(match (request, &answer) {
+                (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
+                    Some(format!("+ {target} {number}: {name}"))
+                }
+                (Request::Detach { target, number }, _) => Some(format!("- {target} {number}")),
+                (Request::Change(change), _) => Some(format!("~ {}: {}", change.target, change.what)),
+                _ => None,
+            });
+        }
+        let answer = match note {
+            Some(note) => Answer::Noted { answer: Box::new(answer), note },
+            None => answer,
+        };
+        Changed { answer, effects }
+    }
+
+    /// Exports a new volume. It is opened without the right to change the daemon, because its path
+    /// or its server may hang.
+    fn add(&self, request: &Request, entry: VolumeEntry) -> Result<Changed, ApiError> {
         let opener = self.opener.get();
-        let name = entry.name.clone().unwrap_or_else(|| self.free_name());
-        if self.exports.find(&name).is_some() {
+        let named = {
+            let mut changing = self.reloader.begin_change();
+            let name = entry.name.clone().unwrap_or_else(|| self.free_name(&changing));
+            self.check_is_free(&name, &changing)?;
+            let named = NamedVolume { name, entry };
+            opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
+            // Checked before the volume is opened, which may create a file.
+            self.policy.add(&named.name, named.entry.protocols.clone())?;
+            changing.opening.insert(named.name.clone());
+            named
+        };
+        let opened = {
+            let (opener, named) = (opener.clone(), named.clone());
+            let what = format!("{}: {}", named.name, named.entry.spec);
+            self.reloader.blocking.run(what, move || opener.open(&named, Populate::Behind))
+        };
+        let changing = {
+            let mut changing = self.reloader.begin_change();
+            changing.opening.remove(&named.name);
+            changing
+        };
+        let added = match opened {
+            Ok(Ok(opened)) => self.export_new(&named, opened, &changing),
+            Ok(Err(failure)) | Err(failure) => Err(failure.into()),
+        };
+        // A reload may have exported a volume with this name meanwhile.
+        if added.is_err() && self.exports.find(&named.name).is_none() {
+            self.policy.remove(&named.name);
+        }
+        Ok(self.recorded(&changing, request, added?, Some(named)))
+    }
+
+    /// Checks that no volume has this name.
+    fn check_is_free(&self, name: &str, changing: &Changing<'_>) -> Result<(), ApiError> {
+        if self.exports.find(name).is_some() {
             return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
         }
-        let named = NamedVolume { name: name.clone(), entry };
-        let without_listener = named.entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        if changing.opening.contains(name) {
+            let text = format!("a volume with the name `{name}` is being opened; choose another name");
+            return Err(text.into());
+        }
+        Ok(())
+    }
+
+    /// Exports a volume that was opened.
+    fn export_new(
+        &self,
+        named: &NamedVolume,
+        (export, volume_state): (Export, Arc<VolumeState>),
+        changing: &Changing<'_>,
+    ) -> Result<Answer, ApiError> {
+        let (name, entry) = (&named.name, &named.entry);
+        self.check_is_free(name, changing)?;
+        // The config may have changed while the volume was opened.
+        let (opener, served) = (self.opener.get(), self.live_protocols.get());
+        self.policy.add(name, entry.protocols.clone())?;
+        self.policy.set_networks(name, entry.networks.clone());
+        opener.check_blocks(named, &volume_state.volume().info())?;
+        self.policy.set_data(name, data_layers::of_spec(&entry.spec));
+        self.policy.check_same_data(name, |name| self.is_restricted(name, &served))?;
+        let all: Vec<_> = self.exports.iter().collect();
+        let mut all = served_data(&all, &self.exports, &self.policy);
+        all.push(ServedData { name, uuid: volume_state.uuid(), parts: self.policy.data_of(name) });
+        warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
+        let id = self.exports.add(export, volume_state);
+        let id = id.ok_or_else(|| "too many volumes; remove one".to_owned())?;
+        served.iter().for_each(|(_, live)| live.add(id));
+        let urls =
+            Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
+        let without_listener = entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
         let without_listener = without_listener.filter(|word| {
             by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
         });
-        let without_listener = without_listener.collect();
-        opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
-        // Checked before the volume is opened, which may create a file.
-        self.policy.add(&name, named.entry.protocols.clone())?;
-        self.policy.set_networks(&name, named.entry.networks.clone());
-        let opened = opener.open(&named, Populate::Behind);
-        let (export, volume_state) = opened.inspect_err(|_| self.policy.remove(&name))?;
-        self.policy.set_data(&name, data_layers::of_spec(&named.entry.spec));
-        let is_restricted = |name: &str| self.is_restricted(name, &live_protocols);
-        self.policy.check_same_data(&name, is_restricted).inspect_err(|_| self.policy.remove(&name))?;
-        let all: Vec<_> = self.exports.iter().collect();
-        let mut all = served_data(&all, &self.exports, &self.policy);
-        all.push(ServedData { name: &name, uuid: volume_state.uuid(), parts: self.policy.data_of(&name) });
-        warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
-        let Some(id) = self.exports.add(export, volume_state) else {
-            self.policy.remove(&name);
-            return Err("too many volumes; remove one".to_owned().into());
-        };
-        live_protocols.iter().for_each(|(_, live)| live.add(id));
-        info!("{name} is exported");
+        let (name, without_listener) = (name.clone(), without_listener.collect());
         self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
-        let urls =
-            Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
-        let urls = urls.urls_of(&name);
-        *added = Some(named);
-        Ok(Answer::Added { name, urls, without_listener })
+        Ok(Answer::Added { urls: urls.urls_of(&name), name, without_listener })
     }
 
     /// The first unused name of the form `diskN`.
-    fn free_name(&self) -> String {
-        let names = (0_u64..).map(|number| format!("disk{number}"));
-        names.into_iter().find(|name| self.exports.find(name).is_none()).unwrap_or_default()
+    fn free_name(&self, changing: &Changing<'_>) -> String {
+        let mut names = (0_u64..).map(|number| format!("disk{number}"));
+        names.find(|name| self.check_is_free(name, changing).is_ok()).unwrap_or_default()
     }
 
-    /// Stops exporting a volume: waits for I/O in flight and flushes the volume.
-    fn remove(&self, name: &str, progress: &dyn Fn(String)) -> Result<(), ApiError> {
-        let live_protocols = self.live_protocols();
+    /// Stops exporting a volume: waits for I/O in flight and flushes the volume. A volume that is in
+    /// use is removed only by `force`.
+    fn remove(
+        &self,
+        request: &Request,
+        name: &str,
+        force: bool,
+        progress: &dyn Fn(String),
+    ) -> Result<Changed, ApiError> {
+        let changing = self.reloader.begin_change();
         let (volume, volume_state) = self.find(name)?;
-        check_not_deleted(name, &**volume_state.volume())?;
+        if !force {
+            check_not_deleted(name, &**volume_state.volume())?;
+        }
+        let users = self.reloader.users_of(name);
+        if !force && !users.is_empty() {
+            let more = users.len().saturating_sub(SHOWN_USERS);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let shown = users.into_iter().take(SHOWN_USERS).collect::<Vec<_>>().join(", ");
+            let text = format!(
+                "{name}: is in use by {shown}{more}; disconnect them, or remove it with --force (API: ?force=true), \
+                 which makes their I/O fail"
+            );
+            return Err(ApiError::new(ErrorCode::Conflict, text));
+        }
         self.reloader.lift_limits(&[volume_state]);
-        live_protocols.iter().for_each(|(_, live)| live.remove(volume));
+        self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
         let removed = self
             .exports
             .remove(name)
             .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
+        let changed = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
-        drop(live_protocols);
+        drop(changing);
         wait_for_io(name, "removed", &[removed.volume_state.clone()], progress);
-        info!("{name} is no longer exported");
         progress("flushing".to_owned());
-        flush::each(&[removed.export])
-            .map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))
+        let flushed = flush::each(&[removed.export]);
+        flushed.map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))?;
+        Ok(changed)
     }
 
     fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
         let (volume, _) = self.find(name)?;
-        let live_protocols = self.live_protocols();
-        let (protocol, live) = self.with_target(&live_protocols, target)?;
-        let others: Vec<_> = live_protocols
+        let served = self.live_protocols.get();
+        let (protocol, live) = self.with_target(&served, target)?;
+        let others: Vec<_> = served
             .iter()
             .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted =
-                |own: &str| own == name && !new.is_open || self.is_restricted(own, &live_protocols);
+            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &served);
             self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
@@ -361,16 +481,23 @@ impl ControlServer {
 
     /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
     /// the old initiator does not meet the data of the next one.
-    fn detach(&self, target: &str, number: u32, progress: &dyn Fn(String)) -> Result<(), ApiError> {
-        let live_protocols = self.live_protocols();
-        let (_, live) = self.with_target(&live_protocols, target)?;
-        let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
-        let volumes = self.exports.iter().filter(|(id, _)| has(*id));
-        let volumes: Vec<_> = volumes.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
-        live.detach(target, number).map_err(ApiError::not_found)?;
-        drop(live_protocols);
+    fn detach(
+        &self,
+        request: &Request,
+        target: &str,
+        number: u32,
+        progress: &dyn Fn(String),
+    ) -> Result<Changed, ApiError> {
+        let mut volumes = Vec::new();
+        let changed = self.at_once(request, |served| {
+            let (_, live) = self.with_target(served, target)?;
+            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
+            let of_target = self.exports.iter().filter(|(id, _)| has(*id));
+            volumes = of_target.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
+            live.detach(target, number).map(|()| Answer::Done).map_err(ApiError::not_found)
+        })?;
         wait_for_io(target, "detached", &volumes, progress);
-        Ok(())
+        Ok(changed)
     }
 
     /// The protocol that has a target with this name.
@@ -402,19 +529,32 @@ impl ControlServer {
         live_protocols.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
     }
 
+    /// Reads the files that a command needs which is specific to the protocol of a target.
+    fn read_files(&self, change: &Change) -> Result<FilesRead, ApiError> {
+        let (served, change) = (self.live_protocols.get(), change.clone());
+        let read = move || {
+            let live = served.iter().find(|(_, live)| live.access_of(&change.target).is_some());
+            live.map_or_else(
+                || Ok(Box::new(()) as FilesRead),
+                |(_, live)| live.read_files(&change.target, &change.what),
+            )
+        };
+        Ok(self.reloader.blocking.run("the files of the command", read)??)
+    }
+
     /// Executes a command that is specific to the protocol of a target.
-    fn change(&self, Change { protocol, target, what }: &Change) -> Result<Option<String>, ApiError> {
-        let live_protocols = self.live_protocols();
-        let (own, live) = self.with_target(&live_protocols, target)?;
+    fn change_target(
+        &self,
+        served: &[LiveProtocol],
+        Change { protocol, target, what }: &Change,
+        files: FilesRead,
+    ) -> Result<Answer, ApiError> {
+        let (own, live) = self.with_target(served, target)?;
         if own.name != protocol {
             let text = format!("{target}: belongs to {}, which does not support this command", own.title);
             return Err(ApiError::invalid(text));
         }
-        Ok(live.change(target, what)?)
-    }
-
-    fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
-        self.live_protocols.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(live.change(target, what, files)?.map_or(Answer::Done, Answer::Message))
     }
 
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
@@ -428,8 +568,16 @@ impl ControlServer {
         })
     }
 
-    fn resize(&self, name: &str, size: Option<u64>, beyond: Beyond) -> Result<u64, ApiError> {
+    /// Resizes a volume, without the right to change the daemon, because its path may hang.
+    fn resize(
+        &self,
+        request: &Request,
+        name: &str,
+        size: Option<u64>,
+        beyond: Beyond,
+    ) -> Result<Changed, ApiError> {
         let (_, volume_state) = self.find(name)?;
+        let before = volume_state.volume().info().size;
         if size.is_some_and(|size| size > LARGEST) {
             let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
             return Err(ApiError::invalid(text));
@@ -439,43 +587,37 @@ impl ControlServer {
         if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
             self.policy.set_data(name, data_layers::of_spec(&resized));
         }
-        let live_protocols = self.live_protocols();
-        let checked = self.policy.check_same_data(name, |name| self.is_restricted(name, &live_protocols));
-        drop(live_protocols);
-        checked.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
+        let checked = {
+            let _changing = self.reloader.begin_change();
+            let served = self.live_protocols.get();
+            self.policy.check_same_data(name, |name| self.is_restricted(name, &served))
+        };
         let to = size.map_or(Resize::Own, |size| Resize::Bytes { size, beyond });
-        let size = volume_state.resize(to).map_err(|error| {
-            self.policy.set_data(name, parts_before.clone());
-            let code = match error {
-                ResizeError::Fixed | ResizeError::ReadOnly | ResizeError::WouldLose { .. } => {
-                    ErrorCode::Conflict
-                }
-                ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
-                ResizeError::System { .. } => ErrorCode::Failed,
-            };
-            ApiError::new(code, format!("{name}: {error}"))
-        })?;
-        info!("{name} has {size} bytes now");
+        let resized = checked.map_err(ApiError::from).and_then(|()| {
+            let resized = self.reloader.blocking.run(name, move || volume_state.resize(to));
+            resized?.map_err(|error| cannot_resize(name, &error))
+        });
+        let size = resized.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
         if self.policy.data_of(name) != parts_before {
             let all: Vec<_> = self.exports.iter().collect();
             let all = served_data(&all, &self.exports, &self.policy);
             warn_of_same_data(&all, |pair| pair.contains(&name));
         }
-        Ok(size)
+        let changing = self.reloader.begin_change();
+        let changed = self.recorded(&changing, request, Answer::Resized { size }, None);
+        Ok(Changed { effects: vec![format!("~ volume {name}: size: {before} -> {size}")], ..changed })
     }
 
     /// Changes the limits that are given.
-    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<(), ApiError> {
+    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<Answer, ApiError> {
         let (_, volume_state) = self.find(name)?;
         let now = volume_state.limiter().limits();
         let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
         if volume_state.limiter().set_limits(VolumeLimits { volume, client }) {
-            let [volume, client] = [volume, client].map(|limits| limits::text(&limits));
-            info!("{name} has these limits now: {volume}; each client: {client}");
             // Requests that the old limits held back may start.
             self.reloader.cores().wake_all();
         }
-        Ok(())
+        Ok(Answer::Done)
     }
 
     /// A snapshot of all counters.
@@ -571,6 +713,23 @@ fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &
     }
 }
 
+fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
+    let code = match error {
+        ResizeError::Fixed | ResizeError::ReadOnly | ResizeError::WouldLose { .. } => ErrorCode::Conflict,
+        ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
+        ResizeError::System { .. } => ErrorCode::Failed,
+    };
+    ApiError::new(code, format!("{name}: {error}"))
+}
+
+/// The answer to a change, and its effects in the words of a plan, for the audit log.
+struct Changed {
+    answer: Answer,
+    effects: Vec<String>,
+}
+
+/// Maximum number of sessions in a message.
+const SHOWN_USERS: usize = 8;
 /// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
 /// Time for I/O in flight on a volume that is removed or detached.

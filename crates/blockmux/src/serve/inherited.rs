@@ -7,6 +7,7 @@
 
 use crate::address::{ListenAddress, ListenerEntry};
 use crate::failure::Failure;
+use crate::protocol::policy::PolicyListener;
 use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::socket::{Address, Listener};
 use listenfd::ListenFd;
@@ -95,6 +96,24 @@ impl InheritedListeners {
         }
     }
 
+    /// The names and addresses of the passed sockets, without the sockets: all that reading a
+    /// config needs.
+    pub(super) fn addresses(&self) -> InheritedListeners {
+        let address = |passed: &InheritedListener| InheritedListener {
+            name: passed.name.clone(),
+            address: passed.address.clone(),
+            listener: None,
+        };
+        InheritedListeners { passed: self.passed.iter().map(address).collect(), offered: Vec::new() }
+    }
+
+    /// Takes the inherited socket of a listener; `None` if there is none.
+    pub(super) fn take_for(&mut self, listener: &PolicyListener) -> Option<Listener> {
+        let address = listener.place.socket()?;
+        let offered = self.take_offered(listener.protocol.name, &listener.place.to_string());
+        offered.or_else(|| self.take(address))
+    }
+
     /// Takes the offered listener of this kind with the same configured address; `None` if there is
     /// none.
     pub(super) fn take_offered(&mut self, kind: &str, asked: &str) -> Option<Listener> {
@@ -149,7 +168,7 @@ impl InheritedListeners {
     }
 
     /// Takes the passed socket with this address; `None` if there is none.
-    pub(super) fn take(&mut self, address: &Address) -> Option<Listener> {
+    fn take(&mut self, address: &Address) -> Option<Listener> {
         self.passed.iter_mut().find(|inherited| inherited.address == *address)?.listener.take()
     }
 }

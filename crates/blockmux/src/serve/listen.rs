@@ -1,7 +1,6 @@
 //! Listeners: at the configured addresses, or by default for every protocol at its own port on
 //! loopback, or, for the command of `--run`, at Unix sockets in a private directory.
 
-use super::inherited::InheritedListeners;
 use super::setup::Setup;
 use crate::address::{ListenAddress, ListenerEntry, is_local};
 use crate::failure::Failure;
@@ -74,18 +73,17 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
     Ok(places)
 }
 
-/// Binds a listener, or takes the inherited socket that is bound to its address.
+/// Binds a listener, or uses the `inherited` socket that is bound to its address.
 pub(super) fn bind(
     listener: PolicyListener,
     congestion: Option<&Congestion>,
-    inherited: &mut InheritedListeners,
+    inherited: Option<Listener>,
 ) -> Result<BoundListener, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
         return Ok(BoundListener { asked, listener, socket: None });
     };
-    let offered = inherited.take_offered(listener.protocol.name, &asked.to_string());
-    let bound = match offered.or_else(|| inherited.take(address)) {
+    let bound = match inherited {
         Some(socket) => Ok(socket),
         None => retry_while_held(
             || Listener::bind_with(address, congestion),

@@ -8,10 +8,12 @@ mod access;
 mod alive;
 mod announce;
 mod api;
+mod blocking_work;
 mod check;
 mod claim;
 mod command;
 mod config;
+mod config_audit;
 mod control;
 mod flush;
 mod identity;
@@ -26,6 +28,7 @@ mod setup;
 mod shutdown;
 mod sizes;
 mod sources;
+mod start;
 mod state;
 mod takeover;
 
@@ -57,13 +60,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service_manager::Watchdog;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
-use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
@@ -242,7 +244,10 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     signals::watch(&sender, repeatable, event)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
     let private = listen::private_directory(&setup, command.is_some())?;
-    let bind = |place| listen::bind(place, setup.congestion.as_ref(), &mut inherited);
+    let bind = |place| {
+        let inherited = inherited.take_for(&place);
+        listen::bind(place, setup.congestion.as_ref(), inherited)
+    };
     let bound = listen::places(&setup, private.as_ref())?.into_iter().map(bind);
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let control = setup.control.as_ref().map(|path| bind_control(path, &mut inherited));
@@ -254,17 +259,10 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
-    let exports = match &mut takeover {
-        None => setup.open(BTreeMap::new(), BTreeMap::new())?,
-        Some(takeover) => {
-            takeover.check(&setup)?;
-            let new = setup.open_some(|name| !takeover.has(name))?;
-            takeover.wait_for_release(&inherited)?;
-            inherited.close_offered();
-            let exports = setup.open(new, takeover.uuids())?;
-            takeover.restore(&exports)?;
-            exports
-        }
+    let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
+    let Some(exports) = opening.open(&setup, takeover.as_mut(), &mut inherited)? else {
+        info!("stopped before the volumes were open");
+        return Ok(ExitCode::SUCCESS);
     };
     let clients = if command.is_some() { ClientLocation::Local } else { ClientLocation::Anywhere };
     let announcement =
@@ -321,10 +319,11 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         false => Some(Api::start(endpoints, control, successors)?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
+    let reloads = reload::on_request(&reloader)?;
     let status = match command {
         Some(command) => {
             let running = RunningCommand::start(&command, &announcement, &sender)?;
-            wait(&events, Some(&running), &reloader)
+            wait(&events, Some(&running), &reloader, &reloads)
         }
         None => {
             if let Some(line) = setup.not_served().filter(|_| !json) {
@@ -335,10 +334,11 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
             if let Some(takeover) = takeover {
                 takeover.end();
             }
-            wait(&events, None, &reloader)
+            wait(&events, None, &reloader, &reloads)
         }
     };
     service_manager::stopping();
+    reloader.blocking.stop();
     let hands_over = match &status {
         Ok(End::HandOver(handover)) => {
             handover.begin(limit.session_handover());
@@ -349,17 +349,26 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
     drop((api, sizes, idle, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
-    let cores = Arc::into_inner(reloader).and_then(Reloader::into_cores);
-    let cores = cores.ok_or_else(|| Failure::run("internal error: the cores are still in use"))?;
+    // A command that hangs may still refer to the reloader.
+    let cores = reloader.cores().clone();
+    drop(reloader);
     let mut settled = Ok(());
-    cores.stop_or(GRACE, || {
+    cores.finish(GRACE, || {
         warn!("{}", shutdown::overdue(&limit, &exports, GRACE));
         if hands_over {
             settled = settle(&exports);
         }
     });
+    let hanging = cores.end(END_TIMEOUT);
+    if hanging > 0 {
+        warn!("cores that hang in a system call and are left behind: {hanging}");
+    }
     match status? {
-        End::Stop(status) => flush::all(&exports).map(|()| status),
+        End::Stop(status) => {
+            let flushed = flush::all(&exports);
+            shutdown::close(exports);
+            flushed.map(|()| status)
+        }
         End::HandOver(handover) => {
             let flushed = settled.and_then(|()| flush::all(&exports));
             let released = flushed.and_then(|()| handover.release(exports, limit.session_handover(), GRACE));
@@ -425,10 +434,12 @@ fn wait(
     events: &Receiver<DaemonEvent>,
     running: Option<&RunningCommand>,
     reloader: &Reloader,
+    reloads: &Sender<()>,
 ) -> Result<End, Failure> {
     loop {
         match (events.recv(), running) {
-            (Ok(DaemonEvent::Reload), _) => reload::log(&reloader.reload()),
+            // The thread that reloads ends with the daemon.
+            (Ok(DaemonEvent::Reload), _) => drop(reloads.send(())),
             (Ok(DaemonEvent::Signal), None) | (Err(_), _) => return Ok(End::Stop(ExitCode::SUCCESS)),
             (Ok(DaemonEvent::HandOver(handover)), running) => {
                 if let Some(handover) = handover.accepted(reloader, running.is_some()) {
@@ -463,6 +474,8 @@ const SESSION_ADDRESS_SPACE: usize = 32 << 20;
 /// client that has stopped reading, for example because its network failed, must not keep the
 /// daemon from stopping; service managers wait for 90 s by default.
 const GRACE: Duration = Duration::from_secs(10);
+/// Time for cores to end with the tasks that have not finished in time.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for I/O that is still in flight after [`GRACE`], when another process takes over.
 const SETTLE: Duration = Duration::from_secs(60);
 

@@ -3,7 +3,10 @@
 
 use blockmux_engine::listener::ConnectionLimit;
 use blockmux_proto::exports::Exports;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
+use tracing::warn;
 
 /// The message at the beginning of the shutdown.
 pub(super) fn started(limit: &ConnectionLimit, grace: Duration) -> String {
@@ -23,6 +26,21 @@ pub(super) fn overdue(limit: &ConnectionLimit, exports: &Exports, grace: Duratio
         (!volume_state.settling().is_over()).then(|| export.name.clone())
     });
     overdue_message(limit.open(), limit.orphaned(), &busy.collect::<Vec<_>>(), grace.as_secs())
+}
+
+/// Closes all volumes. A close may hang as an open does, for example on a network file system
+/// without its server; then the end of the process closes the file.
+pub(super) fn close(exports: Exports) {
+    let (closing, closed) = mpsc::channel::<()>();
+    let close = move || {
+        drop(exports);
+        drop(closing);
+    };
+    let is_late = thread::Builder::new().name("close".to_owned()).spawn(close).is_ok()
+        && closed.recv_timeout(CLOSE_TIMEOUT) == Err(RecvTimeoutError::Timeout);
+    if is_late {
+        warn!("a volume could not be closed within {} s", CLOSE_TIMEOUT.as_secs());
+    }
 }
 
 fn overdue_message(open: usize, orphaned: usize, busy: &[String], seconds: u64) -> String {
@@ -52,6 +70,9 @@ fn connections(number: usize) -> String {
 fn lost_connections(number: usize) -> String {
     format!("{number} lost {}", if number == 1 { "connection" } else { "connections" })
 }
+
+/// Time for closing all volumes. The last records of a `log:` volume take up to 2 s.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
 #[cfg(test)]
 mod tests {

@@ -113,7 +113,12 @@ fn a_long_request_becomes_an_action_with_progress() {
     nbd.request(READ, 0, 0, 512);
     eventually("it is in flight", || controlled.status()["volumes"][0]["reads"] == 1);
     let socket = controlled.socket();
-    let (status, action) = ask(&socket, "DELETE", "/v1/volumes/a", "Prefer: respond-async\r\n", "");
+    let (status, refused) = ask(&socket, "DELETE", "/v1/volumes/a", "", "");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(status == 409 && message.starts_with("a: is in use by nbd client "), "{refused}");
+    assert_eq!(ask(&socket, "DELETE", "/v1/volumes/a?force=yes", "", "").0, 400);
+    let (status, action) =
+        ask(&socket, "DELETE", "/v1/volumes/a?force=true", "Prefer: respond-async\r\n", "");
     assert_eq!((status, &action["state"], &action["action"]), (202, &json!("running"), &json!("remove a")));
     let path = format!("/v1/actions/{}", action["id"]);
     let look = || ask(&socket, "GET", &path, "", "").1;

@@ -1,13 +1,18 @@
 //! The audit log: logins, refusals, changes of reservations, and logouts.
 
 use crate::allow::{connect_from, server};
+use crate::api::exchange;
+use crate::control::Controlled;
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux};
 use crate::raw_client::RawClient;
 use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
+use crate::reload::Configured;
 use rustix::process::Signal;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 const INITIATOR: &str = "iqn.2026-11.com.example:host";
@@ -196,4 +201,73 @@ fn a_login_has_its_line_beside_refusals_of_thousands_of_addresses() {
     assert!(said.contains("INFO login protocol=\"nbd\" peer=\"127.0.0.9:"), "{said}");
     assert!(said.contains("WARN connection refused: "), "{said}");
     assert!(said.contains(" more like this in 10 seconds protocol=\"nbd\" peer=\"127."), "{said}");
+}
+
+#[test]
+fn each_change_is_one_line_with_its_caller_and_what_it_changed_also_if_it_is_refused() {
+    let mut controlled = Controlled::serve(&["a=mem:8m", "--iscsi", "127.0.0.1:0"]);
+    let target = "iqn.2026-11.blockmux:a";
+    let uid = rustix::process::getuid().as_raw();
+    for (args, what, changes) in [
+        (&["resize", "a", "16m"][..], "resize a to 16777216 bytes", "~ volume a: size: 8388608 -> 16777216"),
+        (&["add", "b=mem:1m"], "add b=mem:1m", "+ volume b: mem:1m"),
+        (&["limit", "b", "iops=100"], "limit b", "+ volume b: limits: iops added: 100"),
+        (&["limit", "b", "iops=200"], "limit b", "~ volume b: limits: iops: 100 -> 200"),
+        (&["attach", "b", target, "5"], &format!("attach b to {target}"), &format!("+ {target} 5: b")),
+        (&["detach", target, "5"], &format!("detach 5 from {target}"), &format!("- {target} 5")),
+        (&["alua", target, "standby"], &format!("change {target}"), "standby"),
+        (&["remove", "b"], "remove b", "- volume b"),
+    ] {
+        controlled.said(args);
+        let line = controlled.daemon.log_line("config change");
+        let begin = format!("INFO config changed: {what} protocol=\"api\" peer=\"uid {uid}, process ");
+        assert!(line.starts_with(&begin) && line.contains(" subject=\"-\" changes=\""), "{line}");
+        assert!(line.replace('\\', "").contains(changes), "{line}");
+    }
+    assert!(!controlled.ctl(&["remove", "b"]).status.success());
+    let line = controlled.daemon.log_line("config change");
+    assert!(line.starts_with("WARN config change refused: remove b protocol=\"api\" peer=\"uid "), "{line}");
+    assert!(line.contains("reason=\"no volume has the name `b`"), "{line}");
+    // A query is no change.
+    controlled.status();
+    controlled.said(&["remove", "a"]);
+    assert!(controlled.daemon.log_line("config change").contains(": remove a "));
+}
+
+#[test]
+fn reloads_are_lines_with_the_signal_or_the_address_of_the_client() {
+    let files = tempfile::tempdir().unwrap();
+    let token = files.path().join("token");
+    fs::write(&token, "a-token-for-tests").unwrap();
+    fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+    let config = |size: &str| {
+        format!(
+            "nbd = ['unix:a.sock']\napi = '127.0.0.1:0'\napi_token_file = 'token'\n[[volume]]\nname = 'a'\n\
+             spec = 'mem:{size}'\n"
+        )
+    };
+    let mut served = Configured::serve_in(files, &config("1m"));
+    served.write(&config("2m"));
+    served.daemon.signal(Signal::HUP);
+    let line = served.daemon.log_line("config change");
+    let change = "changes=\"~ volume a: spec: \\\"mem:1m\\\" -> \\\"mem:2m\\\"\"";
+    assert_eq!(
+        line,
+        format!("INFO config changed: reload protocol=\"api\" peer=\"SIGHUP\" subject=\"-\" {change}")
+    );
+    served.write(&config("2x"));
+    served.daemon.signal(Signal::HUP);
+    let line = served.daemon.log_line("config change");
+    assert!(
+        line.starts_with("WARN config change refused: reload protocol=\"api\" peer=\"SIGHUP\""),
+        "{line}"
+    );
+    served.write(&config("4m"));
+    let api = served.daemon.json["api"].as_str().unwrap().to_owned();
+    let place = api.trim_start_matches("http://").trim_end_matches('/');
+    let head = "Authorization: Bearer a-token-for-tests\r\nConnection: close\r\n";
+    let request = format!("POST /v1/config/reload HTTP/1.1\r\nHost: x\r\n{head}\r\n");
+    assert_eq!(exchange(TcpStream::connect(place).unwrap(), request.as_bytes()).0, 200);
+    let line = served.daemon.log_line("config change");
+    assert!(line.starts_with("INFO config changed: reload protocol=\"api\" peer=\"127.0.0.1:"), "{line}");
 }

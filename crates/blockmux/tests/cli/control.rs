@@ -47,7 +47,7 @@ impl Controlled {
     }
 
     /// Message of a command that fails.
-    fn refusal(&self, args: &[&str]) -> String {
+    pub(crate) fn refusal(&self, args: &[&str]) -> String {
         let output = self.ctl(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
         text(&output.stderr)
@@ -417,7 +417,11 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     assert!(can_read(&mut scsi, 0));
     let block = [3; 512];
     assert_eq!(scsi.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &block, 0).0, GOOD);
-    controlled.said(&["remove", "b"]);
+    let refused = controlled.refusal(&["remove", "b"]);
+    assert!(refused.contains("b: is in use by iscsi iqn.2026-11.i:a at 127.0.0.1:"), "{refused}");
+    assert!(refused.contains("remove it with --force"), "{refused}");
+    assert!(can_read(&mut scsi, 0));
+    controlled.said(&["remove", "b", "--force"]);
     assert_eq!(fs::read(&image).unwrap()[..512], block, "the write is in the file");
     assert!(!can_read(&mut scsi, 0));
     for scheme in ["nbd", "iscsi", "nvme+tcp"] {
@@ -439,7 +443,7 @@ fn requests_to_a_removed_volume_fail_and_the_log_names_the_volume() {
     let mut controlled = Controlled::serve(&["a=mem:8m"]);
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
-    controlled.said(&["remove", "a"]);
+    controlled.said(&["remove", "a", "--force"]);
     assert_ne!(nbd.write(0, 0, &[2; 512]), 0);
     controlled.daemon.signal(Signal::TERM);
     let mut said = String::new();

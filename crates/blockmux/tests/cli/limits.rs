@@ -219,7 +219,7 @@ fn removing_a_volume_or_stopping_does_not_wait_for_held_requests() {
         [0, 1].iter().all(|nth| volumes[nth]["throttled"]["held"] == json!(1))
     };
     eventually("a write of each is held", all_held);
-    controlled.said(&["remove", "a"]);
+    controlled.said(&["remove", "a", "--force"]);
     assert_eq!(removed.reply(), 0, "it was in flight when the volume was removed");
     controlled.daemon.signal(Signal::TERM);
     assert_eq!(stopped.reply(), 0);

@@ -664,3 +664,40 @@ fn a_thousand_units_follow_the_config_while_their_sessions_continue() {
     assert_eq!((scsi.access(), queue.write(0, &[2; 512], false)), ([GOOD, GOOD], 0));
     assert_eq!(served.said(&["diff"]), "no changes\n");
 }
+
+#[test]
+fn an_exported_config_means_the_same_in_every_directory() {
+    let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(home.path().join("disk.img"), [7; 1 << 20]).unwrap();
+    let config = "nbd = ['unix:a.sock']\nstate = 'state'\ncontrol = 'unix:control'\n[[volume]]\nname = 'a'\n\
+                  spec = 'file:disk.img'\n";
+    let in_home = |command: &mut Command| {
+        command
+            .current_dir(home.path())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+    };
+    fs::write(home.path().join("b.toml"), config).unwrap();
+    let mut command = Command::new(crate::program::BLOCKMUX);
+    // All paths of the command line are relative, too.
+    command.args(["serve", "--json", "--config", "b.toml", "--nbd", "unix:b.sock", "log=log:x.log:mem:1m"]);
+    in_home(&mut command);
+    let daemon = Daemon::spawn_in(tempfile::tempdir().unwrap(), &mut command);
+    let socket = format!("unix:{}", home.path().join("control").display());
+    let output = blockmux(["ctl", &socket, "add", "late=null:1m"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let exported = text(&blockmux(["ctl", &socket, "export"]).stdout);
+    let begin = home.path().display().to_string();
+    for path in ["a.sock", "b.sock", "state", "control", "disk.img", "x.log"] {
+        assert!(exported.contains(&format!("{begin}/{path}")), "{path}: {exported}");
+    }
+    drop(daemon);
+    let copy = elsewhere.path().join("copy.toml");
+    fs::write(&copy, exported).unwrap();
+    let mut command = Command::new(crate::program::BLOCKMUX);
+    command.args(["serve", "--json", "--config"]).arg(&copy).current_dir(elsewhere.path());
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let _again = Daemon::spawn_in(tempfile::tempdir().unwrap(), &mut command);
+    assert_eq!(RawClient::connect(&home.path().join("a.sock")).read(0, 512), [7; 512]);
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 1, "nothing was created beside the copy");
+}

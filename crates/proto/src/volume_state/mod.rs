@@ -264,6 +264,18 @@ impl VolumeState {
         Ok(size)
     }
 
+    /// Resizes the volume as [`VolumeState::resize`] does, but only if its size is still `from`.
+    ///
+    /// # Errors
+    /// If the volume cannot have that size.
+    pub fn resize_from(&self, from: u64, to: Resize) -> Result<u64, ResizeError> {
+        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.volume.info().size;
+        let size = if now == from { self.volume.resize(to)? } else { now };
+        self.notify_size(&mut notified_size, size);
+        Ok(size)
+    }
+
     /// Checks whether the size of the volume's file or device has changed, and notifies all users
     /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
     /// reported a change.

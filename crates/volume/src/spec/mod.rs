@@ -33,9 +33,11 @@
 
 mod parse;
 mod path;
+mod secrets;
 mod url;
 mod write;
 
+pub use secrets::{with_hidden_secrets, without_secrets};
 pub use url::{Url, split_user};
 
 use crate::block_sizes::BlockSizes;
@@ -365,6 +367,11 @@ pub enum SpecError {
         "brackets in `{0}` are unbalanced, or text follows them: put [ before and ] after a whole volume"
     )]
     Brackets(String),
+    /// Only a text with other secrets can be parsed.
+    #[error(
+        "`{0}` has a secret with a character that is not possible there: put it in a file and give secret_file=PATH"
+    )]
+    Secret(String),
     /// Too many nested decorators or stripes.
     #[error("volumes are nested more than {MAX_NESTING} deep: leave some decorators out")]
     Nesting,

@@ -1,6 +1,7 @@
 //! Parses volume specs.
 
 use super::path::decode;
+use super::secrets::with_hidden_secrets;
 use super::write::EFFECTS;
 use super::{
     BlockSpec, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError, Url,
@@ -20,12 +21,20 @@ use std::time::Duration;
 impl FromStr for Spec {
     type Err = SpecError;
 
+    /// Errors quote no secret.
     fn from_str(text: &str) -> Result<Spec, SpecError> {
-        if text.contains(|letter: char| letter.is_ascii_control()) {
-            return Err(SpecError::Control(text.escape_debug().to_string()));
-        }
-        Parser { spec: text, depth: 0 }.spec()
+        read(text).map_err(|error| {
+            let shown = with_hidden_secrets(text);
+            if shown == text { error } else { read(&shown).err().unwrap_or(SpecError::Secret(shown)) }
+        })
     }
+}
+
+fn read(text: &str) -> Result<Spec, SpecError> {
+    if text.contains(|letter: char| letter.is_ascii_control()) {
+        return Err(SpecError::Control(text.escape_debug().to_string()));
+    }
+    Parser { spec: text, depth: 0 }.spec()
 }
 
 type Parsed<T> = Result<T, SpecError>;

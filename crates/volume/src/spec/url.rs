@@ -1,12 +1,13 @@
 //! URLs of remote volumes, whose passwords are never printed.
 
+use super::secrets::without_secrets;
 use crate::block_sizes::BlockSizes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// A URL, kept unchanged. It prints without the password before its host, if any.
+/// A URL, kept unchanged. It prints without its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url(String);
 
@@ -55,22 +56,6 @@ impl Url {
         };
         let query: Vec<String> = query.split('&').map(parameter).collect();
         Url(format!("{place}?{}", query.join("&")))
-    }
-
-    /// The text before and after the password.
-    fn shown(&self) -> (&str, &str) {
-        let Some((scheme, rest)) = self.0.split_once("://") else { return (&self.0, "") };
-        let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
-        let user = if is_iscsi {
-            split_user(rest.split('?').next().unwrap_or(rest)).0
-        } else {
-            let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-            authority.rsplit_once('@').map(|(user, _)| user)
-        };
-        let Some(user) = user else { return (&self.0, "") };
-        let name = user.split(['%', ':']).next().unwrap_or(user);
-        let begin = scheme.len() + "://".len();
-        (&self.0[..begin + name.len()], &self.0[begin + user.len()..])
     }
 }
 
@@ -124,9 +109,7 @@ fn encoded(directory: &Path) -> String {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (before, behind) = self.shown();
-        f.write_str(before)?;
-        f.write_str(behind)
+        f.write_str(&without_secrets(&self.0))
     }
 }
 

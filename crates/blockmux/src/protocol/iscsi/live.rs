@@ -2,7 +2,7 @@
 
 use super::node::{Portals, of_volume, wanted};
 use super::{Iscsi, IscsiCtlCommand, default_target, name};
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::iscsi;
@@ -190,7 +190,7 @@ impl LiveFrontend for LiveTargets {
         units::detach(found.access.iter().map(|access| &access.target), target, number)
     }
 
-    fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
+    fn change(&self, target: &str, what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
         let IscsiCtlCommand::Alua { state, at, .. } =
             IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
         let found = self.target(target)?;

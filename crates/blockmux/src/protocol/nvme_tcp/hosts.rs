@@ -52,6 +52,13 @@ pub(super) struct HostKeys {
     pub(super) tls_key: Option<ConfiguredPsk>,
 }
 
+/// A host's files that were read again, with the entry that names them.
+pub(super) struct HostFiles {
+    host: Nqn,
+    entry: HostEntry,
+    keys: HostKeys,
+}
+
 /// The hosts of all subsystems, with their entries and TLS keys.
 pub(super) struct LiveHosts {
     treq: Mutex<Treq>,
@@ -246,7 +253,8 @@ impl LiveHosts {
         gone
     }
 
-    /// Allows a host to connect, or changes its keys and namespaces.
+    /// Allows a host to connect, or changes its keys and namespaces. `keys` are those that
+    /// [`HostEntry::read`] has read.
     ///
     /// # Errors
     /// If the entry is invalid, or the subsystem is open to all hosts.
@@ -255,9 +263,9 @@ impl LiveHosts {
         node: &NvmeNode,
         subsystem: &Subsystem,
         entry: &HostEntry,
+        keys: HostKeys,
     ) -> Result<(), String> {
         let host = read_name(&entry.hostnqn)?;
-        let keys = entry.read().map_err(|failure| failure.to_string())?;
         if keys.tls_key.is_some() && !(host.fits_tls_identity() && subsystem.nqn.fits_tls_identity()) {
             return Err(format!("host `{host}`: {NO_TLS_IDENTITY}"));
         }
@@ -280,33 +288,54 @@ impl LiveHosts {
         Ok(())
     }
 
-    /// Reads the files of one host or of all hosts again; returns the number of hosts with files.
+    /// Reads the files of one host or of all hosts again, for [`LiveHosts::set_files`].
     ///
     /// # Errors
-    /// If a file cannot be read; then nothing has changed.
-    pub(super) fn reload_files(
+    /// If a file cannot be read.
+    pub(super) fn read_files(
         &self,
-        node: &NvmeNode,
         subsystem: &Subsystem,
         only: Option<&str>,
-    ) -> Result<u32, String> {
-        let mut known = self.known();
+    ) -> Result<Vec<HostFiles>, String> {
         let is_meant = |(of, host): &(Nqn, Nqn), known: &KnownHost| {
             *of == subsystem.nqn && only.is_none_or(|only| host.as_str() == only) && known.entry.has_files()
         };
+        let known = self.known();
         let meant = known.iter().filter(|(key, known)| is_meant(key, known));
-        let all =
-            meant.map(|((_, host), known)| Ok((host.clone(), known.entry.clone(), known.entry.read()?)));
-        let all: Vec<_> = all.collect::<Result<_, Failure>>().map_err(|failure| failure.to_string())?;
-        if let Some(host) = only.filter(|_| all.is_empty()) {
+        let meant: Vec<_> = meant.map(|((_, host), known)| (host.clone(), known.entry.clone())).collect();
+        // A path may hang.
+        drop(known);
+        if let Some(host) = only.filter(|_| meant.is_empty()) {
             return Err(format!(
                 "{}: no host with key files has the name `{host}`; 'ctl export' lists the hosts",
                 subsystem.nqn
             ));
         }
-        let count = all.len() as u32;
-        for (host, entry, keys) in all {
-            self.set(&mut known, node, subsystem, (&host, &entry, keys))?;
+        let read = meant.into_iter().map(|(host, entry)| {
+            let keys = entry.read().map_err(|failure| failure.to_string())?;
+            Ok(HostFiles { host, entry, keys })
+        });
+        read.collect()
+    }
+
+    /// Sets the keys of hosts to the content of their files; returns their number.
+    ///
+    /// # Errors
+    /// If the subsystem is open to all hosts.
+    pub(super) fn set_files(
+        &self,
+        node: &NvmeNode,
+        subsystem: &Subsystem,
+        read: Vec<HostFiles>,
+    ) -> Result<usize, String> {
+        let (mut known, mut count) = (self.known(), 0);
+        for HostFiles { host, entry, keys } in read {
+            let key = (subsystem.nqn.clone(), host);
+            // The host may have been changed or removed since its files were read.
+            if known.get(&key).is_some_and(|known| known.entry == entry) {
+                self.set(&mut known, node, subsystem, (&key.1, &entry, keys))?;
+                count += 1;
+            }
         }
         Ok(count)
     }

@@ -1,11 +1,11 @@
 //! The running NVMe subsystems, and changes of their namespaces and hosts at run time.
 
 use super::config::{ConfiguredSubsystem, Treq};
-use super::hosts::LiveHosts;
+use super::hosts::{HostFiles, HostKeys, LiveHosts};
 use super::namespaces::ConfiguredNamespace;
 use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
 use crate::address::matches_listener;
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use blockmux_engine::listener::Serve;
 use blockmux_engine::nvme_tcp;
@@ -361,15 +361,32 @@ impl LiveFrontend for LiveSubsystems {
         }
     }
 
-    fn change(&self, target: &str, what: &Value) -> Result<Option<String>, String> {
+    fn read_files(&self, target: &str, what: &Value) -> Result<FilesRead, String> {
+        Ok(match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
+            NvmeCtlCommand::AddHost { host, .. } => {
+                Box::new(host.read().map_err(|failure| failure.to_string())?)
+            }
+            NvmeCtlCommand::ReadKeys { hostnqn, .. } => {
+                let subsystem = self.subsystem(target)?;
+                Box::new(self.hosts.read_files(&subsystem, hostnqn.as_deref())?)
+            }
+            NvmeCtlCommand::RemoveHost { .. } | NvmeCtlCommand::Ana { .. } => Box::new(()),
+        })
+    }
+
+    fn change(&self, target: &str, what: &Value, files: FilesRead) -> Result<Option<String>, String> {
         let subsystem = &*self.subsystem(target)?;
         match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
-            NvmeCtlCommand::AddHost { host, .. } => self.hosts.add(&self.node, subsystem, &host)?,
+            NvmeCtlCommand::AddHost { host, .. } => {
+                let keys = files.downcast::<HostKeys>().map_err(|_| UNREAD)?;
+                self.hosts.add(&self.node, subsystem, &host, *keys)?;
+            }
             NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
                 self.hosts.remove(&self.node, subsystem, &hostnqn)?
             }
-            NvmeCtlCommand::ReadKeys { hostnqn, .. } => {
-                let hosts = self.hosts.reload_files(&self.node, subsystem, hostnqn.as_deref())?;
+            NvmeCtlCommand::ReadKeys { .. } => {
+                let read = files.downcast::<Vec<HostFiles>>().map_err(|_| UNREAD)?;
+                let hosts = self.hosts.set_files(&self.node, subsystem, *read)?;
                 let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
                 return Ok(Some(format!("reloaded the key files of {hosts}")));
             }
@@ -392,5 +409,7 @@ impl LiveFrontend for LiveSubsystems {
     }
 }
 
+/// The error of a command whose files were not read.
+const UNREAD: &str = "internal error: the files were not read";
 /// Maximum number of NVMe listeners with ANA states.
 pub(super) const MAX_PORTS: u16 = 64;

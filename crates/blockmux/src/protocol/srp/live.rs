@@ -2,7 +2,7 @@
 
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::listener::Serve;
@@ -165,7 +165,7 @@ impl LiveFrontend for LiveSrpTargets {
         units::detach(found.access.iter().map(|access| &access.target), target, number)
     }
 
-    fn change(&self, target: &str, _what: &Value) -> Result<Option<String>, String> {
+    fn change(&self, target: &str, _what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
         Err(format!("{target}: SRP targets do not support this command"))
     }
 }

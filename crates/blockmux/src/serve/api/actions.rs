@@ -3,6 +3,7 @@
 
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{ActionState, ActionStatus, Answer};
+use blockmux_volume::spec::with_hidden_secrets;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -45,7 +46,8 @@ impl Actions {
             let oldest = table.all.iter().position(|status| status.state != ActionState::Running);
             oldest.and_then(|oldest| table.all.remove(oldest));
         }
-        let action = bounded(action);
+        // A name may be a URL by mistake.
+        let action = bounded(with_hidden_secrets(&action));
         let begun = format!("{:.0}", Timestamp::now());
         let state = ActionState::Running;
         table.all.push_back(ActionStatus {

@@ -6,10 +6,12 @@ use crate::address::ApiListener;
 use crate::api::{ControlPath, check_peer, tls_error};
 use crate::failure::Failure;
 use crate::serve::access::{RequiredCredentials, RequiredTls, plain_warning, tcp_address};
+use crate::serve::config_audit::Caller;
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
 use blockmux_engine::audit::AUDIT;
 use blockmux_engine::safe_path;
+use blockmux_engine::secure::TlsPeer;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_engine::zone;
 use blockmux_proto::networks::AllowedNetworks;
@@ -53,7 +55,7 @@ pub(in crate::serve) type CurrentCredentials = watch::Receiver<Arc<RequiredCrede
 /// A client of the API.
 pub(super) struct ApiPeer {
     /// For the log.
-    name: String,
+    pub(super) caller: Caller,
     /// What it needed when it connected. Its connection ends when they are replaced. `None` at the
     /// Unix socket.
     pub(super) credentials: Option<Arc<RequiredCredentials>>,
@@ -185,35 +187,39 @@ impl Guard {
         &self,
         stream: AnyStream,
     ) -> io::Result<(AnyStream, ApiPeer, Option<CurrentCredentials>)> {
-        let name = self.check(&stream)?;
+        let caller = self.check(&stream)?;
         let mut current = match self {
-            Guard::Owner => return Ok((stream, ApiPeer { name, credentials: None, refusal: None }, None)),
+            Guard::Owner => return Ok((stream, ApiPeer { caller, credentials: None, refusal: None }, None)),
             Guard::Network(_, current) => current.clone(),
         };
         let credentials = current.borrow_and_update().clone();
-        let (stream, refusal) = match (&credentials.tls, stream) {
-            (Some(tls), AnyStream::Tcp(socket)) => {
-                let stream = accept_tls(tls, socket, &name).await?;
+        let (stream, caller, refusal) = match (&credentials.tls, stream, caller) {
+            (Some(tls), AnyStream::Tcp(socket), Caller::Client { address, .. }) => {
+                let stream = accept_tls(tls, socket, &address).await?;
                 let refusal = tls.refusal(stream.peer());
-                (AnyStream::Tls(Box::new(stream)), refusal)
+                let subject = match stream.peer() {
+                    TlsPeer::Certificate(subject) => Some(subject.clone()),
+                    _ => None,
+                };
+                (AnyStream::Tls(Box::new(stream)), Caller::Client { address, subject }, refusal)
             }
-            (_, stream) => (stream, None),
+            (_, stream, caller) => (stream, caller, None),
         };
-        Ok((stream, ApiPeer { name, credentials: Some(credentials), refusal }, Some(current)))
+        Ok((stream, ApiPeer { caller, credentials: Some(credentials), refusal }, Some(current)))
     }
 
-    /// Checks where a connection comes from; returns the peer's name for the log.
-    fn check(&self, stream: &AnyStream) -> io::Result<String> {
+    /// Checks where a connection comes from; returns the peer for the log.
+    fn check(&self, stream: &AnyStream) -> io::Result<Caller> {
         match (self, stream) {
             (Guard::Owner, AnyStream::Unix(stream)) => {
                 check_peer(stream)?;
-                let process = stream.peer_cred().ok().and_then(|peer| peer.pid());
-                Ok(process.map_or_else(|| "unix".to_owned(), |process| format!("process {process}")))
+                let peer = stream.peer_cred()?;
+                Ok(Caller::Process { uid: peer.uid(), pid: peer.pid() })
             }
             (Guard::Network(networks, _), AnyStream::Tcp(stream)) => {
                 let peer = stream.peer_addr()?;
                 if networks.admits(Some(peer.ip())) {
-                    return Ok(peer.to_string());
+                    return Ok(Caller::Client { address: peer.to_string(), subject: None });
                 }
                 let reason = "the `allow` list of the API does not have this address";
                 warn!(target: AUDIT, protocol = "api", %peer, "connection refused: {reason}");
@@ -236,7 +242,7 @@ async fn accept_tls(tls: &RequiredTls, socket: TcpStream, name: &str) -> io::Res
 
 impl fmt::Display for ApiPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
+        self.caller.fmt(f)
     }
 }
 

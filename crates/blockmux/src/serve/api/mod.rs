@@ -94,7 +94,11 @@ impl Api {
                 actions: Actions::default(),
                 samples: Arc::default(),
             };
-            let run = move || run(&runtime, endpoints, shared, &stopped);
+            let run = move || {
+                run(&runtime, endpoints, shared, &stopped);
+                // A command that hangs must not keep the daemon from stopping.
+                runtime.shutdown_timeout(LAST_COMMANDS_TIMEOUT);
+            };
             let thread = thread::Builder::new().name("control".to_owned()).spawn(run)?;
             Ok(Api { stop: Some(stop), thread: Some(thread) })
         };
@@ -231,6 +235,7 @@ async fn serve(
                 request.extensions_mut().insert(takeover::ByOwner);
             }
             let is_page = guard::is_page(&request);
+            request.extensions_mut().insert(peer.caller.clone());
             let response = match guard::admit(&peer, request).await {
                 Ok(request) => {
                     if !is_page {
@@ -285,5 +290,7 @@ const MAX_HEAD: usize = 32 << 10;
 const MAX_THREADS: usize = 64;
 /// Time for accepted requests when the daemon stops.
 const GRACE: Duration = Duration::from_secs(15);
+/// Time for threads of commands to end after [`GRACE`].
+const LAST_COMMANDS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

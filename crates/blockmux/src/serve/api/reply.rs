@@ -7,6 +7,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use blockmux_volume::spec::with_hidden_secrets;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -30,7 +31,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let bytes = Bytes::from_request(request, state).await.map_err(malformed)?;
         let body = serde_json::from_slice(&bytes).map_err(|error| {
             let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
-            ApiError::new(code, format!("the body is invalid: {error}"))
+            ApiError::new(code, format!("the body is invalid: {}", with_hidden_secrets(&error.to_string())))
         })?;
         // serde also reads a struct from an array of its fields' values.
         if !bytes.trim_ascii_start().starts_with(b"{") {

@@ -12,9 +12,11 @@ use crate::ctl::{
 };
 use crate::limits::LimitsBody;
 use crate::protocol::frontend::Change;
+use crate::serve::config_audit::Caller;
 use crate::serve::takeover::PATH as TAKEOVER;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, RawQuery, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -89,7 +91,7 @@ impl ApiState {
     /// Executes a request that changes nothing.
     async fn query(&self, request: Request) -> Result<Answer, ApiError> {
         let control = self.control.clone();
-        let answer = tokio::task::spawn_blocking(move || control.answer(&request, &|_| {})).await;
+        let answer = tokio::task::spawn_blocking(move || control.answer(&request)).await;
         match answer {
             Ok(Answer::Failed(error)) => Err(error),
             Ok(answer) => Ok(answer),
@@ -108,24 +110,18 @@ impl ApiState {
 
     /// Executes a request that changes something as an action; `done` is the HTTP status of
     /// success.
-    async fn run_action(
-        &self,
-        action: String,
-        request: Request,
-        headers: &HeaderMap,
-        done: StatusCode,
-    ) -> Response {
-        let running = match self.actions.begin(action) {
+    async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
+        let running = match self.actions.begin(request.to_string()) {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
-        let (id, control) = (running.id(), self.control.clone());
+        let (id, control, Asked { caller, wait }) = (running.id(), self.control.clone(), asked);
         let mut work = tokio::task::spawn_blocking(move || {
-            let answer = control.answer(&request, &|progress| running.set_progress(progress));
+            let answer = control.change(&request, &caller, &|progress| running.set_progress(progress));
             running.end(&answer);
             answer
         });
-        let answer = match wait_limit(headers) {
+        let answer = match wait {
             Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
                 Ok(answer) => answer,
                 Err(_) => return self.accepted(id),
@@ -148,6 +144,22 @@ impl ApiState {
             response.headers_mut().insert(header::LOCATION, location);
         }
         response
+    }
+}
+
+/// Who sent a request, and how long the client waits for its result.
+struct Asked {
+    caller: Caller,
+    wait: Option<Duration>,
+}
+
+impl FromRequestParts<ApiState> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
+        Ok(Asked { caller, wait: wait_limit(&parts.headers) })
     }
 }
 
@@ -210,35 +222,52 @@ async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> R
         (status = 503, body = ErrorBody)
     )
 )]
-async fn add(State(shared): State<ApiState>, headers: HeaderMap, Body(body): Body<AddVolume>) -> Response {
+async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddVolume>) -> Response {
     let AddVolume { volume, read_only, description, protocols, allow, limits, client_limits } = body;
     let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
         Ok(read) => read,
         Err(error) => return refusal(ApiError::invalid(error)),
     };
-    let action = format!("add {volume}");
     let request = Request::Add { volume, read_only, description, protocols, allow, limits, client_limits };
-    shared.run_action(action, request, &headers, StatusCode::CREATED).await
+    shared.run_action(request, asked, StatusCode::CREATED).await
 }
 
 /// Stop exporting a volume
 ///
-/// Waits for I/O in flight and flushes the volume.
+/// Waits for I/O in flight and flushes the volume. A volume that clients use is removed only with
+/// `force`.
 #[utoipa::path(
     delete,
     path = "/v1/volumes/{name}",
-    params(("name" = String, Path, description = "Name of the volume")),
+    params(
+        ("name" = String, Path, description = "Name of the volume"),
+        ("force" = Option<bool>, Query, description = "Also if clients use it; their I/O fails")
+    ),
     responses(
         (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "Clients use the volume"),
         (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed"),
         (status = 503, body = ErrorBody)
     )
 )]
-async fn remove(State(shared): State<ApiState>, headers: HeaderMap, Param(name): Param<String>) -> Response {
-    let action = format!("remove {name}");
-    shared.run_action(action, Request::Remove { name }, &headers, StatusCode::OK).await
+async fn remove(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let force = match query.as_deref().unwrap_or_default() {
+        "" | "force=false" => false,
+        "force=true" => true,
+        _ => {
+            let text = "the query is unknown; leave it out, or write force=true";
+            return refusal(ApiError::new(ErrorCode::Malformed, text));
+        }
+    };
+    shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await
 }
 
 /// Resize a volume and notify its clients
@@ -261,12 +290,11 @@ async fn remove(State(shared): State<ApiState>, headers: HeaderMap, Param(name):
 )]
 async fn resize(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Param(name): Param<String>,
     Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
 ) -> Response {
-    let action = format!("resize {name}");
-    shared.run_action(action, Request::Resize { name, size, shrink }, &headers, StatusCode::OK).await
+    shared.run_action(Request::Resize { name, size, shrink }, asked, StatusCode::OK).await
 }
 
 /// Limit a volume's I/O
@@ -289,7 +317,7 @@ async fn resize(
 )]
 async fn limit(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Param(name): Param<String>,
     Body(LimitVolume { limits, client_limits }): Body<LimitVolume>,
 ) -> Response {
@@ -297,9 +325,8 @@ async fn limit(
         Ok(read) => read,
         Err(error) => return refusal(ApiError::invalid(error)),
     };
-    let action = format!("limit {name}");
     let request = Request::Limit { name, limits, client_limits };
-    shared.run_action(action, request, &headers, StatusCode::OK).await
+    shared.run_action(request, asked, StatusCode::OK).await
 }
 
 /// The limits of all clients together and of each client.
@@ -330,13 +357,12 @@ fn read_limits(
 )]
 async fn attach(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Param(target): Param<String>,
     Body(AttachVolume { volume: name, number, ana_group }): Body<AttachVolume>,
 ) -> Response {
-    let action = format!("attach {name} to {target}");
     let request = Request::Attach { name, target, number, ana_group };
-    shared.run_action(action, request, &headers, StatusCode::CREATED).await
+    shared.run_action(request, asked, StatusCode::CREATED).await
 }
 
 /// Remove a namespace or logical unit; keep exporting its volume elsewhere
@@ -356,11 +382,10 @@ async fn attach(
 )]
 async fn detach(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Param((target, number)): Param<(String, u32)>,
 ) -> Response {
-    let action = format!("detach {number} from {target}");
-    shared.run_action(action, Request::Detach { target, number }, &headers, StatusCode::OK).await
+    shared.run_action(Request::Detach { target, number }, asked, StatusCode::OK).await
 }
 
 /// Change a protocol-specific setting of a target
@@ -386,13 +411,12 @@ async fn detach(
 )]
 async fn change(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Param(target): Param<String>,
     Body(ChangeTarget { protocol, what }): Body<ChangeTarget>,
 ) -> Response {
-    let action = format!("change {target}");
     let request = Request::Change(Change { protocol, target, what });
-    shared.run_action(action, request, &headers, StatusCode::OK).await
+    shared.run_action(request, asked, StatusCode::OK).await
 }
 
 /// The running config, as a config file
@@ -429,8 +453,8 @@ async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
         (status = 503, body = ErrorBody)
     )
 )]
-async fn reload(State(shared): State<ApiState>, headers: HeaderMap) -> Response {
-    shared.run_action("reload".to_owned(), Request::Reload, &headers, StatusCode::OK).await
+async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
+    shared.run_action(Request::Reload, asked, StatusCode::OK).await
 }
 
 /// Apply a config fragment: add and change the entries that it names, keep everything else
@@ -449,15 +473,10 @@ async fn reload(State(shared): State<ApiState>, headers: HeaderMap) -> Response 
         (status = 503, body = ErrorBody)
     )
 )]
-async fn apply(
-    State(shared): State<ApiState>,
-    headers: HeaderMap,
-    Body(body): Body<ApplyConfig>,
-) -> Response {
+async fn apply(State(shared): State<ApiState>, asked: Asked, Body(body): Body<ApplyConfig>) -> Response {
     let ApplyConfig { path, text } = body;
-    let (action, path) = (format!("apply {path}"), path.into());
-    let request = Request::Apply { fragment: Fragment { path, text } };
-    shared.run_action(action, request, &headers, StatusCode::OK).await
+    let request = Request::Apply { fragment: Fragment { path: path.into(), text } };
+    shared.run_action(request, asked, StatusCode::OK).await
 }
 
 /// Write the running config into the daemon's config file; keep comments
@@ -471,8 +490,8 @@ async fn apply(
         (status = 503, body = ErrorBody)
     )
 )]
-async fn save(State(shared): State<ApiState>, headers: HeaderMap) -> Response {
-    shared.run_action("save".to_owned(), Request::Save, &headers, StatusCode::OK).await
+async fn save(State(shared): State<ApiState>, asked: Asked) -> Response {
+    shared.run_action(Request::Save, asked, StatusCode::OK).await
 }
 
 /// Log levels by area
@@ -497,11 +516,10 @@ async fn log(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 )]
 async fn change_log(
     State(shared): State<ApiState>,
-    headers: HeaderMap,
+    asked: Asked,
     Body(ChangeLog { levels }): Body<ChangeLog>,
 ) -> Response {
-    let action = format!("log {levels}");
-    shared.run_action(action, Request::Log { levels: Some(levels) }, &headers, StatusCode::OK).await
+    shared.run_action(Request::Log { levels: Some(levels) }, asked, StatusCode::OK).await
 }
 
 /// Running and recent actions: requests that change something

@@ -2,33 +2,41 @@
 //! that cannot fail.
 
 use super::model::Model;
-use super::{Plan, ReloadState, Reloader, RunningListener, VolumeStep, live_of, other_size};
+use super::{
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
+};
+use crate::api::{ApiError, ErrorCode};
 use crate::ctl::PlanReport;
 use crate::data_layers;
 use crate::failure::Failure;
 use crate::open::Populate;
 use crate::protocol::by_name;
+use crate::protocol::frontend::LiveProtocol;
 use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::serve::access::plain_warning;
 use crate::serve::flush;
 use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
-use crate::serve::setup::Setup;
+use crate::serve::setup::{OpenedVolumes, Setup};
 use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The result of the steps that can fail. Dropping it undoes them.
 struct Prepared {
+    setup: Setup,
+    desired: Model,
+    plan: Plan,
     /// Listeners in the order of the config.
     places: Vec<PreparedListener>,
     opened: BTreeMap<String, (Export, Arc<VolumeState>)>,
     policy: Policy,
+    resized: ResizedVolumes,
 }
 
 enum PreparedListener {
@@ -37,58 +45,101 @@ enum PreparedListener {
     New(Box<BoundListener>),
 }
 
-/// A volume that was resized, and its previous size in bytes.
+/// Volumes that were resized. Dropping them gives each its previous size back.
+#[derive(Default)]
+struct ResizedVolumes(Vec<ResizedVolume>);
+
 struct ResizedVolume {
     volume_state: Arc<VolumeState>,
+    /// The sizes in bytes.
     before: u64,
+    after: u64,
+}
+
+impl Drop for ResizedVolumes {
+    fn drop(&mut self) {
+        for ResizedVolume { volume_state, before, after } in self.0.drain(..) {
+            // The volume had this size before. If another change has resized it since, it stays.
+            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
+        }
+    }
 }
 
 impl Reloader {
-    /// Applies a setup. After an error nothing has changed.
+    /// Applies a new config. After an error nothing has changed.
     ///
     /// # Errors
-    /// If the setup cannot be applied; the message says what to do.
-    pub(super) fn apply(
-        &self,
-        state: &mut ReloadState,
-        setup: Setup,
-        desired: &Model,
-    ) -> Result<PlanReport, String> {
-        let plan = self.plan(state, &setup, desired);
-        let prepared = self.prepare(state, &setup, desired, &plan);
-        let prepared = prepared.map_err(|failure| setup.located(failure).to_string())?;
-        let mut report = PlanReport { applied: true, ..self.commit(state, setup, desired, &plan, prepared) };
-        report.changes = plan.report.changes;
-        report.next_start = plan.report.next_start;
-        Ok(report)
+    /// If it cannot be applied; the message says what to do.
+    pub(super) fn apply(self: &Arc<Reloader>, new: &NewConfig) -> Result<PlanReport, ApiError> {
+        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..MAX_ATTEMPTS {
+            let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
+            let before = config.clone();
+            let prepare = move || reloader.prepare(&before, &new).map(|prepared| (prepared, new));
+            let (prepared, new) = self.blocking.run("the config", prepare)??;
+            let mut changing = self.begin_change();
+            // Another change may have come in between, which the plan does not know.
+            if Arc::ptr_eq(&self.config.get(), &config) {
+                return Ok(self.commit(&mut changing, &config, prepared, &new));
+            }
+        }
+        let text = "other commands change the daemon at the same time; try again when they are done";
+        Err(ApiError::new(ErrorCode::Conflict, text))
     }
 
-    /// Executes the steps that can fail. After an error, those that were done are undone.
-    fn prepare(
+    /// Executes the steps that can fail. After an error, those that were done are undone. They may
+    /// hang in a path, so no lock is held.
+    fn prepare(&self, config: &RunningConfig, new: &NewConfig) -> Result<Prepared, ApiError> {
+        let setup = match new {
+            NewConfig::File => self.read_file()?,
+            NewConfig::Fragment(fragment) => self.with_fragment(config, fragment)?,
+        };
+        let desired = Model::of(&setup);
+        let plan = self.plan(config, &setup, &desired);
+        let failed = |failure| ApiError::invalid(setup.located(failure));
+        let kept = plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step));
+        kept.map_err(|what| failed(Failure::request(what)))?;
+        let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
+        let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
+        for named in &desired.volumes {
+            policy.set_data(&named.name, data_layers::of_spec(&named.entry.spec));
+        }
+        let checked =
+            desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
+        checked.map_err(|what| failed(Failure::request(what)))?;
+        let resized = self.resize(config, &desired, &plan);
+        let resized = resized.map_err(|what| failed(Failure::request(what)))?;
+        Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
+    }
+
+    /// Binds new listeners; returns all, and the policy of the new config at them.
+    fn prepare_listeners(
         &self,
-        state: &ReloadState,
+        config: &RunningConfig,
         setup: &Setup,
-        desired: &Model,
-        plan: &Plan,
-    ) -> Result<Prepared, Failure> {
-        let failure = |what: String| Failure::request(what);
-        plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step)).map_err(failure)?;
+    ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
         let mut places = Vec::new();
-        for (asked, listener) in self.places(state, setup).map_err(failure)? {
-            let is_there = state.listeners.iter().any(|own| {
-                own.listener.protocol.name == listener.protocol.name && own.listener.place == listener.place
-            });
+        for (asked, listener) in self.places(config, setup).map_err(Failure::request)? {
+            let is_there = config
+                .listeners
+                .iter()
+                .any(|(_, own)| own.protocol.name == listener.protocol.name && own.place == listener.place);
             places.push(if is_there {
                 PreparedListener::Stays(asked, listener)
             } else {
-                PreparedListener::New(Box::new(self.bind(state, setup, listener)?))
+                PreparedListener::New(Box::new(self.bind(config, setup, listener)?))
             });
         }
         let listeners = places.iter().map(|place| match place {
             PreparedListener::Stays(_, listener) => listener.clone(),
             PreparedListener::New(bound) => bound.listener.clone(),
         });
-        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api()).map_err(failure)?;
+        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api());
+        Ok((places, policy.map_err(Failure::request)?))
+    }
+
+    /// Opens new and replaced volumes, and checks that every protocol supports the blocks of all.
+    fn open_new(&self, setup: &Setup, desired: &Model, plan: &Plan) -> Result<OpenedVolumes, Failure> {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
@@ -111,24 +162,17 @@ impl Reloader {
                     }
                     _ => "",
                 };
-                failure(format!("volume `{name}`: spec: {error}{advice}"))
+                Failure::request(format!("volume `{name}`: spec: {error}{advice}"))
             })?;
             opened.insert(name.clone(), volume);
         }
-        for named in &desired.volumes {
-            policy.set_data(&named.name, data_layers::of_spec(&named.entry.spec));
-        }
-        for named in &desired.volumes {
-            policy.check_same_data(&named.name, |_| false).map_err(failure)?;
-        }
-        self.resize(state, desired, plan).map_err(failure)?;
-        Ok(Prepared { places, opened, policy })
+        Ok(opened)
     }
 
     /// Binds a listener at an address at which this daemon does not listen yet.
     fn bind(
         &self,
-        state: &ReloadState,
+        config: &RunningConfig,
         setup: &Setup,
         listener: PolicyListener,
     ) -> Result<BoundListener, Failure> {
@@ -136,15 +180,16 @@ impl Reloader {
             // Network interfaces take effect at the next start.
             return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
         }
-        let conflicts = |own: &&RunningListener| {
-            let tcp = own.listener.place.tcp().zip(listener.place.tcp());
+        let conflicts = |(_, own): &&(ListenerAddress, PolicyListener)| {
+            let tcp = own.place.tcp().zip(listener.place.tcp());
             tcp.is_some_and(|(own, new)| {
                 own.port() == new.port() && (own.ip().is_unspecified() || new.ip().is_unspecified())
             })
         };
-        let own = state.listeners.iter().find(conflicts).map(|own| own.listener.place.to_string());
+        let own = config.listeners.iter().find(conflicts).map(|(_, own)| own.place.to_string());
         let place = listener.place.to_string();
-        listen::bind(listener, setup.congestion.as_ref(), &mut self.inherited()).map_err(|error| match own {
+        let inherited = self.inherited().take_for(&listener);
+        listen::bind(listener, setup.congestion.as_ref(), inherited).map_err(|error| match own {
             Some(own) => Failure::request(format!(
                 "cannot listen on {place} while this daemon listens on {own}; remove that listener, reload, then add this one"
             )),
@@ -166,26 +211,19 @@ impl Reloader {
 
     /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
     /// is lost by that: the files stay as long as they are.
-    fn resize(&self, state: &ReloadState, desired: &Model, plan: &Plan) -> Result<(), String> {
-        let mut resized: Vec<ResizedVolume> = Vec::new();
+    fn resize(&self, config: &RunningConfig, desired: &Model, plan: &Plan) -> Result<ResizedVolumes, String> {
+        let mut resized = ResizedVolumes::default();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
-            let specs = state.running.volume(name).zip(desired.volume(name));
+            let specs = config.running.volume(name).zip(desired.volume(name));
             let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
             let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             let Some((size, volume_state)) = size.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
-            match volume_state.resize(Resize::grow(size)) {
-                Ok(_) => resized.push(ResizedVolume { volume_state, before }),
-                Err(error) => {
-                    for ResizedVolume { volume_state, before } in resized {
-                        // The volume had this size before.
-                        let _ = volume_state.resize(Resize::Bytes { size: before, beyond: Beyond::Keep });
-                    }
-                    return Err(format!("volume `{name}`: {error}"));
-                }
-            }
+            let after = volume_state.resize(Resize::grow(size));
+            let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
+            resized.0.push(ResizedVolume { volume_state, before, after });
         }
-        Ok(())
+        Ok(resized)
     }
 
     /// Executes the steps that cannot fail. Failures that remain possible, such as that of a flush,
@@ -193,16 +231,16 @@ impl Reloader {
     #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
     fn commit(
         &self,
-        state: &mut ReloadState,
-        setup: Setup,
-        desired: &Model,
-        plan: &Plan,
+        changing: &mut Changing<'_>,
+        config: &RunningConfig,
         prepared: Prepared,
+        new: &NewConfig,
     ) -> PlanReport {
-        let Prepared { places, mut opened, policy } = prepared;
+        let Prepared { setup, desired, plan, places, mut opened, policy, mut resized } = prepared;
+        // The sizes stay.
+        resized.0.clear();
         let mut warnings = Vec::new();
-        let mut live_protocols = self.live_protocols();
-        let before: Vec<_> = live_protocols.iter().map(|(protocol, _)| protocol.name).collect();
+        let live_protocols = self.live_protocols.get();
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
         self.opener.set(Arc::new(setup.opener()));
@@ -231,12 +269,12 @@ impl Reloader {
             stay.contains(&(own.listener.protocol.name, own.listener.place.to_string()))
         };
         let (kept, gone): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut state.listeners).into_iter().partition(is_kept);
+            std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
         for own in &gone {
             own.end.end();
             self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
         }
-        let reconfigure = |live_protocols: &[(_, Box<dyn crate::protocol::frontend::LiveFrontend>)]| {
+        let reconfigure = |live_protocols: &[LiveProtocol]| {
             for (protocol, frontend) in setup.frontends.iter() {
                 let places = self.policy.places_of(protocol);
                 if let Some(live) = live_of(live_protocols, protocol) {
@@ -318,10 +356,10 @@ impl Reloader {
         }
         let all: Vec<_> = self.exports.iter().collect();
         warn_of_same_data(&served_data(&all, &self.exports, &self.policy), |_| true);
-        if let Err(failure) = self.begin_protocols(&mut live_protocols) {
+        if let Err(failure) = self.begin_protocols() {
             warnings.push(failure.to_string());
         }
-        reconfigure(&live_protocols);
+        reconfigure(&self.live_protocols.get());
         self.connection_limits.set_max(setup.max_connections);
         self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
         // New listeners come last, so that their clients find all volumes.
@@ -335,21 +373,25 @@ impl Reloader {
                     });
                     if let Some(at) = at {
                         let (_, own) = kept.swap_remove(at);
-                        state.listeners.push(RunningListener { asked, listener, ..own });
+                        changing.listeners.push(RunningListener { asked, listener, ..own });
                     }
                 }
                 PreparedListener::New(bound) => {
                     let BoundListener { asked, listener, socket } = *bound;
-                    match self.accept(&live_protocols, asked, listener, socket) {
-                        Ok(running) => state.listeners.push(running),
+                    match self.accept(asked, listener, socket) {
+                        Ok(running) => changing.listeners.push(running),
                         Err(failure) => warnings.push(failure.to_string()),
                     }
                 }
             }
         }
-        debug_assert!(before.iter().all(|name| live_protocols.iter().any(|(own, _)| own.name == *name)));
-        state.running = desired.without_pending(&state.running, plan);
-        PlanReport { warnings, ..PlanReport::default() }
+        let running = desired.without_pending(&config.running, &plan);
+        let (loaded, is_unsaved) = match new {
+            NewConfig::File => (desired, false),
+            NewConfig::Fragment(_) => (config.loaded.clone(), true),
+        };
+        self.publish(changing, RunningConfig { running, loaded, is_unsaved, listeners: Vec::new() });
+        PlanReport { applied: true, warnings, ..plan.report }
     }
 
     /// Lifts the limits of volumes that are about to be removed, and waits until what they held
@@ -403,6 +445,8 @@ fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
     }
 }
 
+/// Attempts to apply a config while other changes come in between.
+const MAX_ATTEMPTS: usize = 3;
 /// Time for requests to start that limits held back.
 const LIFT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for sessions that are no longer allowed, and for I/O on removed volumes.

@@ -1,11 +1,11 @@
 //! Applies a config fragment: adds or changes the entries that the fragment names, and keeps the
 //! rest of the running config.
 
-use super::Reloader;
-use super::model::Model;
 use super::plan::Schema;
+use super::{Reloader, RunningConfig};
 use crate::address::ListenerEntry;
-use crate::ctl::{Fragment, PlanReport};
+use crate::api::ApiError;
+use crate::ctl::Fragment;
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, anchor};
 use crate::serve::setup::{Setup, VOLUMES};
@@ -18,19 +18,22 @@ use toml::de::Deserializer;
 use toml::{Table, Value};
 
 impl Reloader {
-    /// Applies a fragment. After an error nothing has changed.
+    /// The setup of the running config with a fragment merged into it.
     ///
     /// # Errors
     /// The message names the line of the fragment and what to do.
-    pub(in crate::serve) fn apply_fragment(&self, fragment: &Fragment) -> Result<PlanReport, String> {
+    pub(super) fn with_fragment(
+        &self,
+        config: &RunningConfig,
+        fragment: &Fragment,
+    ) -> Result<Setup, ApiError> {
         let named = Setup::named_lists(&self.frontends.get());
         let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
-        let mut state = self.state();
-        let located = |failure| sources.located(failure).to_string();
-        let written = sources.table().map_err(|failure| failure.to_string())?;
+        let located = |failure| ApiError::invalid(sources.located(failure));
+        let written = sources.table().map_err(ApiError::invalid)?;
         let span = written.span();
         let plain = Table::deserialize(Deserializer::from(written));
-        let plain = plain.map_err(|error| sources.wrong(Some(span), error.message()).to_string())?;
+        let plain = plain.map_err(|error| ApiError::invalid(sources.wrong(Some(span), error.message())))?;
         if sources.has_include() {
             return Err(located(Failure::request("include: a fragment cannot include files; remove it")));
         }
@@ -38,17 +41,17 @@ impl Reloader {
         let (plain, specs) =
             with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
         let schema = Schema::new(&self.frontends.get());
-        let mut table = state.running.table.clone();
+        let mut table = config.running.table.clone();
         for (key, value) in plain {
             merge(&schema, &mut vec![key.clone()], &mut table, key, value);
         }
-        let text = toml::to_string(&table).map_err(|error| error.to_string())?;
+        let text = toml::to_string(&table).map_err(ApiError::invalid)?;
         let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
-        let args = self.args.without_volumes_and_listeners();
-        let mut setup = Setup::of(args, Some(merged), &self.inherited()).map_err(located)?;
+        let (args, inherited) = (self.args.without_volumes_and_listeners(), self.inherited().addresses());
+        let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
         // Passwords and generated names are not part of the text.
         for named in &mut setup.volumes {
-            let running = state.running.volume(&named.name);
+            let running = config.running.volume(&named.name);
             match (specs.get(&named.name), running) {
                 (Some(spec), _) => named.entry.spec = spec.clone(),
                 (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
@@ -58,11 +61,9 @@ impl Reloader {
                 named.entry.name.clone_from(&running.entry.name);
             }
         }
-        let desired = Model::of(&setup);
-        let report = self.apply(&mut state, setup, &desired);
-        let report = report.map_err(|reason| located(Failure::request(reason)))?;
-        state.is_unsaved = true;
-        Ok(report)
+        // Messages about the setup name lines of the fragment.
+        setup.sources = Some(sources);
+        Ok(setup)
     }
 }
 

@@ -5,6 +5,10 @@
 //! volumes. If one fails, the others are undone and nothing has changed. The remaining steps cannot
 //! fail: each protocol applies its part of the config, sessions that are no longer allowed drain,
 //! volumes are removed and added. See docs/decisions/0057-one-config-applied-live.md.
+//!
+//! The steps that can fail may hang in a path, so they run without the lock of changes. Queries read
+//! snapshots and take no lock of a change. See
+//! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 mod apply;
 mod fragment;
@@ -15,9 +19,14 @@ mod save;
 
 pub(super) use self::apply::check_not_deleted;
 use self::model::Model;
-use self::plan::{ConfigChange, Schema, VolumeStep, diff, report, volume_steps, waits_for_start};
+use self::plan::{
+    ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
+};
+pub(super) use self::record::Recorded;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
+use super::blocking_work::BlockingWork;
+use super::config_audit::{self, Caller};
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
@@ -25,7 +34,7 @@ use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::VolumeOpener;
 use super::setup::Setup;
 use crate::api::{ApiError, ErrorCode};
-use crate::ctl::{PlanReport, PlannedChange};
+use crate::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
@@ -33,11 +42,15 @@ use crate::protocol::policy::{ListenerAddress, Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::cores::Cores;
 use blockmux_engine::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::{Listener, ListenerHandle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -75,7 +88,8 @@ pub(super) struct Reloader {
     pub(super) exports: Exports,
     pub(super) policy: Policy,
     pub(super) connection_limits: Arc<ConnectionLimits>,
-    pub(super) live_protocols: Arc<Mutex<Vec<LiveProtocol>>>,
+    /// The protocols that are served.
+    pub(super) live_protocols: Current<Vec<LiveProtocol>>,
     pub(super) frontends: Current<Frontends>,
     pub(super) opener: Current<VolumeOpener>,
     units: Arc<LogicalUnits>,
@@ -86,18 +100,47 @@ pub(super) struct Reloader {
     next_core: AtomicUsize,
     /// The directory of the Unix sockets of `--run`.
     private: Option<TempDir>,
-    state: Mutex<ReloadState>,
+    /// Opens volumes, binds listeners and reads files for changes.
+    pub(super) blocking: BlockingWork,
+    /// The configs; replaced by changes only.
+    config: Current<RunningConfig>,
+    /// Locked by each change while it takes effect, and never while a path is opened.
+    changes: Mutex<ChangeState>,
+    /// Locked during a whole reload, also while it opens paths: reloads run one after the other.
+    reloads: Mutex<()>,
 }
 
-/// The configs and listeners that a reload compares with the new config.
-struct ReloadState {
+/// The running config and the config file, as of the last change.
+#[derive(Clone)]
+struct RunningConfig {
     /// The config that runs.
     running: Model,
     /// The config file as it was last loaded.
     loaded: Model,
     /// `ctl` has changed the running config, and the config file does not have the changes.
     is_unsaved: bool,
+    /// The listeners, each with its configured address.
+    listeners: Vec<(ListenerAddress, PolicyListener)>,
+}
+
+/// The right to change the daemon; one change has it at a time.
+pub(super) type Changing<'a> = MutexGuard<'a, ChangeState>;
+
+/// What only changes use.
+#[derive(Default)]
+pub(super) struct ChangeState {
     listeners: Vec<RunningListener>,
+    /// Names of the volumes that `ctl add` is opening.
+    pub(super) opening: BTreeSet<String>,
+}
+
+/// Where a new config comes from.
+#[derive(Clone)]
+enum NewConfig {
+    /// The config file.
+    File,
+    /// A fragment that is merged into the running config.
+    Fragment(Fragment),
 }
 
 /// A listener that accepts connections, or a network interface that is served.
@@ -130,15 +173,15 @@ impl Reloader {
         (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
-        let state =
-            ReloadState { loaded: running.clone(), running, is_unsaved: false, listeners: Vec::new() };
+        let config =
+            RunningConfig { loaded: running.clone(), running, is_unsaved: false, listeners: Vec::new() };
         let reloader = Reloader {
             args,
             inherited: Mutex::new(inherited),
             exports: exports.clone(),
             policy: setup.policy.clone(),
             connection_limits: connection_limits.clone(),
-            live_protocols: Arc::default(),
+            live_protocols: Current::new(Arc::default()),
             frontends: Current::new(setup.frontends.clone()),
             opener: Current::new(Arc::new(setup.opener())),
             units: LogicalUnits::new(exports),
@@ -146,16 +189,18 @@ impl Reloader {
             api_credentials: None,
             next_core: AtomicUsize::new(0),
             private,
-            state: Mutex::new(state),
+            blocking: BlockingWork::default(),
+            config: Current::new(Arc::new(config.clone())),
+            changes: Mutex::default(),
+            reloads: Mutex::default(),
         };
+        reloader.begin_protocols()?;
         {
-            let mut live_protocols = reloader.live_protocols();
-            reloader.begin_protocols(&mut live_protocols)?;
-            let mut state = reloader.state();
+            let mut changing = reloader.begin_change();
             for BoundListener { asked, listener, socket } in bound {
-                let running = reloader.accept(&live_protocols, asked, listener, socket)?;
-                state.listeners.push(running);
+                changing.listeners.push(reloader.accept(asked, listener, socket)?);
             }
+            reloader.publish(&changing, config);
         }
         Ok(reloader)
     }
@@ -168,25 +213,35 @@ impl Reloader {
         Reloader { api_credentials, ..self }
     }
 
-    /// The cores; `None` while something else refers to them.
-    pub(super) fn into_cores(self) -> Option<Cores> {
-        Arc::into_inner(self.cores)
-    }
-
     /// The cores that serve connections.
-    pub(super) fn cores(&self) -> &Cores {
+    pub(super) fn cores(&self) -> &Arc<Cores> {
         &self.cores
     }
 
+    /// Waits for the right to change the daemon. While it is held, no path is opened; I/O in flight
+    /// may be waited for.
+    pub(super) fn begin_change(&self) -> Changing<'_> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a config the one that queries show and later changes start from.
+    fn publish(&self, changing: &Changing<'_>, config: RunningConfig) {
+        let listeners = changing.listeners.iter().map(|own| (own.asked.clone(), own.listener.clone()));
+        let listeners = listeners.collect();
+        self.config.set(Arc::new(RunningConfig { listeners, ..config }));
+    }
+
     /// Starts each protocol that has listeners and is not served yet.
-    fn begin_protocols(&self, live_protocols: &mut Vec<LiveProtocol>) -> Result<(), Failure> {
+    fn begin_protocols(&self) -> Result<(), Failure> {
         for (protocol, frontend) in self.frontends.get().iter() {
-            let places = self.policy.places_of(protocol);
-            if places.is_empty() || live_protocols.iter().any(|(own, _)| own.name == protocol.name) {
+            let (places, served) = (self.policy.places_of(protocol), self.live_protocols.get());
+            if places.is_empty() || served.iter().any(|(own, _)| own.name == protocol.name) {
                 continue;
             }
-            let live = frontend.serve(&self.service(&places))?;
-            live_protocols.extend(live.map(|live| (protocol, live)));
+            if let Some(live) = frontend.serve(&self.service(&places))? {
+                let with = served.iter().cloned().chain([(protocol, Arc::from(live))]);
+                self.live_protocols.set(Arc::new(with.collect()));
+            }
         }
         Ok(())
     }
@@ -206,13 +261,12 @@ impl Reloader {
     /// [`Reloader::begin_protocols`].
     fn accept(
         &self,
-        live_protocols: &[LiveProtocol],
         asked: ListenerAddress,
         listener: PolicyListener,
         socket: Option<Listener>,
     ) -> Result<RunningListener, Failure> {
-        let end = ListenerEnd::default();
-        let Some((socket, live)) = socket.zip(live_of(live_protocols, listener.protocol)) else {
+        let (end, served) = (ListenerEnd::default(), self.live_protocols.get());
+        let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
             return Ok(RunningListener { asked, listener, end, accepting: None });
         };
         let handle = socket.handle().map_err(|error| {
@@ -237,15 +291,15 @@ impl Reloader {
     /// # Errors
     /// Says why nothing can be handed over, and what to do.
     pub(super) fn offer(&self) -> Result<DaemonOffer, String> {
-        let state = self.state();
-        if state.is_unsaved {
+        let (changing, config) = (self.begin_change(), self.config.get());
+        if config.is_unsaved {
             return Err(
                 "the config file does not have the changes that 'ctl' has made; save them with 'ctl save', or drop \
                  them with 'ctl reload'"
                     .to_owned(),
             );
         }
-        let in_ram = state.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
+        let in_ram = config.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
         if let Some(named) = in_ram {
             return Err(format!(
                 "`{}` ({}) is in RAM and would lose its data; remove it from the config and reload, or restart the \
@@ -258,7 +312,7 @@ impl Reloader {
             check_not_deleted(&export.name, &*export.volume)?;
         }
         let inherited = self.inherited();
-        let listeners = state.listeners.iter().filter_map(|own| {
+        let listeners = changing.listeners.iter().filter_map(|own| {
             let handle = own.accepting.as_ref()?.handle.clone();
             let address = own.listener.place.socket()?;
             let offer = ListenerOffer {
@@ -269,7 +323,7 @@ impl Reloader {
             };
             Some((offer, handle))
         });
-        let volumes = state.running.volumes.iter().map(|named| {
+        let volumes = config.running.volumes.iter().map(|named| {
             let served = self.exports.find(&named.name).and_then(|(id, _)| self.exports.volume_state(id));
             VolumeOffer {
                 name: named.name.clone(),
@@ -281,7 +335,7 @@ impl Reloader {
         Ok(DaemonOffer {
             listeners: listeners.collect(),
             volumes: volumes.collect(),
-            text: state.running.text(),
+            text: config.running.text(),
         })
     }
 
@@ -290,17 +344,17 @@ impl Reloader {
     /// # Errors
     /// Says why the session cannot continue.
     pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
-        let state = self.state();
-        let own = state.listeners.iter().find(|own| {
+        let changing = self.begin_change();
+        let own = changing.listeners.iter().find(|own| {
             own.listener.protocol.name == session.protocol
                 && own.listener.place.to_string() == session.listener
         });
         let (own, accepting) = own
             .and_then(|own| Some((own, own.accepting.as_ref()?)))
             .ok_or_else(|| format!("this daemon has no listener at {}", session.listener))?;
-        let live_protocols = self.live_protocols();
+        let served = self.live_protocols.get();
         let resume =
-            live_of(&live_protocols, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
+            live_of(&served, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
         let resume = resume.ok_or("its protocol cannot continue sessions")?;
         let stream = &session.stream;
         let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
@@ -311,16 +365,8 @@ impl Reloader {
             .ok_or_else(|| "a core has ended".to_owned())
     }
 
-    fn live_protocols(&self) -> MutexGuard<'_, Vec<LiveProtocol>> {
-        self.live_protocols.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn inherited(&self) -> MutexGuard<'_, InheritedListeners> {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn state(&self) -> MutexGuard<'_, ReloadState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the daemon has a config file to reload.
@@ -332,13 +378,16 @@ impl Reloader {
     ///
     /// # Errors
     /// The message names the file, the line and what to do.
-    pub(super) fn reload(&self) -> Result<PlanReport, ApiError> {
-        let setup = self.read_file()?;
-        let mut state = self.state();
-        let loaded = Model::of(&setup);
-        let report = self.apply(&mut state, setup, &loaded).map_err(ApiError::invalid)?;
-        (state.loaded, state.is_unsaved) = (loaded, false);
-        Ok(report)
+    pub(super) fn reload(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::File)
+    }
+
+    /// Applies a fragment of a config. After an error nothing has changed.
+    ///
+    /// # Errors
+    /// The message names the line of the fragment and what to do.
+    pub(super) fn apply_fragment(self: &Arc<Reloader>, fragment: &Fragment) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::Fragment(fragment.clone()))
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
@@ -347,15 +396,15 @@ impl Reloader {
     /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
     pub(super) fn diff(&self) -> Result<PlanReport, ApiError> {
         let mut setup = self.read_file()?;
-        let state = self.state();
-        self.settle_policy(&state, &mut setup).map_err(ApiError::invalid)?;
-        let plan = self.plan(&state, &setup, &Model::of(&setup));
+        let config = self.config.get();
+        self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
+        let plan = self.plan(&config, &setup, &Model::of(&setup));
         Ok(plan.report)
     }
 
-    /// The running config, as the text of a config file.
+    /// The running config, as the text of a config file. During a reload it is the one before.
     pub(super) fn export(&self) -> String {
-        self.state().running.text()
+        self.config.get().running.text()
     }
 
     /// Reads the config file as it is now.
@@ -364,29 +413,30 @@ impl Reloader {
             let text = "the daemon has no config file; start it with --config, or use 'ctl apply'";
             return Err(ApiError::new(ErrorCode::Conflict, text));
         }
-        Setup::gather(self.args.duplicate(), &self.inherited()).map_err(ApiError::invalid)
+        // The lock is not held while files are read.
+        let inherited = self.inherited().addresses();
+        Setup::gather(self.args.duplicate(), &inherited).map_err(ApiError::invalid)
     }
 
     /// The listeners of a setup, each with its configured address. A listener that is bound already
     /// has its actual address.
     fn places(
         &self,
-        state: &ReloadState,
+        config: &RunningConfig,
         setup: &Setup,
     ) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
         let wanted = listen::places(setup, self.private.as_ref());
         let wanted = wanted.map_err(|failure| setup.located(failure).to_string())?;
         let mut taken = Vec::new();
         let place = |wanted: PolicyListener| {
-            let same = state.listeners.iter().enumerate().find(|(at, own)| {
-                let (protocol, asked) = (own.listener.protocol.name, &own.asked);
-                protocol == wanted.protocol.name && *asked == wanted.place && !taken.contains(at)
+            let same = config.listeners.iter().enumerate().find(|(at, (asked, own))| {
+                own.protocol.name == wanted.protocol.name && *asked == wanted.place && !taken.contains(at)
             });
             let asked = wanted.place.clone();
             match same {
-                Some((at, own)) => {
+                Some((at, (_, own))) => {
                     taken.push(at);
-                    (asked, PolicyListener { place: own.listener.place.clone(), ..wanted })
+                    (asked, PolicyListener { place: own.place.clone(), ..wanted })
                 }
                 None => (asked, wanted),
             }
@@ -395,8 +445,8 @@ impl Reloader {
     }
 
     /// Checks the access rule of a setup at the addresses of its listeners.
-    fn settle_policy(&self, state: &ReloadState, setup: &mut Setup) -> Result<(), String> {
-        let places = self.places(state, setup)?.into_iter().map(|(_, listener)| listener).collect();
+    fn settle_policy(&self, config: &RunningConfig, setup: &mut Setup) -> Result<(), String> {
+        let places = self.places(config, setup)?.into_iter().map(|(_, listener)| listener).collect();
         setup.settle_policy(places).map_err(|failure| failure.to_string())
     }
 
@@ -429,11 +479,11 @@ impl Reloader {
         Some(self.exports.volume_state(id)?.volume().info().size)
     }
 
-    fn plan(&self, state: &ReloadState, setup: &Setup, desired: &Model) -> Plan {
+    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model) -> Plan {
         let schema = self.schema(setup);
-        let changes = diff(&schema, &state.running.table, &desired.table);
+        let changes = diff(&schema, &config.running.table, &desired.table);
         let is_resize = |name: &str| {
-            let [before, after] = [&state.running, desired].map(|model| model.volume(name));
+            let [before, after] = [&config.running, desired].map(|model| model.volume(name));
             before
                 .zip(after)
                 .is_some_and(|(before, after)| other_size(&before.entry.spec, &after.entry.spec).is_some())
@@ -447,25 +497,37 @@ impl Reloader {
         }
         // A changed password is not part of the tables.
         for after in &desired.volumes {
-            let before = state.running.volume(&after.name);
+            let before = config.running.volume(&after.name);
             let is_hidden = before.is_some_and(|before| before.entry.spec != after.entry.spec)
                 && !steps.iter().any(|(name, _)| *name == after.name);
             if is_hidden {
                 steps.push((after.name.clone(), VolumeStep::Replace));
             }
         }
-        let live_protocols = self.live_protocols();
-        let targets_of = |volume: &str| {
-            let id = self.exports.find(volume).map(|(id, _)| id);
-            let all = id
-                .into_iter()
-                .flat_map(|id| live_protocols.iter().flat_map(move |(_, live)| live.targets_of(id)));
-            all.map(|access| access.target).collect()
-        };
         let sessions = self.connection_limits.sessions().list();
+        let targets_of = |volume: &str| self.targets_of(volume);
         let mut report = report(&schema, &changes, &steps, &sessions, targets_of);
         report.changes.extend(self.renewed_credentials(setup, &changes));
         Plan { schema, changes, steps, report }
+    }
+
+    /// The sessions that can use a volume.
+    pub(super) fn users_of(&self, volume: &str) -> Vec<String> {
+        let targets = self.targets_of(volume);
+        let uses = |session: &&SessionInfo| {
+            let SessionInfo { login, .. } = session;
+            // Sessions of NBD name the export.
+            targets.contains(&login.target) || login.target == volume
+        };
+        self.connection_limits.sessions().list().iter().filter(uses).map(describe_session).collect()
+    }
+
+    /// The names of the targets that have a volume.
+    fn targets_of(&self, volume: &str) -> Vec<String> {
+        let Some((id, _)) = self.exports.find(volume) else { return Vec::new() };
+        let served = self.live_protocols.get();
+        let all = served.iter().flat_map(|(_, live)| live.targets_of(id));
+        all.map(|access| access.target).collect()
     }
 }
 
@@ -495,8 +557,32 @@ fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
     before.with_size(size).filter(|resized| resized == after).map(|_| size)
 }
 
+/// Starts the thread that reloads the config whenever a signal requests it through the sender. The
+/// main thread must not do so: a reload may hang in a path.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure> {
+    let (sender, requests) = mpsc::channel::<()>();
+    let reloader = Arc::downgrade(reloader);
+    let run = move || {
+        while requests.recv().is_ok() {
+            // The config is read after all requests that have arrived.
+            while requests.try_recv().is_ok() {}
+            let Some(reloader) = reloader.upgrade() else { return };
+            let outcome = reloader.reload();
+            let lines = outcome.as_ref().map(PlanReport::lines);
+            config_audit::log(&Caller::Signal("SIGHUP"), "reload", lines.as_deref().map_err(|error| *error));
+            log(&outcome);
+        }
+    };
+    let started = thread::Builder::new().name("reload".to_owned()).spawn(run);
+    started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    Ok(sender)
+}
+
 /// Logs the result of a reload that a signal requested.
-pub(super) fn log(outcome: &Result<PlanReport, ApiError>) {
+fn log(outcome: &Result<PlanReport, ApiError>) {
     match outcome {
         Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
         Ok(report) => {

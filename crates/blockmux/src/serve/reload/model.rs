@@ -3,6 +3,7 @@
 use super::Plan;
 use super::plan::Schema;
 use crate::protocol::frontend::TargetTables;
+use crate::serve::config::{VolumeEntry, current_directory};
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use std::collections::BTreeMap;
@@ -20,17 +21,26 @@ pub(super) struct Model {
 impl Model {
     /// The model of a setup.
     pub(super) fn of(setup: &Setup) -> Model {
+        // The config means the same in every directory.
+        let directory = current_directory();
         let mut table = setup.frontends.written().clone();
-        let volumes = setup.volumes.iter().map(|named| Value::Table(named.entry.table(&named.name)));
+        let with_absolute_paths = |named: &NamedVolume| {
+            let spec = named.entry.spec.clone().below(&directory);
+            NamedVolume { name: named.name.clone(), entry: VolumeEntry { spec, ..named.entry.clone() } }
+        };
+        let all: Vec<_> = setup.volumes.iter().map(with_absolute_paths).collect();
+        let volumes = all.iter().map(|named| Value::Table(named.entry.table(&named.name)));
         table.insert(VOLUMES.0.to_owned(), Value::Array(volumes.collect()));
         let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for (protocol, entry) in &setup.listeners {
+            let mut entry = entry.clone();
+            entry.address.anchor(&directory);
             listeners.entry(protocol.key()).or_default().push(entry.in_full(protocol.port).into());
         }
         table.extend(listeners.into_iter().map(|(key, list)| (key, Value::Array(list))));
         let seconds =
             |timeout: Option<Duration>| timeout.map(|timeout| Value::from(timeout.as_secs() as i64));
-        let path = |path: &std::path::Path| path.display().to_string();
+        let path = |path: &std::path::Path| directory.join(path).display().to_string();
         let access = &setup.api_access;
         let subjects = &access.api_tls_subject;
         let single = [
@@ -48,7 +58,7 @@ impl Model {
             ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
         ];
         table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-        Model { table, volumes: setup.volumes.clone() }
+        Model { table, volumes: all }
     }
 
     /// The volume with this name.

@@ -7,6 +7,7 @@
 use crate::address::ListenerEntry;
 use crate::ctl::{PlanReport, PlannedChange};
 use crate::networks;
+use crate::output::masked;
 use crate::protocol::frontend::TargetTables;
 use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
@@ -316,7 +317,8 @@ pub(in crate::serve) fn report(
             }
             _ => String::new(),
         };
-        let line = change.describe() + &note;
+        // The URL of a volume that is not open may be invalid.
+        let line = masked(&(change.describe() + &note));
         if schema.is_fixed(change) || waits_for_start(change, steps) {
             report.next_start.push(line);
             continue;
@@ -330,7 +332,8 @@ pub(in crate::serve) fn report(
     report
 }
 
-fn describe_session(session: &SessionInfo) -> String {
+/// A session in a message: protocol, initiator, address and target.
+pub(in crate::serve) fn describe_session(session: &SessionInfo) -> String {
     let SessionInfo { login, peer, .. } = session;
     match login.initiator.as_str() {
         "" => format!("{} client {peer} of {}", login.protocol, login.target),

@@ -1,8 +1,9 @@
 //! Records the changes of `blockmux ctl` in the running config, so that `ctl save` writes them to
 //! the config file and a reload compares with them.
 
-use super::Reloader;
 use super::model::Model;
+use super::plan::{ConfigChange, Schema, diff};
+use super::{Changing, Reloader, RunningConfig};
 use crate::ctl::{Answer, Request};
 use crate::protocol::frontend::Change as ProtocolChange;
 use crate::protocol::{Frontends, by_name};
@@ -11,32 +12,44 @@ use crate::serve::setup::VOLUMES;
 use blockmux_volume::{Limits, Spec};
 use toml::{Table, Value};
 
+/// What [`Reloader::record`] has recorded.
+#[derive(Default)]
+pub(in crate::serve) struct Recorded {
+    /// A note about the config file for the user.
+    pub(in crate::serve) note: Option<String>,
+    /// A line for each change of the running config.
+    pub(in crate::serve) effects: Vec<String>,
+}
+
 impl Reloader {
-    /// Records the change that a request has made; returns a note about the config file for the
-    /// user. `opened` is the volume that the request has added.
+    /// Records the change that a request has made. `opened` is the volume that it has added.
     pub(in crate::serve) fn record(
         &self,
+        changing: &Changing<'_>,
         request: &Request,
         answer: &Answer,
         opened: Option<NamedVolume>,
-    ) -> Option<String> {
-        let mut state = self.state();
-        let frontends = self.frontends.get();
-        let is_expressible = write_down(&mut state.running, &frontends, request, answer, opened)?;
-        state.is_unsaved = true;
-        Some(match (self.has_file(), is_expressible) {
-            (false, _) => return None,
-            (true, true) => "this change is not in the config file; 'ctl save' writes it there".to_owned(),
-            (true, false) => {
-                "this change is not in the config file, which has no key for it: the next reload undoes it"
-                    .to_owned()
-            }
-        })
+    ) -> Recorded {
+        let (before, frontends) = (self.config.get(), self.frontends.get());
+        let mut config = RunningConfig::clone(&before);
+        let written = write_down(&mut config.running, &frontends, request, answer, opened);
+        let Some(is_expressible) = written else { return Recorded::default() };
+        let changes = diff(&Schema::new(&frontends), &before.running.table, &config.running.table);
+        self.publish(changing, RunningConfig { is_unsaved: true, ..config });
+        let note = match (self.has_file(), is_expressible) {
+            (false, _) => None,
+            (true, true) => Some("this change is not in the config file; 'ctl save' writes it there"),
+            (true, false) => Some(
+                "this change is not in the config file, which has no key for it: the next reload undoes it",
+            ),
+        };
+        let effects = changes.iter().map(ConfigChange::describe).collect();
+        Recorded { note: note.map(str::to_owned), effects }
     }
 
     /// The spec of a volume with its new size; `None` if the spec stays the same.
     pub(in crate::serve) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
-        self.state().running.volume(name)?.entry.spec.with_size(size)
+        self.config.get().running.volume(name)?.entry.spec.with_size(size)
     }
 }
 
@@ -57,7 +70,7 @@ fn write_down(
             model.volumes.push(named);
             Some(true)
         }
-        (Request::Remove { name }, Answer::Done) => {
+        (Request::Remove { name, .. }, Answer::Done) => {
             model.volumes.retain(|volume| volume.name != *name);
             let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
             list.retain(|entry| entry.get(VOLUMES.1).and_then(Value::as_str) != Some(name));

@@ -3,7 +3,7 @@
 
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
-use super::{ReloadState, Reloader};
+use super::{Reloader, RunningConfig};
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use crate::serve::sources::Sources;
@@ -14,6 +14,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 use toml::Value;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
 
@@ -33,17 +34,18 @@ impl Reloader {
     /// If there is no config file, it was changed since it was loaded, it cannot have the running
     /// config, or it cannot be written. Then no file has changed, unless the message says so.
     pub(in crate::serve) fn save(&self) -> Result<String, String> {
+        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
         let setup = self.read_file().map_err(|error| error.to_string())?;
-        let mut state = self.state();
+        let config = self.config.get();
         let file = Model::of(&setup);
         let schema = self.schema(&setup);
-        if !diff(&schema, &state.loaded.table, &file.table).is_empty() {
+        if !diff(&schema, &config.loaded.table, &file.table).is_empty() {
             return Err(
                 "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first"
                     .to_owned(),
             );
         }
-        let changes = diff(&schema, &file.table, &state.running.table);
+        let changes = diff(&schema, &file.table, &config.running.table);
         let changes: Vec<ConfigChange> =
             changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
         if changes.is_empty() {
@@ -58,12 +60,16 @@ impl Reloader {
         let is_written = |change: &&ConfigChange| write_change(&schema, &mut documents, change);
         let (written, not_saved): (Vec<_>, Vec<_>) = changes.iter().partition(is_written);
         let edited = sources.with_texts(documents.iter().map(|file| file.document.to_string()));
-        let saved = self.check_edited(&state, &file, edited, &not_saved)?;
+        let saved = self.check_edited(&config, &file, edited, &not_saved)?;
         let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
         replace_all(changed.map(|(document, (_, before))| {
             (document.path.as_path(), before, document.document.to_string())
         }))?;
-        (state.loaded, state.is_unsaved) = (saved, false);
+        let changing = self.begin_change();
+        let now = self.config.get();
+        // A change that was made while the files were written is not in them.
+        let is_unsaved = !Arc::ptr_eq(&now, &config);
+        self.publish(&changing, RunningConfig { loaded: saved, is_unsaved, ..RunningConfig::clone(&now) });
         let mut summary = format!("{} changes saved", written.len());
         if !not_saved.is_empty() {
             let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
@@ -76,7 +82,7 @@ impl Reloader {
     /// their model. `before` is the model of the files that they replace.
     fn check_edited(
         &self,
-        state: &ReloadState,
+        config: &RunningConfig,
         before: &Model,
         edited: Sources,
         not_saved: &[&ConfigChange],
@@ -87,12 +93,13 @@ impl Reloader {
                  config, and 'ctl diff' how the file differs from it: edit the file by hand"
             )
         };
-        let setup = Setup::of(self.args.duplicate(), Some(edited), &self.inherited());
+        let inherited = self.inherited().addresses();
+        let setup = Setup::of(self.args.duplicate(), Some(edited), &inherited);
         let mut setup = setup.map_err(|failure| invalid(failure.to_string()))?;
-        self.settle_policy(state, &mut setup).map_err(invalid)?;
+        self.settle_policy(config, &mut setup).map_err(invalid)?;
         let saved = Model::of(&setup);
         let schema = self.schema(&setup);
-        let lost = diff(&schema, &saved.table, &state.running.table);
+        let lost = diff(&schema, &saved.table, &config.running.table);
         let mut lost: Vec<String> = lost
             .iter()
             .filter(|change| {
@@ -108,7 +115,7 @@ impl Reloader {
                 && spec_in(before, &named.name).as_ref() != spec_in(&saved, &named.name).as_ref()
         };
         if lost.is_empty() {
-            let volumes = state.running.volumes.iter().filter(has_lost_password);
+            let volumes = config.running.volumes.iter().filter(has_lost_password);
             lost.extend(volumes.map(|named| {
                 format!("volume {}: the password of its URL; use one with secret_file=PATH", named.name)
             }));

@@ -7,6 +7,7 @@ use crate::data_part::DataPart;
 use crate::failure::Failure;
 use crate::privileges::ServiceUser;
 use crate::protocol::frontend::HandedSession;
+use crate::serve::config::current_directory;
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::ListenerOffer;
 use crate::serve::reload::Reloader;
@@ -17,7 +18,7 @@ use blockmux_proto::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -100,9 +101,9 @@ impl Takeover {
         }
     }
 
-    /// Whether the daemon serves a volume with this name.
-    pub(in crate::serve) fn has(&self, name: &str) -> bool {
-        self.offer.volumes.iter().any(|volume| volume.name == name)
+    /// The names of the daemon's volumes.
+    pub(in crate::serve) fn names(&self) -> BTreeSet<String> {
+        self.offer.volumes.iter().map(|volume| volume.name.clone()).collect()
     }
 
     /// Checks that this process would serve every volume of the daemon, with the same spec and
@@ -119,7 +120,7 @@ impl Takeover {
                      it from the daemon first ('ctl remove', then 'ctl save')"
                 )));
             };
-            let spec = named.entry.spec.to_string();
+            let spec = named.entry.spec.clone().below(&current_directory()).to_string();
             if spec != offered.spec || DataPart::keys_of_spec(&named.entry.spec) != offered.data {
                 return Err(Failure::request(format!(
                     "--takeover: `{name}` is {} for the daemon, and {spec} here; use the same spec, or restart the \

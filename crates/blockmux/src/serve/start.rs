@@ -1,0 +1,83 @@
+//! Opens the volumes at the start. A path or a server may hang, so a signal ends the daemon meanwhile.
+
+use super::DaemonEvent;
+use super::inherited::InheritedListeners;
+use super::setup::Setup;
+use super::takeover::Takeover;
+use crate::failure::Failure;
+use blockmux_proto::exports::Exports;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+/// The events of a daemon that opens its volumes.
+pub(super) struct Opening<'a> {
+    pub(super) events: &'a Receiver<DaemonEvent>,
+    pub(super) sender: &'a Sender<DaemonEvent>,
+}
+
+impl Opening<'_> {
+    /// Opens all volumes, those of a takeover when the daemon has released them. `None` if a signal
+    /// came first: then threads that hang are left behind.
+    ///
+    /// # Errors
+    /// If a volume cannot be opened or exported, or the takeover fails.
+    pub(super) fn open(
+        &self,
+        setup: &Arc<Setup>,
+        takeover: Option<&mut Takeover>,
+        inherited: &mut InheritedListeners,
+    ) -> Result<Option<Exports>, Failure> {
+        let own = setup.clone();
+        let Some(takeover) = takeover else {
+            return self.unless_stopped(move || own.open(BTreeMap::new(), BTreeMap::new()));
+        };
+        takeover.check(setup)?;
+        let theirs = takeover.names();
+        let new = self.unless_stopped(move || own.open_some(|name| !theirs.contains(name)))?;
+        let Some(new) = new else { return Ok(None) };
+        takeover.wait_for_release(inherited)?;
+        inherited.close_offered();
+        let (own, uuids) = (setup.clone(), takeover.uuids());
+        let exports = self.unless_stopped(move || own.open(new, uuids))?;
+        exports.iter().try_for_each(|exports| takeover.restore(exports))?;
+        Ok(exports)
+    }
+
+    /// Runs `work` on a thread of its own; `None` if a signal asks the daemon to stop first.
+    fn unless_stopped<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<Option<T>, Failure> {
+        let (result_sender, result) = mpsc::channel();
+        // The receiver is gone if a signal came first.
+        let run = move || drop(result_sender.send(work()));
+        let started = thread::Builder::new().name("opening".to_owned()).spawn(run);
+        started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+        let mut reloads = false;
+        loop {
+            match result.recv_timeout(POLL) {
+                Ok(done) => {
+                    // The config may have changed since it was read.
+                    if reloads {
+                        let _ = self.sender.send(DaemonEvent::Reload);
+                    }
+                    return done.map(Some);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::run("opening the volumes failed; the log has the reason"));
+                }
+                Err(RecvTimeoutError::Timeout) => match self.events.try_recv() {
+                    Ok(DaemonEvent::Signal) => return Ok(None),
+                    Ok(DaemonEvent::Reload) => reloads = true,
+                    _ => {}
+                },
+            }
+        }
+    }
+}
+
+/// Interval of checks for signals.
+const POLL: Duration = Duration::from_millis(20);
