@@ -40,8 +40,8 @@ pub(crate) fn nvme_auth(data: &[u8]) {
     let can_make_key = group != DhGroup::Null && hash != Some(Hash::Sha512);
     let credentials = HostCredentials { secrets: Arc::new(own), seed: [1; 32], concatenation };
     let mut host = HostAuthenticator::new(credentials, &name("nqn.h"), &name("nqn.s"));
-    let mut target = Authenticator::new(Arc::new(controller), "nqn.h", "nqn.s", [2; 32])
-        .with_secure_channel(SC_C_NEW_TLS_PSK);
+    let mut target = Authenticator::new("nqn.h", "nqn.s", [2; 32]).with_secure_channel(SC_C_NEW_TLS_PSK);
+    let controller = Arc::new(controller);
     let (mut stream, mut is_spoiled, mut turns) = (&stream[..], false, 0);
     let outcome = loop {
         assert!(turns < MAX_TURNS, "a host has at most five messages");
@@ -51,7 +51,7 @@ pub(crate) fn nvme_auth(data: &[u8]) {
                 assert!(message.len() <= MAX_MESSAGE);
                 let mut message = message.to_vec();
                 is_spoiled |= spoil(&mut message, &mut choices, &mut stream);
-                target.on_message(&message);
+                target.on_message(&message, || Some(controller.clone()));
                 host.on_sent();
             }
             AuthStep::Receive => {

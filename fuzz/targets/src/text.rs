@@ -61,8 +61,8 @@ pub(crate) fn fio_job_file(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let environment = |name: &str| (name == "SIZE").then(|| "64m".to_owned());
     match blockmux_lab::job_file::parse(text, "job.fio", environment) {
-        Ok(jobs) => {
-            let lines = text.lines().count();
+        Ok(file) => {
+            let (jobs, lines) = (file.jobs, text.lines().count());
             assert!(!jobs.is_empty());
             assert!(jobs.iter().all(|job| 1 <= job.line && job.line <= lines));
             assert!(jobs.is_sorted_by_key(|job| job.line));

@@ -377,10 +377,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if !*is_checked && let Some(reason) = self.dialer.refusal(session) {
             // The logout is sent best effort.
             let _ = connections.send_now(session);
-            if self.dialer.renews_secrets(session) {
-                return Err(SessionEnd::Outdated(reason));
-            }
-            return Err(SessionEnd::Refused(reason));
+            let is_outdated = self.dialer.renews_secrets(session);
+            return Err(if is_outdated { SessionEnd::Outdated(reason) } else { SessionEnd::Refused(reason) });
         }
         if !*is_checked && session.is_ready() {
             if let Err(reason) = self.dialer.check(session) {

@@ -39,13 +39,16 @@ pub struct Subsystem {
     /// Incremented by each change of the namespaces.
     generation: AtomicU64,
     /// The latest namespaces of each mask, while a queue has them.
-    views: Mutex<BTreeMap<Option<Nqn>, (u64, Weak<[Namespace]>)>>,
+    views: Mutex<BTreeMap<Option<Nqn>, SharedNamespaces>>,
     hosts: SubsystemHosts,
     pub(crate) associations: Arc<Associations>,
     pub(super) is_discovery: bool,
     pub(crate) traffic: SubsystemTraffic,
     pub(super) ana: AnaGroups,
 }
+
+/// Namespaces that queues share, of this generation.
+type SharedNamespaces = (u64, Weak<[Namespace]>);
 
 /// An attached namespace.
 struct AttachedNamespace {
