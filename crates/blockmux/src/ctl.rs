@@ -173,8 +173,11 @@ impl fmt::Display for Request {
         match self {
             Request::Status => f.write_str("status"),
             Request::Sessions => f.write_str("sessions"),
-            Request::Resize { name, size: Some(size) } => write!(f, "resize {name} to {size} bytes"),
-            Request::Resize { name, size: None } => write!(f, "resize {name}"),
+            Request::Resize { name, size: Some(size), shrink } => {
+                let shrink = if *shrink { ", also if that discards data" } else { "" };
+                write!(f, "resize {name} to {size} bytes{shrink}")
+            }
+            Request::Resize { name, size: None, .. } => write!(f, "resize {name}"),
             Request::Limit { name, .. } => write!(f, "limit {name}"),
             Request::Add { volume, .. } => write!(f, "add {volume}"),
             Request::Remove { name, .. } => write!(f, "remove {name}"),

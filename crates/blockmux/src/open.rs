@@ -15,7 +15,6 @@ use crate::shared_files;
 use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate;
-use blockmux_engine::safe_path;
 use blockmux_engine::state::{self, has_note};
 use blockmux_engine::sys::address_space_left;
 use blockmux_proto::volume_uuid::VolumeUuid;
@@ -25,7 +24,6 @@ use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
     SliceVolume, Spec, StripeVolume, Volume,
 };
-use rustix::fs::{Mode, OFlags};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;

@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Changes log levels if some are given, and returns the levels of all areas.
 fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
@@ -456,7 +456,7 @@ impl ControlServer {
         let changed = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
         drop(changing);
-        wait_for_io(name, "removed", &[removed.volume_state.clone()], progress);
+        wait_for_io(name, "removed", std::slice::from_ref(&removed.volume_state), progress);
         progress("flushing".to_owned());
         let flushed = flush::each(&[removed.export]);
         flushed.map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))?;
