@@ -55,11 +55,13 @@ impl Opening<'_> {
         // The receiver is gone if a signal came first.
         let run = move || drop(result_sender.send(work()));
         let started = thread::Builder::new().name("opening".to_owned()).spawn(run);
-        started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+        let thread = started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
         let mut reloads = false;
         loop {
             match result.recv_timeout(POLL) {
                 Ok(done) => {
+                    // The thread has capabilities that this one is about to drop.
+                    let _ = thread.join();
                     // The config may have changed since it was read.
                     if reloads {
                         let _ = self.sender.send(DaemonEvent::Reload);

@@ -153,7 +153,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "iscsi://user%secret@host/iqn.a/x"],
-        "iscsi://user@host/iqn.a/x: logical unit \"x\": write a number from 0 to 16383 after the target's name",
+        "iscsi://user%...@host/iqn.a/x: logical unit \"x\": write a number from 0 to 16383 after the target's name",
     ),
     (
         &["info", "iscsi://host"],

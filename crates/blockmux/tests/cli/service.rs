@@ -111,9 +111,12 @@ fn levels_of_the_log_change_while_the_daemon_runs() {
     let said = ctl(&["audit=info,volume=debug"]);
     assert!(said.contains("audit      info\n") && said.contains("volume     debug\n"), "{said}");
     let _client = RawClient::connect(&daemon.socket());
-    let mut line = String::new();
-    daemon.stderr.read_line(&mut line).unwrap();
-    assert!(line.contains(" INFO login protocol=\"nbd\""), "the first client left no line: {line}");
+    let mut lines = [String::new(), String::new()];
+    for line in &mut lines {
+        daemon.stderr.read_line(line).unwrap();
+    }
+    assert!(lines[0].contains(" INFO config changed: log audit=info,volume=debug "), "{lines:?}");
+    assert!(lines[1].contains(" INFO login protocol=\"nbd\""), "the first client left no line: {lines:?}");
     let refused = blockmux(["ctl", &control, "log", "audit=loud"]);
     assert!(text(&refused.stderr).contains("`loud` is not a log level"));
 }
