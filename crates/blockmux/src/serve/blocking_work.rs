@@ -99,11 +99,7 @@ mod tests {
     fn work_that_hangs_is_left_behind_when_the_daemon_stops_and_is_limited_in_number() {
         let blocking = BlockingWork::default();
         assert_eq!(blocking.run("a", || 5).unwrap(), 5);
-<<<<<<< ours
-        let panicked = blocking.run("b", || panic!("injected by a test"));
-=======
         let panicked: Result<(), Failure> = blocking.run("b", || panic!("injected by a test"));
->>>>>>> theirs
         assert_eq!(panicked.unwrap_err().to_string(), "b: failed; the daemon's log has the reason");
         blocking.stop();
         let mut gates = Vec::new();
