@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A figure of the system, read again after [`RECENT`]. Each volume that is opened asks for some, and
-/// a reading opens a dozen files.
+/// A figure of the system, read again after [`RECENT`]. Each volume that is opened asks for some,
+/// and a reading opens a dozen files.
 struct Recent(Mutex<Option<(Instant, u64)>>);
 
 impl Recent {

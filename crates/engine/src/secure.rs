@@ -20,8 +20,8 @@
 //! from the socket directly. Until then, at most the rest of one record is received at a time
 //! (`boundary`). If the kernel cannot do that, the library continues.
 //!
-//! At a target, the handshake is computed by [`Helpers`]: `Tls` moves there with the bytes received,
-//! and back with the result. Nothing else is received meanwhile.
+//! At a target, the handshake is computed by [`Helpers`]: `Tls` moves there with the bytes
+//! received, and back with the result. Nothing else is received meanwhile.
 //!
 //! There are no timeouts here: the session receives nothing until the handshake is complete, so its
 //! own timeout also limits the handshake.

@@ -11,7 +11,6 @@ use std::sync::mpsc;
 use std::thread;
 
 #[test]
-#[expect(clippy::print_stdout, reason = "a skipped test says why")]
 fn no_thread_can_start_a_program_or_a_process_or_make_unused_kinds_of_sockets() {
     let (go, start) = mpsc::channel();
     let earlier = thread::spawn(move || {

@@ -224,8 +224,8 @@ fn expand(value: &str, env: &impl Fn(&str) -> Option<String>) -> String {
 const FILE_OPTIONS: &[&str] =
     &["filename", "uri", "stonewall", "wait_for_previous", "time_based", "randrepeat"];
 
-/// Options of fio that change nothing for a volume, as words: how its engines submit, its processes,
-/// its logs and report, the files that it creates, and how it fills and checks blocks.
+/// Options of fio that change nothing for a volume, as words: how its engines submit, its
+/// processes, its logs and report, the files that it creates, and how it fills and checks blocks.
 const WITHOUT_EFFECT: &[&str] = &[
     "ioengine direct buffered invalidate fixedbufs registerfiles hipri hipri_percentage sqthread_poll \
      sqthread_poll_cpu nonvectored uncached nowait force_async cmd_type userspace_reap io_submit_mode \

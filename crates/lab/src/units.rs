@@ -2,8 +2,8 @@
 //!
 //! Every unit of a size is a power of 1024, as in a volume's spec: `4k`, `4kb` and `4kib` are 4096.
 //! fio differs only for `kib` and similar units, which are powers of 1000 there unless
-//! `kb_base=1000` is given. A fraction counts, which fio ignores (`4.5k` is 4 bytes there). `4ki` is
-//! refused, and so is other text after the digits.
+//! `kb_base=1000` is given. A fraction counts, which fio ignores (`4.5k` is 4 bytes there). `4ki`
+//! is refused, and so is other text after the digits.
 
 use blockmux_volume::units::{UnitError, size_unit};
 use serde::{Deserialize, Serialize};

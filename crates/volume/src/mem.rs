@@ -67,8 +67,8 @@ impl MemVolume {
             lends_reads: true,
             ..VolumeInfo::new(size.min(room) / u64::from(SECTOR) * u64::from(SECTOR))
         });
-        // Zeroed by the system, and backed by memory when a unit is first written: a volume may have
-        // room for much more than its size.
+        // Zeroed by the system, and backed by memory when a unit is first written: a volume may
+        // have room for much more than its size.
         const { assert!(HOLE == 0) }
         let states = AtomicU8::new_vec_zeroed(room.div_ceil(UNIT) as usize);
         let states = states.expect("the states of the units fit into memory");

@@ -81,7 +81,8 @@ impl Record {
     }
 
     /// The record for all similar records: without the offset on a volume and without names that
-    /// the peer chooses, but with the target of a session, which exists; `source` replaces the peer.
+    /// the peer chooses, but with the target of a session, which exists; `source` replaces the
+    /// peer.
     pub(super) fn summary(&self, source: Option<&str>) -> Record {
         let is_session = self.class() == LineClass::Session;
         let is_varying = |name: &str| name == PEER || name == OFFSET;
@@ -147,8 +148,8 @@ impl Record {
         Value::Object(object)
     }
 
-    /// `FIELD=value` lines of the journal's native protocol. Line ends in values are escaped, because
-    /// they would require the binary form.
+    /// `FIELD=value` lines of the journal's native protocol. Line ends in values are escaped,
+    /// because they would require the binary form.
     fn journal_entry(&self) -> String {
         let priority = match self.level {
             Level::ERROR => 3,

@@ -231,8 +231,8 @@ pub(crate) trait LiveFrontend: Send + Sync {
         Err(format!("no target has the name `{target}`"))
     }
 
-    /// Reads the files that a command needs, for [`LiveFrontend::change`]. It may hang in a path, so
-    /// it is called without the right to change the daemon, and holds no lock meanwhile.
+    /// Reads the files that a command needs, for [`LiveFrontend::change`]. It may hang in a path,
+    /// so it is called without the right to change the daemon, and holds no lock meanwhile.
     ///
     /// # Errors
     /// If a file cannot be read; the message says what to do.
@@ -240,8 +240,8 @@ pub(crate) trait LiveFrontend: Send + Sync {
         Ok(Box::new(()))
     }
 
-    /// Executes one of the frontend's own `ctl` commands, for which [`LiveFrontend::read_files`] has
-    /// returned `files`; returns a message for the user, if any.
+    /// Executes one of the frontend's own `ctl` commands, for which [`LiveFrontend::read_files`]
+    /// has returned `files`; returns a message for the user, if any.
     ///
     /// # Errors
     /// If the command fails; the message says what to do.

@@ -421,8 +421,8 @@ impl ControlServer {
         names.find(|name| self.check_is_free(name, changing).is_ok()).unwrap_or_default()
     }
 
-    /// Stops exporting a volume: waits for I/O in flight and flushes the volume. A volume that is in
-    /// use is removed only by `force`.
+    /// Stops exporting a volume: waits for I/O in flight and flushes the volume. A volume that is
+    /// in use is removed only by `force`.
     fn remove(
         &self,
         request: &Request,

@@ -1,4 +1,5 @@
-//! Opens the volumes at the start. A path or a server may hang, so a signal ends the daemon meanwhile.
+//! Opens the volumes at the start. A path or a server may hang, so a signal ends the daemon
+//! meanwhile.
 
 use super::DaemonEvent;
 use super::inherited::InheritedListeners;

@@ -1,4 +1,5 @@
-//! Secrets in URLs: they are in no message, no log and no action, whether or not the URL can be parsed.
+//! Secrets in URLs: they are in no message, no log and no action, whether or not the URL can be
+//! parsed.
 
 use crate::api::ask;
 use crate::control::Controlled;

@@ -107,7 +107,8 @@ impl<H: Host> Connection<H> {
             session.on_secured(by, self.core.now())?;
         }
         if is_computing {
-            // A connection that is closed meanwhile must not keep its place among the helpers' jobs.
+            // A connection that is closed meanwhile must not keep its place among the helpers'
+            // jobs.
             (self.wants_input, self.is_blocked) = (false, true);
             self.check_end()?;
         }

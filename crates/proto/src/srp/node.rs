@@ -226,8 +226,8 @@ pub(super) enum ChannelJoin {
 }
 
 impl Channels {
-    /// Adds a channel to a nexus; the first one begins it with `open_nexus`. A channel that has to be
-    /// the only one is added once all others have ended, and disconnects them. The check and the
+    /// Adds a channel to a nexus; the first one begins it with `open_nexus`. A channel that has to
+    /// be the only one is added once all others have ended, and disconnects them. The check and the
     /// addition are one step, because logins arrive on several cores.
     pub(super) fn join(
         self: &Arc<Channels>,

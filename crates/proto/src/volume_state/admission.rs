@@ -266,8 +266,8 @@ impl Admission {
     }
 }
 
-/// A client's access to several volumes, sorted by their ids: of one NVMe queue, or of all initiators
-/// of an AoE target.
+/// A client's access to several volumes, sorted by their ids: of one NVMe queue, or of all
+/// initiators of an AoE target.
 pub(crate) struct Admissions(Vec<(VolumeId, Admission)>);
 
 impl Admissions {

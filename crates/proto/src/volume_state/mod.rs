@@ -126,7 +126,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// The same nexus at another unit.
+    /// This holder's nexus at another unit.
     pub(crate) fn of_unit(self, unit: u16) -> Holder {
         Holder { unit, ..self }
     }

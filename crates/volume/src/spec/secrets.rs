@@ -1,8 +1,8 @@
 //! Finds the secrets in a spec or URL as somebody wrote it, also if it cannot be parsed.
 //!
 //! A secret is what stands between a user's name and the `@` before a host, after `%` (iSCSI) or
-//! `:`, and the value of a parameter whose key means a secret. In a text that cannot be parsed, more
-//! is hidden rather than less.
+//! `:`, and the value of a parameter whose key means a secret. In a text that cannot be parsed,
+//! more is hidden rather than less.
 
 use super::url::split_user;
 use std::ops::Range;

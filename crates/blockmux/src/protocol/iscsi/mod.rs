@@ -259,8 +259,8 @@ impl MappedUnit<'_> {
         url.to_string()
     }
 
-    /// Commands of libiscsi's clients. libiscsi supports CHAP with MD5 only and no data digests, and
-    /// decodes no names.
+    /// Commands of libiscsi's clients. libiscsi supports CHAP with MD5 only and no data digests,
+    /// and decodes no names.
     fn commands_of_libiscsi(&self, portal: &str) -> Vec<String> {
         if self.target.contains(['/', '?', '@'])
             || self.digests[1]

@@ -144,8 +144,8 @@ fn bounded_result(result: Value) -> Value {
     }
 }
 
-/// Maximum length of each of the texts of an action, in bytes: what it does, its progress, the error
-/// and its hint. Together they have less than 4 KiB.
+/// Maximum length of each of the texts of an action, in bytes: what it does, its progress, the
+/// error and its hint. Together they have less than 4 KiB.
 const MAX_TEXT: usize = 900;
 /// Maximum length of a result as JSON, in bytes. An action that has a result has no error.
 const MAX_RESULT: usize = 2 * MAX_TEXT;

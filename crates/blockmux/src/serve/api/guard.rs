@@ -64,8 +64,8 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
     Ok(Request::from_parts(parts, Body::from(body)))
 }
 
-/// Whether the request is for the page, which contains no data and needs no token. The page's script
-/// sends the token with its own requests.
+/// Whether the request is for the page, which contains no data and needs no token. The page's
+/// script sends the token with its own requests.
 pub(super) fn is_page(request: &Request) -> bool {
     request.uri().path() == "/"
 }

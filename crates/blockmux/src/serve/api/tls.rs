@@ -55,8 +55,8 @@ impl TlsStream {
         Ok(stream)
     }
 
-    /// Processes received records of the handshake on a helper thread: the API must take no CPU time
-    /// from I/O for clients that have proved nothing.
+    /// Processes received records of the handshake on a helper thread: the API must take no CPU
+    /// time from I/O for clients that have proved nothing.
     async fn shake_hands(self, run: RunJob) -> io::Result<(TlsStream, io::Result<()>)> {
         let TlsStream { socket, mut tls, mut incoming, sent } = self;
         let done = Arc::new(Notify::new());

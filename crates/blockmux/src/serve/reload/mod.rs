@@ -6,8 +6,8 @@
 //! fail: each protocol applies its part of the config, sessions that are no longer allowed drain,
 //! volumes are removed and added. See docs/decisions/0057-one-config-applied-live.md.
 //!
-//! The steps that can fail may hang in a path, so they run without the lock of changes. Queries read
-//! snapshots and take no lock of a change. See
+//! The steps that can fail may hang in a path, so they run without the lock of changes. Queries
+//! read snapshots and take no lock of a change. See
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 mod apply;

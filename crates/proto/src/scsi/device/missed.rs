@@ -1,5 +1,6 @@
-//! Unit attentions for nexuses that have logged in and sent no command to the unit yet. Such a nexus
-//! has no state in the unit, so the unit records what happens, and up to which nexus it concerns.
+//! Unit attentions for nexuses that have logged in and sent no command to the unit yet. Such a
+//! nexus has no state in the unit, so the unit records what happens, and up to which nexus it
+//! concerns.
 
 use super::open_nexus::{NexusId, latest};
 use crate::volume_state::{MAX_REGISTRATIONS, Registrant};

@@ -1,8 +1,8 @@
 //! I_T nexuses that exist, from the first login to the end of the last session.
 //!
 //! An iSCSI session is a nexus by itself. All RDMA channels from an SRP initiator port to a target
-//! port are one nexus together (SRP r16a §4.2), although each has its own device server, possibly on
-//! another core.
+//! port are one nexus together (SRP r16a §4.2), although each has its own device server, possibly
+//! on another core.
 //!
 //! A login costs the same however many units the target has: a unit has no state of a nexus until
 //! the nexus sends it a command. The unit then establishes the unit attentions that arose since the

@@ -19,8 +19,8 @@ use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The device server of one session of an I_T nexus. It lives as long as the session and on its core;
-/// the module documentation describes the design.
+/// The device server of one session of an I_T nexus. It lives as long as the session and on its
+/// core; the module documentation describes the design.
 pub struct DeviceServer {
     target: Arc<ScsiTarget>,
     units: AttachedUnits,

@@ -186,8 +186,8 @@ impl LogicalUnit {
     }
 
     /// Adds a nexus with a power-on unit attention (SAM-5 §5.14), and what it has missed since its
-    /// login. `inventory` is the current generation of the target's units, which `has_changed` since
-    /// the login or the addition of this unit.
+    /// login. `inventory` is the current generation of the target's units, which `has_changed`
+    /// since the login or the addition of this unit.
     pub(super) fn attach(&self, key: NexusKey, registrant: Registrant, inventory: u64, has_changed: bool) {
         let mut state = self.lock();
         let mut nexus = NexusState {
@@ -213,8 +213,8 @@ impl LogicalUnit {
         self.volume_state.release(Some(key));
     }
 
-    /// Notifies a nexus that the target's units have changed, unless another session of the nexus has
-    /// noticed that before.
+    /// Notifies a nexus that the target's units have changed, unless another session of the nexus
+    /// has noticed that before.
     pub(super) fn on_inventory_change(&self, key: NexusKey, inventory: u64) {
         self.change(|state| {
             if let Some(nexus) = state.nexus(key).filter(|nexus| nexus.inventory < inventory) {

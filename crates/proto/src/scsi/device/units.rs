@@ -1,6 +1,6 @@
-//! The logical units of a target that one session has used: each is attached with its first command.
-//! Every command first checks for added and removed units; the nexus is notified by a unit attention
-//! of its existing units (SPC-5, REPORTED LUNS DATA HAS CHANGED).
+//! The logical units of a target that one session has used: each is attached with its first
+//! command. Every command first checks for added and removed units; the nexus is notified by a unit
+//! attention of its existing units (SPC-5, REPORTED LUNS DATA HAS CHANGED).
 
 use super::Lun;
 use super::extended_copy::CopyResult;

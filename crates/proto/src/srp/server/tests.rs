@@ -586,7 +586,8 @@ fn channels_of_one_initiator_port_share_its_unit_attentions() {
         initiator.command(&cdb, OUT, direct(0, 24).as_bytes()).unwrap();
         initiator.end().0.status
     };
-    // However the initiator spreads its commands over its channels, each attention meets one of them.
+    // However the initiator spreads its commands over its channels, each attention meets one of
+    // them.
     for (notified, next) in [(0, 1), (1, 0), (0, 0), (1, 1)] {
         assert_eq!(reserve(&mut channels[next], 6, 0, 1), 0, "the channel has no unit attention");
         assert_eq!(reserve(&mut other, 6, 0, 2), 0);
