@@ -76,7 +76,7 @@ fn deliver(bytes: &[u8], step: usize, to: &mut Tls, got: &mut (Vec<u8>, Option<T
 #[test]
 fn a_client_with_keys_of_sha_384_offers_only_their_suite() {
     let suites = |hashes: &[Hash]| {
-        let keys: Vec<Psk> = hashes.iter().map(|hash| psk("a key", 7, *hash)).collect();
+        let keys: Vec<Psk> = hashes.iter().zip(["a", "b"]).map(|(hash, name)| psk(name, 7, *hash)).collect();
         let mut client = client(&keys);
         client.receive(&[], &mut []).unwrap();
         // Record and handshake headers, version and random; then the session ID and the suites.
