@@ -161,6 +161,15 @@ fn can_run() -> bool {
     output.status.success()
 }
 
+/// Runs commands one after another; returns those that fail, with their places and what they said.
+fn failures(place: &Place, commands: &[(String, String)]) -> String {
+    let run = |(from, command): &(String, String)| {
+        format!("({command}) > said 2>&1 || {{ echo '{from}:'; cat said; }}")
+    };
+    let ran = place.run(&commands.iter().map(run).collect::<Vec<_>>().join("\n"));
+    format!("{}{}", text(&ran.stdout), text(&ran.stderr))
+}
+
 #[test]
 fn every_config_of_the_documents_is_valid_and_can_be_served() {
     if !can_run() {
@@ -168,26 +177,23 @@ fn every_config_of_the_documents_is_valid_and_can_be_served() {
     }
     let pages = pages();
     let blocks = pages.iter().flat_map(|page| page.blocks().into_iter().map(move |block| (page, block)));
-    let mut failures = Vec::new();
-    let mut count = 0;
+    let place = Place::new();
+    place.image("/srv/root", 16 << 20);
+    let mut commands = Vec::new();
     for (page, block) in blocks.filter(|(_, block)| block.language == "toml") {
         let config = block.lines.join("\n");
-        let place = Place::new();
         let table = config.parse().unwrap_or_else(|error| panic!("{}:{}: {error}", page.name, block.line));
         place.furnish(&table);
-        place.write("etc/blockmux/blockmux.toml", config.as_bytes(), 0o644);
+        let name = format!("{}.toml", commands.len());
+        place.write(&format!("etc/blockmux/{name}"), config.as_bytes(), 0o644);
         // A block device needs a driver, a file does not.
         let served = small(&config).replace("block:/dev/vg0/", "file:/srv/");
-        place.write("etc/blockmux/served.toml", served.as_bytes(), 0o644);
-        place.image("/srv/root", 16 << 20);
-        let ran = place.run("blockmux check blockmux.toml && blockmux serve --config served.toml --run true");
-        if !ran.status.success() {
-            failures.push(format!("{}:{}: {}", page.name, block.line, text(&ran.stderr)));
-        }
-        count += 1;
+        place.write(&format!("etc/blockmux/served-{name}"), served.as_bytes(), 0o644);
+        let command = format!("blockmux check {name} && blockmux serve --config served-{name} --run true");
+        commands.push((format!("{}:{}", page.name, block.line), command));
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(count > 15, "{count}");
+    assert!(commands.len() > 15, "{commands:?}");
+    assert_eq!(failures(&place, &commands), "");
 }
 
 /// Parts of command lines that cannot be served here, and why.
@@ -216,25 +222,126 @@ fn every_serve_command_of_the_documents_starts() {
             && (line.is_example || line.words.len() > 2 && line.words.iter().all(is_complete))
             && !ELSEWHERE.iter().any(|(part, _)| has(part))
     });
-    let mut failures = Vec::new();
-    let mut count = 0;
-    for line in lines {
-        let place = Place::new();
-        for (name, size) in [("disk.img", 32 << 30), ("root.img", 1 << 30)] {
-            place.image(name, size);
-        }
-        place.image("/srv/data.img", 1 << 30);
-        place.secret("api.token", "c1b9b5a5c0d1a4d2\n");
-        place.write("etc/blockmux/keys.psk", &fs::read(credentials().path("keys.psk")).unwrap(), 0o600);
-        let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/blockmux.toml");
-        place.write("etc/blockmux/blockmux.toml", &fs::read(packaged).unwrap(), 0o644);
+    let place = Place::new();
+    for (name, size) in [("disk.img", 32 << 30), ("root.img", 1 << 30), ("/srv/data.img", 1 << 30)] {
+        place.image(name, size);
+    }
+    place.secret("api.token", "c1b9b5a5c0d1a4d2\n");
+    place.secret("keys.psk", &fs::read_to_string(credentials().path("keys.psk")).unwrap());
+    let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/blockmux.toml");
+    place.write("etc/blockmux/blockmux.toml", &fs::read(packaged).unwrap(), 0o644);
+    let commands = lines.map(|line| {
         let words: Vec<_> = line.words.iter().map(|word| format!("'{}'", small(word))).collect();
-        let ran = place.run(&format!("{} --run true", words.join(" ")));
-        if !ran.status.success() {
-            failures.push(format!("{}: {}: {}", line.place, line.words.join(" "), text(&ran.stderr)));
+        (format!("{}: {}", line.place, line.words.join(" ")), format!("{} --run true", words.join(" ")))
+    });
+    let commands: Vec<_> = commands.collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    assert_eq!(failures(&place, &commands), "");
+}
+
+/// What the pages suppose of a daemon that they control.
+const CONTROLLED: &str = r#"
+nbd = ["unix:nbd.sock"]
+iscsi = ["192.0.2.1"]
+nvme_tcp = ["192.0.2.1"]
+state = "/var/lib/blockmux"
+
+[[volume]]
+name = "other"
+spec = "mem:16m"
+protocols = ["nbd", "iscsi", "nvme_tcp"]
+
+[[iscsi_target]]
+TargetName = "iqn.2026-11.com.example:storage"
+luns = { 0 = "other" }
+access_states = {}
+
+[[nvme_subsystem]]
+nqn = "nqn.2026-11.com.example:disks"
+namespaces = { 1 = "other" }
+hosts = ["nqn.2026-11.com.example:first"]
+
+[[nvme_subsystem.ana_group]]
+ANAGRPID = 1
+namespaces = [1]
+states = {}
+"#;
+
+/// Names that a reader replaces.
+const NAMES: [(&str, &str); 3] = [
+    ("HOSTNQN", "nqn.2026-11.com.example:host"),
+    ("NQN", "nqn.2026-11.com.example:disks"),
+    ("IQN", "iqn.2026-11.com.example:storage"),
+];
+
+/// Starts a daemon, runs commands, and stops it.
+const WITH_DAEMON: &str = "blockmux serve --quiet --config blockmux.toml VOLUMES --control SOCKET > ready & \
+     daemon=$!; until grep -q ready ready; do kill -0 $daemon || exit 1; sleep 0.02; done; \
+     status=0; COMMANDS; kill $daemon; wait $daemon || status=1; exit $status";
+
+#[test]
+fn every_ctl_command_of_the_documents_is_accepted_by_a_daemon() {
+    if !can_run() {
+        return;
+    }
+    let mut sessions: Vec<(String, String, Vec<Vec<String>>)> = Vec::new();
+    for page in pages() {
+        for line in page.command_lines().into_iter().filter(|line| line.is_example && line.words[1] == "ctl")
+        {
+            let [_, _, socket, ..] = &line.words[..] else { continue };
+            let Some(path) = socket.strip_prefix("unix:") else { continue };
+            match sessions.last_mut() {
+                Some((place, before, lines)) if follows(place, &line.place) && before == path => {
+                    lines.push(line.words.clone());
+                    *place = line.place;
+                }
+                _ => sessions.push((line.place.clone(), path.to_owned(), vec![line.words.clone()])),
+            }
         }
-        count += 1;
+    }
+    let mut failures = Vec::new();
+    for (end, socket, lines) in &sessions {
+        let ran = control(socket, lines);
+        if !ran.status.success() {
+            failures.push(format!("{end}: {}{}", text(&ran.stdout), text(&ran.stderr)));
+        }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(count > 20, "{count}");
+    assert!(sessions.len() > 4, "{sessions:?}");
+}
+
+/// Whether the second place is the line behind the first.
+fn follows(first: &str, second: &str) -> bool {
+    let parts = |place: &str| {
+        let (page, line) = place.rsplit_once(':').unwrap();
+        (page.to_owned(), line.parse::<usize>().unwrap())
+    };
+    let ((page, line), (next_page, next)) = (parts(first), parts(second));
+    page == next_page && next == line + 1
+}
+
+/// Runs `ctl` commands with a daemon that has the volumes which they do not add.
+fn control(socket: &str, lines: &[Vec<String>]) -> Output {
+    let place = Place::new();
+    place.write("etc/blockmux/blockmux.toml", CONTROLLED.as_bytes(), 0o644);
+    let part = "[[volume]]\nname = 'part'\nspec = 'mem:1m'\n";
+    place.write("etc/blockmux/part.toml", part.as_bytes(), 0o644);
+    for name in ["root.img", "data.img"] {
+        place.image(&format!("/srv/{name}"), 16 << 20);
+    }
+    let adds =
+        |name: &str| lines.iter().any(|words| words.iter().any(|word| word.starts_with(&format!("{name}="))));
+    let volumes = ["root=file:/srv/root.img", "disk0=mem:16m"].into_iter();
+    let volumes: Vec<_> = volumes.filter(|spec| !adds(spec.split('=').next().unwrap())).collect();
+    let filled = |word: &String| {
+        let name = NAMES.iter().find(|(name, _)| name == word);
+        format!("'{}'", name.map_or(word.as_str(), |(_, value)| value))
+    };
+    let commands = lines.iter().map(|words| {
+        let typed = words.iter().map(filled).collect::<Vec<_>>().join(" ");
+        format!("{typed} > said 2>&1 || {{ status=1; echo {} >&2; cat said >&2; }}", words[3..].join(" "))
+    });
+    let commands = commands.collect::<Vec<_>>().join("; ");
+    let script = WITH_DAEMON.replace("VOLUMES", &volumes.join(" "));
+    place.run(&script.replace("SOCKET", &format!("unix:{socket}")).replace("COMMANDS", &commands))
 }
