@@ -260,13 +260,14 @@ mod tests {
     }
 
     /// What stands in the pages where a reader writes something of their own.
-    const PLACEHOLDERS: [(&str, &str); 9] = [
+    const PLACEHOLDERS: [(&str, &str); 10] = [
         ("SOCKET", "unix:/run/blockmux/control"),
         ("URL", "nbd://host/disk"),
         ("SPEC", "mem:1g"),
         ("GROUP", "1"),
         ("ADDR", "192.0.2.1:4420"),
         ("NUMBER", "1"),
+        ("SIZE", "1g"),
         ("COMMAND", "serve"),
         ("nbds://...", "nbds://host/disk"),
         ("part.toml", concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/blockmux.toml")),

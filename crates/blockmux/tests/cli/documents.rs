@@ -275,9 +275,8 @@ const NAMES: [(&str, &str); 3] = [
 ];
 
 /// Starts a daemon, runs commands, and stops it.
-const WITH_DAEMON: &str = "blockmux serve --quiet --config blockmux.toml VOLUMES --control SOCKET > ready & \
-     daemon=$!; until grep -q ready ready; do kill -0 $daemon || exit 1; sleep 0.02; done; \
-     status=0; COMMANDS; kill $daemon; wait $daemon || status=1; exit $status";
+const WITH_DAEMON: &str = "mkfifo ready; blockmux serve --quiet --config blockmux.toml VOLUMES --control SOCKET > ready & \
+     daemon=$!; read ready < ready || exit 1; status=0; COMMANDS; kill $daemon; wait $daemon || status=1; exit $status";
 
 #[test]
 fn every_ctl_command_of_the_documents_is_accepted_by_a_daemon() {
