@@ -40,7 +40,7 @@ const ENTER: &str = r#"
     for part in usr dev proc sys; do mount --rbind /$part "$1/$part"; done
     mount --bind "$3" "$1/opt/blockmux"
     cd "$1/root"
-    HOME=/root PATH=/opt:/usr/sbin:/usr/bin exec chroot "$1" /bin/sh -c "cd /etc/blockmux; $2"
+    TMPDIR=/tmp HOME=/root XDG_STATE_HOME= PATH=/opt:/usr/sbin:/usr/bin exec chroot "$1" /bin/sh -c "cd /etc/blockmux; $2"
 "#;
 
 /// A root directory for examples.
