@@ -209,8 +209,13 @@ Exit status: 0 success; 1 failed while running; 2 could not start, for example
 because of an invalid command line or a volume that cannot be opened.";
 
 #[cfg(test)]
+#[path = "../tests/cli/examples.rs"]
+mod examples;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::examples::{CommandLine, pages};
 
     /// Collects a command and its subcommands, with their names.
     fn with_all_below(command: &clap::Command, name: &str, found: &mut Vec<(String, clap::Command)>) {
@@ -252,5 +257,65 @@ mod tests {
         }
         let written = std::fs::read_to_string(path).unwrap();
         assert!(written == page, "{path} is outdated; run WRITE_DOCS=1 cargo test -p blockmux");
+    }
+
+    /// What stands in the pages where a reader writes something of their own.
+    const PLACEHOLDERS: [(&str, &str); 10] = [
+        ("SOCKET", "unix:/run/blockmux/control"),
+        ("URL", "nbd://host/disk"),
+        ("SPEC", "mem:1g"),
+        ("GROUP", "1"),
+        ("ADDR", "192.0.2.1:4420"),
+        ("NUMBER", "1"),
+        ("SIZE", "1g"),
+        ("COMMAND", "serve"),
+        ("nbds://...", "nbds://host/disk"),
+        ("part.toml", concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/blockmux.toml")),
+    ];
+
+    /// The words as a reader would type them.
+    fn filled_in(line: &CommandLine) -> Vec<String> {
+        let state = if line.words.contains(&"ana".to_owned()) { "optimized" } else { "active/optimized" };
+        let fill = |word: &String| match PLACEHOLDERS.iter().find(|(name, _)| name == word) {
+            Some((_, value)) => (*value).to_owned(),
+            None if word == "STATE" => state.to_owned(),
+            None => word.clone(),
+        };
+        let mut words: Vec<_> = line.words.iter().filter(|word| *word != "...").map(fill).collect();
+        // The service's user, whom only its package creates.
+        if let Some(at) = words.iter().position(|word| word == "--user") {
+            words[at + 1] = uzers::get_current_username().unwrap().into_string().unwrap();
+        }
+        words
+    }
+
+    /// The error of a command line that the program refuses. A sentence may name a command, such as
+    /// `blockmux ctl status`, without what it needs.
+    fn refused(line: &CommandLine) -> Option<clap::Error> {
+        let mut words = filled_in(line);
+        if !line.is_example && words[1] == "ctl" && words.get(2).is_none_or(|word| !word.contains(':')) {
+            words.insert(2, "unix:/run/blockmux/control".to_owned());
+        }
+        let error = Cli::try_parse_from(words).err()?;
+        let is_name = match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
+            ErrorKind::MissingRequiredArgument
+            | ErrorKind::MissingSubcommand
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => !line.is_example,
+            _ => false,
+        };
+        (!is_name).then_some(error)
+    }
+
+    #[test]
+    fn every_command_line_of_the_documents_is_accepted() {
+        let lines: Vec<_> = pages().iter().flat_map(|page| page.command_lines()).collect();
+        assert!(lines.len() > 150, "{}", lines.len());
+        let refused = lines.iter().filter_map(|line| {
+            let error = refused(line)?.to_string();
+            Some(format!("{}: {}: {error}", line.place, line.words.join(" ")))
+        });
+        let refused: Vec<_> = refused.collect();
+        assert!(refused.is_empty(), "{}", refused.join("\n"));
     }
 }
