@@ -91,6 +91,8 @@ pub(super) struct CommandTransfer {
     pub(super) early_response: Option<(u32, u32)>,
     /// The command was just reassigned: the target may restart its R2TSN.
     pub(super) is_reassigned: bool,
+    /// How often the target rejected the command, or requested data that was sent already.
+    pub(super) resends: u32,
     /// Over RDMA: registration of the command's memory.
     pub(super) registration: RegistrationState,
 }
@@ -429,7 +431,7 @@ impl FullFeatureSession {
         let Some(request) = self.queue.request(key) else { return };
         let Some((progress, _)) = self.queue.transport(key) else { return };
         let cmd_sn = progress.cmd_sn;
-        *progress = CommandTransfer::default();
+        *progress = CommandTransfer { resends: progress.resends, ..CommandTransfer::default() };
         self.send_command(connection, &request, cmd_sn);
     }
 

@@ -393,7 +393,7 @@ impl FullFeatureSession {
                     IscsiOpcode::REJECT => {
                         let reject: &Reject = transmute_ref!(bhs);
                         if RejectReason(reject.reason) == RejectReason::DATA_DIGEST_ERROR {
-                            self.on_rejected(connection, data);
+                            self.on_rejected(connection, data)?;
                         }
                         on_reject(reject)?;
                     }
@@ -511,7 +511,11 @@ impl FullFeatureSession {
         if len > self.negotiated.max_burst || r2t.target_transfer_tag.get() == RESERVED_TAG {
             return fault("requested more than MaxBurstLength, or without a target transfer tag");
         }
+        let is_again = from < progress.next;
         (progress.next, progress.r2t_sn) = (end.max(progress.next), progress.r2t_sn.wrapping_add(1));
+        if is_again {
+            self.count_resend(key)?;
+        }
         self.send_sequence(connection, key, r2t.target_transfer_tag.get(), from, end);
         Ok(())
     }

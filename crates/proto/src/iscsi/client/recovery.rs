@@ -212,14 +212,28 @@ impl FullFeatureSession {
 
     /// Sends a command again, with its CmdSN, whose immediate data was damaged.
     #[cold]
-    pub(super) fn on_rejected(&mut self, connection: &mut InitiatorConnection, header: &[u8]) {
-        let Ok((bhs, _)) = Bhs::read_from_prefix(header) else { return };
+    pub(super) fn on_rejected(
+        &mut self,
+        connection: &mut InitiatorConnection,
+        header: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let Ok((bhs, _)) = Bhs::read_from_prefix(header) else { return Ok(()) };
         if self.negotiated.level > 0
             && bhs.opcode() == IscsiOpcode::SCSI_COMMAND
             && let Some(key) = self.find(connection, bhs.initiator_task_tag.get())
         {
+            self.count_resend(key)?;
             self.resend_command(connection, key);
         }
+        Ok(())
+    }
+
+    /// Counts what the target makes this side send again: it could ask for more than it reads.
+    #[cold]
+    pub(super) fn count_resend(&mut self, key: SlotKey) -> Result<(), ProtocolError> {
+        let Some((progress, _)) = self.queue.transport(key) else { return Ok(()) };
+        progress.resends = progress.resends.saturating_add(1);
+        if progress.resends <= MAX_RESENDS { Ok(()) } else { Err(TOO_MANY_RESENDS) }
     }
 
     /// Handles a lost or failed connection; returns whether the session continues.
@@ -370,6 +384,13 @@ const TOO_MANY_MISSING: ProtocolError = ProtocolError {
     reference: "RFC 7143 §4.2.2.2",
 };
 
+const TOO_MANY_RESENDS: ProtocolError = ProtocolError {
+    what: "rejected or requested the data of a command again more than 16 times",
+    reference: "this client's limit",
+};
+
+/// How often a command or its data is sent again at a target's request.
+const MAX_RESENDS: u32 = 16;
 /// Maximum number of consecutive connection losses without a completed command.
 const MAX_LOSSES: u32 = 3;
 /// Delay between attempts to reconnect.

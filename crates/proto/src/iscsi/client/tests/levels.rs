@@ -268,3 +268,75 @@ fn at_level_0_damaged_data_ends_the_session() {
     let error = client.send_damaged(&part, &pattern(512)).unwrap_err();
     assert_eq!(error.what, "sent a data segment with a wrong digest");
 }
+
+/// Linux's initiator completed any task whose tag was in a Reject's copied header (CVE-2026-99153);
+/// here that header leads to the command being sent again.
+#[test]
+fn data_is_sent_again_a_limited_number_of_times_whatever_a_target_rejects_or_requests() {
+    let limit = "rejected or requested the data of a command again more than 16 times";
+    let mut client = ready(1);
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    let mut sent = 0;
+    let error = loop {
+        let reject = Reject {
+            opcode: IscsiOpcode::REJECT.0,
+            flags: FLAG_FINAL,
+            reason: RejectReason::DATA_DIGEST_ERROR.0,
+            initiator_task_tag: RESERVED_TAG.into(),
+            stat_sn: client.next_stat_sn().into(),
+            ..Reject::new_zeroed()
+        };
+        if let Err(error) = client.send(&reject, &command.bhs.as_bytes()[..BHS_LEN]) {
+            break error;
+        }
+        sent += client.sent().len();
+        assert!(sent <= 16, "it is sent again without end");
+    };
+    assert_eq!((error.what, sent), (limit, 16));
+    let mut client = ready(1);
+    client.write(1, 0, &pattern(100 << 10));
+    let command = client.sent().remove(0);
+    let mut sent = 0;
+    let error = loop {
+        // Its first burst was sent already.
+        if let Err(error) = client.r2t(&command, sent, 0, 4096) {
+            break error;
+        }
+        sent += client.sent().len() as u32;
+        assert!(sent <= 16, "it is sent again without end");
+    };
+    assert_eq!((error.what, sent), (limit, 16));
+}
+
+/// Another initiator completed the task of that tag (CVE-2026-99153, CVE-2026-99154).
+#[test]
+fn a_reject_that_copies_no_command_of_its_connection_completes_and_sends_nothing() {
+    let mut client = ready(1);
+    client.write(1, 0, &pattern(512));
+    let command = client.command();
+    type Change = fn(&mut ScsiCommand);
+    let changes: [Change; 3] = [
+        |copy| copy.initiator_task_tag = 0x1234.into(),
+        |copy| copy.initiator_task_tag = RESERVED_TAG.into(),
+        |copy| copy.opcode = IscsiOpcode::TEXT_REQUEST.0,
+    ];
+    for change in changes {
+        let mut copy = command.as_a::<ScsiCommand>();
+        change(&mut copy);
+        for len in [BHS_LEN, BHS_LEN - 1, 0] {
+            let reject = Reject {
+                opcode: IscsiOpcode::REJECT.0,
+                flags: FLAG_FINAL,
+                reason: RejectReason::DATA_DIGEST_ERROR.0,
+                initiator_task_tag: RESERVED_TAG.into(),
+                stat_sn: client.next_stat_sn().into(),
+                ..Reject::new_zeroed()
+            };
+            client.send(&reject, &copy.as_bytes()[..len]).unwrap();
+            assert!(client.sent().is_empty() && client.session.poll_done().is_none());
+        }
+    }
+    client.status(&command, ScsiStatus::GOOD, None);
+    assert_eq!(client.done().0, 1);
+}
