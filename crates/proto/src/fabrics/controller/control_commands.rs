@@ -67,7 +67,12 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let is_authenticated = self.is_authenticated();
         let outcome = match (fabrics_type(sqe), &mut self.queue) {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
-            (FabricsType::AUTHENTICATION_SEND, Some(_)) => self.on_message(&data),
+            (FabricsType::AUTHENTICATION_SEND, Some(_)) => {
+                let outcome = self.on_message(&data);
+                self.finish(slot, &outcome);
+                // A command that waits for the reply to an earlier message gets that to this one.
+                return self.go_on_authenticating();
+            }
             (FabricsType::AUTHENTICATION_RECEIVE, Some(_)) => match self.next_message(slot, sqe) {
                 Some(outcome) => outcome,
                 None => return,

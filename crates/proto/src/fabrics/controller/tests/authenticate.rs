@@ -301,6 +301,8 @@ fn a_host_may_authenticate_for_longer_than_its_keep_alive_timeout() {
     assert_eq!(error.what, "did not keep its controller alive within its Keep Alive Timeout");
 }
 
+/// Linux's controller answered into a buffer that was too short, and returned the stale bytes
+/// behind its answer (CVE-2026-72130, CVE-2026-80791).
 #[test]
 fn invalid_authentication_commands_are_refused() {
     let node = guarded();
@@ -361,4 +363,49 @@ fn a_message_waits_for_its_computation_on_another_thread() {
     let receive = authentication(FabricsType::AUTHENTICATION_RECEIVE, 16 + 48 + 256);
     host.send(&mut { receive }, &[]);
     assert_eq!(refusal(&host.run(receive, &[]).1), NvmeStatus::COMMAND_SEQUENCE_ERROR);
+}
+
+/// Linux's controller freed the key of the first message while the second used it
+/// (CVE-2026-99441).
+#[test]
+fn a_message_that_overlaps_the_computation_of_another_fails_the_authentication() {
+    let node = guarded();
+    let jobs = Arc::new(Mutex::new(Vec::<Job>::new()));
+    for waits in [false, true] {
+        let queued = jobs.clone();
+        let mut host = FabricsTestHost::new(&node);
+        host.pump.session = queue(&node, Pool::new(usize::MAX), host.now)
+            .with_seed([5; 32])
+            .computing_by(Arc::new(move |job| queued.lock().unwrap().push(job)))
+            .with_notifier(Box::new(|_| Arc::new(|| ())));
+        host.pump.session.on_start(&Waker::idle(), host.now);
+        let (command, data) = connect(NQN, 0, CNTLID_DYNAMIC, 0);
+        let data = ConnectData { hostnqn: Nqn::new("nqn.h").unwrap().to_field(), ..data };
+        assert!(host.run(command, data.as_bytes()).1.status.is_success());
+        assert!(send(&mut host, &negotiate(&[1, 2], &[0, 1])).status.is_success());
+        let mut receiving = authentication(FabricsType::AUTHENTICATION_RECEIVE, 64);
+        if waits {
+            host.send(&mut receiving, &[]);
+            assert_eq!(host.received().len(), 0);
+        }
+        let message = negotiate(&[1, 2], &[0, 1]);
+        let mut sending = authentication(FabricsType::AUTHENTICATION_SEND, message.len());
+        sending.dptr = SglDescriptor::in_capsule(0, message.len() as u32);
+        host.send(&mut sending, &message);
+        if !waits {
+            host.send(&mut receiving, &[]);
+        }
+        let ends: Vec<_> = host
+            .received()
+            .into_iter()
+            .map(|end| if let TransportCall::Done { data, cqe } = end { (data, cqe) } else { panic!() })
+            .collect();
+        assert!(ends.iter().all(|(_, cqe)| cqe.status.is_success()) && ends.len() == 2, "waits: {waits}");
+        let failure = &ends.iter().find(|(_, cqe)| cqe.cid == receiving.cid).unwrap().0;
+        assert_eq!((failure[1], failure[7]), (0xf1, Explanation::INCORRECT_MESSAGE.0));
+        // The first computation has nobody to tell its result.
+        jobs.lock().unwrap().drain(..).for_each(|job| job.run());
+        host.pump.session.on_turn(host.now);
+        assert!(host.is_closed() && host.received().is_empty());
+    }
 }
