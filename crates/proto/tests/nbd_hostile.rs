@@ -6,7 +6,8 @@ use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
-    Channel, Chunk, Completion, Extent, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume, Waker,
+    Channel, Chunk, Completion, Extent, Io, MemVolume, Memory, NullVolume, Op, Output, Pool, SgList, Tag,
+    Volume, Waker,
 };
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
@@ -364,6 +365,70 @@ fn unread_block_status_replies_are_bounded() {
     }
 }
 
+/// nbdkit described more than was asked near 4 GiB (CVE-2025-47711), and its blocksize filter let a
+/// rounded length wrap (CVE-2025-47712).
+#[test]
+fn block_status_describes_at_most_what_was_asked_up_to_the_greatest_lengths() {
+    const LARGEST: u64 = (1 << 63) - 512;
+    const COMPACT: u64 = u32::MAX as u64 - 511;
+    let cases: [(u64, u64, bool); 11] = [
+        (0, COMPACT, true),
+        ((4 << 30) - 512, COMPACT, true),
+        (LARGEST - COMPACT, COMPACT, true),
+        (LARGEST - 512, 512, true),
+        (0, u32::MAX.into(), false),
+        (LARGEST - 512, COMPACT, false),
+        (u64::MAX - 511, COMPACT, false),
+        (0, LARGEST, true),
+        (512, LARGEST, false),
+        (0, 1 << 63, false),
+        (512, u64::MAX - 511, false),
+    ];
+    for form in [Form::Structured, Form::Extended] {
+        let volume = Arc::new(NullVolume::new(LARGEST)) as Arc<dyn Volume>;
+        let (name, description) = ("disk0".into(), String::new());
+        let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
+        let mut client = Client::connect(&exports);
+        client.exchange(&FLAGS);
+        client.exchange(&option(form.option().unwrap(), &[]));
+        client.exchange(&option(Opt::NBD_OPT_SET_META_CONTEXT, &context_data("", &["base:allocation"])));
+        client.continues_the_handshake();
+        for (offset, length, is_valid) in cases {
+            if form == Form::Structured && length > u32::MAX.into() {
+                continue;
+            }
+            let request = Request::new(Cmd::NBD_CMD_BLOCK_STATUS, offset, length);
+            let answer = client.exchange(&request.in_form(form));
+            if is_valid {
+                assert_eq!(form.described(&answer), length, "{length} at {offset} in {form:?}");
+            } else {
+                assert_eq!(form.errno(&answer), Errno::NBD_EINVAL, "{length} at {offset} in {form:?}");
+            }
+        }
+        // A volume that describes more than it was asked, as one behind a faulty server may.
+        client.holds_io = true;
+        client.sends(&Request::new(Cmd::NBD_CMD_BLOCK_STATUS, 0, 1024).in_form(form)).unwrap();
+        let tag = client.held.remove(0).tag;
+        let extents = [512, 4 << 30, 1 << 40].map(|len| Extent { len, hole: true, zero: true }).to_vec();
+        client.session.on_io(Completion { tag, result: Ok(Output::Extents(extents)) }, Instant::now());
+        assert_eq!(form.described(&client.sent()), 1024, "in {form:?}");
+    }
+}
+
+/// NVMe/TCP in Linux received on after a fatal error (CVE-2026-52989).
+#[test]
+fn what_follows_a_violation_in_the_same_segment_is_not_executed() {
+    for form in FORMS {
+        let write = [Request::new(Cmd::NBD_CMD_WRITE, 0, 512).in_form(form), vec![0xee; 512]].concat();
+        let long = Request::new(Cmd::NBD_CMD_WRITE, 0, (32 << 20) + 512).in_form(form);
+        for violation in [vec![0; 32], long] {
+            let mut client = Client::choosing("", form);
+            client.sends(&[violation, write.clone()].concat()).unwrap_err();
+            assert!(!client.execute_io() && client.done == 0 && client.is_blank(), "{form:?}");
+        }
+    }
+}
+
 /// A client with its session and the volumes.
 struct Client {
     session: NbdTargetSession,
@@ -523,6 +588,22 @@ impl Form {
     /// The cookie of a reply, which is at the same offset in every form.
     fn cookie(self, answer: &[u8]) -> u64 {
         u64::from_be_bytes(answer[8..16].try_into().unwrap())
+    }
+
+    /// Length of all extents of a reply that consists of one block status.
+    fn described(self, answer: &[u8]) -> u64 {
+        assert_eq!(self.cookie(answer), COOKIE);
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let (head, descriptor, of_length) = match self {
+            Form::Simple => panic!("it has no block status"),
+            Form::Structured => (20 + 4, 8, 4),
+            Form::Extended => (32 + 8, 16, 8),
+        };
+        let descriptors = answer[head..].chunks_exact(descriptor);
+        assert!(descriptors.len() > 0 && descriptors.remainder().is_empty(), "{answer:x?}");
+        let lengths: Vec<_> = descriptors.map(|one| number(&one[..of_length])).collect();
+        assert!(lengths.iter().all(|length| *length > 0), "{lengths:?}");
+        lengths.iter().sum()
     }
 
     /// The error of a reply that consists of one error.

@@ -69,10 +69,10 @@ impl ReplyWriter {
             // Data of another length would desynchronize the client; the guard rules that out
             // whatever the volume returns.
             Ok(Output::Data(data)) if data.len() as u64 == of.length => self.data(outbox, to, &data),
-            Ok(Output::Extents(extents)) if !extents.is_empty() => {
-                let most = if of.one_extent { 1 } else { MAX_DESCRIPTORS };
-                let extents = extents.get(..extents.len().min(most)).unwrap_or_default();
-                self.block_status(outbox, to, extents);
+            Ok(Output::Extents(mut extents)) if !extents.is_empty() => {
+                extents.truncate(if of.one_extent { 1 } else { MAX_DESCRIPTORS });
+                cut(&mut extents, of.length);
+                self.block_status(outbox, to, &extents);
             }
             Ok(Output::Nothing) if !matches!(of.op, Op::Read | Op::BlockStatus) => self.success(outbox, to),
             Ok(_) => self.failure(outbox, of, IoError::Medium),
@@ -165,8 +165,7 @@ impl ReplyWriter {
             self.chunk(outbox, to, ReplyType::NBD_REPLY_TYPE_BLOCK_STATUS, length);
             self.head(outbox, context.as_bytes());
             for extent in extents {
-                // The length of a compact request is below 4 GiB, and a volume never describes more
-                // than the request.
+                // The length of a compact request is below 4 GiB.
                 let length = U32::new(u32::try_from(extent.len).unwrap_or(u32::MAX));
                 self.head(outbox, BlockDescriptor { length, status: U32::new(state(extent)) }.as_bytes());
             }
@@ -224,6 +223,16 @@ fn extended(to: ReplyAddress, reply_type: ReplyType, length: usize) -> ExtendedR
         offset: U64::new(to.offset),
         length: U64::new(length as u64),
     }
+}
+
+/// Cuts extents at the end of the request: a client may add their lengths without a check.
+fn cut(extents: &mut Vec<Extent>, length: u64) {
+    let mut left = length;
+    extents.retain_mut(|extent| {
+        extent.len = extent.len.min(left);
+        left = left.saturating_sub(extent.len);
+        extent.len > 0
+    });
 }
 
 /// The `NBD_STATE_*` flags of `base:allocation`.
