@@ -536,6 +536,7 @@ mod tests {
         assert!(all.holds(&who("x")) && all.key_of(&who("x")) == Some(8) && all.key_of(&who("a")).is_none());
     }
 
+    /// SPDK wrote the 17th registrant beyond the end of its file (CVE-2025-57275).
     #[test]
     fn the_number_of_registrations_is_limited() {
         let mut all = three();

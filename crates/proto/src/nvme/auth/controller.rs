@@ -691,6 +691,7 @@ pub(crate) mod tests {
         assert_eq!(chosen(&[0]).0, 0xf1, "without an exchange only if the secrets allow it");
     }
 
+    /// Linux's controller believed the lengths of these lists (CVE-2026-64319, CVE-2026-90230).
     #[test]
     fn a_failed_negotiation_is_reported() {
         let fails = |message: &[u8]| {

@@ -437,6 +437,7 @@ fn a_disconnect_by_the_target_is_an_error_only_with_commands_in_flight() {
     assert_eq!(wire.initiator.take_unfinished().len(), 1);
 }
 
+/// Linux's initiator read sense data at an offset that the target had chosen (CVE-2026-53186).
 #[test]
 fn each_violation_by_the_target_is_reported() {
     let (wire, response) = Wire::reading();

@@ -438,6 +438,7 @@ fn bidirectional_buffers_and_unknown_formats_fail_only_the_command() {
     assert!(initiator.is_settled());
 }
 
+/// In Linux's target, the length of immediate data wrapped (CVE-2026-100075).
 #[test]
 fn an_information_unit_that_is_too_short_ends_the_channel() {
     let long = |len: u32| ImmediateDescriptor { len: len.into() }.as_bytes().to_vec();
@@ -963,4 +964,39 @@ fn a_connection_without_a_login_is_closed() {
     let mut session = initiator.pump.session;
     let deadline = session.poll_timeout().unwrap();
     assert!(session.on_timeout(deadline).is_err());
+}
+
+/// Linux's target counted its credits wrongly after a part of a command had failed
+/// (CVE-2026-74394).
+#[test]
+fn a_command_whose_table_or_nth_range_cannot_be_read_returns_one_credit_and_writes_nothing() {
+    for (in_unit, failing) in [(3, 0), (3, 1), (3, 2), (0, 0), (1, 1)] {
+        let mut initiator = open();
+        let ranges = [direct(10_000, 512), direct(50_000, 3000), direct(20_000, 584)];
+        let unit = SrpCommand { buf_fmt: 0x20, data_out_desc_cnt: in_unit as u8, ..SrpCommand::default() };
+        initiator.command_with(unit, &write(8), &indirect(90_000, &ranges, in_unit)).unwrap();
+        let (mut nth, mut answer) = (0, None);
+        while let Some(work) = initiator.next() {
+            match work {
+                WorkRequest::Read { id, local, remote } => {
+                    if remote.address == 90_000 {
+                        local.copy_from(ranges.as_bytes());
+                    }
+                    let result = if nth == failing { Err(WorkError::RemoteAccess) } else { Ok(()) };
+                    initiator.event(Event::Done { id, result }).unwrap();
+                    nth += 1;
+                }
+                WorkRequest::Send { head, .. } => {
+                    assert!(answer.replace(initiator.response(&head)).is_none(), "two responses");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let (response, sense) = answer.expect("a response");
+        assert_eq!((response.status, sense[2]), (2, 0x0b), "{in_unit} {failing}");
+        assert!(initiator.is_settled() && initiator.pump.submitted.is_empty(), "{in_unit} {failing}");
+        initiator.command(&read(8), IN, direct(0, 4096).as_bytes()).unwrap();
+        assert_eq!(initiator.end().0.status, 0);
+        assert_eq!(initiator.get(0, 4096), [0; 4096]);
+    }
 }

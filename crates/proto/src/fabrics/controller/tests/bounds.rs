@@ -240,3 +240,37 @@ fn data_is_not_fetched_before_there_is_memory() {
     io.deliver(fetch, 0, &pattern(1 << 20));
     assert!(io.end_of(write).1.status.is_success());
 }
+
+/// Linux's controller allocated such a list before it checked it (CVE-2026-80789).
+#[test]
+fn a_descriptor_of_4_gib_is_refused_before_memory_is_taken_for_it() {
+    let pool = Pool::new(4 << 20);
+    let (mut io, mut admin_queue) = deep(&node(), &pool, 128);
+    let fabrics = |kind: FabricsType| Sqe {
+        opcode: AdminOpcode::FABRICS.0,
+        flags: 0x40,
+        nsid: u32::from(kind.0).into(),
+        ..Sqe::new_zeroed()
+    };
+    let commands = [
+        nvm(NvmOpcode::READ, 1, 0, 1),
+        nvm(NvmOpcode::WRITE, 1, 0, 1),
+        nvm(NvmOpcode::COMPARE, 1, 0, 1),
+        nvm(NvmOpcode::COPY, 1, 0, 1),
+        nvm(NvmOpcode::DATASET_MANAGEMENT, 1, 0, 1),
+        nvm(NvmOpcode::RESERVATION_REGISTER, 1, 0, 1),
+        fabrics(FabricsType::CONNECT),
+        fabrics(FabricsType::AUTHENTICATION_SEND),
+    ];
+    for sqe in commands {
+        for len in [u32::MAX, u32::MAX & !511, 1 << 31] {
+            let sqe = Sqe { dptr: SglDescriptor::transport(len), ..sqe };
+            for queue in [&mut io, &mut admin_queue] {
+                // Whatever the reason, it ends at once.
+                assert!(!queue.run(sqe, &[]).1.status.is_success(), "{sqe:?}");
+            }
+            assert_eq!(pool.out_bytes(), 0, "{sqe:?}");
+        }
+    }
+    assert_eq!(io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).0, [0; 512]);
+}

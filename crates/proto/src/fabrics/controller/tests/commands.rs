@@ -251,6 +251,7 @@ fn configured_names_and_identifiers_are_reported() {
     assert_eq!(identify(3, 1)[..expected.len()], expected);
 }
 
+/// Linux's controller took any offset into its discovery log (CVE-2026-64320).
 #[test]
 fn log_pages_may_be_read_in_parts() {
     let (mut host, _) = FabricsTestHost::admin(&node());

@@ -451,3 +451,20 @@ fn incomplete_io_is_returned_oldest_first() {
     assert_eq!(client.done().0, 2);
     assert!(client.session.take_unfinished().is_empty() && client.session.room() == 0);
 }
+
+/// Linux's initiator copied stale bytes as sense data (CVE-2026-74556, CVE-2026-74557).
+#[test]
+fn sense_data_is_no_longer_than_what_arrived() {
+    let sense = Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR).to_bytes();
+    for len in 0..=sense.len() {
+        for declared in [0, 1, len, len + 1, len + 2, usize::from(u16::MAX)] {
+            let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
+            client.read(1, 0, 512);
+            let command = client.command();
+            let response = client.response(&command, ScsiStatus::CHECK_CONDITION);
+            let data = [&(declared as u16).to_be_bytes()[..], &sense[..len]].concat();
+            client.send(&response, &data).unwrap();
+            assert_eq!(client.done_error(), IoError::Medium, "{declared} for {len}");
+        }
+    }
+}

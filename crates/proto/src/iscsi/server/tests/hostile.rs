@@ -223,3 +223,35 @@ fn closing_the_connection_is_an_error_only_inside_data() {
     halfway.pump.client_sends(&bytes[..200]).unwrap();
     assert!(halfway.pump.session.on_end(Instant::now()).is_err());
 }
+
+/// NVMe/TCP in Linux received on after a fatal error (CVE-2026-52989).
+#[test]
+fn what_follows_a_violation_in_the_same_segment_is_not_executed() {
+    type Violation = fn(&mut ScriptedInitiator) -> Vec<u8>;
+    let violations: [Violation; 3] = [
+        |initiator| {
+            let mut command = initiator.request(0, &[0; 6], None, None);
+            command.cmd_sn = (initiator.cmd_sn + 1).into();
+            initiator.frame(command.as_bytes(), b"")
+        },
+        |_| {
+            let mut bhs = Bhs::new_zeroed();
+            bhs.data_segment_length = U24::new((256 << 10) + 1);
+            bhs.as_bytes().to_vec()
+        },
+        |initiator| {
+            let mut bytes = initiator.frame(Bhs::new_zeroed().as_bytes(), b"");
+            bytes[50] ^= 1;
+            bytes
+        },
+    ];
+    for violation in violations {
+        let mut initiator = ScriptedInitiator::log_in("HeaderDigest=CRC32C\0");
+        initiator.pump.holds_io = true;
+        let bad = violation(&mut initiator);
+        let write = initiator.request(0, &write10(0, 1), None, Some(512));
+        let good = initiator.frame(write.as_bytes(), &[7; 512]);
+        initiator.pump.client_sends(&[bad, good].concat()).unwrap_err();
+        assert!(initiator.pump.submitted.is_empty() && initiator.receive().is_empty());
+    }
+}

@@ -344,3 +344,87 @@ fn reinstatement_fails_after_30_seconds() {
         LoginStatus::OUT_OF_RESOURCES
     );
 }
+
+/// In LIO, such data and a close raced with the end of the login (CVE-2022-50350).
+#[test]
+fn data_right_behind_the_login_request_is_handled_once_and_a_close_at_any_byte_ends_the_session() {
+    let (node, exports) = node(None);
+    let connect = || ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+    let mut sample = connect();
+    let login = sample.frame(login_request(0x87).as_bytes(), names().as_bytes());
+    let ready = sample.request(0, &[0; 6], None, None);
+    let write = sample.request(0, &write10(0, 1), None, Some(512));
+    let commands = [sample.frame(ready.as_bytes(), b""), sample.frame(write.as_bytes(), &[7; 512])].concat();
+    let bytes = [&login[..], &commands].concat();
+    for cut in 0..=bytes.len() {
+        let mut initiator = connect();
+        initiator.pump.holds_io = true;
+        initiator.pump.client_sends(&bytes[..cut]).unwrap();
+        let is_whole = cut == bytes.len();
+        let answers = usize::from(cut >= login.len()) + usize::from(cut >= login.len() + BHS_LEN);
+        assert_eq!(initiator.receive().len(), answers, "cut at {cut}");
+        let _ = initiator.pump.session.on_end(Instant::now());
+        assert_eq!(initiator.pump.submitted.len(), usize::from(is_whole), "cut at {cut}");
+        if is_whole {
+            initiator.pump.finish_one();
+        }
+        assert!(initiator.is_closed() && initiator.receive().is_empty(), "cut at {cut}");
+        drop(initiator);
+        connect().enter("");
+    }
+}
+
+/// LIO wrote its answers beyond the end of their buffer (CVE-2026-63887), and read a text without
+/// NUL beyond its end (CVE-2026-90011).
+#[test]
+fn unknown_keys_are_answered_as_far_as_the_answer_fits_and_more_are_refused() {
+    let keys = |count: u32| (0..count).map(|nth| format!("X{nth:03x}=1\0")).collect::<String>();
+    for (count, fits) in [(1, true), (380, true), (2048, false), (4000, false)] {
+        let mut initiator = ScriptedInitiator::connect();
+        let text = names() + &keys(count);
+        let (first, rest) = text.as_bytes().split_at(names().len());
+        initiator.login(0x44, first);
+        let mut parts = rest.chunks(8000).peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_some() {
+                initiator.login(0x44, part);
+            } else if fits {
+                let response = initiator.login(0x87, part);
+                let is_unknown = |pair: &&(String, String)| pair.1 == "NotUnderstood";
+                assert_eq!(response.text().iter().filter(is_unknown).count(), count as usize);
+                assert!(response.data.len() <= 8192);
+            } else {
+                let (status, _) = initiator.login_error(&login_request(0x87), part);
+                assert_eq!(status, LoginStatus::INITIATOR_ERROR, "{count} keys");
+            }
+        }
+    }
+    let mut unended = names().into_bytes();
+    unended.extend([b'a'; 100]);
+    let (status, _) = ScriptedInitiator::connect().login_error(&login_request(0x87), &unended);
+    assert_eq!(status, LoginStatus::INITIATOR_ERROR);
+}
+
+/// LIO decoded the response before it checked its length (CVE-2026-63886).
+#[test]
+fn a_chap_response_of_a_wrong_length_or_form_is_a_wrong_response() {
+    let hex = |len: usize| format!("0x{}", "5a".repeat(len));
+    let base64 = |len: usize| format!("0b{}", "A".repeat(len));
+    let whole = [0, 1, 15, 17, 31, 33, 1024, 1025, 3000].map(hex);
+    let other = [base64(0), base64(1), base64(24), base64(5000), "0x5".into(), "5a".into(), String::new()];
+    for response in whole.into_iter().chain(other) {
+        let mut initiator = ScriptedInitiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
+        initiator.login(0x00, format!("{}AuthMethod=CHAP\0", names()).as_bytes());
+        initiator.login(0x00, b"CHAP_A=5\0");
+        let text = format!("CHAP_N=user\0CHAP_R={response}\0");
+        let bytes = initiator.frame(login_request(0x81).as_bytes(), text.as_bytes());
+        initiator.pump.client_sends(&bytes).unwrap();
+        assert!(initiator.receive().is_empty(), "the refusal is delayed");
+        let deadline = initiator.pump.session.poll_timeout().unwrap();
+        let error = initiator.pump.session.on_timeout(deadline).unwrap_err();
+        assert!(error.what.contains("CHAP"), "{error}");
+        let [refusal] = initiator.receive().try_into().unwrap();
+        let status = LoginStatus(refusal.as_a::<IscsiLoginResponse>().status.get());
+        assert_eq!(status, LoginStatus::AUTHENTICATION_FAILURE, "{} characters", response.len());
+    }
+}

@@ -425,3 +425,43 @@ fn query_functions_report_whether_tasks_exist() {
         "a task of another unit"
     );
 }
+
+/// LIO answered an abort early and then waited for ever in LUN RESET (CVE-2024-26845).
+#[test]
+fn a_reset_completes_whatever_aborts_came_before_it() {
+    for is_complete in [false, true] {
+        let mut initiator = ScriptedInitiator::log_in("");
+        initiator.pump.holds_io = true;
+        let first = initiator.cmd_sn;
+        for _ in 0..2 {
+            assert!(initiator.command(0, &read10(0, 1), Some(512), None).is_empty());
+        }
+        if is_complete {
+            // Its response was sent when the abort arrives.
+            initiator.pump.finish_one();
+            assert_eq!(initiator.receive().len(), 1);
+        }
+        let aborted = initiator.exchange(&management(Function::ABORT_TASK, 0, first), b"");
+        let answers: Vec<_> = aborted.iter().map(function_response).collect();
+        let expected = is_complete.then_some(FunctionResponse::TASK_DOES_NOT_EXIST);
+        assert_eq!(answers, Vec::from_iter(expected));
+        let mut reset = management(Function::LOGICAL_UNIT_RESET, 0, RESERVED_TAG);
+        reset.initiator_task_tag = 98.into();
+        assert!(initiator.exchange(&reset, b"").is_empty(), "I/O of the unit is in flight");
+        while !initiator.pump.submitted.is_empty() {
+            initiator.pump.finish_one();
+        }
+        let mut answers: Vec<_> = initiator
+            .receive()
+            .iter()
+            .map(|pdu| (pdu.bhs.initiator_task_tag.get(), function_response(pdu)))
+            .collect();
+        answers.sort_unstable_by_key(|(tag, _)| *tag);
+        let abort = (!is_complete).then_some((99, FunctionResponse::FUNCTION_COMPLETE));
+        let expected: Vec<_> = [(98, FunctionResponse::FUNCTION_COMPLETE)].into_iter().chain(abort).collect();
+        assert_eq!(answers, expected);
+        // So does one more, with nothing to wait for.
+        let [again] = initiator.exchange(&reset, b"").try_into().unwrap();
+        assert_eq!(function_response(&again), FunctionResponse::FUNCTION_COMPLETE);
+    }
+}

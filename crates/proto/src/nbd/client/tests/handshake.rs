@@ -408,3 +408,19 @@ fn a_demand_names_what_the_next_message_needs() {
     assert_eq!(session.on_bytes(&Chunk::from_slice(&info[..20]), Instant::now()), Ok(0));
     assert_eq!(demands(&session), 32);
 }
+
+/// libnbd returned such sizes as negative numbers, which are errors (CVE-2023-5215).
+#[test]
+fn an_export_larger_than_i64_is_read_up_to_its_end() {
+    for size in [1 << 63, (1 << 63) + 512, u64::MAX - 511] {
+        let mut client = NbdTestClient::new(NbdSessionMode::Go, NONE, usize::MAX);
+        client.feed(&greeting(3)).unwrap();
+        client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_INFO, &info_export(size, 1))).unwrap();
+        client.feed(&reply(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"")).unwrap();
+        client.sent();
+        assert_eq!(client.session.volume_info().unwrap().size, size);
+        client.read(1, size - 512, 512);
+        let [(request, _)] = requests(&client.sent()).try_into().unwrap();
+        assert_eq!((request.offset, request.len), (size - 512, 512));
+    }
+}

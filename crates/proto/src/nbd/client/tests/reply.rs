@@ -309,6 +309,7 @@ fn a_reply_of_errors_without_end_is_a_fault() {
     }
 }
 
+/// libnbd aborted at flags above 32 bits (CVE-2023-5871).
 #[test]
 fn each_violation_in_a_block_status_reply_is_reported() {
     for headers in CHUNKED {

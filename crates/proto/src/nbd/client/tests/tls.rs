@@ -73,6 +73,7 @@ fn a_server_without_tls_gets_no_further_option() {
     assert_eq!(client.sent(), [0, 0, 0, 0]);
 }
 
+/// The fault of CVE-2021-3716, in a client.
 #[test]
 fn plaintext_after_the_reply_to_starttls_ends_the_session() {
     let mut client = client(NbdSessionMode::Go, usize::MAX);

@@ -25,6 +25,8 @@ fn with(mut bytes: Vec<u8>, at: usize, value: u8) -> Vec<u8> {
     bytes
 }
 
+/// Linux's host believed a header length of 255 (CVE-2025-21927), and took data for a command
+/// without any (CVE-2026-89482).
 #[test]
 fn a_malformed_pdu_is_answered_with_its_field() {
     use FatalError as F;
@@ -60,6 +62,7 @@ fn a_malformed_pdu_is_answered_with_its_field() {
     }
 }
 
+/// Linux's host sent the data of a repeated R2T (CVE-2025-38264).
 #[test]
 fn data_is_requested_once() {
     let (mut queue, _, write) = busy(PLAIN);

@@ -73,6 +73,8 @@ fn an_invalid_pdu_is_answered_with_its_fatal_error() {
     assert_eq!(fatal(&mut io, &long), (FatalError::DATA_TRANSFER_LIMIT_EXCEEDED, 0));
 }
 
+/// Linux's controller did not check length and offset (CVE-2023-6356, CVE-2023-6535,
+/// CVE-2023-6536, CVE-2026-22998).
 #[test]
 fn data_outside_of_the_requested_range_is_fatal() {
     let node = node();
@@ -271,5 +273,77 @@ fn a_termination_request_of_the_host_is_not_answered() {
         let error = io.pump.client_sends(request.as_bytes()).unwrap_err();
         assert_eq!(error.what, what);
         assert!(io.is_closed() && io.received().is_empty());
+    }
+}
+
+/// Linux's controller took such data for a command without a request (CVE-2023-6356,
+/// CVE-2023-6535, CVE-2023-6536, CVE-2026-22998).
+#[test]
+fn data_before_connect_or_for_a_command_that_awaits_none_is_fatal() {
+    let node = node();
+    let not_requested = (FatalError::INVALID_PDU_HEADER_FIELD, 10);
+    for ttag in [0, 1, 31, u16::MAX] {
+        for len in [4, 512, 8192] {
+            let r2t = |cccid: u16| NvmeTcpR2t {
+                cccid: cccid.into(),
+                ttag: ttag.into(),
+                ..NvmeTcpR2t::new_zeroed()
+            };
+            let mut host = TcpTestHost::initialized(&node, 0);
+            let bytes = host.h2c_data(&r2t(0), 0, &vec![7; len], true);
+            assert_eq!(fatal(&mut host, &bytes), not_requested, "before Connect");
+            let (mut io, _admin) = TcpTestHost::io(&node, 0);
+            io.pump.holds_io = true;
+            // Slot 0 reads, and slot 1 has its data already.
+            io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+            let write = nvm(NvmOpcode::WRITE, 1, 0, 1);
+            io.send(&mut Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..write }, &[7; 512]);
+            assert_eq!(io.pump.submitted.len(), 2);
+            let bytes = io.h2c_data(&r2t(1 + ttag.min(1)), 0, &vec![7; len], true);
+            assert_eq!(fatal(&mut io, &bytes), not_requested, "for the command in slot {ttag}");
+            assert_eq!(io.pump.submitted.len(), 2);
+        }
+    }
+}
+
+/// Linux's controller accepted one with a digest (CVE-2026-89969).
+#[test]
+fn a_second_ic_req_is_fatal_and_changes_no_digest() {
+    let node = node();
+    for (before, after) in [(0, 3), (3, 0), (1, 2), (3, 3)] {
+        for is_connected in [false, true] {
+            let mut host = TcpTestHost::initialized(&node, before);
+            if is_connected {
+                assert!(host.connect(0, CNTLID_DYNAMIC, 0).status.is_success());
+            }
+            let (error, offset) = fatal(&mut host, ic_req(after).as_bytes());
+            assert_eq!((error, offset), (FatalError::PDU_SEQUENCE_ERROR, 0), "{before} and {after}");
+        }
+    }
+}
+
+/// Linux's controller received on after a fatal error (CVE-2026-52989).
+#[test]
+fn no_byte_behind_a_violation_is_taken() {
+    let node = node();
+    let capsule = pdu(0, PduType::CAPSULE_CMD, 0, nvm(NvmOpcode::WRITE, 1, 0, 1).as_bytes(), &[7; 512]);
+    let violations = [
+        ic_req(0).as_bytes().to_vec(),
+        [&[5][..], &capsule[1..]].concat(),
+        pdu(0, PduType::H2C_DATA, FLAG_LAST, &[0; 16], &[0; 8]),
+        pdu(0, PduType::H2C_TERM_REQ, 0, &[0; 16], &[]),
+    ];
+    for violation in violations {
+        let (mut io, _admin) = TcpTestHost::io(&node, 0);
+        io.pump.holds_io = true;
+        let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+        let good = io.capsule(&write, &[7; 512]);
+        io.pump.client_sends(&[&violation[..], &good].concat()).unwrap_err();
+        assert!(io.is_closed() && io.received().iter().all(|pdu| pdu.kind() == PduType::C2H_TERM_REQ));
+        let untaken = io.pump.untaken();
+        assert!(untaken >= good.len());
+        io.pump.client_sends(&good).unwrap();
+        assert_eq!(io.pump.untaken(), untaken + good.len());
+        assert!(io.pump.submitted.is_empty() && io.received().is_empty());
     }
 }

@@ -386,3 +386,30 @@ fn persistent_registrations_are_saved_before_the_response_and_restored() {
     assert_eq!(out(&mut a, 6, 0, &list(0, 1, 0)), ScsiStatus::GOOD);
     assert_eq!(shelf.images.lock().unwrap().last().unwrap(), &[]);
 }
+
+/// LIO read beyond a name without NUL (CVE-2026-72084, CVE-2026-72083), and had a wrong error path
+/// for SPEC_I_PT (CVE-2025-38399).
+#[test]
+fn a_transport_id_that_does_not_end_within_its_list_registers_nobody() {
+    let bench = DeviceBench::new();
+    let (mut a, b) = (bench.client("a"), bench.client("b"));
+    let id = b.server.nexus().initiator.clone();
+    let with = |declared: usize, id: &[u8]| {
+        [list(0, 5, 8), (declared as u32).to_be_bytes().to_vec(), id.to_vec()].concat()
+    };
+    let mut cases = vec![with(u32::MAX as usize, &id)];
+    for len in 1..id.len() {
+        cases.extend([with(len, &id[..len]), with(id.len(), &id[..len]), with(len, &id)]);
+    }
+    let mut unended = id.to_vec();
+    unended[4..].iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b'x');
+    let mut longer = id.to_vec();
+    longer[2..4].copy_from_slice(&u16::MAX.to_be_bytes());
+    cases.extend([with(id.len(), &longer), with(2 * id.len(), &[&id[..], &longer].concat())]);
+    cases.push(with(id.len(), &unended));
+    for case in cases {
+        assert_eq!(out(&mut a, 0, 0, &case), ScsiStatus::CHECK_CONDITION, "{case:x?}");
+        assert_eq!(keys(&mut a).len(), 8, "{case:x?}");
+    }
+    assert_eq!(out(&mut a, 0, 0, &with(id.len(), &id)), ScsiStatus::GOOD);
+}
