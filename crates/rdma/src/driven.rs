@@ -442,6 +442,8 @@ mod tests {
         work: Vec<WorkRequest>,
         memory: SgList,
         answers: u32,
+        /// Messages from the peer that were not valid.
+        gibberish: u32,
         flushed: u32,
         is_over: bool,
     }
@@ -504,7 +506,9 @@ mod tests {
                         false => self.ask(),
                     }
                 }
-                Event::Received { message, .. } => return self.answer(&message.to_vec()),
+                Event::Received { message, .. } => {
+                    return self.answer(&message.to_vec()).inspect_err(|_| self.gibberish += 1);
+                }
                 Event::Done { result: Err(WorkError::Flushed), .. } => self.flushed += 1,
                 Event::Disconnected => self.is_over = true,
                 _ => {}
@@ -543,9 +547,12 @@ mod tests {
         assert!(passive.session().is_over && passive.broken().is_none());
     }
 
+    /// Others received on after a fatal error (CVE-2026-52989), or processed what came after the
+    /// error of a queue pair (CVE-2026-93107).
     #[test]
-    fn a_protocol_violation_ends_the_connection_and_completes_all_work() {
+    fn after_a_protocol_violation_no_message_is_taken_and_all_work_completes() {
         let (mut active, mut passive) = pair(1000);
+        passive.session_mut().work.push(WorkRequest::Receive);
         while active.session().answers < 5 {
             active.pump();
             passive.pump();
@@ -554,7 +561,7 @@ mod tests {
         active.session_mut().send(b"what?", None);
         active.session_mut().send(b"what?", None);
         while active.pump() | passive.pump() {}
-        assert_eq!(passive.broken(), Some(GIBBERISH));
+        assert_eq!((passive.broken(), passive.session().gibberish), (Some(GIBBERISH), 1));
         assert!(active.session().is_over && passive.session().is_over);
         assert!(active.broken().is_none());
     }

@@ -344,6 +344,8 @@ fn commands_without_a_tag_for_their_memory_are_rejected_and_the_session_continue
     assert_eq!(client.blocks(0, 8), vec![0; 4096]);
 }
 
+/// Linux's isert took a login shorter than its header or its declared length (CVE-2026-53176,
+/// CVE-2026-90413).
 #[test]
 fn a_malformed_message_ends_the_connection() {
     let command = TestInitiator::log_in("").read(0, 1);
@@ -738,5 +740,37 @@ fn a_peer_of_another_protocol_is_rejected_in_its_own_format() {
         assert!(asked.next(&mut session, 8).is_none());
         session.on_event(Event::Disconnected, Instant::now()).unwrap();
         assert!(session.is_over());
+    }
+}
+
+/// In LIO, such data and a close raced with the end of the login (CVE-2022-50350).
+#[test]
+fn messages_right_behind_the_login_request_are_handled_once_and_a_disconnect_ends_the_session() {
+    for count in 0..=2 {
+        let served = ServedTarget::new(offer(), None);
+        let (mut client, _) = TestInitiator::connect(&served, &[0x80, 0, 0, 0]);
+        let keys = format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0RDMAExtensions=Yes\0");
+        let (login, ready, write) = (login_request(), client.command(0, &[0; 6], 0, 0), client.write(0, 1));
+        let message = |pdu: &[u8], data: &[u8]| {
+            let mut bhs = Bhs::read_from_bytes(pdu).unwrap();
+            bhs.data_segment_length = U24::new(data.len() as u32);
+            Seg::from_slice(&[ControlHeader::new().as_bytes(), bhs.as_bytes(), data].concat())
+        };
+        let messages = [
+            message(login.as_bytes(), keys.as_bytes()),
+            message(ready.as_bytes(), &[]),
+            message(write.as_bytes(), &[7; 512]),
+        ];
+        // Nothing is sent meanwhile.
+        let session = &mut client.server.driven.session;
+        for message in messages.into_iter().take(1 + count) {
+            session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
+        }
+        let _ = session.on_event(Event::Disconnected, Instant::now());
+        client.server.run();
+        assert!(client.works().is_empty(), "{:?}", client.server.driven.works);
+        drop(client);
+        let mut next = TestInitiator::log_in_to(&served, "");
+        assert_eq!(next.blocks(0, 1)[0], if count == 2 { 7 } else { 0 });
     }
 }

@@ -203,6 +203,7 @@ fn every_violation_by_an_untagged_segment_gets_its_terminate_message() {
     }
 }
 
+/// In Linux's software RoCE, an address plus a length wrapped (CVE-2026-98365).
 #[test]
 fn every_violation_by_a_tagged_segment_gets_its_terminate_message_and_touches_no_memory() {
     for is_active in [false, true] {

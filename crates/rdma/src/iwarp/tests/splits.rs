@@ -1,14 +1,17 @@
 //! Both ends over streams that deliver any number of bytes at a time, and that are lost after any
 //! byte.
 
-use super::super::IwarpConfig;
-use super::{StreamPair, ample};
+use super::super::{Iwarp, IwarpConfig};
+use super::{
+    READ, RESPONSE, SEND, StreamPair, TestDriver, WRITE, ample, connected, fpdu, setup_frame, untagged,
+};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, Remote, RemoteRights, WorkError, WorkId, WorkRequest,
 };
 use blockmux_volume::random::mix;
-use blockmux_volume::{Memory, Seg, SgList};
+use blockmux_volume::{Memory, Pool, Seg, SgList};
+use std::time::Instant;
 
 fn bytes(salt: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| mix(mix(salt) ^ (at / 8)).to_le_bytes()[(at % 8) as usize]).collect()
@@ -238,4 +241,67 @@ fn the_outbox_is_bounded_whatever_is_posted_or_read() {
         }
     }
     assert_eq!(done, 16);
+}
+
+/// Linux's software iWARP took a length below that of the header for the rest of a segment, and
+/// parsed headers that had arrived in part (CVE-2026-64102, CVE-2026-98323).
+#[test]
+fn a_stream_cut_or_ended_at_every_byte_of_its_set_up_and_of_each_kind_of_fpdu_delivers_whole_messages_only() {
+    let passive = || {
+        let config = IwarpConfig { is_peer_to_peer: false, ..IwarpConfig::default() };
+        let iwarp = Iwarp::passive(&ample(), config, Pool::new(1 << 20), [1; 32], Instant::now());
+        TestDriver::new(iwarp, usize::MAX)
+    };
+    let run = |driver: &mut TestDriver, bytes: &[u8]| {
+        driver.push(bytes);
+        while driver.receive() {}
+        driver.events()
+    };
+    let end = |driver: &mut TestDriver| {
+        driver.peer_has_closed = true;
+        while driver.receive() {}
+        driver.events()
+    };
+    let request = setup_frame(b"q", 0x10, 2, &[0, 8, 0, 8, 1, 2, 3]);
+    for cut in 0..request.len() {
+        let mut driver = passive();
+        assert!(run(&mut driver, &request[..cut]).is_empty(), "cut at {cut}");
+        assert!(matches!(&run(&mut driver, &request[cut..])[..], [Event::Requested { .. }]), "cut at {cut}");
+        let mut driver = passive();
+        assert!(run(&mut driver, &request[..cut]).is_empty());
+        assert!(matches!(&end(&mut driver)[..], [Event::Disconnected]), "ended at {cut}");
+        assert!(driver.sent(usize::MAX).is_empty());
+    }
+    for has_crc in [false, true] {
+        let message = fpdu(&untagged(SEND, 0, [0, 1, 0], &bytes(1, 90)), has_crc);
+        for cut in 0..message.len() {
+            let mut driver = connected(false, &ample(), has_crc);
+            assert!(run(&mut driver, &message[..cut]).is_empty(), "cut at {cut}");
+            let events = run(&mut driver, &message[cut..]);
+            let [Event::Received { message, .. }] = &events[..] else { panic!("cut at {cut}: {events:?}") };
+            assert_eq!(message.to_vec(), bytes(1, 90));
+        }
+        for cut in 0..message.len() {
+            let mut driver = connected(false, &ample(), has_crc);
+            run(&mut driver, &message[..cut]);
+            assert!(matches!(&end(&mut driver)[..], [Event::Disconnected]), "ended at {cut}");
+        }
+        // A segment shorter than the header of its kind is refused, and nothing is taken for its
+        // payload.
+        for (control, header) in [(SEND, 18), (READ, 18), (WRITE, 14), (RESPONSE, 14)] {
+            for len in 0..header {
+                let mut segment = control.to_vec();
+                segment.resize(len.max(2), 0);
+                segment.truncate(len);
+                let whole = fpdu(&segment, has_crc);
+                for cut in 0..whole.len() {
+                    let mut driver = connected(false, &ample(), has_crc);
+                    let mut events = run(&mut driver, &whole[..cut]);
+                    events.extend(run(&mut driver, &[&whole[cut..], &message[..]].concat()));
+                    assert!(matches!(&events[..], [Event::Disconnected]), "{len} bytes: {events:?}");
+                    assert!(driver.error.is_some());
+                }
+            }
+        }
+    }
 }
