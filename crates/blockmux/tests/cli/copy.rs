@@ -107,6 +107,7 @@ fn a_failed_write_is_reported_with_its_offset() {
     assert_eq!((text(&output.stderr), output.status.code()), (expected, Some(1)));
 }
 
+/// nbdcopy went on after read errors (CVE-2022-0485).
 #[test]
 fn a_read_error_anywhere_in_the_source_fails_the_copy_and_names_its_offset() {
     let directory = tempfile::tempdir().unwrap();

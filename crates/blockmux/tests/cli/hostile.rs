@@ -304,6 +304,7 @@ fn a_partial_last_block_of_a_server_is_left_out_with_a_warning() {
     assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
 }
 
+/// libnbd returned such sizes as negative numbers (CVE-2023-5215).
 #[test]
 fn impossible_sizes_are_reported_and_not_copied() {
     for size in [0, 1 << 63, u64::MAX] {

@@ -234,6 +234,7 @@ fn a_server_without_tls_is_refused_by_a_client_that_requires_tls() {
     );
 }
 
+/// libnbd did not verify the certificate on some paths (CVE-2024-7383).
 #[test]
 fn an_invalid_server_certificate_is_refused() {
     for (flaw, expected) in
@@ -619,6 +620,7 @@ fn rest(mut socket: UnixStream) -> Vec<u8> {
     rest
 }
 
+/// nbdkit executed such options over TLS (CVE-2021-3716).
 #[test]
 fn options_in_plain_text_after_starttls_are_never_executed() {
     let credentials = Credentials::new();

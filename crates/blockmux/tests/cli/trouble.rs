@@ -144,6 +144,7 @@ fn a_malformed_request_is_logged_with_peer_and_rule_and_affects_no_other_connect
 /// `NBD_EIO`.
 const EIO: u32 = 5;
 
+/// QEMU accepted any number of them (CVE-2024-7409).
 #[test]
 fn new_clients_are_served_despite_hundreds_of_unfinished_handshakes() {
     let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
