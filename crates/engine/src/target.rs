@@ -670,7 +670,7 @@ mod tests {
     use blockmux_volume::{
         Chunk, Completion, Core, Cost, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
     };
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::io;
     use std::sync::Arc;
 
@@ -806,6 +806,8 @@ mod tests {
     struct BlockedSession {
         outbox: Outbox,
         owed: Option<u64>,
+        /// Every byte is a violation; how many calls brought some.
+        violations: Option<Rc<Cell<u32>>>,
         /// Held until the data arrives.
         _memory: Vec<Memory>,
     }
@@ -814,10 +816,15 @@ mod tests {
 
     impl StreamSession for BlockedSession {
         fn demand(&self) -> Demand {
-            if self.owed.is_some() { Demand::Bytes(1) } else { Demand::Nothing }
+            let takes_bytes = self.owed.is_some() || self.violations.is_some();
+            if takes_bytes { Demand::Bytes(1) } else { Demand::Nothing }
         }
 
         fn on_bytes(&mut self, input: &Chunk, _now: Instant) -> Result<usize, ProtocolError> {
+            if let Some(violations) = &self.violations {
+                violations.set(violations.get() + 1);
+                return Err(ProtocolError { what: "sent gibberish", reference: "the test" });
+            }
             self.outbox.push_head(input.unread());
             Ok(input.unread().len())
         }
@@ -978,6 +985,26 @@ mod tests {
             world.run_for(HELD_BUFFERS_TIMEOUT * 2).unwrap();
             assert_eq!((limit.open(), target.pool().is_short()), (usize::from(!is_short), false));
         }
+    }
+
+    /// NVMe/TCP in Linux received on after a fatal error (CVE-2026-52989).
+    #[test]
+    fn after_a_violation_no_further_byte_of_the_peer_is_taken() {
+        let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
+        let (clients, target) = (world.add_core(0), world.add_core(16 << 20));
+        let (limit, violations) = (ConnectionLimit::new(1), Rc::new(Cell::new(0)));
+        let (permits, counted) = (limit.clone(), violations.clone());
+        world.net().listen(&target, &address(), move |core, stream| {
+            let violations = Some(counted.clone());
+            let session = BlockedSession { violations, ..BlockedSession::default() };
+            let (pool, exports) = (core.pool().for_peer(), Exports::new(Vec::new()));
+            TargetTask::spawn(core, stream, (session, pool), exports, permits.permit().unwrap());
+        });
+        let mut peer = Peer(clients.connect(&address()).unwrap());
+        (0..3).for_each(|_| peer.send(&[7; 4000]));
+        world.run_for(Duration::from_secs(1)).unwrap();
+        assert_eq!((violations.get(), limit.open()), (1, 0));
+        assert!(peer.is_closed());
     }
 
     #[test]
