@@ -1,7 +1,7 @@
 //! State of one connection of a session.
 
 use super::datamover::{InitiatorDatamover, MAX_COMMANDS};
-use super::full::MAX_UNSENT_PING_REPLIES;
+use super::full::MAX_UNSENT_REPLIES;
 use super::login::LoginExchange;
 use super::receive::{IscsiStreamState, TextExchange};
 use super::statuses::ReceivedStatuses;
@@ -21,8 +21,8 @@ pub(super) struct InitiatorConnection {
     pub(super) negotiated: ConnectionParameters,
     pub(super) stream_state: IscsiStreamState,
     pub(super) statuses: ReceivedStatuses,
-    /// Number of queued ping replies since the sender was last empty.
-    pub(super) unsent_ping_replies: u32,
+    /// Number of queued ping replies, SNACKs and text requests since the sender was last empty.
+    pub(super) unsent_replies: u32,
     /// The text negotiation in progress, if any.
     pub(super) text_exchange: Option<Box<TextExchange>>,
     /// Number of commands in flight that are allegiant to this connection.
@@ -89,7 +89,7 @@ impl InitiatorConnection {
             negotiated: ConnectionParameters::new(&OperationalParameters::standard()),
             stream_state: IscsiStreamState::HEAD,
             statuses: ReceivedStatuses::from(0),
-            unsent_ping_replies: 0,
+            unsent_replies: 0,
             text_exchange: None,
             in_flight: 0,
             recovery: ConnectionRecovery::default(),
@@ -104,10 +104,16 @@ impl InitiatorConnection {
         self.mover.is_none() || self.in_flight < MAX_COMMANDS
     }
 
-    /// Whether too many replies to the target's pings are unsent.
+    /// Counts a PDU that the target can cause without end.
     #[inline]
-    pub(super) fn has_unsent_ping_replies(&self) -> bool {
-        self.unsent_ping_replies >= MAX_UNSENT_PING_REPLIES && !self.sender.is_empty()
+    pub(super) fn count_reply(&mut self) {
+        self.unsent_replies = self.unsent_replies.saturating_add(1);
+    }
+
+    /// Whether too many of these PDUs are unsent.
+    #[inline]
+    pub(super) fn has_unsent_replies(&self) -> bool {
+        self.unsent_replies >= MAX_UNSENT_REPLIES && !self.sender.is_empty()
     }
 
     /// Whether commands may be sent on it.
@@ -129,7 +135,7 @@ impl InitiatorConnection {
         self.sender.set_digests(self.negotiated.digests);
         self.stream_state = IscsiStreamState::HEAD;
         self.statuses = ReceivedStatuses::from(exp_stat_sn);
-        (self.unsent_ping_replies, self.text_exchange) = (0, None);
+        (self.unsent_replies, self.text_exchange) = (0, None);
         self.keep_alive = KeepAliveState::from(now);
     }
 

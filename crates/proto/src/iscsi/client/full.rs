@@ -178,7 +178,7 @@ impl FullFeatureSession {
         if self.ending == LogoutState::Over {
             return Demand::Close;
         }
-        if connection.has_unsent_ping_replies() {
+        if connection.has_unsent_replies() {
             return Demand::Nothing;
         }
         connection.stream_state.demand(connection.negotiated.digests)
@@ -602,7 +602,7 @@ impl FullFeatureSession {
     /// Answers a ping of the target; its ping data need not be returned.
     pub(super) fn send_ping_reply(&mut self, connection: &mut InitiatorConnection, ping: &NopIn) {
         if self.may_send() {
-            connection.unsent_ping_replies = connection.unsent_ping_replies.saturating_add(1);
+            connection.count_reply();
             let nop =
                 self.numbers(connection).nop_out(RESERVED_TAG, ping.target_transfer_tag.get(), ping.lun);
             connection.sender.push(transmute_ref!(&nop), &[]);
@@ -647,5 +647,5 @@ pub(super) const SERIAL_HALF: u32 = 1 << 31;
 /// Time limit for the target to disconnect after the logout.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of unsent replies to pings; above it nothing is received.
-pub(super) const MAX_UNSENT_PING_REPLIES: u32 = 256;
+/// Maximum number of unsent PDUs that the target asked for; above it nothing is received.
+pub(super) const MAX_UNSENT_REPLIES: u32 = 256;

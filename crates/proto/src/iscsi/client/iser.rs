@@ -167,9 +167,9 @@ impl RdmaSession for SessionConnection<'_> {
         let IscsiInitiatorSession { full, connections, parameters, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let Some(connection) = connections.get_mut(self.index) else { return false };
-        let has_unsent_ping_replies = connection.has_unsent_ping_replies();
+        let has_unsent_replies = connection.has_unsent_replies();
         let Some(mover) = connection.mover.as_mut().filter(|mover| mover.is_connected) else { return false };
-        let mut has_progress = mover.receives > 0 && !has_unsent_ping_replies;
+        let mut has_progress = mover.receives > 0 && !has_unsent_replies;
         if has_progress {
             queue_pair.receive(std::mem::take(&mut mover.receives));
         }

@@ -91,7 +91,7 @@ impl FullFeatureSession {
     ) -> Result<usize, ProtocolError> {
         connection.keep_alive.has_received = true;
         if connection.sender.is_empty() {
-            connection.unsent_ping_replies = 0;
+            connection.unsent_replies = 0;
         }
         let bytes = input.unread();
         while !self.is_over() {
@@ -296,7 +296,7 @@ impl FullFeatureSession {
     ) -> Result<(), ProtocolError> {
         connection.keep_alive.has_received = true;
         if connection.sender.is_empty() {
-            connection.unsent_ping_replies = 0;
+            connection.unsent_replies = 0;
         }
         let bhs = &message.bhs;
         if message.data_len() > connection.negotiated.max_receive_segment {
@@ -610,6 +610,7 @@ impl FullFeatureSession {
     }
 
     fn send_text(&self, connection: &mut InitiatorConnection, target_transfer_tag: u32, lun: [u8; 8]) {
+        connection.count_reply();
         let request = self.numbers(connection).text(target_transfer_tag, lun, 0);
         connection.sender.push(transmute_ref!(&request), &[]);
     }

@@ -376,6 +376,7 @@ fn send_snack(
         run_length: count.into(),
         ..FromZeros::new_zeroed()
     };
+    connection.count_reply();
     connection.sender.push(transmute_ref!(&snack), &[]);
 }
 

@@ -1,8 +1,9 @@
 //! Asynchronous messages of the target, and text negotiations that it requests (RFC 7143 §11.9).
 
 use super::script::*;
+use crate::iscsi::client::immediate::TEXT_TAG;
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Connections, Initiator, ProtocolError, StreamSession, Timed};
+use crate::session::{Connections, Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -168,4 +169,18 @@ fn the_next_session_waits_for_the_negotiated_or_announced_time() {
         assert!(client.session.is_over());
         assert_eq!(client.session.reconnects_after(), seconds(wait));
     }
+}
+
+/// A target that reads nothing could make them grow without end.
+#[test]
+fn receiving_pauses_while_text_requests_are_unsent() {
+    let mut client = ScriptedClient::ready(WHOLE, 1 << 20);
+    for _ in 0..1000 {
+        client.event(AsyncEvent::NEGOTIATION_REQUEST, 5, &[]).unwrap();
+        answer(&mut client, TEXT_TAG, FLAG_FINAL, RESERVED_TAG, b"").unwrap();
+    }
+    assert!(matches!(client.stream().demand(), Demand::Nothing));
+    assert!((1..300).contains(&client.sent().len()));
+    client.feed(&[]).unwrap();
+    assert!(client.sent().len() < 300);
 }

@@ -4,7 +4,7 @@ use super::script::*;
 use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::{CRC32C, OperationalKey};
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Initiator, Timed};
+use crate::session::{Demand, Initiator, StreamSession, Timed};
 use blockmux_volume::IoError;
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -339,4 +339,20 @@ fn a_reject_that_copies_no_command_of_its_connection_completes_and_sends_nothing
     }
     client.status(&command, ScsiStatus::GOOD, None);
     assert_eq!(client.done().0, 1);
+}
+
+/// A target that reads nothing could make them grow without end.
+#[test]
+fn receiving_pauses_while_snacks_are_unsent() {
+    let mut client = ready(1);
+    client.read(1, 0, 2048);
+    let command = client.command();
+    for _ in 0..1000 {
+        let part = part(&mut client, &command, 0, 0);
+        client.send_damaged(&part, &bytes_of(0)).unwrap();
+    }
+    assert!(matches!(client.stream().demand(), Demand::Nothing));
+    assert!((1..300).contains(&client.sent().len()));
+    client.feed(&[]).unwrap();
+    assert!(client.sent().len() < 300);
 }
