@@ -70,7 +70,7 @@ impl Report {
     /// Runs a step and prints its result. `again` is the command that runs only this step.
     fn step(&self, name: &'static str, again: &str, run: impl FnOnce() -> Result<Vec<String>>) {
         let line = self.under_way.add(ProgressBar::new_spinner().with_prefix(name));
-        if let Ok(style) = ProgressStyle::with_template("{prefix:<10}{spinner} {elapsed}") {
+        if let Ok(style) = ProgressStyle::with_template("{prefix:<11}{spinner} {elapsed}") {
             line.set_style(style);
         }
         line.enable_steady_tick(Duration::from_millis(200));
@@ -82,11 +82,11 @@ impl Report {
         found.steps += 1;
         self.under_way.suspend(|| match outcome {
             Ok(lines) => {
-                println!("{name:<10}ok      {seconds:6.1} s");
+                println!("{name:<11}ok      {seconds:6.1} s");
                 found.remarks.extend(lines);
             }
             Err(error) => {
-                println!("{name:<10}FAILED  {seconds:6.1} s   run again: {again}\n{error:#}\n");
+                println!("{name:<11}FAILED  {seconds:6.1} s   run again: {again}\n{error:#}\n");
                 found.failed.push(name);
             }
         });

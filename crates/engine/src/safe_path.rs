@@ -301,7 +301,6 @@ mod tests {
 
     /// A directory of root's with the file `own`, and in it the directories of two users with the
     /// file `theirs`; `None` without root.
-    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     fn home() -> Option<TempDir> {
         if !is_root() {
             println!("skipped: needs root");
