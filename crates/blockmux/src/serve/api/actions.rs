@@ -18,6 +18,9 @@ struct ActionTable {
     last_id: u64,
     /// Oldest first.
     all: VecDeque<ActionStatus>,
+    /// The latest results that are too long to be stored, by the number of the action, so that the
+    /// client that waits for one gets it.
+    long_results: VecDeque<(u64, Value)>,
     running: usize,
 }
 
@@ -67,9 +70,15 @@ impl Actions {
         self.lock().all.iter().cloned().collect()
     }
 
-    /// The action with this number; `None` if there is none, or it has been discarded.
+    /// The action with this number; `None` if there is none, or it has been discarded. A long result
+    /// is whole unless others have followed it.
     pub(super) fn get(&self, id: u64) -> Option<ActionStatus> {
-        self.lock().all.iter().find(|status| status.id == id).cloned()
+        let table = self.lock();
+        let mut status = table.all.iter().find(|status| status.id == id).cloned()?;
+        if let Some((_, result)) = table.long_results.iter().find(|(of, _)| *of == id) {
+            status.result = Some(result.clone());
+        }
+        Some(status)
     }
 
     fn lock(&self) -> MutexGuard<'_, ActionTable> {
@@ -92,14 +101,21 @@ impl RunningAction {
     /// Ends the action with its result.
     pub(super) fn end(mut self, answer: &Answer) {
         self.is_over = true;
-        self.update(|status| match answer {
-            Answer::Failed(error) => {
-                let ApiError { code, message, hint } = error.clone();
-                let error = ApiError { code, message: bounded(message), hint: hint.map(bounded) };
-                (status.state, status.error) = (ActionState::Failed, Some(error));
+        if let Answer::Failed(ApiError { code, message, hint }) = answer {
+            let (message, hint) = (bounded(message.clone()), hint.clone().map(bounded));
+            let error = ApiError { code: *code, message, hint };
+            return self.update(|status| (status.state, status.error) = (ActionState::Failed, Some(error)));
+        }
+        let result = answer.json();
+        let stored = bounded_result(&result);
+        if stored != result {
+            let results = &mut self.actions.lock().long_results;
+            if results.len() >= MAX_LONG_RESULTS {
+                results.pop_front();
             }
-            done => (status.state, status.result) = (ActionState::Done, Some(bounded_result(done.json()))),
-        });
+            results.push_back((self.id, result));
+        }
+        self.update(|status| (status.state, status.result) = (ActionState::Done, Some(stored)));
     }
 
     fn update(&self, update: impl FnOnce(&mut ActionStatus)) {
@@ -135,9 +151,9 @@ fn bounded(mut text: String) -> String {
 }
 
 /// A result, or a note in its place if it is longer than [`MAX_RESULT`] bytes.
-fn bounded_result(result: Value) -> Value {
+fn bounded_result(result: &Value) -> Value {
     match result.to_string().len() {
-        ..=MAX_RESULT => result,
+        ..=MAX_RESULT => result.clone(),
         len => json!({ "note": format!(
             "the result of {len} bytes is too long to be kept; a request without `respond-async` returns it"
         ) }),
@@ -149,6 +165,8 @@ fn bounded_result(result: Value) -> Value {
 const MAX_TEXT: usize = 900;
 /// Maximum length of a result as JSON, in bytes. An action that has a result has no error.
 const MAX_RESULT: usize = 2 * MAX_TEXT;
+/// Maximum number of long results.
+const MAX_LONG_RESULTS: usize = 8;
 /// Maximum number of running actions. It is below the number of threads, so that requests which
 /// only read are still served.
 const MAX_RUNNING: usize = 32;
@@ -184,6 +202,23 @@ mod tests {
         assert_eq!(actions.begin(String::new()).err().unwrap().code, ErrorCode::Busy);
         all.pop().unwrap().end(&Answer::Done);
         actions.begin(String::new()).unwrap().end(&Answer::Done);
+    }
+
+    #[test]
+    fn a_long_result_is_whole_for_the_client_that_waits_for_it() {
+        let actions = Actions::default();
+        let long = |nth: usize| Answer::Text(format!("{nth}{}", "x".repeat(1 << 20)));
+        let ids: Vec<u64> = (0..=MAX_LONG_RESULTS)
+            .map(|nth| {
+                let running = actions.begin(String::new()).unwrap();
+                let id = running.id();
+                running.end(&long(nth));
+                id
+            })
+            .collect();
+        let result = |nth: usize| actions.get(ids[nth]).unwrap().result.unwrap();
+        assert!((1..=MAX_LONG_RESULTS).all(|nth| result(nth) == long(nth).json()));
+        assert!(result(0)["note"].is_string());
     }
 
     #[test]
