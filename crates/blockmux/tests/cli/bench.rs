@@ -261,11 +261,11 @@ fn a_job_file_runs_and_its_errors_are_reported_with_their_lines() {
     for part in ["4 KiB random read, depth 1\n", "64 KiB sequential write, depth 4\n", "2 runs of 0.05 s."] {
         assert!(out.contains(part), "{out}");
     }
-    std::fs::write(&file, "[global]\nbs=4k\n\n[a]\ngtod_reduce=1\n").unwrap();
+    std::fs::write(&file, "[global]\nbs=4k\n\n[a]\nfoo=1\n").unwrap();
     let output = bench.run("mem:4m", &[&file]);
     let said = text(&output.stderr);
     assert!(
-        said.starts_with(&format!("blockmux: {file}:5: unknown fio option `gtod_reduce`; known are ")),
+        said.starts_with(&format!("blockmux: {file}:5: unknown fio option `foo`; known are ")),
         "{said}"
     );
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));

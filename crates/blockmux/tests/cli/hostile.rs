@@ -80,7 +80,7 @@ fn connections_are_refused_before_the_limit_of_address_space_is_reached() {
 #[test]
 fn mapped_memory_is_not_counted_twice_under_an_address_space_limit() {
     // A RAM volume takes most of the address space.
-    for (limit_kib, is_enough) in [(1_400_000, true), (1_100_000, false)] {
+    for (limit_kib, is_enough) in [(1_600_000, true), (1_100_000, false)] {
         let serve = format!("ulimit -v {limit_kib}; exec {BLOCKMUX} serve mem:1g --cores 1 --run true");
         let output = Command::new("sh").arg("-c").arg(serve).output().unwrap();
         let said = text(&output.stderr);
