@@ -9,7 +9,7 @@ use libc::c_long;
 use std::io;
 use std::mem::offset_of;
 
-/// Denies all threads of this process the calls of [`DENIED`], new processes, and sockets of
+/// Denies all threads of this process the calls of `DENIED`, new processes, and sockets of
 /// address families without a use.
 ///
 /// # Errors
