@@ -264,10 +264,7 @@ fn a_job_file_runs_and_its_errors_are_reported_with_their_lines() {
     std::fs::write(&file, "[global]\nbs=4k\n\n[a]\nfoo=1\n").unwrap();
     let output = bench.run("mem:4m", &[&file]);
     let said = text(&output.stderr);
-    assert!(
-        said.starts_with(&format!("blockmux: {file}:5: unknown fio option `foo`; known are ")),
-        "{said}"
-    );
+    assert!(said.starts_with(&format!("blockmux: {file}:5: unknown fio option `foo`; known are ")), "{said}");
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
     std::fs::write(&file, "[a]\nfilename=disk.img\n").unwrap();
     let said = text(&bench.run("", &[&file]).stderr);

@@ -166,7 +166,10 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("mem:99e", "`99e` is too large"),
         ("file:", "`file:` has no path: write file:PATH"),
         ("file:?size=1g", "has no path"),
-        ("file:a?sise=1g", "`sise` in `file:a?sise=1g` is not an option of a file: it has size, direct"),
+        (
+            "file:a?sise=1g",
+            "`sise` in `file:a?sise=1g` is not an option of a file: it has size, mode, direct",
+        ),
         ("file:a?direct=yes", "`yes` is not a value for direct in `file:a?direct=yes`: write on or off"),
         ("file:a?direct", "`direct` in `file:a?direct` has no `=`: write KEY=VALUE"),
         ("fault:mem:1m", "`mem` in `fault:mem:1m` has no `=`: write KEY=VALUE"),
