@@ -70,8 +70,8 @@ impl Actions {
         self.lock().all.iter().cloned().collect()
     }
 
-    /// The action with this number; `None` if there is none, or it has been discarded. A long result
-    /// is whole unless others have followed it.
+    /// The action with this number; `None` if there is none, or it has been discarded. A long
+    /// result is whole unless others have followed it.
     pub(super) fn get(&self, id: u64) -> Option<ActionStatus> {
         let table = self.lock();
         let mut status = table.all.iter().find(|status| status.id == id).cloned()?;
