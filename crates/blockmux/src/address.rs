@@ -1,7 +1,8 @@
 //! Listener addresses of the command line and the config file.
 //!
 //! ```text
-//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port   [fe80::1%eth0]:port   unix:PATH
+//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
+//! [fe80::1%eth0]:port   unix:PATH
 //! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.

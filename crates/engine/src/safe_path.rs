@@ -1,6 +1,6 @@
 //! Paths of root's that pass through directories of other users.
 //!
-//! Whoever owns a directory can replace what is in it by a link to a file that only root can write.
+//! The owner of a directory can replace an entry by a link to a file that only root can write.
 //! So for root each component of a path is opened by itself, without following links, and links are
 //! followed here: a symbolic link, or a further name of a file (hard link), that another user may
 //! have made leads only to what that user owns (`docs/decisions`, number 79). What the kernel

@@ -278,7 +278,7 @@ pub(crate) fn interface_with(ip: IpAddr) -> Option<u32> {
         }
         next = entry.ifa_next;
     }
-    // SAFETY: nothing refers to the list any more.
+    // SAFETY: no reference to the list is left.
     unsafe { libc::freeifaddrs(first) };
     (index != 0).then_some(index)
 }

@@ -18,7 +18,7 @@
 //! | `stonewall`, `wait_for_previous` | the job starts when all jobs before it have ended |
 //! | `time_based` | accepted if on: jobs always run for `runtime` |
 //! | `randrepeat` | if off, `randseed` differs in every run |
-//! | `WITHOUT_EFFECT` | concern fio's process, its logs or its files; ignored, and listed in [`JobFile::ignored`] |
+//! | `WITHOUT_EFFECT` | fio's process, logs or files; ignored, and listed in [`JobFile::ignored`] |
 //!
 //! Any other option, including `include`, is an error with file, line and name, because a job that
 //! silently differs from the file measures the wrong thing. For options of fio that change the

@@ -1,7 +1,7 @@
 //! The copy itself, as a task on one core.
 //!
 //! ```text
-//!   Look    ask the destination's block status ──▶ read both ends of each range of data: all must be zeroes
+//!   Look    ask the destination's block status ──▶ read both ends of each data range: all zeroes
 //!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing if the destination is new
 //!   Flush   one flush of the destination
 //!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare

@@ -1,7 +1,7 @@
 //! Work that may hang in a system call: opening a path on a network file system without its server,
 //! or connecting to a server that does not answer.
 //!
-//! It runs on a thread of its own, without a lock, and whoever waits for it has a deadline. See
+//! It runs on a thread of its own, without a lock, and its caller waits with a deadline. See
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use crate::failure::Failure;

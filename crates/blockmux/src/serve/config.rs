@@ -154,8 +154,8 @@ impl FromStr for VolumeEntry {
     }
 }
 
-/// The current directory, against which paths of the command line are resolved; empty if it does
-/// not exist any more.
+/// The current directory, against which paths of the command line are resolved; empty if it was
+/// deleted.
 pub(super) fn current_directory() -> PathBuf {
     env::current_dir().unwrap_or_default()
 }

@@ -111,7 +111,7 @@ fn begin(
 }
 
 /// Waits until all flushes have results, or until `deadline`. Returns early if cores hang: then the
-/// other volumes of these cores have no core any more.
+/// other volumes of these cores have lost their core.
 fn wait(all: &mut [VolumeFlush], results: &mpsc::Receiver<FlushResult>, deadline: Instant) {
     while all.iter().any(|flush| flush.result.is_none()) {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -73,8 +73,8 @@ fn start(socket: &Path, args: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Checks that a command has failed because the daemon has stopped: it was told so, or it does not
-/// reach the daemon any more.
+/// Checks that a command has failed because the daemon has stopped: it was told so, or it can no
+/// longer reach the daemon.
 fn fails_by_the_stop(child: Child) {
     let output = child.wait_with_output().unwrap();
     assert!(!output.status.success(), "{}", text(&output.stdout));

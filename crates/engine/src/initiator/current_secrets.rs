@@ -1,7 +1,7 @@
 //! Secrets of an initiator that may be replaced while its volume is open.
 //!
 //! Every connection authenticates with the secrets that were read last. They are read again when a
-//! target refuses them: whoever replaces a secret changes it at both ends, one after the other, and
+//! target refuses them: a user replaces a secret at both ends, one after the other, and
 //! until then the link tries again. A helper thread reads, because a file may be on a file system
 //! that does not answer.
 

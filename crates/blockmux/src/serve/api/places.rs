@@ -1,8 +1,8 @@
 //! Places of the clients of an endpoint.
 //!
-//! A client that has proved nothing makes way: when all places are taken, a new client replaces the
-//! oldest unproved one of the address with the most of them (decision 31). A client proves
-//! something with its first request whose credentials are accepted.
+//! A client that has proved nothing may be replaced: when all places are taken, a new client
+//! replaces the oldest unproved one of the address with the most of them (decision 31). A client
+//! proves something with its first request whose credentials are accepted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
