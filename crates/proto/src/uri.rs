@@ -121,32 +121,21 @@ pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, Hos
 fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or("close the IPv6 address with ]")?;
-        if !host.contains(':') {
-            return Err("brackets are for IPv6 addresses only; remove them");
-        }
-        (host, if port.is_empty() { None } else { Some(port.strip_prefix(':').unwrap_or("?")) })
+        (ipv6_host(host)?, if port.is_empty() { None } else { Some(port.strip_prefix(':').unwrap_or("?")) })
     } else {
-        match authority.split_once(':') {
-            Some((_, port)) if port.contains(':') => {
-                return Err("write an IPv6 address in brackets, as [::1]");
-            }
+        let (host, port) = match authority.split_once(':') {
             Some((host, port)) => (host, Some(port)),
             None => (authority, None),
+        };
+        let host = decode_text(host)?;
+        if host.contains(':') || port.is_some_and(|port| port.contains(':')) {
+            return Err("write an IPv6 address in brackets, as [::1]");
         }
+        (host, port)
     };
     if host.is_empty() {
         return Err("missing; write localhost for this machine");
     }
-    let is_ipv6 = |(address, _): &(&str, &str)| address.parse::<Ipv6Addr>().is_ok();
-    let host = match host.split_once('%').filter(is_ipv6) {
-        Some((_, "")) => return Err("name the interface behind the %, as in [fe80::1%25eth0]"),
-        // RFC 6874 encodes the % before a zone; people and servers do not.
-        Some((address, zone)) => {
-            let zone = zone.strip_prefix("25").filter(|zone| !zone.is_empty()).unwrap_or(zone);
-            format!("{address}%{}", decode_text(zone)?)
-        }
-        None => decode_text(host)?,
-    };
     if host.chars().any(|c| is_unprintable(c) || c.is_whitespace()) {
         return Err("contains blanks or control characters; remove them");
     }
@@ -160,6 +149,26 @@ fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str>
         Some(_) => return Err("give a port from 1 to 65535 behind the colon"),
     };
     Ok((host, port))
+}
+
+/// Parses what is between brackets: an IPv6 address, and a zone behind a `%`.
+fn ipv6_host(text: &str) -> Result<String, &'static str> {
+    let (address, zone) = match text.split_once('%') {
+        Some((address, zone)) => (address, Some(zone)),
+        None => (text, None),
+    };
+    if address.parse::<Ipv6Addr>().is_err() {
+        return Err("brackets are for an IPv6 address; correct it, or remove them");
+    }
+    match zone {
+        None => Ok(address.to_owned()),
+        Some("") => Err("name the interface behind the %, as in [fe80::1%25eth0]"),
+        // RFC 6874 encodes the % before a zone; people and servers do not.
+        Some(zone) => {
+            let zone = zone.strip_prefix("25").filter(|zone| !zone.is_empty()).unwrap_or(zone);
+            Ok(format!("{address}%{}", decode_text(zone)?))
+        }
+    }
 }
 
 /// Writes a portal in the form of [`portal`].
