@@ -111,12 +111,7 @@ impl Cores {
     /// Asks every task to finish, waits at most `grace`, then ends the cores. Returns whether all
     /// tasks had finished.
     pub fn stop(self, grace: Duration) -> bool {
-        self.stop_or(grace, || {})
-    }
-
-    /// Stops as [`Cores::stop`] does, but calls `late` before it ends tasks that have not finished.
-    pub fn stop_or(self, grace: Duration, late: impl FnOnce()) -> bool {
-        self.finish(grace, late)
+        self.finish(grace, || {})
     }
 
     /// Asks every task to finish and waits at most `grace`, then calls `late` if some have not.

@@ -7,8 +7,9 @@
 
 use crate::sys;
 use blockmux_proto::computation::{Job, RunJob};
+use blockmux_volume::peer_network;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use tracing::warn;
@@ -32,17 +33,13 @@ pub fn for_peer(peer: Option<IpAddr>) -> RunJob {
     })
 }
 
-/// The peers that share a turn: one IPv4 address, or an IPv6 network of 64 bits, in which a host
-/// can choose any address. `None` are the peers of Unix sockets.
+/// The peers that share a turn. `None` are those of Unix sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct JobSource(Option<IpAddr>);
 
 impl JobSource {
     fn of(peer: Option<IpAddr>) -> JobSource {
-        JobSource(peer.map(|ip| match ip.to_canonical() {
-            IpAddr::V4(ip) => ip.into(),
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & u128::MAX << 64).into(),
-        }))
+        JobSource(peer.map(peer_network))
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //! | option | effect |
 //! |---|---|
-//! | `filename`, `uri` | the volume or URL of a job; `\:` in a filename means `:`, and a plain `:` is accepted, too |
+//! | `filename`, `uri` | volume or URL of a job; `:` in a filename may be written as `\:` |
 //! | `stonewall`, `wait_for_previous` | the job starts when all jobs before it have ended |
 //! | `time_based` | accepted if on: jobs always run for `runtime` |
 //! | `randrepeat` | if off, `randseed` differs in every run |
@@ -268,18 +268,18 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("readfua writefua", "remove it; `sync=1` makes every write FUA"),
     (
         "rw_sequencer iodepth_batch iodepth_batch_submit iodepth_batch_complete \
-      iodepth_batch_complete_min iodepth_batch_complete_max iodepth_low offset_align num_range \
-      blockalign ba write_barrier random_distribution random_sequence_stride percentage_random \
-      percentage_sequential sprandom atomic verify_only ramp_size verify_policy verify_pattern \
-      verify_pattern_interval trim_percentage trim_verify_zero trim_backlog trim_backlog_batch \
-      read_iolog replay_redirect replay_no_stall zonemode zonesize zonecapacity zonerange zoneskip \
-      zone_reset_threshold zone_reset_frequency max_open_zones job_max_open_zones read_beyond_wp fdp \
-      dataplacement rwmixcycle thinktime thinktime_spin thinktime_blocks thinktime_blocks_type \
-      thinktime_iotime thinkcycles rate_process rate_cycle ratecycle rate_ignore_thinktime \
-      max_latency latency_target latency_window latency_percentile latency_run zero_buffers \
-      buffer_pattern buffer_compress_percentage buffer_compress_chunk dedupe_percentage \
-      dedupe_global dedupe_mode dedupe_working_set_percentage profile flow flow_id flow_watermark \
-      flow_sleep create_only",
+         iodepth_batch_complete_min iodepth_batch_complete_max iodepth_low offset_align num_range \
+         blockalign ba write_barrier random_distribution random_sequence_stride percentage_random \
+         percentage_sequential sprandom atomic verify_only ramp_size verify_policy verify_pattern \
+         verify_pattern_interval trim_percentage trim_verify_zero trim_backlog trim_backlog_batch \
+         read_iolog replay_redirect replay_no_stall zonemode zonesize zonecapacity zonerange zoneskip \
+         zone_reset_threshold zone_reset_frequency max_open_zones job_max_open_zones read_beyond_wp fdp \
+         dataplacement rwmixcycle thinktime thinktime_spin thinktime_blocks thinktime_blocks_type \
+         thinktime_iotime thinkcycles rate_process rate_cycle ratecycle rate_ignore_thinktime \
+         max_latency latency_target latency_window latency_percentile latency_run zero_buffers \
+         buffer_pattern buffer_compress_percentage buffer_compress_chunk dedupe_percentage \
+         dedupe_global dedupe_mode dedupe_working_set_percentage profile flow flow_id flow_watermark \
+         flow_sleep create_only",
         "remove it; it would change the workload",
     ),
 ];

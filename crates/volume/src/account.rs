@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 /// One peer's account with the pool of the core that serves it.
 #[derive(Default)]
 pub struct PeerAccount {
-    /// The peer's address; for IPv6, its network of 64 bits.
-    pub(crate) origin: Option<IpAddr>,
+    /// The peer's [`peer_network`].
+    pub(crate) network: Option<IpAddr>,
     /// Bytes of payload buffers that the peer's requests hold.
     held_bytes: Cell<usize>,
     /// Total bytes of payload buffers ever granted to its requests.
@@ -32,14 +32,20 @@ pub struct PeerAccount {
     waker: RefCell<Option<Waker>>,
 }
 
+/// The addresses that count as one peer: an IPv4 address, or an IPv6 network of 64 bits, in which a
+/// host can choose any address.
+#[must_use]
+pub fn peer_network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
+}
+
 impl PeerAccount {
     /// An account of a peer at that address.
     pub(crate) fn of_peer_at(address: Option<IpAddr>) -> PeerAccount {
-        let origin = address.map(|address| match address {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-            address => address,
-        });
-        PeerAccount { origin, ..PeerAccount::default() }
+        PeerAccount { network: address.map(peer_network), ..PeerAccount::default() }
     }
 
     /// Bytes of payload buffers that the peer's requests hold.

@@ -36,7 +36,7 @@ mod throttle;
 pub mod units;
 mod volume;
 
-pub use account::PeerAccount;
+pub use account::{PeerAccount, peer_network};
 pub use block_sizes::{BlockSizes, SmallBlock};
 pub use buf::{Chunk, Memory, Pages, Seg};
 pub use crc32c::Crc32c;

@@ -60,8 +60,8 @@ pub(crate) struct Inner {
     favours_newest: Cell<bool>,
     /// Peers that hold memory without transferring data; some may have resumed since.
     stalled: RefCell<Vec<Rc<PeerAccount>>>,
-    /// Addresses of evicted peers.
-    evicted_addresses: RefCell<BTreeSet<IpAddr>>,
+    /// Those of evicted peers.
+    evicted_networks: RefCell<BTreeSet<IpAddr>>,
 }
 
 /// Peers that wait for buffers of one size.
@@ -126,7 +126,7 @@ impl Pool {
             reserved_bytes: Cell::new(0),
             favours_newest: Cell::new(false),
             stalled: RefCell::default(),
-            evicted_addresses: RefCell::default(),
+            evicted_networks: RefCell::default(),
         };
         Pool { inner: Rc::new(inner), account: None }
     }
@@ -216,8 +216,9 @@ impl Pool {
         if !account.is_queued.replace(true) {
             let number = self.inner.tickets.get() + 1;
             self.inner.tickets.set(number);
-            let is_suspect =
-                account.origin.is_some_and(|origin| self.inner.evicted_addresses.borrow().contains(&origin));
+            let is_suspect = account
+                .network
+                .is_some_and(|network| self.inner.evicted_networks.borrow().contains(&network));
             let ticket = (!is_suspect, account.has_taken_all(), number);
             self.inner.waiting[class_of(size)].borrow_mut().peers.insert(ticket, account.clone());
             self.inner.waiting_count.set(self.inner.waiting_count.get() + 1);
@@ -458,23 +459,23 @@ impl Inner {
         {
             wanted = wanted.saturating_sub(account.held_bytes());
             account.evict();
-            account.origin.into_iter().for_each(|origin| self.record_eviction(origin));
+            account.network.into_iter().for_each(|network| self.record_eviction(network));
         }
     }
 
-    /// Ranks peers at that address after others, including peers that already wait.
-    fn record_eviction(&self, origin: IpAddr) {
-        let mut evicted_addresses = self.evicted_addresses.borrow_mut();
-        if evicted_addresses.len() >= MAX_EVICTED_ADDRESSES {
-            evicted_addresses.clear();
+    /// Ranks peers of that network after others, including peers that already wait.
+    fn record_eviction(&self, network: IpAddr) {
+        let mut evicted_networks = self.evicted_networks.borrow_mut();
+        if evicted_networks.len() >= MAX_EVICTED_NETWORKS {
+            evicted_networks.clear();
         }
-        if !evicted_addresses.insert(origin) {
+        if !evicted_networks.insert(network) {
             return;
         }
         for class in &self.waiting {
             let peers = &mut class.borrow_mut().peers;
             let ranked = std::mem::take(peers).into_iter().map(|((is_free, has_taken, number), account)| {
-                ((is_free && account.origin != Some(origin), has_taken, number), account)
+                ((is_free && account.network != Some(network), has_taken, number), account)
             });
             peers.extend(ranked);
         }
@@ -533,8 +534,8 @@ const LONG_PAYLOAD: usize = 1 << 20;
 /// Maximum number of waiting peers of each size to which one returned buffer is offered.
 const CHECKS_PER_BUFFER: usize = 16;
 
-/// Maximum number of addresses of evicted peers that are remembered.
-const MAX_EVICTED_ADDRESSES: usize = 1024;
+/// Maximum number of networks of evicted peers that are remembered.
+const MAX_EVICTED_NETWORKS: usize = 1024;
 
 const SMALLEST: usize = 4096;
 const CLASSES: usize = (MAX_TRANSFER.trailing_zeros() - SMALLEST.trailing_zeros() + 1) as usize;

@@ -434,17 +434,7 @@ impl ControlServer {
         let (volume, volume_state) = self.find(name)?;
         if !force {
             check_not_deleted(name, &**volume_state.volume())?;
-        }
-        let users = self.reloader.users_of(name);
-        if !force && !users.is_empty() {
-            let more = users.len().saturating_sub(SHOWN_USERS);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let shown = users.into_iter().take(SHOWN_USERS).collect::<Vec<_>>().join(", ");
-            let text = format!(
-                "{name}: is in use by {shown}{more}; disconnect them, or remove it with --force (API: ?force=true), \
-                 which makes their I/O fail"
-            );
-            return Err(ApiError::new(ErrorCode::Conflict, text));
+            check_not_used(name, self.reloader.users_of(name))?;
         }
         self.reloader.lift_limits(&[volume_state]);
         self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
@@ -711,6 +701,20 @@ fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &
         let timeout = REMOVE_TIMEOUT.as_secs();
         warn!("{name}: I/O that was in flight when it was {done} has not ended after {timeout} s");
     }
+}
+
+fn check_not_used(name: &str, users: Vec<String>) -> Result<(), ApiError> {
+    if users.is_empty() {
+        return Ok(());
+    }
+    let more = users.len().saturating_sub(SHOWN_USERS);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let shown = users.into_iter().take(SHOWN_USERS).collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "{name}: is in use by {shown}{more}; disconnect them, or remove it with --force (API: ?force=true), \
+         which makes their I/O fail"
+    );
+    Err(ApiError::new(ErrorCode::Conflict, text))
 }
 
 fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {

@@ -3,8 +3,8 @@
 //! ```text
 //! SPEC    = mem:SIZE[?OPTION[&OPTION]...]      populate=on|off  BLOCKS
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
-//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  direct=on|off  readonly=on|off  format=raw  BLOCKS
-//!         | block:PATH[?OPTION[&OPTION]...]    direct=on|off  readonly=on|off  format=raw  BLOCKS
+//!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  DEVICE  BLOCKS
+//!         | block:PATH[?OPTION[&OPTION]...]    DEVICE  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
@@ -13,6 +13,7 @@
 //!         | log:PATH:SPEC                      PATH `-` is standard error
 //!         | SCHEME://ANYTHING                  a URL, kept unchanged; BLOCKS are parameters of it
 //!         | [SPEC]
+//! DEVICE  = direct=on|off  readonly=on|off  format=raw
 //! BLOCKS  = block_size=SIZE  physical_block_size=SIZE      powers of two from 512 to 64k
 //! ```
 //! A decorator applies to the rest of its spec. Brackets mark where a spec ends: a member of a

@@ -107,14 +107,17 @@ impl RunningAction {
             return self.update(|status| (status.state, status.error) = (ActionState::Failed, Some(error)));
         }
         let result = answer.json();
-        let stored = bounded_result(&result);
-        if stored != result {
-            let results = &mut self.actions.lock().long_results;
-            if results.len() >= MAX_LONG_RESULTS {
-                results.pop_front();
+        let stored = match note_for_long(&result) {
+            None => result,
+            Some(note) => {
+                let results = &mut self.actions.lock().long_results;
+                if results.len() >= MAX_LONG_RESULTS {
+                    results.pop_front();
+                }
+                results.push_back((self.id, result));
+                note
             }
-            results.push_back((self.id, result));
-        }
+        };
         self.update(|status| (status.state, status.result) = (ActionState::Done, Some(stored)));
     }
 
@@ -150,14 +153,15 @@ fn bounded(mut text: String) -> String {
     text
 }
 
-/// A result, or a note in its place if it is longer than [`MAX_RESULT`] bytes.
-fn bounded_result(result: &Value) -> Value {
-    match result.to_string().len() {
-        ..=MAX_RESULT => result.clone(),
-        len => json!({ "note": format!(
+/// The note in the place of a result of more than [`MAX_RESULT`] bytes.
+fn note_for_long(result: &Value) -> Option<Value> {
+    let len = result.to_string().len();
+    let note = || {
+        format!(
             "the result of {len} bytes is too long to be kept; a request without `respond-async` returns it"
-        ) }),
-    }
+        )
+    };
+    (len > MAX_RESULT).then(|| json!({ "note": note() }))
 }
 
 /// Maximum length of each of the texts of an action, in bytes: what it does, its progress, the

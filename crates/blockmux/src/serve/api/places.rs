@@ -4,8 +4,9 @@
 //! replaces the oldest unproved one of the address with the most of them (decision 31). A client
 //! proves something with its first request whose credentials are accepted.
 
+use blockmux_volume::peer_network;
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
@@ -31,7 +32,7 @@ struct PlaceList {
 
 struct Unproved {
     number: u64,
-    source: Option<IpAddr>,
+    network: Option<IpAddr>,
     replaced: Arc<Notify>,
 }
 
@@ -63,9 +64,9 @@ impl Places {
         }
         list.last_number += 1;
         let (number, replaced) = (list.last_number, Arc::new(Notify::new()));
-        let source = address.map(source_of);
+        let network = address.map(peer_network);
         list.taken.insert(number);
-        list.unproved.push(Unproved { number, source, replaced: replaced.clone() });
+        list.unproved.push(Unproved { number, network, replaced: replaced.clone() });
         drop(list);
         Place { places: self.clone(), number, replaced }
     }
@@ -80,12 +81,12 @@ impl PlaceList {
         self.taken.len() < MAX_CLIENTS || !self.unproved.is_empty()
     }
 
-    /// Takes the place of the oldest unproved client of the source with the most of them.
+    /// Takes the place of the oldest unproved client of the network with the most of them.
     fn replace_one(&mut self) {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
-        self.unproved.iter().for_each(|client| *counts.entry(client.source).or_default() += 1);
+        self.unproved.iter().for_each(|client| *counts.entry(client.network).or_default() += 1);
         let most = counts.values().copied().max();
-        let is_of_most = |client: &Unproved| counts.get(&client.source).copied() == most;
+        let is_of_most = |client: &Unproved| counts.get(&client.network).copied() == most;
         if let Some(at) = self.unproved.iter().position(is_of_most) {
             let client = self.unproved.remove(at);
             self.taken.remove(&client.number);
@@ -113,14 +114,6 @@ impl Drop for Place {
         list.unproved.retain(|client| client.number != self.number);
         drop(list);
         self.places.0.freed.notify_one();
-    }
-}
-
-/// An IPv4 address, or an IPv6 network of 64 bits, in which a host can choose any address.
-fn source_of(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V4(ip) => ip.into(),
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & u128::MAX << 64).into(),
     }
 }
 
