@@ -10,12 +10,20 @@ use std::process::Command;
 /// Fuzzes `target`, or every target for an equal share of `seconds`. Returns a line for each.
 ///
 /// # Errors
-/// If a target's property did not hold, or the fuzzer cannot be built.
+/// If the properties of some targets did not hold, each with its output, or the fuzzer cannot be
+/// built.
 pub(crate) fn run(root: &Path, seconds: u64, target: Option<&str>) -> Result<Vec<String>> {
     let targets = chosen(targets(root)?, target)?;
     let share = (seconds / targets.len().max(1) as u64).max(1);
     let fuzzer = Fuzzer::build(root)?;
-    targets.iter().map(|target| fuzzer.run(root, target, share)).collect()
+    let (mut lines, mut failures) = (Vec::new(), Vec::new());
+    for target in &targets {
+        match fuzzer.run(root, target, share) {
+            Ok(line) => lines.push(line),
+            Err(failure) => failures.push(format!("{failure:#}")),
+        }
+    }
+    if failures.is_empty() { Ok(lines) } else { bail!("{}", failures.join("\n\n")) }
 }
 
 /// The names of all targets. Each has a corpus, which a test of `fuzz/targets` checks.
