@@ -4,7 +4,7 @@
 //! Sessions report [`AuditEvent`]s; this module adds the peer's address. A line begins with
 //! constant text, then protocol and address, then text from the peer: the log's rate limit compares
 //! lines up to the port, so that a peer cannot evade it. See
-//! `docs/decisions/0038-one-event-for-every-audit-line.md`.
+//! `docs/decisions/0038-one-event-type-for-all-audit-lines.md`.
 
 use crate::sessions::{Session, Sessions};
 use blockmux_proto::event::{AuditEvent, Login};

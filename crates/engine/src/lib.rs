@@ -10,7 +10,7 @@
 //! shares nothing. It sleeps in its ring, which reports sockets that became readable, file I/O
 //! that completed, and messages from other threads. Data of sockets moves by plain non-blocking
 //! system calls, and data of files through the ring: see
-//! `docs/decisions/0001-sockets-by-system-call.md`.
+//! `docs/decisions/0001-sockets-use-system-calls-files-use-the-ring.md`.
 //!
 //! Unsafe code is in [`sys`], [`ring`], [`memory`], `file::kernel`, `frames::kernel` and
 //! `frames::ring` alone.

@@ -1,5 +1,5 @@
 //! Rate limits of one session's requests to one volume: the seam between the sessions of all
-//! protocols and their channels (`docs/decisions/0062-limits-of-io.md`).
+//! protocols and their channels (`docs/decisions/0062-io-limits-between-sessions-and-channels.md`).
 //!
 //! Without limits a request costs one load of a number that changes with the limits.
 

@@ -12,9 +12,9 @@
 //! time.
 //!
 //! An initiator's session may have several connections, all on one core
-//! (`docs/decisions/0011-connections-of-one-session.md`). [`StreamConnections::connection`] returns
-//! the stream session of one of them. [`Connections`] returns when to open another one, and is
-//! notified when one is established or lost.
+//! (`docs/decisions/0011-an-initiator-session-drives-all-its-connections.md`).
+//! [`StreamConnections::connection`] returns the stream session of one of them. [`Connections`]
+//! returns when to open another one, and is notified when one is established or lost.
 
 use crate::event::AuditEvent;
 use crate::exports::VolumeId;

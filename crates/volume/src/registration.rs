@@ -6,7 +6,7 @@
 //! registered until it is freed: pool buffers are reused, and a RAM volume is one block. Without
 //! such a device this costs nothing.
 //!
-//! `docs/decisions/0053-memory-is-registered-by-the-block.md` has the reasons.
+//! `docs/decisions/0053-memory-is-registered-in-blocks.md` has the reasons.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

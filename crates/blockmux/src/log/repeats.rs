@@ -6,7 +6,8 @@
 //!
 //! Places are counted for each [`LineClass`], so that refused peers cannot displace the line of a
 //! login. Once many addresses have places, further ones share one with their network, then with a
-//! larger network, then with all addresses. See `docs/decisions/0074-places-of-log-lines-by-event.md`.
+//! larger network, then with all addresses. See
+//! `docs/decisions/0074-log-lines-are-limited-by-event.md`.
 
 use super::record::{LineClass, Record};
 use std::collections::HashMap;

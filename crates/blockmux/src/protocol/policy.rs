@@ -2,10 +2,10 @@
 //! changes by `ctl`.
 //!
 //! A target or a subsystem *restricts* a volume unless everybody can use it there without
-//! authentication.
-//! A volume that is restricted in one place is exported without restriction in another only if the
-//! config says so explicitly: `protocols` of the volume names the protocol or the target, or a
-//! listener names the volume. See docs/decisions/0032-a-volume-is-open-nowhere-by-accident.md.
+//! authentication. A volume that is restricted in one place is exported without restriction in
+//! another only if the config says so explicitly: `protocols` of the volume names the protocol or
+//! the target, or a listener names the volume. See
+//! docs/decisions/0032-a-restricted-volume-needs-an-explicit-export.md.
 //!
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.

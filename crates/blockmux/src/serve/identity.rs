@@ -1,5 +1,5 @@
 //! The UUID of an exported volume, and the name of the volume's own target
-//! ([decision 34](../../../../docs/decisions/0034-identity-belongs-to-the-data.md)).
+//! ([decision 34](../../../../docs/decisions/0034-a-volume-uuid-belongs-to-the-data.md)).
 
 use super::opening::NamedVolume;
 use crate::data_key::DataKey;

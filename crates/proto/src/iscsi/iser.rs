@@ -2,7 +2,7 @@
 //!
 //! An iSER message is a PDU with an iSER header: [`IserMessage`] is a received one, and `sender`
 //! sends them. The sessions' datamovers transfer the data of commands.
-//! `docs/decisions/0017-iser-within-iscsi.md` explains the structure.
+//! `docs/decisions/0017-iser-is-iscsi-with-another-datamover.md` explains the structure.
 
 use crate::session::ProtocolError;
 use blockmux_volume::Seg;

@@ -4,7 +4,7 @@
 //! ([`plan`]). Steps that can fail come first: opening volumes, binding listeners, resizing
 //! volumes. If one fails, the others are undone and nothing has changed. The remaining steps cannot
 //! fail: each protocol applies its part of the config, sessions that are no longer allowed drain,
-//! volumes are removed and added. See docs/decisions/0057-one-config-applied-live.md.
+//! volumes are removed and added. See docs/decisions/0057-reload-applies-the-config-live.md.
 //!
 //! The steps that can fail may hang in a path, so they run without the lock of changes. Queries
 //! read snapshots and take no lock of a change. See

@@ -15,7 +15,8 @@
 //! A volume is never open for writing in both processes. Listening sockets are never closed:
 //! clients that connect during the takeover wait in the accept queues. Until `Ready`, either
 //! process can end or refuse, and the old process continues to serve. After `Ready` only the new
-//! process can serve; if it fails then, nothing is served. See docs/decisions/0064-takeover.md.
+//! process can serve; if it fails then, nothing is served. See
+//! docs/decisions/0064-takeover-by-a-new-process.md.
 
 mod acquire;
 mod release;

@@ -6,8 +6,8 @@
 //! ```
 //! During connection setup both sides declare whether a response may invalidate the buffer that its
 //! command advertised. Hello messages are not supported
-//! (`docs/decisions/0039-features-that-few-use.md`). After the login, each PDU of the sender is one
-//! message, preceded by the RDMA Write of its data-in.
+//! (`docs/decisions/0039-rarely-used-features-and-their-cost.md`). After the login, each PDU of the
+//! sender is one message, preceded by the RDMA Write of its data-in.
 //!
 //! # Receive buffers
 //! Posted buffers: one for each command of the window and one for its unsolicited data, one for

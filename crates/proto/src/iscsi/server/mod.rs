@@ -12,7 +12,7 @@
 //! *Multiple connections per session* (MC/S): all connections of a session live on one core and
 //! share its command numbers, I_T nexus and tasks (`shared`). An [`IscsiTargetSession`] is one
 //! connection; its first login request names the session, and `local` finds the core of that
-//! session (`docs/decisions/0010-several-connections-to-a-session.md`). `connection_table`
+//! session (`docs/decisions/0010-an-iscsi-target-session-runs-on-one-core.md`). `connection_table`
 //! describes how connections end and what they do for each other.
 //!
 //! *Error recovery level 1* (RFC 7143 §7): every PDU with a StatSN is retained until it is

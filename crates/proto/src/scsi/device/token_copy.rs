@@ -4,7 +4,7 @@
 //!
 //! Each nexus keeps a record of every operation by list identifier: progress, result and token. A
 //! copy is an ordinary command and ends with it. IMMED is ignored: the status follows the copy
-//! (`docs/decisions/0047-three-features-that-were-cut.md`).
+//! (`docs/decisions/0047-write-uncorrectable-and-background-copies-were-removed.md`).
 
 mod driver;
 
