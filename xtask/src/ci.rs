@@ -113,7 +113,7 @@ impl Report {
 const WAITING: &str = "cli";
 
 /// Runs the tests with the Linux kernel that are part of every run: see
-/// `docs/decisions/0023-one-script-of-the-kernels-in-ci.md`.
+/// `docs/decisions/0023-ci-runs-one-linux-kernel-test.md`.
 fn kernel(root: &Path) -> Result<Vec<String>> {
     vm::run(root, &["iscsi".to_owned()], &mut |_| {})
 }

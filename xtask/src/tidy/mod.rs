@@ -5,6 +5,7 @@
 
 mod calls;
 mod cycles;
+mod decisions;
 mod manifests;
 mod modules;
 mod results;
@@ -50,6 +51,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
         modules::dead_data(tree),
         manifests::check(tree),
         cycles::check(tree),
+        decisions::check(tree),
         results::check(tree),
     ]
     .concat()
