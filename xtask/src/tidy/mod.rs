@@ -47,6 +47,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
         calls::check(tree),
         modules::dead_sources(tree),
         modules::hidden_sources(tree),
+        modules::beside_folder(tree),
         modules::undocumented(tree),
         modules::dead_data(tree),
         manifests::check(tree),

@@ -22,6 +22,16 @@ pub(super) fn hidden_sources(tree: &Tree) -> Vec<Finding> {
     hidden.map(|(path, _)| Finding::new(path, 1, "in a folder named `target`; rename the folder")).collect()
 }
 
+/// Reports modules in a file beside their folder; all modules with a folder are its `mod.rs`.
+pub(super) fn beside_folder(tree: &Tree) -> Vec<Finding> {
+    let sources = tree.ending(".rs").filter(|(path, _)| path.contains("/src/"));
+    let beside = sources.filter_map(|(path, _)| {
+        let folder = path.trim_end_matches(".rs");
+        tree.has(folder).then(|| Finding::new(path, 1, format!("has a folder; move it to {folder}/mod.rs")))
+    });
+    beside.collect()
+}
+
 /// Reports modules without a module doc.
 pub(super) fn undocumented(tree: &Tree) -> Vec<Finding> {
     let silent = tree.ending(".rs").filter(|(_, source)| !source.starts_with("//!"));
@@ -136,6 +146,18 @@ mod tests {
     fn no_source_is_in_a_folder_that_tools_ignore() {
         let files = [("crates/a/src/target/b.rs", ""), ("crates/a/src/target.rs", "")];
         assert_eq!(places(&hidden_sources(&tree(&files))), [("crates/a/src/target/b.rs", 1)]);
+    }
+
+    #[test]
+    fn a_module_with_a_folder_is_its_mod_rs() {
+        let files = [
+            ("crates/a/src/b.rs", ""),
+            ("crates/a/src/b/c.rs", ""),
+            ("crates/a/src/d/mod.rs", ""),
+            ("crates/a/tests/e.rs", ""),
+            ("crates/a/tests/e/f.rs", ""),
+        ];
+        assert_eq!(places(&beside_folder(&tree(&files))), [("crates/a/src/b.rs", 1)]);
     }
 
     #[test]

@@ -9,9 +9,9 @@ use data_encoding::BASE64;
 use sha2::{Digest, Sha256};
 use std::sync::OnceLock;
 
-const SCRIPT: &str = include_str!("page/script.js");
-const STYLE: &str = include_str!("page/style.css");
-const BODY: &str = include_str!("page/body.html");
+const SCRIPT: &str = include_str!("script.js");
+const STYLE: &str = include_str!("style.css");
+const BODY: &str = include_str!("body.html");
 
 /// Responds with the page.
 pub(super) async fn show() -> Response {
