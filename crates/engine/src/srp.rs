@@ -7,7 +7,7 @@ use crate::sys;
 use crate::target::{ArrivedConnection, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::srp::node::SrpNode;
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_volume::Core;
 use std::sync::Arc;
 use tracing::warn;
@@ -29,7 +29,7 @@ pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
         };
         let pool = core.pool().for_peer_at(stream.peer_ip());
         let (hang_up, now) = (Arc::new(stream.hang_up()), core.now());
-        let session = TargetSession::new(node.clone(), pool.clone(), hang_up, now);
+        let session = SrpTargetSession::new(node.clone(), pool.clone(), hang_up, now);
         let session = session.with_client(stream.peer_ip());
         let setup = Setup { pool: pool.clone(), seed, segment_len: stream.segment_len(), now };
         let session = rdma::accept(session, setup);

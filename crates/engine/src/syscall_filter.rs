@@ -19,7 +19,7 @@ pub fn deny_unused() -> io::Result<()> {
 }
 
 /// An instruction: code, jumps if true and false, operand.
-type Instruction = (u32, u8, u8, u32);
+type SeccompInstruction = (u32, u8, u8, u32);
 
 fn program() -> Vec<libc::sock_filter> {
     let load = |offset: usize| (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset as u32);
@@ -39,34 +39,34 @@ fn program() -> Vec<libc::sock_filter> {
     let checks = [load(first_argument)].into_iter().chain(known);
     all.extend(block(libc::SYS_socket, checks, fail(libc::EAFNOSUPPORT)));
     all.push(answer(ALLOW));
-    let filter = |(code, jt, jf, k): Instruction| libc::sock_filter { code: code as u16, jt, jf, k };
+    let filter = |(code, jt, jf, k): SeccompInstruction| libc::sock_filter { code: code as u16, jt, jf, k };
     all.into_iter().map(filter).collect()
 }
 
-fn answer(value: u32) -> Instruction {
+fn answer(value: u32) -> SeccompInstruction {
     (libc::BPF_RET | libc::BPF_K, 0, 0, value)
 }
 
 /// Returns `value` if the comparison with the operand is true.
-fn when(comparison: u32, operand: u32, value: u32) -> [Instruction; 2] {
+fn when(comparison: u32, operand: u32, value: u32) -> [SeccompInstruction; 2] {
     [(libc::BPF_JMP | comparison | libc::BPF_K, 0, 1, operand), answer(value)]
 }
 
 /// Returns `value` if the comparison with the operand is false.
-fn unless(comparison: u32, operand: u32, value: u32) -> [Instruction; 2] {
+fn unless(comparison: u32, operand: u32, value: u32) -> [SeccompInstruction; 2] {
     [(libc::BPF_JMP | comparison | libc::BPF_K, 1, 0, operand), answer(value)]
 }
 
-fn when_called(number: c_long, value: u32) -> [Instruction; 2] {
+fn when_called(number: c_long, value: u32) -> [SeccompInstruction; 2] {
     when(libc::BPF_JEQ, number as u32, value)
 }
 
 /// Makes these checks of a call, and returns `value` if none of them returns.
 fn block(
     number: c_long,
-    checks: impl Iterator<Item = Instruction>,
+    checks: impl Iterator<Item = SeccompInstruction>,
     value: u32,
-) -> impl Iterator<Item = Instruction> {
+) -> impl Iterator<Item = SeccompInstruction> {
     let checks: Vec<_> = checks.chain([answer(value)]).collect();
     // At most a few families, so the jump is short.
     let others = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, checks.len() as u8, number as u32);

@@ -17,7 +17,7 @@ use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::session::NoControl;
 use blockmux_proto::srp::client::UnitInfo;
 use blockmux_proto::srp::node::SrpNode;
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
@@ -41,13 +41,13 @@ struct Srp {
 }
 
 impl Protocol for Srp {
-    type Target = Driven<Iwarp, TargetSession>;
+    type Target = Driven<Iwarp, SrpTargetSession>;
     type Dialer = AnyUnit;
 
     fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target {
         let node = self.node.get_or_init(|| node(&exports));
         // The simulated network reports a lost connection to both sides.
-        let session = TargetSession::new(node.clone(), pool.clone(), Arc::new(|| {}), now);
+        let session = SrpTargetSession::new(node.clone(), pool.clone(), Arc::new(|| {}), now);
         let queue_pair = Iwarp::passive(&session.endpoint(), self.config.clone(), pool, [4; 32], now);
         Driven::new(session, queue_pair, now)
     }

@@ -17,9 +17,9 @@ use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::StreamSession;
-use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
+use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use std::sync::Arc;
@@ -87,17 +87,17 @@ fn of_srp(units: u16) -> (u64, u64) {
     let mut initiator = 0;
     of_third_login(|| {
         initiator += 1;
-        let config = Config {
+        let config = SrpInitiatorConfig {
             initiator: SrpPortId([initiator; 16]),
             target: PORT,
             lun: Lun::new(0),
-            mode: Mode::Use,
+            mode: SrpSessionMode::Use,
             channels: 1,
             immediate_data: true,
         };
         let now = Instant::now();
-        let private_data = InitiatorSession::new(config, Pool::new(16 << 20), now).endpoint().private_data;
-        let mut session = TargetSession::new(node.clone(), Pool::new(16 << 20), Arc::new(|| {}), now);
+        let private_data = SrpInitiatorSession::new(config, Pool::new(16 << 20), now).endpoint().private_data;
+        let mut session = SrpTargetSession::new(node.clone(), Pool::new(16 << 20), Arc::new(|| {}), now);
         session.on_event(Event::Requested { private_data, reads: 32 }, now).unwrap();
         let answer = Recorder::default().next(&mut session, 1000);
         assert!(matches!(answer, Some(WorkRequest::Accept { .. })), "it is logged in");

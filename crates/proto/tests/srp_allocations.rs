@@ -10,9 +10,9 @@ use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkId, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::{Initiator, Target};
-use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
+use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, MemVolume, Memory, Op, Pool, Seg, SgList, Tag, Volume, Waker,
@@ -29,9 +29,9 @@ const WARM_UP: usize = 10;
 
 /// Both sides, and the queue pairs between them.
 struct Pair {
-    initiator: InitiatorSession,
+    initiator: SrpInitiatorSession,
     ours: Recorder,
-    target: TargetSession,
+    target: SrpTargetSession,
     theirs: Recorder,
     channel: Box<dyn Channel>,
     done: Vec<Completion>,
@@ -59,16 +59,16 @@ impl Pair {
             access,
             networks: AllowedNetworks::default(),
         }]));
-        let mut target = TargetSession::new(node, Pool::new(16 << 20), Arc::new(|| {}), now);
-        let config = Config {
+        let mut target = SrpTargetSession::new(node, Pool::new(16 << 20), Arc::new(|| {}), now);
+        let config = SrpInitiatorConfig {
             initiator: SrpPortId([1; 16]),
             target: TARGET,
             lun: Lun::new(0),
-            mode: Mode::Use,
+            mode: SrpSessionMode::Use,
             channels: 1,
             immediate_data: true,
         };
-        let mut initiator = InitiatorSession::new(config, Pool::new(16 << 20), now);
+        let mut initiator = SrpInitiatorSession::new(config, Pool::new(16 << 20), now);
         let private_data = RdmaConnections::endpoint(&initiator).private_data;
         target.on_event(Event::Requested { private_data, reads: 32 }, now).unwrap();
         let mut theirs = Recorder::default();

@@ -8,9 +8,9 @@ use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::session::{Connections, Initiator, StreamConnections, Target, Timed};
-use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
+use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, SETUP_TIMEOUT};
 use blockmux_rdma::loopback::{self, Loopback};
@@ -55,7 +55,7 @@ impl Served {
     /// Creates a connection for an initiator's endpoint: the target's end, and the initiator's.
     fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
         let now = Instant::now();
-        let session = TargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
+        let session = SrpTargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
         let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
         let core = TestCore::new().as_core();
         let export = self.exports.get(VolumeId(0)).unwrap();
@@ -66,7 +66,7 @@ impl Served {
 
 /// A channel at the target with its volume: a minimal engine.
 struct Server {
-    driven: Driven<Loopback, TargetSession>,
+    driven: Driven<Loopback, SrpTargetSession>,
     channel: Box<dyn Channel>,
 }
 
@@ -88,22 +88,22 @@ impl Server {
 
 /// An initiator with its channels, and their target ends.
 struct Host {
-    session: Driven<Loopback, InitiatorSession>,
+    session: Driven<Loopback, SrpInitiatorSession>,
     servers: Rc<RefCell<Vec<Server>>>,
 }
 
 impl Host {
     fn new(channels: u32) -> Host {
         let (served, now) = (Served::new(), Instant::now());
-        let config = Config {
+        let config = SrpInitiatorConfig {
             initiator: SrpPortId([1; 16]),
             target: TARGET,
             lun: Lun::new(0),
-            mode: Mode::Use,
+            mode: SrpSessionMode::Use,
             channels,
             immediate_data: true,
         };
-        let session = InitiatorSession::new(config, Pool::new(16 << 20), now);
+        let session = SrpInitiatorSession::new(config, Pool::new(16 << 20), now);
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
@@ -173,16 +173,16 @@ fn commands_on_several_channels_complete_once_each() {
 #[test]
 fn a_target_that_does_not_answer_the_connection_request_is_reported_as_that() {
     let now = Instant::now();
-    let config = Config {
+    let config = SrpInitiatorConfig {
         initiator: SrpPortId([1; 16]),
         target: TARGET,
         lun: Lun::new(0),
-        mode: Mode::Use,
+        mode: SrpSessionMode::Use,
         channels: 1,
         immediate_data: true,
     };
     let pool = Pool::new(16 << 20);
-    let session = InitiatorSession::new(config, pool.clone(), now);
+    let session = SrpInitiatorSession::new(config, pool.clone(), now);
     let endpoint = RdmaConnections::endpoint(&session);
     let queue_pair = Iwarp::active(&endpoint, IwarpConfig::default(), pool, [8; 32], now);
     let mut driven = Driven::new(session, queue_pair, now);

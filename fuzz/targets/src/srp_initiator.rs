@@ -21,9 +21,9 @@ use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{Connections, Initiator, Overdue, ProtocolError, Target, Timed};
-use blockmux_proto::srp::client::{Config, InitiatorSession, Mode};
+use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpNode, SrpPortId};
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
 use blockmux_wire::srp::{BufferFormat, DirectDescriptor, SrpCommand, SrpOpcode};
@@ -37,9 +37,14 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let mode = choices.of(&[Mode::Use, Mode::Use, Mode::Use, Mode::Describe]);
+    let mode = choices.of(&[
+        SrpSessionMode::Use,
+        SrpSessionMode::Use,
+        SrpSessionMode::Use,
+        SrpSessionMode::Describe,
+    ]);
     let login = choices.byte();
-    let config = Config {
+    let config = SrpInitiatorConfig {
         initiator: SrpPortId([1; 16]),
         target: TARGET,
         lun: Lun::new(0),
@@ -47,7 +52,7 @@ pub(crate) fn srp_initiator(data: &[u8]) {
         channels: choices.of(&[1, 2, 3, 4]),
         immediate_data: true,
     };
-    let session = InitiatorSession::new(config, pool.clone(), now);
+    let session = SrpInitiatorSession::new(config, pool.clone(), now);
     let private_data = RdmaConnections::endpoint(&session).private_data;
     let exports = exports();
     let node = node(&exports);
@@ -84,7 +89,7 @@ pub(crate) fn srp_initiator(data: &[u8]) {
 
 struct SrpInitiatorRun<'a> {
     choices: Choices<'a>,
-    session: InitiatorSession,
+    session: SrpInitiatorSession,
     channels: Vec<FuzzChannel>,
     /// Node and volumes of the well-behaved target.
     target: (Arc<SrpNode>, Exports),
@@ -315,7 +320,7 @@ impl SrpInitiatorRun<'_> {
 
 /// A well-behaved target: Blockmux's own, over a RAM volume as LUN 0.
 struct WellBehavedTarget {
-    session: TargetSession,
+    session: SrpTargetSession,
     queue_pair: Recorder,
     channel: Box<dyn Channel>,
 }
@@ -328,7 +333,7 @@ impl WellBehavedTarget {
         private_data: Vec<u8>,
         now: Instant,
     ) -> (Option<WellBehavedTarget>, Vec<u8>) {
-        let mut session = TargetSession::new(node.clone(), Pool::new(usize::MAX), Arc::new(|| {}), now);
+        let mut session = SrpTargetSession::new(node.clone(), Pool::new(usize::MAX), Arc::new(|| {}), now);
         session
             .on_event(Event::Requested { private_data, reads: 32 }, now)
             .expect("the login is well-formed");

@@ -11,7 +11,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
-use blockmux_proto::srp::server::TargetSession;
+use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::srp::{
     BUFFER_FORMAT_DIRECT, IMMEDIATE_REQUESTED, LoginRequestRdma, LoginResponse, SrpHeader, SrpOpcode,
@@ -34,7 +34,7 @@ pub(crate) fn srp_target(data: &[u8]) {
     } else {
         login().as_bytes().to_vec()
     };
-    let session = TargetSession::new(node(&exports), pool.clone(), Arc::new(|| {}), now);
+    let session = SrpTargetSession::new(node(&exports), pool.clone(), Arc::new(|| {}), now);
     let checks = Srp { tag: 0, credits: 0 };
     RdmaRun::drive((choices, messages.0), (session, exports), checks, private_data, (pool, now));
 }

@@ -12,6 +12,7 @@ mod results;
 mod source;
 mod subjects;
 mod text;
+mod types;
 
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -54,6 +55,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
         cycles::check(tree),
         decisions::check(tree),
         results::check(tree),
+        types::declared_twice(tree),
     ]
     .concat()
 }

@@ -21,8 +21,8 @@ use crate::sys;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_proto::srp::client::{
-    Config, InitiatorSession, LoginRejectReason, Mode, ResponseCode, SrpRefused, TaskManagementFunction,
-    UnitInfo,
+    LoginRejectReason, ResponseCode, SrpInitiatorConfig, SrpInitiatorSession, SrpRefused, SrpSessionMode,
+    TaskManagementFunction, UnitInfo,
 };
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_rdma::Driven;
@@ -60,7 +60,7 @@ pub struct SrpEndpoint {
 pub type SrpConnectError = blocking::BlockingConnectError<SrpRefused>;
 
 /// A session with a target port.
-type SrpSession = Driven<Iwarp, InitiatorSession>;
+type SrpSession = Driven<Iwarp, SrpInitiatorSession>;
 
 /// Connects to the unit for I/O; logs in once to query it.
 ///
@@ -87,7 +87,7 @@ pub fn describe(endpoint: &SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
 /// # Errors
 /// If the target cannot be reached or rejects the login.
 pub fn luns(endpoint: &SrpEndpoint) -> Result<Vec<Lun>, SrpConnectError> {
-    let session = run_blocking(&mut endpoint.clone(), Mode::Describe)?;
+    let session = run_blocking(&mut endpoint.clone(), SrpSessionMode::Describe)?;
     match session.session().refused() {
         Some(refused) if !matches!(refused, SrpRefused::Unit(_)) => {
             Err(SrpConnectError::refused(&endpoint.address, refused.clone()))
@@ -104,7 +104,7 @@ pub fn manage(
     endpoint: &SrpEndpoint,
     function: TaskManagementFunction,
 ) -> Result<ResponseCode, SrpConnectError> {
-    let session = run_blocking(&mut endpoint.clone(), Mode::Manage(function))?;
+    let session = run_blocking(&mut endpoint.clone(), SrpSessionMode::Manage(function))?;
     let described = session.session();
     described.managed().ok_or_else(|| match described.refused() {
         Some(refused) => SrpConnectError::refused(&endpoint.address, refused.clone()),
@@ -114,7 +114,7 @@ pub fn manage(
 
 /// Queries the description over one path. Sets in `endpoint` what the target supports.
 fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
-    let session = run_blocking(endpoint, Mode::Describe)?;
+    let session = run_blocking(endpoint, SrpSessionMode::Describe)?;
     let described = session.session();
     match described.refused() {
         Some(refused) => Err(SrpConnectError::refused(&endpoint.address, refused.clone())),
@@ -123,7 +123,7 @@ fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> 
 }
 
 /// Runs one blocking session. Sets in `endpoint` what the target supports.
-fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<SrpSession, SrpConnectError> {
+fn run_blocking(endpoint: &mut SrpEndpoint, mode: SrpSessionMode) -> Result<SrpSession, SrpConnectError> {
     loop {
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
@@ -131,7 +131,7 @@ fn run_blocking(endpoint: &mut SrpEndpoint, mode: Mode) -> Result<SrpSession, Sr
         let mut session =
             endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), RetryRules::default(), setup);
         let is_over = |session: &FirstConnection<'_, SrpSession>| session.0.session().is_over();
-        let timeout = if mode == Mode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+        let timeout = if mode == SrpSessionMode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
         let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
         let described = session.session();
         let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
@@ -171,13 +171,13 @@ impl SrpEndpoint {
         SrpEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() }
     }
 
-    fn config(&self, mode: Mode, initiator: SrpPortId) -> Config {
+    fn config(&self, mode: SrpSessionMode, initiator: SrpPortId) -> SrpInitiatorConfig {
         let SrpEndpoint { target, lun, channels, immediate_data, .. } = *self;
-        Config { initiator, target, lun, mode, channels, immediate_data }
+        SrpInitiatorConfig { initiator, target, lun, mode, channels, immediate_data }
     }
 
-    fn session(&self, config: Config, retries: RetryRules, setup: Setup) -> SrpSession {
-        let session = InitiatorSession::new(config, setup.pool.clone(), setup.now);
+    fn session(&self, config: SrpInitiatorConfig, retries: RetryRules, setup: Setup) -> SrpSession {
+        let session = SrpInitiatorSession::new(config, setup.pool.clone(), setup.now);
         self.over.connect_several(session.with_retries(retries), setup)
     }
 }
@@ -234,7 +234,8 @@ impl Dialer for SrpDialer {
     }
 
     fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession {
-        let config = self.endpoint.config(Mode::Use, self.random.port(&self.endpoint, opening.link));
+        let config =
+            self.endpoint.config(SrpSessionMode::Use, self.random.port(&self.endpoint, opening.link));
         let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
         self.endpoint.session(config, self.paths.retries(self.endpoint.reconnect_timeout), setup)
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent_writes.rs ─▶ Pending ─▶ poll_io
-//!                                                 └▶ control.rs: config string, masks, reservation ─▶ save.rs
+//!                                                 └▶ control.rs: config string, masks, reservation ─▶ store
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
 //! Every answer goes to the port and the station that the request came from. Malformed requests get
@@ -15,15 +15,14 @@ mod command;
 mod control;
 mod recent_writes;
 mod reply;
-mod save;
 mod tag_counter;
 #[cfg(test)]
 pub(in crate::aoe) mod tests;
 
 use self::audit::StationAudit;
+use self::control::SaveWaiter;
 use self::recent_writes::RecentWrites;
 use self::reply::{PendingAoeCommand, ReplyForm};
-use self::save::SaveWaiter;
 use super::AoeAddress;
 use super::unit::{AoeUnit, DiskSettings};
 use crate::event::AuditEvent;

@@ -72,7 +72,7 @@ pub(super) enum QueryTopic {
 }
 
 /// A command, its data transfer, the memory for that, and its purpose.
-pub(super) type ControllerQuery = (Sqe, DataTransfer, SgList, QueryTopic);
+pub(super) type ChangeQuery = (Sqe, DataTransfer, SgList, QueryTopic);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListenStep {
@@ -116,7 +116,7 @@ impl NamespaceChanges {
     }
 
     /// The next command to send.
-    pub(super) fn next(&mut self) -> Option<ControllerQuery> {
+    pub(super) fn next(&mut self) -> Option<ChangeQuery> {
         if self.access == AnaLogState::Due {
             self.access = AnaLogState::UnderWay;
             let len = self.page_len;

@@ -19,7 +19,7 @@
 
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
-use super::{Ending, InitiatorSession, Mode, violation};
+use super::{Ending, SrpInitiatorSession, SrpSessionMode, violation};
 use crate::session::{Overdue, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
@@ -43,7 +43,8 @@ pub(super) struct SrpAbortQueue {
     count: u64,
     /// Whether a reset was answered, and all commands have to be returned.
     is_reset: bool,
-    /// The answer to the only function of a [`Mode::Manage`](super::Mode::Manage) session.
+    /// The answer to the only function of a
+    /// [`SrpSessionMode::Manage`](super::SrpSessionMode::Manage) session.
     answer: Option<ResponseCode>,
 }
 
@@ -73,7 +74,7 @@ impl SrpAbortQueue {
     }
 }
 
-impl Overdue for InitiatorSession {
+impl Overdue for SrpInitiatorSession {
     /// A task management function that is still unanswered at its second tick is overdue.
     fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
@@ -102,7 +103,7 @@ impl Overdue for InitiatorSession {
     }
 }
 
-impl InitiatorSession {
+impl SrpInitiatorSession {
     /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
     /// answered. There is no reset while the queue's own commands are in flight, because they
     /// belong to no I/O that could be repeated, and none of a session with several channels.
@@ -186,7 +187,7 @@ impl InitiatorSession {
             let error = violation("answered a task management function that does not exist");
             return found.map(|_| ()).ok_or(error);
         };
-        if matches!(self.config.mode, Mode::Manage(_)) {
+        if matches!(self.config.mode, SrpSessionMode::Manage(_)) {
             self.aborts.answer = Some(code);
             self.aborts.pending = None;
             return Ok(());

@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 /// One RDMA channel.
 pub(super) struct Channel {
-    pub(super) phase: ChannelPhase,
+    pub(super) phase: InitiatorChannelPhase,
     /// Time by which its login has to be complete.
     pub(super) deadline: Instant,
     parameters: LoginParameters,
@@ -42,7 +42,7 @@ pub(super) struct Channel {
 
 /// State of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChannelPhase {
+pub(super) enum InitiatorChannelPhase {
     /// The driver has to connect it.
     Wanted,
     /// It is connecting, with the login in the connection request.
@@ -101,7 +101,7 @@ pub(super) enum AfterClose {
 }
 
 impl Channel {
-    pub(super) fn new(phase: ChannelPhase, deadline: Instant) -> Channel {
+    pub(super) fn new(phase: InitiatorChannelPhase, deadline: Instant) -> Channel {
         Channel {
             phase,
             deadline,
@@ -117,7 +117,7 @@ impl Channel {
 
     /// Opens the channel after a successful login.
     pub(super) fn open(&mut self, parameters: LoginParameters) {
-        self.phase = ChannelPhase::Open;
+        self.phase = InitiatorChannelPhase::Open;
         self.parameters = parameters;
         self.credits = parameters.request_limit;
     }
@@ -129,7 +129,7 @@ impl Channel {
 
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.phase == ChannelPhase::Open
+        self.phase == InitiatorChannelPhase::Open
     }
 
     /// Number of further commands that may be sent now. Some credits are reserved for task
@@ -300,7 +300,7 @@ impl Channel {
 
     /// Drops everything unsent after the queue pair has ended, which has invalidated all keys.
     pub(super) fn clear(&mut self) {
-        self.phase = ChannelPhase::Over;
+        self.phase = InitiatorChannelPhase::Over;
         self.outgoing.clear();
         self.closing.clear();
         self.messages.clear();

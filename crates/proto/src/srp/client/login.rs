@@ -1,7 +1,7 @@
 //! The initiator's side of the login: builds SRP_LOGIN_REQ, which is the private data of a
 //! connection request, and reads SRP_LOGIN_RSP or SRP_LOGIN_REJ.
 
-use super::{Config, MAX_COMMANDS};
+use super::{MAX_COMMANDS, SrpInitiatorConfig};
 use crate::scsi::initiator::UnitRefused;
 use crate::session::ProtocolError;
 use blockmux_wire::srp::{
@@ -69,7 +69,7 @@ pub(super) struct LoginParameters {
 
 /// Builds SRP_LOGIN_REQ. The first channel of a session asks for single-channel operation, which
 /// ends all channels of an earlier session; the others ask to be added.
-pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
+pub(super) fn request(config: &SrpInitiatorConfig, is_first: bool) -> Vec<u8> {
     let max_immediate = if config.immediate_data { MAX_IMMEDIATE } else { 0 };
     let iu_len = (IMMEDIATE_OFFSET as u32).saturating_add(max_immediate).max(MIN_REQUESTED_IU_LEN);
     let request = LoginRequestRdma {
@@ -91,7 +91,10 @@ pub(super) fn request(config: &Config, is_first: bool) -> Vec<u8> {
 ///
 /// # Errors
 /// If the private data is not an SRP_LOGIN_RSP, or offers less than SRP requires of every target.
-pub(super) fn check_response(private_data: &[u8], config: &Config) -> Result<LoginParameters, ProtocolError> {
+pub(super) fn check_response(
+    private_data: &[u8],
+    config: &SrpInitiatorConfig,
+) -> Result<LoginParameters, ProtocolError> {
     let Ok((response, _)) = LoginResponse::read_from_prefix(private_data) else {
         return Err(error("accepted the connection without a whole SRP_LOGIN_RSP"));
     };
@@ -157,16 +160,16 @@ const _: () = assert!(MAX_COMMANDS <= 1024);
 mod tests {
     use super::*;
     use crate::scsi::Lun;
-    use crate::srp::client::Mode;
+    use crate::srp::client::SrpSessionMode;
     use crate::srp::node::SrpPortId;
     use zerocopy::FromZeros;
 
-    fn config() -> Config {
-        Config {
+    fn config() -> SrpInitiatorConfig {
+        SrpInitiatorConfig {
             initiator: SrpPortId([1; 16]),
             target: SrpPortId([2; 16]),
             lun: Lun::new(0),
-            mode: Mode::Use,
+            mode: SrpSessionMode::Use,
             channels: 1,
             immediate_data: true,
         }
@@ -192,7 +195,7 @@ mod tests {
         assert_eq!((first.len(), rest.len(), login.imm_data_offset.get()), (56, 0, 68));
         assert_eq!((login.req_flags, login.req_it_iu_len.get()), (IMMEDIATE_REQUESTED, 8260));
         assert_eq!((login.initiator_port_id, login.target_port_id), ([1; 16], [2; 16]));
-        let plain = request(&Config { immediate_data: false, ..config() }, false);
+        let plain = request(&SrpInitiatorConfig { immediate_data: false, ..config() }, false);
         let (login, _) = LoginRequestRdma::read_from_prefix(&plain).unwrap();
         assert_eq!((login.req_flags, login.req_it_iu_len.get()), (MULTICHANNEL_MULTI, 288));
         assert_eq!(login.imm_data_offset.get(), 0);

@@ -39,7 +39,9 @@ use crate::slots::SlotKey;
 use abort::SrpAbortQueue;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
-use channel::{AfterClose, Channel, ChannelPhase, CommandData, Exposure, SrpCommandState, buffer_format};
+use channel::{
+    AfterClose, Channel, CommandData, Exposure, InitiatorChannelPhase, SrpCommandState, buffer_format,
+};
 use response::{CommandOutcome, read};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -50,7 +52,7 @@ pub use login::SrpRefused;
 
 /// The logical unit to connect to, and the options of the session.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct SrpInitiatorConfig {
     /// The initiator port. A later session with the same initiator port ends this one.
     pub initiator: SrpPortId,
     /// The target port.
@@ -58,7 +60,7 @@ pub struct Config {
     /// The logical unit of the target port.
     pub lun: Lun,
     /// The purpose of the session.
-    pub mode: Mode,
+    pub mode: SrpSessionMode,
     /// Number of RDMA channels to open, at least one.
     pub channels: u32,
     /// Whether to ask for immediate data (SRP2).
@@ -67,7 +69,7 @@ pub struct Config {
 
 /// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SrpSessionMode {
     /// Reads and writes the logical unit.
     Use,
     /// Reads all information about the logical unit, then logs out.
@@ -77,8 +79,8 @@ pub enum Mode {
 }
 
 /// One session with a target port.
-pub struct InitiatorSession {
-    config: Config,
+pub struct SrpInitiatorSession {
+    config: SrpInitiatorConfig,
     queue: ScsiQueue<SrpCommandState>,
     /// The first channel is the one that begins the session.
     channels: Vec<Channel>,
@@ -106,20 +108,20 @@ enum Ending {
     Over,
 }
 
-impl InitiatorSession {
+impl SrpInitiatorSession {
     /// Creates a session for a new connection. Reads without a buffer take memory from `pool`.
     #[must_use]
-    pub fn new(config: Config, pool: Pool, now: Instant) -> InitiatorSession {
+    pub fn new(config: SrpInitiatorConfig, pool: Pool, now: Instant) -> SrpInitiatorSession {
         let deadline = now.checked_add(LOGIN_TIMEOUT).unwrap_or(now);
         let mut queue = ScsiQueue::new(config.lun, pool);
-        if matches!(config.mode, Mode::Manage(_)) {
+        if matches!(config.mode, SrpSessionMode::Manage(_)) {
             // The logical unit may not respond at all, so it gets no commands.
             queue.drain();
         }
-        InitiatorSession {
+        SrpInitiatorSession {
             config,
             queue,
-            channels: vec![Channel::new(ChannelPhase::Connecting, deadline)],
+            channels: vec![Channel::new(InitiatorChannelPhase::Connecting, deadline)],
             latest: (0, 0),
             aborts: SrpAbortQueue::default(),
             timers: ScsiQueueTimers::new(now),
@@ -132,7 +134,7 @@ impl InitiatorSession {
 
     /// Sets how I/O is retried that this target port cannot execute now.
     #[must_use]
-    pub fn with_retries(mut self, retries: RetryRules) -> InitiatorSession {
+    pub fn with_retries(mut self, retries: RetryRules) -> SrpInitiatorSession {
         self.queue.retries = retries;
         self
     }
@@ -170,8 +172,8 @@ impl InitiatorSession {
         self.ending == Ending::Over
     }
 
-    /// The target's answer to the task management function of [`Mode::Manage`]; `None` until it
-    /// arrives.
+    /// The target's answer to the task management function of [`SrpSessionMode::Manage`]; `None`
+    /// until it arrives.
     #[must_use]
     pub fn managed(&self) -> Option<ResponseCode> {
         self.aborts.answer()
@@ -184,7 +186,7 @@ impl InitiatorSession {
             channel.open(parameters);
         }
         if index == 0
-            && let Mode::Manage(function) = self.config.mode
+            && let SrpSessionMode::Manage(function) = self.config.mode
         {
             self.manage(function);
         }
@@ -216,12 +218,12 @@ impl InitiatorSession {
     /// flight, which is no error: the driver logs in again unless the user stopped the session.
     fn on_disconnected(&mut self, index: usize) -> Result<(), ProtocolError> {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
-        let phase = std::mem::replace(&mut channel.phase, ChannelPhase::Over);
-        if self.ending == Ending::Over || index > 0 && phase == ChannelPhase::Connecting {
+        let phase = std::mem::replace(&mut channel.phase, InitiatorChannelPhase::Over);
+        if self.ending == Ending::Over || index > 0 && phase == InitiatorChannelPhase::Connecting {
             return Ok(());
         }
         self.end();
-        if phase == ChannelPhase::Open && self.queue.is_idle() {
+        if phase == InitiatorChannelPhase::Open && self.queue.is_idle() {
             return Ok(());
         }
         Err(violation("closed the connection in the middle of a login or of commands"))
@@ -352,22 +354,22 @@ impl InitiatorSession {
     #[inline]
     fn advance_bring_up(&mut self) {
         let is_finished = match self.config.mode {
-            Mode::Use => self.refused.is_some(),
-            Mode::Describe => self.refused.is_some() || self.unit().is_some(),
-            Mode::Manage(_) => self.managed().is_some(),
+            SrpSessionMode::Use => self.refused.is_some(),
+            SrpSessionMode::Describe => self.refused.is_some() || self.unit().is_some(),
+            SrpSessionMode::Manage(_) => self.managed().is_some(),
         };
         if is_finished {
             self.stop();
         }
         if self.channels.len() == 1 && self.config.channels > 1 && self.is_used() {
-            let wanted = |_| Channel::new(ChannelPhase::Wanted, self.now);
+            let wanted = |_| Channel::new(InitiatorChannelPhase::Wanted, self.now);
             self.channels.extend((1..self.config.channels).map(wanted));
         }
     }
 
     /// Whether the session needs further channels.
     fn is_used(&self) -> bool {
-        self.config.mode == Mode::Use && self.ending == Ending::No && self.unit().is_some()
+        self.config.mode == SrpSessionMode::Use && self.ending == Ending::No && self.unit().is_some()
     }
 
     /// Ends the session once all I/O has completed, or at once while the logical unit is unknown.
@@ -463,11 +465,11 @@ impl InitiatorSession {
 
 /// The driver's view of one channel of a session.
 struct SessionChannel<'a> {
-    session: &'a mut InitiatorSession,
+    session: &'a mut SrpInitiatorSession,
     index: usize,
 }
 
-impl RdmaConnections for InitiatorSession {
+impl RdmaConnections for SrpInitiatorSession {
     fn endpoint(&self) -> Endpoint {
         endpoint(login::request(&self.config, true))
     }
@@ -509,7 +511,7 @@ impl RdmaSession for SessionChannel<'_> {
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let has_ended = self.end_closed(queue_pair);
-        let InitiatorSession { queue, channels, ending, .. } = &mut *self.session;
+        let SrpInitiatorSession { queue, channels, ending, .. } = &mut *self.session;
         let Some(channel) = channels.get_mut(self.index) else { return false };
         let mut has_moved = has_ended;
         if channel.is_open() {
@@ -530,12 +532,12 @@ impl RdmaSession for SessionChannel<'_> {
         }
         let is_ending = *ending == Ending::Over
             && match channel.phase {
-                ChannelPhase::Connecting => true,
-                ChannelPhase::Open => channel.is_settled(),
-                ChannelPhase::Wanted | ChannelPhase::Over => false,
+                InitiatorChannelPhase::Connecting => true,
+                InitiatorChannelPhase::Open => channel.is_settled(),
+                InitiatorChannelPhase::Wanted | InitiatorChannelPhase::Over => false,
             };
         if is_ending {
-            channel.phase = ChannelPhase::Over;
+            channel.phase = InitiatorChannelPhase::Over;
             queue_pair.disconnect();
             return true;
         }
@@ -577,7 +579,7 @@ impl Timed for SessionChannel<'_> {
         }
         let channel = session.channels.get(self.index)?;
         if self.index > 0 {
-            return (channel.phase == ChannelPhase::Connecting).then_some(channel.deadline);
+            return (channel.phase == InitiatorChannelPhase::Connecting).then_some(channel.deadline);
         }
         let deadline = session.is_bound().then_some(session.deadline);
         deadline.into_iter().chain(session.timers.poll(&session.queue)).min()
@@ -587,8 +589,9 @@ impl Timed for SessionChannel<'_> {
         let session = &mut *self.session;
         session.now = now;
         if self.index > 0 {
-            let is_late =
-                |channel: &Channel| channel.phase == ChannelPhase::Connecting && now >= channel.deadline;
+            let is_late = |channel: &Channel| {
+                channel.phase == InitiatorChannelPhase::Connecting && now >= channel.deadline
+            };
             return if session.channels.get(self.index).is_some_and(is_late) { Err(LATE) } else { Ok(()) };
         }
         if session.is_bound() && now >= session.deadline {

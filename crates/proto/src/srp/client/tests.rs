@@ -9,7 +9,7 @@ use crate::rdma::{MessageHead, Remote, WorkRequest};
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use crate::session::{Connections, Initiator, Overdue};
 use crate::srp::node::{SrpAccess, SrpNode, SrpTarget};
-use crate::srp::server::TargetSession;
+use crate::srp::server::SrpTargetSession;
 use crate::testing::Pump;
 use blockmux_volume::{Completion, Io, IoError, MemVolume, Op, Output, Tag};
 use blockmux_wire::srp::{
@@ -42,12 +42,12 @@ fn node() -> (Arc<SrpNode>, Exports) {
     )
 }
 
-fn config() -> Config {
-    Config {
+fn config() -> SrpInitiatorConfig {
+    SrpInitiatorConfig {
         initiator: SrpPortId([1; 16]),
         target: TARGET,
         lun: Lun::new(0),
-        mode: Mode::Use,
+        mode: SrpSessionMode::Use,
         channels: 1,
         immediate_data: true,
     }
@@ -55,8 +55,8 @@ fn config() -> Config {
 
 /// Both sides of a connection, and the messages between them.
 struct Wire {
-    initiator: InitiatorSession,
-    target: Pump<TargetSession>,
+    initiator: SrpInitiatorSession,
+    target: Pump<SrpTargetSession>,
     ours: Recorder,
     theirs: Recorder,
     memory: BTreeMap<u32, (SgList, RemoteRights)>,
@@ -74,14 +74,14 @@ struct Wire {
 }
 
 impl Wire {
-    fn new(config: Config) -> Wire {
+    fn new(config: SrpInitiatorConfig) -> Wire {
         Wire::to(&node(), config)
     }
 
-    fn to((node, exports): &(Arc<SrpNode>, Exports), config: Config) -> Wire {
+    fn to((node, exports): &(Arc<SrpNode>, Exports), config: SrpInitiatorConfig) -> Wire {
         let now = Instant::now();
-        let target = TargetSession::new(node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
-        let initiator = InitiatorSession::new(config, Pool::new(64 << 20), now);
+        let target = SrpTargetSession::new(node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
+        let initiator = SrpInitiatorSession::new(config, Pool::new(64 << 20), now);
         let endpoint = RdmaConnections::endpoint(&initiator);
         let mut wire = Wire {
             target: Pump::new(target, exports),
@@ -105,7 +105,7 @@ impl Wire {
     }
 
     /// A session that is logged in and knows its logical unit.
-    fn open(config: Config) -> Wire {
+    fn open(config: SrpInitiatorConfig) -> Wire {
         let mut wire = Wire::new(config);
         wire.run();
         assert!(wire.initiator.is_ready(), "{:?}, {:?}", wire.violation, wire.initiator.refused());
@@ -290,7 +290,7 @@ const WRITE: Op = Op::Write { fua: false };
 #[test]
 fn written_data_is_read_at_every_length() {
     for immediate_data in [true, false] {
-        let mut wire = Wire::open(Config { immediate_data, ..config() });
+        let mut wire = Wire::open(SrpInitiatorConfig { immediate_data, ..config() });
         for blocks in [1, 8, 16, 17, 128, 2048, 6001] {
             let data = pattern(blocks * 512);
             let len = data.len() as u64;
@@ -313,7 +313,7 @@ fn written_data_is_read_at_every_length() {
 
 #[test]
 fn a_unit_is_described_and_the_session_logs_out() {
-    let mut wire = Wire::new(Config { mode: Mode::Describe, ..config() });
+    let mut wire = Wire::new(SrpInitiatorConfig { mode: SrpSessionMode::Describe, ..config() });
     wire.run();
     assert_eq!(wire.initiator.volume_info().unwrap().size, SIZE);
     assert_eq!(wire.initiator.luns(), [Lun::new(0)]);
@@ -323,7 +323,7 @@ fn a_unit_is_described_and_the_session_logs_out() {
 
 #[test]
 fn a_unit_that_does_not_exist_is_refused_and_the_others_are_listed() {
-    let mut wire = Wire::new(Config { lun: Lun::new(5), ..config() });
+    let mut wire = Wire::new(SrpInitiatorConfig { lun: Lun::new(5), ..config() });
     wire.run();
     assert_eq!(wire.initiator.refused(), Some(&SrpRefused::Unit(UnitRefused::NoSuchUnit(Lun::new(5)))));
     assert!(wire.initiator.luns() == [Lun::new(0)] && wire.initiator.is_over());
@@ -331,7 +331,7 @@ fn a_unit_that_does_not_exist_is_refused_and_the_others_are_listed() {
 
 #[test]
 fn a_rejected_login_reports_the_reason() {
-    let mut wire = Wire::new(Config { target: SrpPortId([9; 16]), ..config() });
+    let mut wire = Wire::new(SrpInitiatorConfig { target: SrpPortId([9; 16]), ..config() });
     let reject = match wire.theirs.next(&mut wire.target.session, 100) {
         Some(WorkRequest::Reject { private_data }) => private_data,
         other => panic!("{other:?}"),
@@ -565,7 +565,7 @@ fn a_target_that_does_not_abort_gets_a_unit_reset_and_is_then_abandoned() {
 #[test]
 fn a_session_with_several_channels_is_replaced_instead_of_reset() {
     for opens in [false, true] {
-        let mut wire = Wire::open(Config { channels: 2, ..config() });
+        let mut wire = Wire::open(SrpInitiatorConfig { channels: 2, ..config() });
         let connected = wire.connected.clone();
         assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
         if opens {
@@ -587,7 +587,7 @@ fn a_session_with_several_channels_is_replaced_instead_of_reset() {
 #[test]
 fn a_session_may_only_reset_a_unit_and_log_out() {
     let function = TaskManagementFunction::LOGICAL_UNIT_RESET;
-    let mut wire = Wire::new(Config { mode: Mode::Manage(function), ..config() });
+    let mut wire = Wire::new(SrpInitiatorConfig { mode: SrpSessionMode::Manage(function), ..config() });
     wire.run();
     assert_eq!(wire.initiator.managed(), Some(ResponseCode::NO_FAILURE));
     assert!(wire.initiator.is_over() && wire.is_disconnected);
@@ -619,7 +619,7 @@ fn a_login_that_is_never_answered_ends_after_30_seconds() {
 
 #[test]
 fn a_session_continues_without_a_channel_that_cannot_be_opened() {
-    let mut wire = Wire::open(Config { channels: 3, ..config() });
+    let mut wire = Wire::open(SrpInitiatorConfig { channels: 3, ..config() });
     let now = Instant::now();
     assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(1));
     assert_eq!(wire.initiator.poll_connect().map(|(channel, _)| channel), Some(2));

@@ -1,14 +1,14 @@
 //! The user's side of a session: I/O requests and completions, and the session's connections.
 
-use super::channel::{Channel, ChannelPhase};
-use super::{Ending, InitiatorSession, LOGIN_TIMEOUT, Mode};
+use super::channel::{Channel, InitiatorChannelPhase};
+use super::{Ending, LOGIN_TIMEOUT, SrpInitiatorSession, SrpSessionMode};
 use crate::session::{Connections, Initiator, PathRank};
 use blockmux_volume::{Completion, Io};
 use std::time::{Duration, Instant};
 
-impl Initiator for InitiatorSession {
+impl Initiator for SrpInitiatorSession {
     fn is_ready(&self) -> bool {
-        self.unit().is_some() && self.config.mode == Mode::Use
+        self.unit().is_some() && self.config.mode == SrpSessionMode::Use
     }
 
     /// Number of further I/O, at most as many as the target grants requests for.
@@ -64,16 +64,16 @@ impl Initiator for InitiatorSession {
     }
 }
 
-impl Connections for InitiatorSession {
+impl Connections for SrpInitiatorSession {
     #[inline]
     fn poll_connect(&mut self) -> Option<(usize, Instant)> {
         if self.channels.len() == 1 || !self.is_used() {
             return None;
         }
-        let is_wanted = |channel: &Channel| channel.phase == ChannelPhase::Wanted;
+        let is_wanted = |channel: &Channel| channel.phase == InitiatorChannelPhase::Wanted;
         let (index, channel) =
             self.channels.iter_mut().enumerate().find(|(_, channel)| is_wanted(channel))?;
-        channel.phase = ChannelPhase::Connecting;
+        channel.phase = InitiatorChannelPhase::Connecting;
         channel.deadline = self.now.checked_add(LOGIN_TIMEOUT).unwrap_or(self.now);
         Some((index, self.now))
     }

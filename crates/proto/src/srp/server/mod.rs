@@ -44,13 +44,13 @@ use tasks::{RemoteRead, SrpTransfer};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// One RDMA channel of an initiator port to an SRP target port.
-pub struct TargetSession {
+pub struct SrpTargetSession {
     node: Arc<SrpNode>,
     pool: Pool,
     hang_up: HangUp,
     /// The initiator's IP address; `None` if it has none.
     client: Option<IpAddr>,
-    phase: ChannelPhase,
+    phase: TargetChannelPhase,
     /// Time by which the login, or its wait for other channels to end, has to be over.
     deadline: Instant,
     now: Instant,
@@ -101,7 +101,7 @@ pub struct TargetSession {
 }
 
 /// State of the channel.
-enum ChannelPhase {
+enum TargetChannelPhase {
     Listening,
     /// The login waits for other channels of the nexus to end.
     Waiting {
@@ -155,17 +155,17 @@ impl AnswerData {
     }
 }
 
-impl TargetSession {
+impl SrpTargetSession {
     /// Creates a session for an initiator that has just connected; `hang_up` disconnects it. `pool`
     /// is the core's pool, for data-out. The initiator has 30 seconds from `now` to log in.
     #[must_use]
-    pub fn new(node: Arc<SrpNode>, pool: Pool, hang_up: HangUp, now: Instant) -> TargetSession {
-        TargetSession {
+    pub fn new(node: Arc<SrpNode>, pool: Pool, hang_up: HangUp, now: Instant) -> SrpTargetSession {
+        SrpTargetSession {
             node,
             pool,
             hang_up,
             client: None,
-            phase: ChannelPhase::Listening,
+            phase: TargetChannelPhase::Listening,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
             tasks: TaskSet::new(None),
@@ -198,15 +198,15 @@ impl TargetSession {
     /// Sets the initiator's IP address, which target ports check against their networks. Without
     /// it, the initiator counts as one without an address, which all networks admit.
     #[must_use]
-    pub fn with_client(self, client: Option<IpAddr>) -> TargetSession {
-        TargetSession { client, ..self }
+    pub fn with_client(self, client: Option<IpAddr>) -> SrpTargetSession {
+        SrpTargetSession { client, ..self }
     }
 
     /// Decides whether to accept a connection request. The initiator supports `reads` RDMA Reads
     /// of its memory at a time.
     fn on_requested(&mut self, private_data: Vec<u8>, reads: u32) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(&private_data) {
-            self.phase = ChannelPhase::Rejecting(other.rejection());
+            self.phase = TargetChannelPhase::Rejecting(other.rejection());
             return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
         }
         self.max_reads = reads.min(READS);
@@ -221,7 +221,7 @@ impl TargetSession {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let look_at = self.now.checked_add(CHANNEL_POLL).unwrap_or(self.now);
-                self.phase = ChannelPhase::Waiting { private_data, look_at };
+                self.phase = TargetChannelPhase::Waiting { private_data, look_at };
                 Ok(())
             }
             Err(refusal) => Err(self.refuse(&refusal, &private_data)),
@@ -264,12 +264,12 @@ impl TargetSession {
         self.immediate_offset = login.immediate_offset;
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));
-        self.phase = ChannelPhase::Accepting(login.response(has_ended_others, has_others));
+        self.phase = TargetChannelPhase::Accepting(login.response(has_ended_others, has_others));
         Ok(true)
     }
 
     fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
-        self.phase = ChannelPhase::Rejecting(refusal.reject());
+        self.phase = TargetChannelPhase::Rejecting(refusal.reject());
         let error = login_error(refusal.what);
         let (initiator, target) = match login::named(private_data) {
             Some((initiator, target)) => (initiator.to_string(), target.to_string()),
@@ -336,7 +336,7 @@ impl TargetSession {
 
     /// Drops all work that was not posted, because the connection is lost.
     fn on_disconnected(&mut self) {
-        self.phase = ChannelPhase::Over;
+        self.phase = TargetChannelPhase::Over;
         self.answers.clear();
         (self.unsent, self.held) = (0, 0);
         self.end(None);
@@ -360,7 +360,7 @@ impl TargetSession {
 
     /// Leaves the nexus once the channel is closed and has no I/O in flight.
     fn leave_if_idle(&mut self) {
-        if matches!(self.phase, ChannelPhase::Over) && self.is_idle() {
+        if matches!(self.phase, TargetChannelPhase::Over) && self.is_idle() {
             self.membership = None;
         }
     }
@@ -433,7 +433,7 @@ impl TargetSession {
     }
 }
 
-impl RdmaSession for TargetSession {
+impl RdmaSession for SrpTargetSession {
     fn endpoint(&self) -> Endpoint {
         Endpoint {
             receives: REQUEST_LIMIT.saturating_add(UNCREDITED),
@@ -468,22 +468,22 @@ impl RdmaSession for TargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        match std::mem::replace(&mut self.phase, ChannelPhase::Ending) {
-            ChannelPhase::Accepting(private_data) => {
+        match std::mem::replace(&mut self.phase, TargetChannelPhase::Ending) {
+            TargetChannelPhase::Accepting(private_data) => {
                 queue_pair.accept(private_data);
-                self.phase = ChannelPhase::Open;
+                self.phase = TargetChannelPhase::Open;
                 return true;
             }
-            ChannelPhase::Rejecting(private_data) => {
+            TargetChannelPhase::Rejecting(private_data) => {
                 self.is_ending = true;
                 queue_pair.reject(private_data);
                 return true;
             }
-            ChannelPhase::Listening | ChannelPhase::Waiting { .. } if self.is_ending => {
+            TargetChannelPhase::Listening | TargetChannelPhase::Waiting { .. } if self.is_ending => {
                 queue_pair.disconnect();
                 return true;
             }
-            ChannelPhase::Open => self.phase = ChannelPhase::Open,
+            TargetChannelPhase::Open => self.phase = TargetChannelPhase::Open,
             phase => {
                 self.phase = phase;
                 return false;
@@ -495,14 +495,14 @@ impl RdmaSession for TargetSession {
         }
         if self.is_ending && self.answers.is_empty() && self.is_idle() {
             queue_pair.disconnect();
-            self.phase = ChannelPhase::Ending;
+            self.phase = TargetChannelPhase::Ending;
             return true;
         }
         has_moved
     }
 }
 
-impl TargetSession {
+impl SrpTargetSession {
     #[inline]
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
         self.end_watchdog.on_progress();
@@ -520,12 +520,12 @@ impl TargetSession {
     }
 }
 
-impl Timed for TargetSession {
+impl Timed for SrpTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         let again = |pause: Duration| self.now.checked_add(pause);
         match &self.phase {
-            ChannelPhase::Listening => Some(self.deadline),
-            ChannelPhase::Waiting { look_at, .. } => Some(*look_at),
+            TargetChannelPhase::Listening => Some(self.deadline),
+            TargetChannelPhase::Waiting { look_at, .. } => Some(*look_at),
             _ if self.violation.is_some() || self.queue.has_io() => Some(self.now),
             _ => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
@@ -538,10 +538,10 @@ impl Timed for TargetSession {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
-        if matches!(self.phase, ChannelPhase::Listening) && now >= self.deadline {
+        if matches!(self.phase, TargetChannelPhase::Listening) && now >= self.deadline {
             return Err(login_error("did not log in within 30 seconds"));
         }
-        if let ChannelPhase::Waiting { private_data, look_at } = &mut self.phase
+        if let TargetChannelPhase::Waiting { private_data, look_at } = &mut self.phase
             && now >= *look_at
         {
             let private_data = std::mem::take(private_data);
@@ -565,7 +565,7 @@ impl Timed for TargetSession {
     }
 }
 
-impl TargetSession {
+impl SrpTargetSession {
     /// Continues the tasks that wait for I/O, memory or time.
     fn resume(&mut self) {
         if self.queue.is_waiting() {
@@ -578,7 +578,7 @@ impl TargetSession {
     }
 }
 
-impl Target for TargetSession {
+impl Target for SrpTargetSession {
     fn depth(&self) -> u32 {
         // Each receive buffer may hold a command, even without a credit.
         REQUEST_LIMIT.saturating_add(UNCREDITED)
@@ -628,9 +628,9 @@ impl Target for TargetSession {
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            ChannelPhase::Open => SessionStage::Established,
+            TargetChannelPhase::Open => SessionStage::Established,
             // A login that was not accepted has no device server.
-            ChannelPhase::Ending | ChannelPhase::Over if self.tasks.server.is_some() => {
+            TargetChannelPhase::Ending | TargetChannelPhase::Over if self.tasks.server.is_some() => {
                 SessionStage::Established
             }
             _ => SessionStage::Handshake,
@@ -649,7 +649,7 @@ impl Target for TargetSession {
     fn on_stop(&mut self, now: Instant) {
         self.now = now;
         match self.phase {
-            ChannelPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
+            TargetChannelPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
             _ => self.is_ending = true,
         }
     }

@@ -1,7 +1,7 @@
 //! Commands and task management of a channel: passes information units to the task set, and sends
 //! the responses.
 
-use super::{Answer, AnswerData, TargetSession};
+use super::{Answer, AnswerData, SrpTargetSession};
 use crate::event::AuditEvent;
 use crate::rdma::Remote;
 use crate::scsi::task_set::{
@@ -50,7 +50,7 @@ pub(super) struct RemoteRead {
     pub(super) remote: Remote,
 }
 
-impl TargetSession {
+impl SrpTargetSession {
     #[inline]
     pub(super) fn on_command(&mut self, message: &Seg) -> Result<(), ProtocolError> {
         let CheckedCommand { tag, command, buffer } =
@@ -349,7 +349,7 @@ fn residual(len: u64, buffer: u32, [under, over]: [u8; 2]) -> (u8, u32) {
     }
 }
 
-impl ScsiTransport for TargetSession {
+impl ScsiTransport for SrpTargetSession {
     type Progress = SrpTransfer;
 
     #[inline]

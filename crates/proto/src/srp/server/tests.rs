@@ -69,7 +69,7 @@ fn login() -> LoginRequestRdma {
 
 /// An initiator whose memory is a map from addresses.
 struct Initiator {
-    pump: Pump<TargetSession>,
+    pump: Pump<SrpTargetSession>,
     queue: Recorder,
     memory: BTreeMap<u64, u8>,
     tag: u64,
@@ -95,7 +95,7 @@ impl Initiator {
         let hang_up: HangUp = Arc::new(move || {
             counter.fetch_add(1, Ordering::SeqCst);
         });
-        let session = TargetSession::new(node.clone(), pool, hang_up, Instant::now());
+        let session = SrpTargetSession::new(node.clone(), pool, hang_up, Instant::now());
         Initiator {
             receives: session.endpoint().receives,
             pump: Pump::new(session, exports),
@@ -540,7 +540,7 @@ fn a_target_port_is_available_only_to_initiators_in_its_networks() {
     let log_in = |client: [u8; 4]| {
         let mut initiator = Initiator::new(&(node.clone(), exports.clone()));
         let hang_up: HangUp = Arc::new(|| {});
-        let session = TargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
+        let session = SrpTargetSession::new(node.clone(), Pool::new(usize::MAX), hang_up, Instant::now());
         initiator.pump.session = session.with_client(Some(client.into()));
         initiator.log_in(login()).map(drop)
     };
