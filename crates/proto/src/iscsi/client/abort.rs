@@ -20,63 +20,24 @@ use super::connection::InitiatorConnection;
 use super::datamover::{AfterInvalidation, RegistrationState};
 use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, FUNCTION_TAG};
+use crate::scsi::initiator::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
 use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{
     Function, FunctionResponse, ScsiResponse, TaskManagementFunctionRequest, TaskManagementFunctionResponse,
 };
-use std::collections::VecDeque;
 use zerocopy::transmute_ref;
-/// Queue of aborts and the state of the current task management function.
-#[derive(Default)]
-pub(super) struct IscsiAbortQueue {
-    /// Commands to abort, oldest first; bounded by the number of commands.
-    tasks: VecDeque<SlotKey>,
-    /// The current function, if one is outstanding or refused.
-    pending: Option<IscsiPendingFunction>,
-    /// CID and task tag of abandoned requests; at most [`MAX_ABANDONED`].
-    abandoned: VecDeque<(u16, u32)>,
-    /// A reset was answered: all commands are to be returned.
-    is_reset: bool,
-    /// The response to the function of a [`SessionPurpose::Manage`](super::SessionPurpose) session.
-    answer: Option<FunctionResponse>,
-}
 
-/// A task management function in progress.
-struct IscsiPendingFunction {
-    function: Function,
-    /// The command to abort; `None` for a reset.
-    task: Option<SlotKey>,
-    tag: u32,
-    /// CID of its connection.
-    cid: u16,
-    /// A tick has passed since it was sent.
-    has_ticked: bool,
-    is_refused: bool,
-}
-
-impl IscsiAbortQueue {
-    /// Whether commands are held back because a reset is outstanding.
-    #[inline]
-    pub(super) fn holds_commands(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
-    }
-
-    /// The response to the function of a management session, once it has arrived.
-    pub(super) fn answer(&self) -> Option<FunctionResponse> {
-        self.answer
-    }
-}
+/// Task management of an iSCSI session; connections are named by their CID.
+pub(super) type IscsiAbortLadder = AbortLadder<Function, FunctionResponse>;
 
 impl FullFeatureSession {
     /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A function that is unanswered
     /// at the second tick is overdue regardless of the limit.
     pub(super) fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
-        let Some(pending) = &mut self.aborts.pending else { return seen };
-        let was_seen = std::mem::replace(&mut pending.has_ticked, true);
-        if was_seen || pending.is_refused { u32::MAX } else { seen }
+        self.aborts.tick(seen)
     }
 
     /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), directly
@@ -89,16 +50,11 @@ impl FullFeatureSession {
         if !self.may_send() {
             return None;
         }
-        match self.aborts.pending.take() {
-            None => {
-                self.aborts.tasks = self.queue.overdue(ticks).into();
-                self.abort_next(connections);
-            }
-            Some(unanswered) => self.escalate(&unanswered, connections),
+        match self.aborts.step(|| self.queue.overdue(ticks)) {
+            AbortStep::AbortTasks => self.abort_next(connections),
+            AbortStep::Escalate(unanswered) => self.escalate(unanswered, connections),
         }
-        let pending = self.aborts.pending.as_mut()?;
-        pending.has_ticked = true;
-        Some(match pending.function {
+        Some(match self.aborts.sent_in_tick()? {
             Function::ABORT_TASK => "to abort pending commands",
             Function::LOGICAL_UNIT_RESET => "to reset the logical unit",
             _ => "to reset itself",
@@ -108,21 +64,13 @@ impl FullFeatureSession {
     /// Escalates after a function that was refused or not answered. A reset must not abort internal
     /// commands, because they belong to no I/O that could be repeated.
     #[cold]
-    fn escalate(&mut self, unanswered: &IscsiPendingFunction, connections: &mut [InitiatorConnection]) {
-        self.aborts.tasks.clear();
-        if !unanswered.is_refused {
-            if self.aborts.abandoned.len() == MAX_ABANDONED {
-                self.aborts.abandoned.pop_front();
-            }
-            self.aborts.abandoned.push_back((unanswered.cid, unanswered.tag));
-        }
-        let function = match unanswered.function {
+    fn escalate(&mut self, unanswered: Function, connections: &mut [InitiatorConnection]) {
+        let function = match unanswered {
             Function::ABORT_TASK => Function::LOGICAL_UNIT_RESET,
             Function::LOGICAL_UNIT_RESET => Function::TARGET_WARM_RESET,
             _ => return,
         };
-        let is_free = !self.aborts.abandoned.iter().any(|(_, tag)| *tag == tag_of(function));
-        if is_free && !self.queue.has_internal() {
+        if !self.aborts.is_abandoned(tag_of(function).into()) && !self.queue.has_internal() {
             self.manage(function, connections);
         }
     }
@@ -136,36 +84,28 @@ impl FullFeatureSession {
             referenced_task_tag: RESERVED_TAG.into(),
             ..self.numbers(connection).task_management(function, self.lun)
         };
-        self.send_function(
-            connection,
-            IscsiPendingFunction {
-                function,
-                task: None,
-                tag,
-                cid: connection.cid,
-                ..IscsiPendingFunction::NONE
-            },
-            &request,
-        );
+        self.send_function(connection, function, None, &request);
     }
 
     fn send_function(
         &mut self,
         connection: &mut InitiatorConnection,
-        pending: IscsiPendingFunction,
+        function: Function,
+        task: Option<SlotKey>,
         request: &TaskManagementFunctionRequest,
     ) {
         connection.sender.push(transmute_ref!(request), &[]);
-        self.aborts.pending = Some(pending);
+        let tag = tag_on(connection, request.initiator_task_tag.get());
+        self.aborts.on_sent(function, task, tag);
     }
 
     /// Finishes an answered reset, and continues with queued aborts.
     #[inline]
     pub(super) fn advance_aborts(&mut self, connections: &mut [InitiatorConnection]) {
-        if self.aborts.is_reset {
+        if self.aborts.take_reset() {
             self.end_reset(connections);
         }
-        if self.aborts.pending.is_none() && !self.aborts.tasks.is_empty() && self.may_send() {
+        if self.aborts.has_next_task() && self.may_send() {
             self.abort_next(connections);
         }
     }
@@ -173,7 +113,7 @@ impl FullFeatureSession {
     /// Aborts the next queued command that is still in flight on an open connection.
     #[cold]
     fn abort_next(&mut self, connections: &mut [InitiatorConnection]) {
-        while let Some(key) = self.aborts.tasks.pop_front() {
+        while let Some(key) = self.aborts.next_task() {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
             let (cid, ref_cmd_sn) = (progress.cid, progress.cmd_sn);
             let Some(connection) =
@@ -188,11 +128,7 @@ impl FullFeatureSession {
                 ref_cmd_sn: ref_cmd_sn.into(),
                 ..self.numbers(connection).task_management(function, self.lun)
             };
-            return self.send_function(
-                connection,
-                IscsiPendingFunction { function, task: Some(key), tag, cid, ..IscsiPendingFunction::NONE },
-                &request,
-            );
+            return self.send_function(connection, function, Some(key), &request);
         }
     }
 
@@ -203,39 +139,24 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
         response: &TaskManagementFunctionResponse,
     ) -> bool {
-        let (cid, tag) = (connection.cid, response.initiator_task_tag.get());
+        let tag = tag_on(connection, response.initiator_task_tag.get());
         let response = FunctionResponse(response.response);
-        let Some(pending) =
-            self.aborts.pending.as_mut().filter(|pending| (pending.cid, pending.tag) == (cid, tag))
-        else {
-            let place = self.aborts.abandoned.iter().position(|abandoned| *abandoned == (cid, tag));
-            return place.and_then(|place| self.aborts.abandoned.remove(place)).is_some();
-        };
-        let is_done = match pending.task {
-            Some(_) => matches!(
-                response,
-                FunctionResponse::FUNCTION_COMPLETE | FunctionResponse::TASK_DOES_NOT_EXIST
-            ),
-            None => response == FunctionResponse::FUNCTION_COMPLETE,
-        };
-        if self.queue.unit().is_none() {
-            self.aborts.answer = Some(response);
-        } else if !is_done {
-            pending.is_refused = true;
-            return true;
+        // A session that only manages knows no unit, and ends with any response.
+        let is_managing = self.queue.unit().is_none();
+        let end = self.aborts.on_response(tag, response, |task| {
+            is_managing
+                || response == FunctionResponse::FUNCTION_COMPLETE
+                || task.is_some() && response == FunctionResponse::TASK_DOES_NOT_EXIST
+        });
+        if let Some(FunctionEnd::Aborted(key)) = end {
+            self.end_aborted(connection, key);
         }
-        match pending.task {
-            Some(key) => self.end_aborted(connection, key),
-            None => self.aborts.is_reset = true,
-        }
-        self.aborts.pending = None;
-        true
+        end.is_some()
     }
 
     /// Returns all commands in flight after a reset.
     #[cold]
     fn end_reset(&mut self, connections: &mut [InitiatorConnection]) {
-        self.aborts.is_reset = false;
         for connection in connections {
             for key in self.queue.keys_of(|progress| progress.cid == connection.cid) {
                 self.end_aborted(connection, key);
@@ -245,10 +166,7 @@ impl FullFeatureSession {
 
     /// Drops the functions of a connection that has ended.
     pub(super) fn forget_aborts(&mut self, connection: &InitiatorConnection) {
-        if self.aborts.pending.as_ref().is_some_and(|pending| pending.cid == connection.cid) {
-            self.aborts.pending = None;
-        }
-        self.aborts.abandoned.retain(|(cid, _)| *cid != connection.cid);
+        self.aborts.forget(connection.cid.into());
     }
 
     /// Ends an aborted command: returns its I/O, over RDMA after its memory was invalidated.
@@ -296,21 +214,11 @@ impl FullFeatureSession {
     }
 }
 
-impl IscsiPendingFunction {
-    const NONE: IscsiPendingFunction = IscsiPendingFunction {
-        function: Function::ABORT_TASK,
-        task: None,
-        tag: RESERVED_TAG,
-        cid: 0,
-        has_ticked: false,
-        is_refused: false,
-    };
+fn tag_on(connection: &InitiatorConnection, tag: u32) -> FunctionTag {
+    FunctionTag { connection: connection.cid.into(), tag: tag.into() }
 }
 
 /// Task tag of a function that concerns no single task.
 fn tag_of(function: Function) -> u32 {
     FUNCTION_TAG | u32::from(function.0)
 }
-
-/// Maximum number of abandoned requests that may still be answered.
-const MAX_ABANDONED: usize = 16;

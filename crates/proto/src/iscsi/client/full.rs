@@ -1,6 +1,6 @@
 //! Full feature phase of a session: command window, sending, deadlines and logout.
 
-use super::abort::IscsiAbortQueue;
+use super::abort::IscsiAbortLadder;
 use super::burst::CommandBurst;
 use super::config::BurstSize;
 use super::connection::{InitiatorConnection, PING_INTERVAL};
@@ -37,7 +37,7 @@ pub(super) struct FullFeatureSession {
     pub(super) announced_loss: Option<AnnouncedLoss>,
     /// Time2Wait from the target before the next session; `None` if the negotiated value applies.
     pub(super) announced_wait: Option<Duration>,
-    pub(super) aborts: IscsiAbortQueue,
+    pub(super) aborts: IscsiAbortLadder,
     ending: LogoutState,
     refused: Option<UnitRefused>,
     /// Deadline of the bring-up.
@@ -140,7 +140,7 @@ impl FullFeatureSession {
             is_beyond_recovery: false,
             announced_loss: None,
             announced_wait: None,
-            aborts: IscsiAbortQueue::default(),
+            aborts: IscsiAbortLadder::default(),
             ending: LogoutState::No,
             refused: None,
             deadline,

@@ -196,7 +196,7 @@ impl IscsiInitiatorSession {
     /// The response to the function of a [`SessionPurpose::Manage`] session, once it has arrived.
     #[must_use]
     pub fn function_response(&self) -> Option<FunctionResponse> {
-        self.full.as_ref()?.aborts.answer()
+        self.full.as_ref()?.aborts.response()
     }
 
     fn is_logging_in(&self) -> bool {
@@ -270,7 +270,7 @@ impl IscsiInitiatorSession {
         }
         let Some(full) = &mut self.full else { return };
         if matches!(self.purpose, SessionPurpose::Manage(_)) {
-            if full.aborts.answer().is_some() {
+            if full.aborts.response().is_some() {
                 full.stop(&mut self.connections);
             }
             return;

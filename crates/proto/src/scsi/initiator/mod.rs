@@ -11,6 +11,7 @@
 //! reports the result. Commands that met a unit attention are sent again at once, after the changed
 //! property was queried (`changes`); commands that met a busy unit are sent again after a delay.
 
+mod aborts;
 mod access;
 mod bring_up;
 mod changes;
@@ -32,5 +33,6 @@ pub use unit::{UnitInfo, UnmapLimits};
 
 pub(crate) use crate::io_queue::DataTransfer;
 
+pub(crate) use aborts::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};
 pub(crate) use retries::ScsiQueueTimers;

@@ -20,83 +20,33 @@
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
 use super::{Ending, SrpInitiatorSession, SrpSessionMode, violation};
+use crate::scsi::initiator::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
 use crate::session::{Overdue, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
 use blockmux_wire::srp::{
     ResponseCode, SrpOpcode, SrpResponse, TaskManagementFunction, TaskManagementRequest,
 };
-use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 
-/// Task management of a session: the commands to abort, and the function in progress.
-#[derive(Default)]
-pub(super) struct SrpAbortQueue {
-    /// Commands to abort, oldest first; at most as many as there are commands.
-    tasks: VecDeque<SlotKey>,
-    /// The function that was sent last and has no answer yet.
-    pending: Option<SrpPendingFunction>,
-    /// Channels and tags of abandoned functions, whose answers may still come; at most
-    /// [`MAX_ABANDONED`].
-    abandoned: VecDeque<(usize, u64)>,
-    /// Number of functions sent so far; the tags of functions derive from it.
-    count: u64,
-    /// Whether a reset was answered, and all commands have to be returned.
-    is_reset: bool,
-    /// The answer to the only function of a
-    /// [`SrpSessionMode::Manage`](super::SrpSessionMode::Manage) session.
-    answer: Option<ResponseCode>,
-}
-
-/// A task management function without an answer yet.
-struct SrpPendingFunction {
-    function: TaskManagementFunction,
-    /// The command to abort; `None` for functions that name no task.
-    task: Option<SlotKey>,
-    tag: u64,
-    /// Index of the channel that it was sent on.
-    channel: usize,
-    /// Whether a tick has passed since it was sent.
-    has_ticked: bool,
-    is_refused: bool,
-}
-
-impl SrpAbortQueue {
-    /// Whether no commands may be sent, because a reset is pending and may or may not end them.
-    #[inline]
-    pub(super) fn holds_commands(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
-    }
-
-    /// The answer to the only function of a session; `None` until it arrives.
-    pub(super) fn answer(&self) -> Option<ResponseCode> {
-        self.answer
-    }
-}
+/// Task management of an SRP session; channels are named by their index.
+pub(super) type SrpAbortLadder = AbortLadder<TaskManagementFunction, ResponseCode>;
 
 impl Overdue for SrpInitiatorSession {
-    /// A task management function that is still unanswered at its second tick is overdue.
     fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
-        let Some(pending) = &mut self.aborts.pending else { return seen };
-        let was_seen = std::mem::replace(&mut pending.has_ticked, true);
-        if was_seen || pending.is_refused { u32::MAX } else { seen }
+        self.aborts.tick(seen)
     }
 
     fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str> {
         if self.ending == Ending::Over {
             return None;
         }
-        match self.aborts.pending.take() {
-            None => {
-                self.aborts.tasks = self.queue.overdue(ticks).into();
-                self.abort_next();
-            }
-            Some(unanswered) => self.escalate(&unanswered),
+        match self.aborts.step(|| self.queue.overdue(ticks)) {
+            AbortStep::AbortTasks => self.abort_next(),
+            AbortStep::Escalate(unanswered) => self.escalate(unanswered),
         }
-        let pending = self.aborts.pending.as_mut()?;
-        pending.has_ticked = true;
-        Some(match pending.function {
+        Some(match self.aborts.sent_in_tick()? {
             TaskManagementFunction::ABORT_TASK => "to abort pending commands",
             _ => "to reset the logical unit",
         })
@@ -107,16 +57,10 @@ impl SrpInitiatorSession {
     /// Escalates from ABORT TASK to LOGICAL UNIT RESET, after a function that was refused or not
     /// answered. There is no reset while the queue's own commands are in flight, because they
     /// belong to no I/O that could be repeated, and none of a session with several channels.
-    fn escalate(&mut self, unanswered: &SrpPendingFunction) {
-        self.aborts.tasks.clear();
-        if !unanswered.is_refused {
-            if self.aborts.abandoned.len() == MAX_ABANDONED {
-                self.aborts.abandoned.pop_front();
-            }
-            self.aborts.abandoned.push_back((unanswered.channel, unanswered.tag));
-        }
+    fn escalate(&mut self, unanswered: TaskManagementFunction) {
         let is_ordered = self.channels.iter().filter(|channel| channel.was_open()).count() == 1;
-        if unanswered.task.is_some() && is_ordered && !self.queue.has_internal() {
+        let was_abort = unanswered == TaskManagementFunction::ABORT_TASK;
+        if was_abort && is_ordered && !self.queue.has_internal() {
             self.manage(TaskManagementFunction::LOGICAL_UNIT_RESET);
         }
     }
@@ -130,8 +74,8 @@ impl SrpInitiatorSession {
 
     fn send_function(&mut self, index: usize, function: TaskManagementFunction, task: Option<SlotKey>) {
         let Some(channel) = self.channels.get_mut(index) else { return };
-        self.aborts.count = self.aborts.count.wrapping_add(1);
-        let tag = FUNCTION_TAG | self.aborts.count & u64::from(u16::MAX);
+        self.functions = self.functions.wrapping_add(1);
+        let tag = FUNCTION_TAG | u64::from(self.functions);
         let request = TaskManagementRequest {
             opcode: SrpOpcode::TASK_MANAGEMENT.0,
             tag: tag.into(),
@@ -141,20 +85,18 @@ impl SrpInitiatorSession {
             ..TaskManagementRequest::default()
         };
         channel.push_request(request.as_bytes());
-        let pending =
-            SrpPendingFunction { function, task, tag, channel: index, has_ticked: false, is_refused: false };
-        self.aborts.pending = Some(pending);
+        self.aborts.on_sent(function, task, FunctionTag { connection: index, tag });
     }
 
     /// Continues with an answered reset, and with the commands that still have to be aborted.
     #[inline]
     pub(super) fn advance_aborts(&mut self) {
-        if std::mem::take(&mut self.aborts.is_reset) {
+        if self.aborts.take_reset() {
             for key in self.queue.keys_of(|_| true) {
                 self.end_aborted(key);
             }
         }
-        if self.aborts.pending.is_none() && !self.aborts.tasks.is_empty() && self.ending != Ending::Over {
+        if self.aborts.has_next_task() && self.ending != Ending::Over {
             self.abort_next();
         }
     }
@@ -162,7 +104,7 @@ impl SrpInitiatorSession {
     /// Sends ABORT TASK for the next command that was sent and has not completed meanwhile.
     #[cold]
     fn abort_next(&mut self) {
-        while let Some(key) = self.aborts.tasks.pop_front() {
+        while let Some(key) = self.aborts.next_task() {
             let Some((state, _)) = self.queue.transport(key) else { continue };
             let (index, is_sent) = (state.channel, matches!(state.exposure, Exposure::Sent(_)));
             if is_sent && self.channels.get(index).is_some_and(Channel::has_credit) {
@@ -179,30 +121,18 @@ impl SrpInitiatorSession {
         message: &Seg,
     ) -> Result<(), ProtocolError> {
         let (tag, code) = (response.tag.get(), function_code(response, message)?);
-        let Some(pending) =
-            self.aborts.pending.as_mut().filter(|pending| (pending.channel, pending.tag) == (index, tag))
-        else {
-            let place = self.aborts.abandoned.iter().position(|abandoned| *abandoned == (index, tag));
-            let found = place.and_then(|place| self.aborts.abandoned.remove(place));
-            let error = violation("answered a task management function that does not exist");
-            return found.map(|_| ()).ok_or(error);
-        };
-        if matches!(self.config.mode, SrpSessionMode::Manage(_)) {
-            self.aborts.answer = Some(code);
-            self.aborts.pending = None;
-            return Ok(());
+        let is_managing = matches!(self.config.mode, SrpSessionMode::Manage(_));
+        let end = self.aborts.on_response(FunctionTag { connection: index, tag }, code, |task| {
+            is_managing
+                || code == ResponseCode::NO_FAILURE
+                // Linux's target answers FUNCTION FAILED if the task has already completed.
+                || task.is_some_and(|task| self.queue.transport(task).is_none())
+        });
+        match end {
+            Some(FunctionEnd::Aborted(task)) => self.end_aborted(task),
+            Some(FunctionEnd::Reset | FunctionEnd::Refused | FunctionEnd::Late) => {}
+            None => return Err(violation("answered a task management function that does not exist")),
         }
-        // Linux's target answers FUNCTION FAILED if the task has already completed.
-        let has_ended = pending.task.is_some_and(|task| self.queue.transport(task).is_none());
-        if code != ResponseCode::NO_FAILURE && !has_ended {
-            pending.is_refused = true;
-            return Ok(());
-        }
-        match pending.task {
-            Some(task) => self.end_aborted(task),
-            None => self.aborts.is_reset = true,
-        }
-        self.aborts.pending = None;
         Ok(())
     }
 
@@ -236,6 +166,3 @@ pub(super) fn is_function(tag: u64) -> bool {
 
 /// Bit in the tag of each task management function. Tags of commands are below it.
 const FUNCTION_TAG: u64 = 1 << 32;
-
-/// Most abandoned functions whose answers are still accepted.
-const MAX_ABANDONED: usize = 16;

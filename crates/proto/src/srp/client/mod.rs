@@ -36,7 +36,7 @@ use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::session::{ProtocolError, RetryRules, Timed};
 use crate::slots::SlotKey;
-use abort::SrpAbortQueue;
+use abort::SrpAbortLadder;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
 use channel::{
@@ -87,7 +87,9 @@ pub struct SrpInitiatorSession {
     /// Index of the channel that got the latest command, and how many further commands of the
     /// batch go to it.
     latest: (usize, u32),
-    aborts: SrpAbortQueue,
+    aborts: SrpAbortLadder,
+    /// Number of task management functions sent so far, of which their tags are made.
+    functions: u16,
     timers: ScsiQueueTimers,
     ending: Ending,
     refused: Option<SrpRefused>,
@@ -123,7 +125,8 @@ impl SrpInitiatorSession {
             queue,
             channels: vec![Channel::new(InitiatorChannelPhase::Connecting, deadline)],
             latest: (0, 0),
-            aborts: SrpAbortQueue::default(),
+            aborts: SrpAbortLadder::default(),
+            functions: 0,
             timers: ScsiQueueTimers::new(now),
             ending: Ending::No,
             refused: None,
@@ -176,7 +179,7 @@ impl SrpInitiatorSession {
     /// until it arrives.
     #[must_use]
     pub fn managed(&self) -> Option<ResponseCode> {
-        self.aborts.answer()
+        self.aborts.response()
     }
 
     /// Handles the connection of a channel, which is then logged in.
