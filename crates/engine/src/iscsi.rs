@@ -23,27 +23,17 @@ use blockmux_volume::Core;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use tracing::warn;
 
-/// Serves the node's targets to connections accepted by a portal of group `group_tag`. Their
-/// logical units map to indices of `exports`.
+/// Serves the node's targets that have a portal at the listener with this number to the
+/// connections that it accepts. Their logical units map to indices of `exports`.
 #[must_use]
-pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, group_tag: u16) -> Serve {
-    serve_in(node, exports, &Arc::new(AtomicU16::new(group_tag)))
-}
-
-/// Serves the node's targets as [`serve`] does. `group_tag` may change; each connection belongs to
-/// the group that it names when the connection is accepted.
-#[must_use]
-pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<AtomicU16>) -> Serve {
-    let group_tag = group_tag.clone();
+pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
     let background = Background::new(node.clone(), exports);
     let (node, exports) = (node.clone(), exports.clone());
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);
-        let group_tag = group_tag.load(Ordering::Relaxed);
-        let portal = Portal { node: node.clone(), exports: exports.clone(), group_tag };
+        let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
         portal.serve(core, ArrivedConnection::new(stream, permit));
     })
 }
@@ -52,12 +42,12 @@ pub fn serve_in(node: &Arc<IscsiNode>, exports: &Exports, group_tag: &Arc<Atomic
 // finds a free place.
 const _: () = assert!(MAX_HALF_OPEN <= MAX_LOGINS / 2);
 
-/// State of one portal group on every core.
+/// State of one listener on every core.
 #[derive(Clone)]
 struct Portal {
     node: Arc<IscsiNode>,
     exports: Exports,
-    group_tag: u16,
+    listener: u16,
 }
 
 impl Portal {
@@ -80,7 +70,7 @@ impl Portal {
         let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
         let session =
-            IscsiTargetSession::among(&sessions, node, self.group_tag, pool.clone(), seed, core.now())
+            IscsiTargetSession::among(&sessions, node, self.listener, pool.clone(), seed, core.now())
                 .admitted(login, local_ip, hang_up)
                 .with_client(stream.peer_ip());
         let (segment_len, now) = (stream.segment_len(), core.now());

@@ -71,7 +71,11 @@ impl TwoPortals {
             |group| TargetPort { relative_id: group, group, name: format!("{name},t,0x{group:04x}").into() };
         let view = ScsiTarget::new(name.as_str(), vec![port(1), port(2)]).with_unit(0, id, unit.clone());
         let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
-        let portals = [1, 2].map(|group_tag| Portal { address: "192.0.2.1:3260".to_owned(), group_tag });
+        let portals = [1, 2].map(|number| Portal {
+            address: "192.0.2.1:3260".to_owned(),
+            listener: number,
+            group_tag: number,
+        });
         let node =
             Arc::new(IscsiNode::new(vec![TargetNode::new(name.clone(), portals.into(), vec![access])]));
         let mut world = World::new(SimNet::new(seed, NetworkConditions::FAIR));
@@ -101,9 +105,9 @@ impl Paths for TwoPortals {
         let (node, exports) = (self.node.clone(), self.exports[path].clone());
         let limit = ConnectionLimit::new(usize::MAX);
         self.client.world.net().listen(&core, &address(path), move |core, stream| {
-            let group_tag = path as u16 + 1;
+            let listener = path as u16 + 1;
             let pool = core.pool().for_peer();
-            let session = IscsiTargetSession::new(node.clone(), group_tag, pool.clone(), [3; 32], core.now());
+            let session = IscsiTargetSession::new(node.clone(), listener, pool.clone(), [3; 32], core.now());
             let permit = limit.permit().expect("there is no limit");
             TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
         });

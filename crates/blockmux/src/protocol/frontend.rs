@@ -153,6 +153,9 @@ pub(crate) struct TargetTables {
     pub(crate) peers: &'static [(&'static str, &'static str)],
     /// Keys of other lists of tables, and the key that identifies their entries.
     pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// The key of a value, or of values by listener, whose change ends the sessions there, and the
+    /// default port.
+    pub(crate) port_name: Option<(&'static str, u16)>,
 }
 
 /// A protocol that is served, with its running frontend.

@@ -10,6 +10,7 @@ pub(crate) mod certificates;
 pub(crate) mod frontend;
 mod frontends;
 pub(crate) mod iscsi;
+mod lun_map;
 mod nbd;
 pub(crate) mod nvme_tcp;
 pub(crate) mod policy;

@@ -29,23 +29,58 @@ pub(crate) struct TargetAccess {
     pub(crate) name: String,
     /// The key of the target's list of listeners, and the list; empty for all listeners.
     pub(crate) listeners: (&'static str, Vec<SocketAddr>),
-    /// The target's volumes, and whether everybody can use each without authentication.
-    pub(crate) volumes: Vec<(String, bool)>,
+    /// The target's volumes, and what everybody can do with each without authentication.
+    pub(crate) volumes: Vec<(String, PublicAccess)>,
     /// Whether access to any volume of the target is restricted.
     pub(crate) is_restricted: bool,
     /// Whether every client must authenticate.
     pub(crate) authenticates_all: bool,
-    /// The keys of ALUA or ANA states, and the listeners that each names.
-    pub(crate) states: Vec<(String, Vec<SocketAddr>)>,
+    /// The target's tables by listener.
+    pub(crate) tables: Vec<ListenerTable>,
     /// The address to which the target redirects logins.
     pub(crate) moved_to: Option<String>,
+}
+
+/// A table of a target by listener, as ALUA or ANA states.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenerTable {
+    pub(crate) key: String,
+    /// The listeners that it names.
+    pub(crate) listeners: Vec<SocketAddr>,
+    /// It must name every listener of the target.
+    pub(crate) is_complete: bool,
+}
+
+/// What everybody can do with a volume without authentication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PublicAccess {
+    Nothing,
+    Read,
+    Write,
+}
+
+impl PublicAccess {
+    /// Everything or nothing.
+    pub(crate) fn all_if(is_open: bool) -> PublicAccess {
+        PublicAccess::Write.only_if(is_open)
+    }
+
+    /// This access, or nothing.
+    pub(crate) fn only_if(self, is_open: bool) -> PublicAccess {
+        if is_open { self } else { PublicAccess::Nothing }
+    }
+
+    /// Whether some clients can do more than everybody.
+    pub(crate) fn is_restricted(self) -> bool {
+        self != PublicAccess::Write
+    }
 }
 
 /// Access to a volume through a target, while the daemon runs.
 pub(crate) struct LiveAccess {
     pub(crate) target: String,
-    /// Whether everybody can use the volume there without authentication.
-    pub(crate) is_open: bool,
+    /// What everybody can do with the volume there without authentication.
+    pub(crate) public: PublicAccess,
     /// Networks from which clients may log in to the target.
     pub(crate) networks: AllowedNetworks,
 }
@@ -102,8 +137,8 @@ struct VolumeAccess<'a> {
     target: Option<&'a str>,
     /// Name of the target or the listener in messages.
     title: String,
-    /// Everybody can use the volume there without authentication.
-    is_open: bool,
+    /// What everybody can do with the volume there without authentication.
+    public: PublicAccess,
     /// Every listener of the target or export names the volume.
     is_named: bool,
 }
@@ -503,7 +538,7 @@ impl Shared {
             protocol,
             target: Some(&access.target),
             title: configured.map_or_else(|| format!("target `{}`", access.target), TargetAccess::title),
-            is_open: access.is_open && self.rule_of(volume).networks.is_everyone(),
+            public: access.public.only_if(self.rule_of(volume).networks.is_everyone()),
             is_named: all_name(listeners.iter().filter(leads), volume),
         }
     }
@@ -553,8 +588,10 @@ impl Shared {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
-            is_open: !(self.restricts(listener.protocol.served_as())
-                || has_networks && checks_networks(listener.protocol.served_as())),
+            public: PublicAccess::all_if(
+                !(self.restricts(listener.protocol.served_as())
+                    || has_networks && checks_networks(listener.protocol.served_as())),
+            ),
             is_named: listener.names(volume),
         });
         accesses.collect::<Vec<_>>().into_iter()
@@ -574,8 +611,10 @@ impl Shared {
             }
             let (list, named) = &target.listeners;
             let leading: Vec<_> = own.iter().copied().filter(|own| target.is_at(&own.place)).collect();
-            let states = target.states.iter().map(|(key, named)| (key.as_str(), named, &leading));
-            for (key, named, there) in iter::once((*list, named, &own)).chain(states) {
+            let tables = target.tables.iter();
+            let named_by_tables =
+                tables.clone().map(|table| (table.key.as_str(), &table.listeners, &leading));
+            for (key, named, there) in iter::once((*list, named, &own)).chain(named_by_tables) {
                 let is_there = |named: &SocketAddr| {
                     there.iter().filter_map(|own| own.place.tcp()).any(|tcp| matches_listener(named, &tcp))
                 };
@@ -583,6 +622,14 @@ impl Shared {
                     let there: Vec<_> = there.iter().map(|listener| listener.place.to_string()).collect();
                     let there = there.join(", ");
                     return Err(format!("{title}: {key}: {unknown} is not a listener; use one of {there}"));
+                }
+            }
+            for table in tables.filter(|table| table.is_complete) {
+                let has = |tcp: &SocketAddr| table.listeners.iter().any(|named| matches_listener(named, tcp));
+                let all = leading.iter().filter_map(|own| own.place.tcp());
+                if let Some(missing) = all.into_iter().find(|tcp| !has(tcp)) {
+                    let key = &table.key;
+                    return Err(format!("{title}: {key}: has no entry for the listener {missing}; add one"));
                 }
             }
             let here = leading.iter().filter(|listener| listener.volumes.is_some());
@@ -668,7 +715,7 @@ impl Shared {
 
     fn is_restricted(&self, volume: &str) -> bool {
         let volumes = self.targets.iter().flat_map(|(_, target)| &target.volumes);
-        volumes.into_iter().any(|(name, is_open)| name == volume && !is_open)
+        volumes.into_iter().any(|(name, public)| name == volume && public.is_restricted())
             || !self.rule_of(volume).networks.is_everyone()
             || self.listeners.iter().any(|own| {
                 self.restricts(own.protocol.served_as()) && self.serves(own.protocol, &own.place, volume)
@@ -683,13 +730,13 @@ impl Shared {
         let mut accesses = Vec::new();
         for (protocol, target) in targets {
             let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
-            for (_, is_open) in mapped {
+            for (_, public) in mapped {
                 let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
                 accesses.push(VolumeAccess {
                     protocol,
                     target: Some(&target.name),
                     title: target.title(),
-                    is_open: *is_open && rule.networks.is_everyone(),
+                    public: public.only_if(rule.networks.is_everyone()),
                     is_named: all_name(here, volume),
                 });
             }
@@ -734,9 +781,13 @@ fn check_accesses(
             ));
         }
     }
-    let restricting: Vec<_> = accesses.iter().filter(|access| !access.is_open).collect();
-    let Some(first) = restricting.first() else { return Ok(()) };
-    for open in accesses.iter().filter(|access| access.is_open) {
+    for open in accesses.iter().filter(|access| access.public != PublicAccess::Nothing) {
+        // What everybody can read restricts the places where everybody can write, but not itself.
+        let restricts = |access: &&VolumeAccess<'_>| {
+            access.public.is_restricted() && !std::ptr::eq::<VolumeAccess<'_>>(*access, open)
+        };
+        let restricting: Vec<_> = accesses.iter().filter(restricts).collect();
+        let Some(first) = restricting.first() else { continue };
         let is_another = restricting.iter().all(|access| access.protocol != open.protocol);
         if names_target(open) || is_another && (names(open.protocol) || open.is_named) {
             continue;
@@ -796,10 +847,10 @@ mod tests {
             kind: "iscsi_target",
             name: name.to_owned(),
             listeners: ("portals", Vec::new()),
-            volumes: vec![(volume.to_owned(), is_open)],
+            volumes: vec![(volume.to_owned(), PublicAccess::all_if(is_open))],
             is_restricted: !is_open,
             authenticates_all: !is_open,
-            states: Vec::new(),
+            tables: Vec::new(),
             moved_to: None,
         };
         (protocol, target)
@@ -980,7 +1031,8 @@ mod tests {
         // An open target checks the networks of its volumes, too.
         let open = vec![target("iscsi", "iqn.a", "a", true)];
         let policy = with(open, [None, None], vec![nbd(), listener(&ISCSI, None, true)]).unwrap();
-        let access = |networks| LiveAccess { target: "iqn.x".to_owned(), is_open: true, networks };
+        let access =
+            |networks| LiveAccess { target: "iqn.x".to_owned(), public: PublicAccess::Write, networks };
         let said = policy.check_attach("a", ("iscsi", &access(AllowedNetworks::default())), &[]).unwrap_err();
         assert!(said.contains("`allow` list differs from that of target `iqn.x`"), "{said}");
         assert!(policy.check_attach("a", ("iscsi", &access(networks())), &[]).is_ok());
@@ -998,12 +1050,48 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_everybody_may_read_is_exported_elsewhere_for_writing_only_explicitly() {
+        let readable = |name: &str| {
+            let mut readable = target("iscsi", name, "a", true);
+            readable.1.volumes[0].1 = PublicAccess::Read;
+            readable
+        };
+        let both = || vec![listener(&ISCSI, None, true), listener(&NBD, None, true)];
+        let said = policy(vec![readable("iqn.a")], [None, None], both()).unwrap_err();
+        assert!(said.contains("iscsi_target `iqn.a` restricts access to it (iscsi), but nbd at "), "{said}");
+        assert!(policy(vec![readable("iqn.a")], [Some(&["iscsi", "nbd"]), None], both()).is_ok());
+        let here = || vec![listener(&ISCSI, None, true)];
+        assert!(policy(vec![readable("iqn.a")], [None, None], here()).is_ok(), "it is alone");
+        // What another target protects from everybody is not readable by accident.
+        let targets = || vec![guarded().remove(0), readable("iqn.b")];
+        let said = policy(targets(), [None, None], here()).unwrap_err();
+        assert!(said.contains("iscsi_target `iqn.a` restricts access to it"), "{said}");
+        assert!(policy(targets(), [Some(&["iscsi", "iqn.b"]), None], here()).is_ok());
+    }
+
+    #[test]
+    fn a_table_that_must_be_complete_has_every_listener_of_its_target() {
+        let with = |is_complete, listeners: &[SocketAddr]| {
+            let mut own = target("iscsi", "iqn.a", "a", true);
+            let (key, listeners) = ("TargetPortalGroupTag".to_owned(), listeners.to_vec());
+            own.1.tables.push(ListenerTable { key, listeners, is_complete });
+            policy(vec![own], [None, None], vec![listener(&ISCSI, None, true)]).err()
+        };
+        assert_eq!(with(false, &[]), None);
+        assert_eq!(with(true, &[place(&ISCSI).tcp().unwrap()]), None);
+        let expected = "iscsi_target `iqn.a`: TargetPortalGroupTag: has no entry for the listener 127.0.0.1:3260; add one";
+        assert_eq!(with(true, &[]), Some(expected.to_owned()));
+    }
+
+    #[test]
     fn an_attachment_obeys_the_rule() {
         let here = vec![listener(&ISCSI, None, true), listener(&NBD, Some(&["a"]), true)];
         let policy = policy(guarded(), [None, None], here).unwrap();
         let networks = AllowedNetworks::default;
-        let access =
-            |target: &str, is_open| LiveAccess { target: target.to_owned(), is_open, networks: networks() };
+        let access = |target: &str, is_open| {
+            let public = PublicAccess::all_if(is_open);
+            LiveAccess { target: target.to_owned(), public, networks: networks() }
+        };
         let restricted = [("iscsi", access("iqn.a", false))];
         assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", true)), &restricted).is_err());
         assert!(policy.check_attach("a", ("iscsi", &access("iqn.x", false)), &restricted).is_ok());

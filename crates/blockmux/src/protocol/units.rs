@@ -13,9 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// pages, unit attentions and identity.
 pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
 
-/// Maximum number of logical units of one target. Each session refers to all units of its target.
-pub(super) const MAX_LUNS: usize = 4096;
-
 /// The logical units of a daemon's volumes. Each is created at its first use.
 pub(crate) struct LogicalUnits {
     exports: Exports,
@@ -61,8 +58,8 @@ impl LogicalUnits {
     }
 }
 
-/// Adds the unit to all `views` of a target, at the requested LUN or the first free one. Returns
-/// the LUN.
+/// Adds the unit to the `views` of a target that have no LUN map of their own, at the requested LUN
+/// or the first free one. Returns the LUN.
 ///
 /// # Errors
 /// If the LUN does not exist, is in use, or no initiator would see it.
@@ -72,6 +69,7 @@ pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
     (volume, unit): &VolumeUnit,
     place: &TargetPlace,
 ) -> Result<u32, String> {
+    let views = || views().filter(|view| !view.has_own_luns());
     let number = match place.number {
         Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
         // A free LUN that an `acl` names is not used: the volume would be visible to its
@@ -84,7 +82,7 @@ pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
     }
     if !views().any(|view| view.shows(number)) {
         return Err(format!(
-            "{target}: no initiator would see LUN {number}, because every `acl` lists its `luns`; use one of those, \
+            "{target}: no initiator would see LUN {number}, because every `acl` has its `luns`; use one of those, \
              or add {number} in the config file and reload it"
         ));
     }
@@ -94,7 +92,7 @@ pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
     Ok(number.into())
 }
 
-/// Removes the unit with this LUN from all `views` of a target.
+/// Removes the unit with this LUN from the `views` of a target that have no LUN map of their own.
 ///
 /// # Errors
 /// If there is none.
@@ -103,6 +101,7 @@ pub(super) fn detach<'a>(
     target: &str,
     number: u32,
 ) -> Result<(), String> {
+    let views = views.filter(|view| !view.has_own_luns());
     let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
     match gone {
         0 => Err(format!("{target}: has no LUN {number}; 'ctl export' lists its LUNs")),

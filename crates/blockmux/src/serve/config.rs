@@ -409,7 +409,7 @@ mod tests {
             ("nbd = [\n':1',\n7]", "b.toml:3: nbd: invalid type: integer `7`, expected a string"),
             (
                 "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x', 1 = 2 }",
-                "b.toml:3: 1: invalid type: integer `2`, expected a string",
+                "b.toml:3: 1: invalid type: integer `2`, expected the name of a volume, or { volume = ",
             ),
             ("[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = 'x'", "b.toml:3: luns: invalid type: string"),
             ("cores = 0", "b.toml:1: cores: invalid value: integer `0`, expected a number of at least 1"),

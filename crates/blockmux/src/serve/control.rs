@@ -463,7 +463,8 @@ impl ControlServer {
             .collect();
         if let Some(new) = live.access_of(target) {
             self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted = |own: &str| own == name && !new.is_open || self.is_restricted(own, &served);
+            let is_restricted =
+                |own: &str| own == name && new.public.is_restricted() || self.is_restricted(own, &served);
             self.policy.check_same_data(name, is_restricted)?;
         }
         Ok(live.attach(target, volume, place)?)
@@ -516,7 +517,9 @@ impl ControlServer {
     /// Whether a target that has the volume now restricts access to it.
     fn is_restricted(&self, name: &str, live_protocols: &[LiveProtocol]) -> bool {
         let Some((volume, _)) = self.exports.find(name) else { return false };
-        live_protocols.iter().any(|(_, live)| live.targets_of(volume).iter().any(|access| !access.is_open))
+        live_protocols
+            .iter()
+            .any(|(_, live)| live.targets_of(volume).iter().any(|access| access.public.is_restricted()))
     }
 
     /// Reads the files that a command needs which is specific to the protocol of a target.

@@ -36,6 +36,7 @@ mod iscsi_remote_servers;
 mod iscsi_stop;
 mod iser;
 mod limits;
+mod lun_maps;
 mod memory;
 mod monitoring;
 mod names;

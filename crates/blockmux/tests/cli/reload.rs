@@ -43,12 +43,16 @@ impl Configured {
         Configured { daemon, files }
     }
 
-    fn config(&self) -> PathBuf {
+    pub(crate) fn config_path(&self) -> PathBuf {
         self.files.path().join("b.toml")
     }
 
+    pub(crate) fn config_text(&self) -> String {
+        fs::read_to_string(self.config_path()).unwrap()
+    }
+
     pub(crate) fn write(&self, config: &str) {
-        fs::write(self.config(), config).unwrap();
+        fs::write(self.config_path(), config).unwrap();
     }
 
     pub(crate) fn ctl(&self, args: &[&str]) -> Output {
@@ -195,7 +199,7 @@ fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     let good = "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     let served = Configured::serve(good);
     let mut nbd = served.nbd("a.sock");
-    let file = served.config().display().to_string();
+    let file = served.config_path().display().to_string();
     let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\n";
     for (more, line, what) in [
         ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`; "),
@@ -457,7 +461,7 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     }
     assert_eq!(served.said(&["save"]), "3 changes saved\n");
     assert_eq!(served.said(&["diff"]), "no changes\n");
-    let main = fs::read_to_string(served.config()).unwrap();
+    let main = fs::read_to_string(served.config_path()).unwrap();
     for kept in [
         "# Ours.\n",
         "] # here\n",
@@ -468,7 +472,7 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     }
     let more = fs::read_to_string(served.files.path().join("more/b.toml")).unwrap();
     assert!(more.contains("# Of others.\n") && more.contains("spec = \"mem:2m\" # small\n"), "{more}");
-    assert!(blockmux(["check", served.config().to_str().unwrap()]).status.success());
+    assert!(blockmux(["check", served.config_path().to_str().unwrap()]).status.success());
     // An edited config file is not overwritten.
     served.said(&["remove", "c"]);
     served.write(&main.replace("mem:8m", "mem:16m"));
@@ -486,7 +490,7 @@ fn a_reload_with_unreadable_credentials_of_the_api_changes_nothing() {
     fs::write(files.path().join("token"), "twelve-bytes").unwrap();
     fs::set_permissions(files.path().join("token"), fs::Permissions::from_mode(0o600)).unwrap();
     let served = Configured::serve_in(files, &config("", ""));
-    let path = served.config().display().to_string();
+    let path = served.config_path().display().to_string();
     for (keys, problem) in [
         ("api = '127.0.0.1:0'".to_owned(), "2: --api: without a token, every client that can connect"),
         (token.replace("'token'", "'none'"), "3: --api-token-file "),
@@ -517,7 +521,7 @@ fn save_writes_no_file_that_a_start_would_refuse_or_read_differently() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nothing was saved") && said.contains("+ volume disk1: mem:2m"), "{said}");
-    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    assert_eq!(fs::read_to_string(served.config_path()).unwrap(), config);
     assert_eq!(served.volumes(), ["disk1", "c"]);
 }
 
@@ -541,7 +545,7 @@ fn save_writes_no_volume_whose_password_would_be_lost() {
     served.said(&["add", &format!("far=iscsi://u%twelve bytes@{place}")]);
     let said = text(&served.ctl(&["save"]).stderr);
     assert!(said.contains("volume far: the password of its URL; use one with secret_file"), "{said}");
-    assert_eq!(fs::read_to_string(served.config()).unwrap(), config);
+    assert_eq!(fs::read_to_string(served.config_path()).unwrap(), config);
     served.said(&["remove", "far"]);
     served.said(&["add", &format!("far=iscsi://u@{place}?secret_file={}", secret.display())]);
     assert_eq!(served.said(&["save"]), "1 changes saved\n");

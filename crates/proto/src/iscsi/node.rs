@@ -46,7 +46,9 @@ pub struct Portal {
     /// `HOST:PORT`, an IPv6 address in brackets. With an empty host, as in `:3260`, the address
     /// that the initiator connected to is reported.
     pub address: String,
-    /// Portal group tag; the portals of a group can share a session.
+    /// Number of the listener, by which its connections find the portal.
+    pub listener: u16,
+    /// Portal group tag in this target; the portals of a group can share a session.
     pub group_tag: u16,
 }
 
@@ -153,11 +155,12 @@ impl IscsiNode {
         self.discovery.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The target with this name in this portal group.
+    /// The target with this name that has a portal at this listener, and the portal group tag.
     #[must_use]
-    pub fn find(&self, name: &Name, group_tag: u16) -> Option<Arc<TargetNode>> {
+    pub fn find(&self, name: &Name, listener: u16) -> Option<(Arc<TargetNode>, u16)> {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
-        targets.iter().find(|target| target.name == *name && target.is_in_group(group_tag)).cloned()
+        let target = targets.iter().find(|target| target.name == *name)?;
+        Some((target.clone(), target.group_at(listener)?))
     }
 
     /// Permission for one more login; `None` if too many are in progress.
@@ -194,10 +197,10 @@ impl TargetNode {
         self.access.iter().find(|access| access.initiator.as_ref().is_none_or(|name| name == initiator))
     }
 
-    /// Whether the target has a portal in this group.
+    /// The tag of the portal group that the portal at this listener is in.
     #[must_use]
-    pub fn is_in_group(&self, group_tag: u16) -> bool {
-        self.portals.iter().any(|portal| portal.group_tag == group_tag)
+    pub fn group_at(&self, listener: u16) -> Option<u16> {
+        self.portals.iter().find(|portal| portal.listener == listener).map(|portal| portal.group_tag)
     }
 
     /// The SCSI port name of a portal group (RFC 7143 §4.4), which ends with the group's tag.

@@ -2,15 +2,15 @@
 //!
 //! Keys have the names of RFC 7143 where it has one.
 
-use super::access::ListenerStates;
+use super::access::{GroupTags, ListenerStates, WrittenGroupTags};
 use super::{ISCSI, PREFIX};
 use crate::address::{matches_listener, tcp_address};
 use crate::failure::Failure;
 use crate::networks;
 use crate::protocol::alua::AluaStateName;
+use crate::protocol::lun_map::{self, AclLuns, LunMap};
 use crate::protocol::policy::TargetAccess;
 use crate::protocol::secret;
-use crate::protocol::units::MAX_LUNS;
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret, SECRET_LENGTH};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
@@ -34,9 +34,12 @@ pub(super) struct TargetEntry {
     portals: Vec<String>,
     /// Access states by address of the listener; other listeners are active/optimized.
     access_states: Option<BTreeMap<String, AluaStateName>>,
-    /// Volumes by LUN; empty if the target redirects logins.
+    /// Portal group tags; without the key they are assigned.
+    #[serde(rename = "TargetPortalGroupTag")]
+    group_tags: Option<WrittenGroupTags>,
+    /// Volumes by LUN; empty if the target redirects logins, or each acl entry has its own.
     #[serde(default)]
-    luns: BTreeMap<String, String>,
+    luns: LunMap,
     /// The address to which logins are redirected, as `host:port`.
     redirect: Option<String>,
     /// Whether the redirection is permanent.
@@ -137,8 +140,9 @@ struct AclEntry {
     /// Without the key, the entry applies to all initiators that no other entry names.
     #[serde(rename = "InitiatorName")]
     initiator_name: Option<String>,
-    /// The LUNs that the initiator sees; without the key all.
-    luns: Option<Vec<u16>>,
+    /// The LUNs that the initiator sees; without the key all of the target's.
+    #[serde(default)]
+    luns: AclLuns,
     /// Accepted CHAP algorithms; without the key, those of the target.
     #[serde(rename = "CHAP_A")]
     chap_a: Option<Vec<ChapAlgorithmName>>,
@@ -161,8 +165,10 @@ pub(crate) struct ConfiguredTarget {
     portals: Vec<SocketAddr>,
     /// Access states of the listeners. If set, each listener is its own portal group.
     pub(super) access_states: Option<ListenerStates>,
-    /// Names of volumes by LUN.
-    pub(super) luns: BTreeMap<u16, String>,
+    /// Portal group tags of the listeners, if they are configured.
+    pub(super) group_tags: Option<GroupTags>,
+    /// Volumes by LUN.
+    pub(super) luns: LunMap,
     pub(super) removable: bool,
     pub(super) offer: OperationalParameters,
     /// Whether header digests and data digests are required.
@@ -181,8 +187,7 @@ pub(super) struct Acl {
     pub(super) chap: Option<Chap>,
     /// CHAP name and file of the secret, for announced commands.
     pub(super) user: Option<(String, PathBuf)>,
-    /// `None` for all LUNs.
-    pub(super) luns: Option<Vec<u16>>,
+    pub(super) luns: AclLuns,
 }
 
 impl ConfiguredTarget {
@@ -203,28 +208,21 @@ impl ConfiguredTarget {
                 "TargetAlias is longer than 255 bytes or contains a NUL; shorten it".to_owned(),
             ));
         }
-        let luns = entry.luns.iter().map(|(lun, volume)| {
-            let number = lun.parse::<u16>().ok().filter(|lun| *lun <= MAX_LUN);
-            let number = number.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
-            // Otherwise two different keys could mean one LUN.
-            if number.to_string() != *lun {
-                return Err(wrong(format!("write LUN `{lun}` as {number}")));
-            }
-            Ok((number, volume.clone()))
-        });
-        let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
+        let luns = entry.luns.clone();
         let redirect = entry.redirect().map_err(wrong)?;
-        let is_empty = luns.is_empty() && redirect.is_none();
-        if is_empty || luns.len() > MAX_LUNS {
-            return Err(wrong(format!(
-                "`luns` must map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
-            )));
+        let has_own_luns = |acl: &AclEntry| matches!(acl.luns, AclLuns::Own(_));
+        let needs_luns = entry.acl.is_empty() || !entry.acl.iter().all(has_own_luns);
+        if luns.is_empty() && needs_luns && redirect.is_none() {
+            return Err(wrong("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned()));
         }
         let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
         let portals =
             portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
         let access_states =
             entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
+        let group_tags =
+            entry.group_tags.as_ref().map(|tags| GroupTags::prepare(tags, access_states.as_ref()));
+        let group_tags = group_tags.transpose().map_err(wrong)?;
         let offer = entry.offer().map_err(wrong)?;
         let acl = entry.acl.iter().map(|acl| acl.prepare(&luns, entry.chap_a.as_deref(), &wrong));
         let mut acl = acl.collect::<Result<Vec<_>, _>>()?;
@@ -239,7 +237,7 @@ impl ConfiguredTarget {
             return Err(wrong(format!("two acl entries are for {who}; merge them")));
         }
         if acl.is_empty() {
-            acl.push(Acl { initiator: None, chap: None, user: None, luns: None });
+            acl.push(Acl { initiator: None, chap: None, user: None, luns: AclLuns::All });
         }
         acl.sort_by_key(|acl| acl.initiator.is_none());
         let needs_digests =
@@ -250,6 +248,7 @@ impl ConfiguredTarget {
             alias,
             portals,
             access_states,
+            group_tags,
             luns,
             removable,
             offer,
@@ -265,6 +264,11 @@ impl ConfiguredTarget {
         self.portals.is_empty() || self.portals.iter().any(|portal| matches_listener(portal, listener))
     }
 
+    /// The names of all volumes that initiators see as LUNs, with repetitions.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.luns.volumes().chain(self.acl.iter().flat_map(|acl| acl.luns.own_volumes()))
+    }
+
     /// Whether every initiator must authenticate.
     fn authenticates_all(&self) -> bool {
         self.acl.iter().all(|acl| acl.chap.is_some())
@@ -272,24 +276,24 @@ impl ConfiguredTarget {
 
     /// The target's access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
-        let is_open = |lun: &u16| {
-            let sees = |acl: &Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(lun));
-            let is_anybody = |acl: &Acl| acl.initiator.is_none() && acl.chap.is_none() && sees(acl);
-            self.networks.is_everyone() && self.acl.iter().any(is_anybody)
-        };
-        let volumes: Vec<_> = self.luns.iter().map(|(lun, volume)| (volume.clone(), is_open(lun))).collect();
+        let is_everybody =
+            |acl: &&Acl| acl.initiator.is_none() && acl.chap.is_none() && self.networks.is_everyone();
+        let seen = self.acl.iter().filter(is_everybody).flat_map(|acl| acl.luns.of(&self.luns));
+        let volumes = lun_map::public_access(self.volumes(), seen.map(|(_, entry)| entry));
         let keeps_out = |acl: &Acl| acl.initiator.is_some() || acl.chap.is_some();
         TargetAccess {
             kind: "iscsi_target",
             name: self.name.as_str().to_owned(),
             listeners: ("portals", self.portals.clone()),
-            is_restricted: self.acl.iter().all(keeps_out) || volumes.iter().any(|(_, is_open)| !is_open),
+            is_restricted: self.acl.iter().all(keeps_out)
+                || volumes.iter().any(|(_, public)| public.is_restricted()),
             volumes,
             authenticates_all: self.authenticates_all(),
-            states: self
+            tables: self
                 .access_states
                 .iter()
-                .map(|states| ("access_states".to_owned(), states.listeners()))
+                .map(ListenerStates::listeners)
+                .chain(self.group_tags.iter().filter_map(GroupTags::listeners))
                 .collect(),
             moved_to: self.redirect.as_ref().map(|redirect| redirect.address.clone()),
         }
@@ -387,7 +391,7 @@ impl TargetEntry {
 impl AclEntry {
     fn prepare(
         &self,
-        luns: &BTreeMap<u16, String>,
+        luns: &LunMap,
         chap_a: Option<&[ChapAlgorithmName]>,
         wrong: &impl Fn(String) -> Failure,
     ) -> Result<Acl, Failure> {
@@ -396,11 +400,7 @@ impl AclEntry {
         if let Some((name, violation)) = initiator.as_ref().and_then(|name| Some((name, name.violation()?))) {
             tracing::warn!("iscsi_target acl: InitiatorName `{name}`: {violation}");
         }
-        if let Some(lun) = self.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
-            return Err(wrong(format!(
-                "an acl entry has LUN {lun}, which `luns` does not map; correct one of them"
-            )));
-        }
+        self.luns.check(luns).map_err(wrong)?;
         let own = (&self.chap_n, &self.secret_file);
         let target = (&self.target_chap_n, &self.target_secret_file);
         let chap = chap(own, target, self.chap_a.as_deref().or(chap_a), wrong)?;
@@ -494,8 +494,6 @@ fn is_portal(text: &str) -> bool {
     is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Maximum LUN of the flat space addressing method (SAM-5 §4.7.7.4).
-const MAX_LUN: u16 = 0x3fff;
 /// Maximum number of connections of one session.
 const MAX_CONNECTIONS: u32 = 64;
 /// Maximum length of a host name.
@@ -504,6 +502,7 @@ const MAX_HOST: usize = 253;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::policy::PublicAccess;
 
     fn prepare(text: &str) -> Result<ConfiguredTarget, String> {
         let entry: TargetEntry = toml::from_str(text).map_err(|error| error.message().to_owned())?;
@@ -519,7 +518,7 @@ mod tests {
         );
         let target = target.unwrap();
         assert_eq!(target.name.as_str(), "iqn.2026-11.T:a");
-        assert_eq!(target.luns.keys().copied().collect::<Vec<_>>(), [0, 16_383]);
+        assert_eq!(target.luns.iter().map(|(lun, _)| *lun).collect::<Vec<_>>(), [0, 16_383]);
         assert!(target.is_at(&"192.0.2.1:3260".parse().unwrap()));
         assert!(!target.is_at(&"192.0.2.2:3260".parse().unwrap()));
         assert!(
@@ -583,6 +582,29 @@ mod tests {
     }
 
     #[test]
+    fn an_acl_entry_may_have_its_own_luns_and_everybody_what_no_entry_protects() {
+        let target = prepare(
+            "TargetName = 'iqn.a'\nluns = { 0 = 'x', 1 = { volume = 'y', read_only = true }, 2 = 'z' }\n\
+             TargetPortalGroupTag = 7\n[[acl]]\nluns = [0, 1]\n\
+             [[acl]]\nInitiatorName = 'iqn.i'\nluns = { 0 = { volume = 'w', read_only = true }, 5 = 'x' }",
+        );
+        let target = target.unwrap();
+        let seen = |acl: &Acl| {
+            let seen = acl.luns.of(&target.luns);
+            seen.map(|(lun, entry)| (lun, entry.volume.clone(), entry.is_read_only)).collect::<Vec<_>>()
+        };
+        let [own, everybody] = &target.acl[..] else { panic!("two entries") };
+        assert_eq!(seen(own), [(0, "w".to_owned(), true), (5, "x".to_owned(), false)]);
+        assert_eq!(seen(everybody), [(0, "x".to_owned(), false), (1, "y".to_owned(), true)]);
+        assert_eq!(target.group_tags, Some(GroupTags::All(7)));
+        let [nothing, read, write] = [PublicAccess::Nothing, PublicAccess::Read, PublicAccess::Write];
+        let expected = [("w", nothing), ("x", write), ("y", read), ("z", nothing)];
+        assert_eq!(target.access().volumes, expected.map(|(name, public)| (name.to_owned(), public)));
+        let alone = "TargetName = 'iqn.a'\n[[acl]]\nInitiatorName = 'iqn.i'\nluns = { 0 = 'x' }";
+        assert_eq!(prepare(alone).unwrap().volumes().collect::<Vec<_>>(), ["x"]);
+    }
+
+    #[test]
     fn a_target_that_redirects_needs_no_volumes() {
         let to = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}"));
         let moved = to("redirect = 'storage2.example.com:3260'\nredirect_kind = 'permanent'").unwrap();
@@ -625,8 +647,12 @@ mod tests {
         }
         let error = prepare("TargetName = ''\nluns = { 0 = 'x' }").unwrap_err();
         assert!(error.ends_with("; write it as iqn.2026-11.blockmux:NAME"), "{error}");
-        for luns in ["{}", "{ 16384 = 'x' }", "{ a = 'x' }", "{ 0 = 'x', '00' = 'y' }", "{ '+1' = 'x' }"] {
-            assert!(prepare(&format!("TargetName = 'iqn.a'\nluns = {luns}")).is_err(), "{luns}");
+        let without = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}")).unwrap_err();
+        for rest in ["", "luns = {}", "[[acl]]\nInitiatorName = 'iqn.i'\nluns = { 0 = 'x' }\n[[acl]]"] {
+            assert_eq!(
+                without(rest),
+                format!("{wrong}has no LUNs; map volumes to them, as luns = {{ 0 = \"disk0\" }}")
+            );
         }
         assert!(with("HeaderDigest = 'crc'").unwrap_err().starts_with("unknown variant `crc`"));
     }

@@ -3,7 +3,7 @@
 use super::node::{Portals, of_volume, wanted};
 use super::{Iscsi, IscsiCtlCommand, default_target, name};
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
-use crate::protocol::policy::{ListenerAddress, LiveAccess};
+use crate::protocol::policy::{ListenerAddress, LiveAccess, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::iscsi;
 use blockmux_engine::listener::Serve;
@@ -61,16 +61,17 @@ impl LiveTargets {
     /// # Errors
     /// If `at` is not a listener of the target, or shares its portal group with other listeners.
     fn groups(&self, target: &TargetNode, at: Option<SocketAddr>) -> Result<BTreeSet<u16>, String> {
-        let own = target.portals.iter().map(|portal| portal.group_tag);
-        let Some(at) = at else { return Ok(own.collect()) };
+        let all = || target.portals.iter().map(|portal| portal.group_tag);
+        let Some(at) = at else { return Ok(all().collect()) };
         let portals = &self.state().portals;
-        match portals.group_of(at) {
-            Some((group_tag, true)) if target.is_in_group(group_tag) => Ok([group_tag].into()),
-            Some((_, false)) => Err(format!(
-                "{at} shares its portal group with other listeners; set `access_states` in the config file to give each \
-                 its own"
+        let own = portals.number_of(at).and_then(|listener| target.group_at(listener));
+        let own = own.ok_or_else(|| format!("{at} is not a listener; use one of {}", portals.list()))?;
+        match all().filter(|tag| *tag == own).count() {
+            1 => Ok([own].into()),
+            _ => Err(format!(
+                "{at} shares its portal group with other listeners; give each its own in the config file, with \
+                 `access_states` or `TargetPortalGroupTag`"
             )),
-            _ => Err(format!("{at} is not a listener; use one of {}", portals.list())),
         }
     }
 }
@@ -80,17 +81,19 @@ fn admits_all(access: &IscsiAccess) -> bool {
     access.initiator.is_none() && access.chap.is_none()
 }
 
-fn live_access(target: &TargetNode, admits_all: bool) -> LiveAccess {
+/// The access that everybody has who is not kept out by the target's networks.
+fn live_access(target: &TargetNode, public: PublicAccess) -> LiveAccess {
     let networks = target.networks.clone();
-    let is_open = admits_all && networks.is_everyone();
-    LiveAccess { target: target.name.as_str().to_owned(), is_open, networks }
+    let public = public.only_if(networks.is_everyone());
+    LiveAccess { target: target.name.as_str().to_owned(), public, networks }
 }
 
 impl LiveFrontend for LiveTargets {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
-        let group_tag = place.tcp().and_then(|tcp| state.portals.tag_of(tcp)).cloned().unwrap_or_default();
-        iscsi::serve_in(&self.node, &self.exports, &group_tag)
+        // Each listener of the frontend has a number.
+        let listener = place.tcp().and_then(|tcp| state.portals.number_of(tcp)).unwrap_or(u16::MAX);
+        iscsi::serve(&self.node, &self.exports, listener)
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
@@ -101,7 +104,7 @@ impl LiveFrontend for LiveTargets {
         *has_default_targets = own.targets.is_empty();
         *before = self.node.targets();
         let removable = own.targets.iter().filter(|target| target.removable);
-        self.units.set_removable(removable.flat_map(|target| target.luns.values().cloned()));
+        self.units.set_removable(removable.flat_map(|target| target.volumes().map(str::to_owned)));
         self.node.set_discovery_chap(own.discovery.clone());
         let wanted = wanted(own, &self.exports, &self.units, portals);
         let names: BTreeSet<Name> = wanted.iter().map(|target| target.name.clone()).collect();
@@ -116,8 +119,8 @@ impl LiveFrontend for LiveTargets {
         }
     }
 
-    /// A session may continue if its initiator would get the same view of the target again and
-    /// authenticated at least as the new config requires.
+    /// A session may continue if its initiator would get the same view of the target again through
+    /// the same port, and authenticated at least as the new config requires.
     fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
@@ -126,8 +129,10 @@ impl LiveFrontend for LiveTargets {
         let Some(before) = state.before.iter().find(is_meant) else { return true };
         let now = self.node.targets();
         let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };
-        let tag = session.listener.parse().ok().and_then(|tcp| state.portals.group_of(tcp));
-        let leads = tag.is_none_or(|(group_tag, _)| now.is_in_group(group_tag));
+        let listener = session.listener.parse().ok().and_then(|tcp| state.portals.number_of(tcp));
+        let leads = listener.is_none_or(|listener| {
+            now.group_at(listener).is_some_and(|tag| before.group_at(listener) == Some(tag))
+        });
         let is_allowed = now.networks.admits(session.peer_ip());
         match before.access_of(&initiator).zip(now.access_of(&initiator)) {
             Some((before, now)) => {
@@ -163,15 +168,20 @@ impl LiveFrontend for LiveTargets {
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.target(target).ok()?;
-        Some(live_access(&found, found.access.iter().any(admits_all)))
+        // An attached volume is not in the LUN map of an ACL entry.
+        let is_open = |access: &IscsiAccess| admits_all(access) && !access.target.has_own_luns();
+        Some(live_access(&found, PublicAccess::all_if(found.access.iter().any(is_open))))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let has = |access: &&IscsiAccess| access.target.units().any(|(_, own, _)| own == volume);
+        let of_access = |access: &IscsiAccess| {
+            let may_write = access.target.may_write(volume)?;
+            let own = if may_write { PublicAccess::Write } else { PublicAccess::Read };
+            Some(own.only_if(admits_all(access)))
+        };
         let of_target = |target: Arc<TargetNode>| {
-            let mut own = target.access.iter().filter(has).peekable();
-            own.peek()?;
-            Some(live_access(&target, own.any(admits_all)))
+            let public = target.access.iter().filter_map(of_access).max()?;
+            Some(live_access(&target, public))
         };
         self.node.targets().into_iter().filter_map(of_target).collect()
     }

@@ -28,7 +28,7 @@ use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::any::Any;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use toml::de::Deserializer;
@@ -150,7 +150,7 @@ impl Frontend for Iscsi {
             if !names.insert(name.clone()) {
                 return Err(format!("two iscsi_targets have the name `{name}`; rename one"));
             }
-            if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
+            if let Some(missing) = target.volumes().find(|volume| !volumes.contains(volume)) {
                 return Err(format!(
                     "iscsi_target `{name}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
@@ -174,6 +174,7 @@ impl Frontend for Iscsi {
             units: &["luns"],
             peers: &[("acl", "InitiatorName")],
             parts: &[],
+            port_name: Some(("TargetPortalGroupTag", ISCSI.port)),
         }]
     }
 
@@ -343,15 +344,18 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
     }
     let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        let luns = target.luns.iter().filter(|(_, mapped)| **mapped == named.export).map(|(lun, _)| *lun);
-        luns.filter_map(|lun| {
-            // The last entries apply to all initiators and need no name.
-            let sees = |acl: &&Acl| acl.luns.as_ref().is_none_or(|luns| luns.contains(&lun));
-            let acl = target.acl.iter().rev().find(sees)?;
+        // The last entries apply to all initiators and need no name.
+        let mut by_lun: BTreeMap<u16, &Acl> = BTreeMap::new();
+        for acl in target.acl.iter().rev() {
+            for (lun, _) in acl.luns.of(&target.luns).filter(|(_, entry)| entry.volume == named.export) {
+                by_lun.entry(lun).or_insert(acl);
+            }
+        }
+        by_lun.into_iter().map(|(lun, acl)| {
             let (user, initiator) = (acl.user.clone(), acl.initiator.as_ref());
             let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
             let algorithms = acl.chap.as_ref().map(|chap| &chap.algorithms[..]).unwrap_or_default();
-            Some(MappedUnit { target: name, lun, initiator, user, algorithms, digests })
+            MappedUnit { target: name, lun, initiator, user, algorithms, digests }
         })
     });
     mapped.collect()

@@ -1,10 +1,12 @@
 //! Builds the running iSCSI targets from volumes and settings, at the start and when the config
 //! changes.
 
+use super::access::{GroupTags, ListenerStates};
 use super::config::{Acl, ConfiguredTarget};
 use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
 use crate::protocol::frontend::{LiveFrontend, Service, VolumeNames};
+use crate::protocol::lun_map::WantedLuns;
 use crate::protocol::policy::{ListenerAddress, Policy};
 use crate::protocol::units::{LogicalUnits, VolumeUnit};
 use blockmux_engine::socket::Address;
@@ -13,7 +15,7 @@ use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, Redirect, TargetNode, offer};
 use blockmux_proto::networks::AllowedNetworks;
-use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget, TargetPort, UnitChange};
+use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget, TargetPort};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,9 +47,7 @@ pub(super) struct WantedTarget {
 struct WantedAccess {
     initiator: Option<Name>,
     chap: Option<Chap>,
-    /// Visible LUNs; `None` for all.
-    mask: Option<BTreeSet<u16>>,
-    luns: BTreeMap<u16, VolumeUnit>,
+    luns: WantedLuns,
 }
 
 /// All targets that a config describes.
@@ -75,14 +75,14 @@ pub(super) fn of_volume(
 ) -> Option<WantedTarget> {
     let (export, unit) = exports.get(named.volume).zip(units.of(named.volume))?;
     let own = Some(portals.of_volume(&named.export)).filter(|own| !own.is_empty())?;
-    let luns = BTreeMap::from([(0, unit)]);
+    let luns = WantedLuns::one(unit);
     Some(WantedTarget {
         name: name(&default_target(&named.target)),
         alias: export.description.clone(),
         portals: own,
         redirect: None,
         offer: offer(),
-        access: vec![WantedAccess { initiator: None, chap: None, mask: None, luns }],
+        access: vec![WantedAccess { initiator: None, chap: None, luns }],
         networks: portals.policy.networks_of(&named.export),
         states: Vec::new(),
     })
@@ -93,13 +93,10 @@ fn configured(
     all: &BTreeMap<String, VolumeUnit>,
     portals: &Portals,
 ) -> WantedTarget {
-    let luns = target.luns.iter().filter_map(|(lun, volume)| Some((*lun, all.get(volume)?.clone())));
-    let luns: BTreeMap<u16, VolumeUnit> = luns.collect();
-    let access = target.acl.iter().map(|Acl { initiator, chap, luns: seen, .. }| WantedAccess {
+    let access = target.acl.iter().map(|Acl { initiator, chap, luns, .. }| WantedAccess {
         initiator: initiator.clone(),
         chap: chap.clone(),
-        mask: seen.as_ref().map(|seen| seen.iter().copied().collect()),
-        luns: luns.clone(),
+        luns: luns.wanted(&target.luns, |volume| all.get(volume).cloned()),
     });
     WantedTarget {
         name: target.name.clone(),
@@ -108,7 +105,7 @@ fn configured(
         redirect: target.redirect.clone(),
         offer: target.offer,
         access: access.collect(),
-        networks: target.luns.values().fold(target.networks.clone(), |networks, volume| {
+        networks: target.volumes().fold(target.networks.clone(), |networks, volume| {
             networks.and(&portals.policy.networks_of(volume))
         }),
         states: portals.states(target).collect(),
@@ -133,20 +130,17 @@ impl WantedTarget {
             .filter(|(group, state)| known.get(*group) != *state)
             .collect();
         changed.iter().for_each(|(group, state)| known.set(*group, *state));
-        let access = access.into_iter().map(|WantedAccess { initiator, chap, mask, luns }| {
+        let access = access.into_iter().map(|WantedAccess { initiator, chap, luns }| {
             let same = before.into_iter().flat_map(|before| &before.access);
             let same = same.into_iter().find(|access| access.initiator == initiator);
-            let view = match same {
-                Some(same) => same.target.clone(),
-                None => {
-                    let view = ScsiTarget::new(made.name.prepared(), ports.clone()).with_states(&known);
-                    Arc::new(match &mask {
-                        Some(mask) => view.with_mask(mask.clone()),
-                        None => view,
-                    })
-                }
-            };
-            show(&view, node, &ports, mask, &luns);
+            let view = same.map_or_else(
+                || Arc::new(ScsiTarget::new(made.name.prepared(), ports.clone()).with_states(&known)),
+                |same| same.target.clone(),
+            );
+            if view.ports() != ports {
+                view.set_ports(ports.clone());
+            }
+            luns.show_in(&view, |change| node.notify_units(change));
             changed.iter().for_each(|(group, state)| view.set_access_state(*group, *state));
             IscsiAccess { initiator, chap, target: view }
         });
@@ -155,32 +149,19 @@ impl WantedTarget {
     }
 }
 
-/// Makes a view show exactly these units through these ports.
-fn show(
-    view: &ScsiTarget,
-    node: &IscsiNode,
-    ports: &[TargetPort],
-    mask: Option<BTreeSet<u16>>,
-    luns: &BTreeMap<u16, VolumeUnit>,
-) {
-    if view.ports() != ports {
-        view.set_ports(ports.to_vec());
-    }
-    view.set_mask(mask);
-    view.remove(|number, volume| luns.get(&number).is_none_or(|(own, _)| *own != volume));
-    for (number, (volume, unit)) in luns {
-        if view.add(*number, *volume, unit.clone()) {
-            node.notify_units(UnitChange::Added(*volume, unit));
-        }
-    }
+/// The portal group tag of a portal in a target.
+fn tag_in(target: &ConfiguredTarget, listener: &SocketAddr, portal: &Portal) -> u16 {
+    let own = target.group_tags.as_ref().and_then(|tags: &GroupTags| tags.of(listener));
+    own.unwrap_or(portal.group_tag)
 }
 
 /// The listeners as portals. They form one portal group, so that a session can use all of them,
 /// unless they differ in their targets or access states.
 pub(super) struct Portals {
+    /// Each listener with its portal. The tag is that in targets without `TargetPortalGroupTag`.
     portals: Vec<(SocketAddr, Portal)>,
-    /// The portal group tag of each listener, which new connections read.
-    tags: Vec<Arc<AtomicU16>>,
+    /// The number of the next new listener. It is not reused, because connections keep it.
+    next_listener: u16,
     policy: Policy,
     /// The highest relative port identifier in use.
     numbered: Arc<AtomicU16>,
@@ -200,37 +181,44 @@ impl Portals {
             .iter()
             .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none()));
         let is_one_group = is_one_group && !policy.has_lists(&ISCSI);
-        let known = |tcp: &SocketAddr| before.and_then(|before| before.tag_of(*tcp));
+        let known = |tcp: &SocketAddr| before.and_then(|before| before.portal_at(*tcp));
         let (mut groups, mut taken) = (BTreeMap::new(), BTreeSet::new());
         for tcp in &tcp {
-            let tag = known(tcp).map(|tag| tag.load(Ordering::Relaxed)).filter(|tag| taken.insert(*tag));
+            let tag = known(tcp).map(|portal| portal.group_tag).filter(|tag| taken.insert(*tag));
             groups.extend(tag.map(|tag| (*tcp, tag)));
         }
         let mut free = (1..).filter(|tag| !taken.contains(tag));
+        let mut next_listener = before.map_or(0, |before| before.next_listener);
         let portal = |tcp: SocketAddr| {
+            let listener = known(&tcp).map_or_else(
+                || {
+                    let number = next_listener;
+                    next_listener = number.wrapping_add(1);
+                    number
+                },
+                |portal| portal.listener,
+            );
             let port = tcp.port();
             // A listener on the unspecified address is announced with the address that the
             // initiator has connected to. A zone means nothing to it.
             let plain = SocketAddr::new(tcp.ip(), port);
             let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { plain.to_string() };
             let own = groups.get(&tcp).copied().or_else(|| free.next());
-            (tcp, Portal { address, group_tag: own.filter(|_| !is_one_group).unwrap_or(1) })
+            let group_tag = own.filter(|_| !is_one_group).unwrap_or(1);
+            (tcp, Portal { address, listener, group_tag })
         };
         let portals: Vec<(SocketAddr, Portal)> = tcp.iter().copied().map(portal).collect();
-        let tag = |(tcp, portal): &(SocketAddr, Portal)| {
-            let tag = known(tcp).cloned().unwrap_or_default();
-            tag.store(portal.group_tag, Ordering::Relaxed);
-            tag
-        };
-        let tags = portals.iter().map(tag).collect();
         let numbered = before.map(|before| before.numbered.clone()).unwrap_or_default();
-        Portals { portals, tags, policy: policy.clone(), numbered }
+        Portals { portals, next_listener, policy: policy.clone(), numbered }
     }
 
-    /// The portal group tag of a listener's connections.
-    pub(super) fn tag_of(&self, listener: SocketAddr) -> Option<&Arc<AtomicU16>> {
-        let at = self.portals.iter().position(|(tcp, _)| *tcp == listener)?;
-        self.tags.get(at)
+    fn portal_at(&self, listener: SocketAddr) -> Option<&Portal> {
+        self.portals.iter().find(|(tcp, _)| *tcp == listener).map(|(_, portal)| portal)
+    }
+
+    /// The number of a listener; `None` if the address is not a listener.
+    pub(super) fn number_of(&self, listener: SocketAddr) -> Option<u16> {
+        self.portal_at(listener).map(|portal| portal.listener)
     }
 
     /// The portals of a volume's own target.
@@ -244,12 +232,7 @@ impl Portals {
 
     fn of(&self, target: &ConfiguredTarget) -> Vec<Portal> {
         let own = self.portals.iter().filter(|(tcp, _)| target.is_at(tcp));
-        own.map(|(_, portal)| portal.clone()).collect()
-    }
-
-    /// The portal group tag of each listener, in order.
-    fn group_tags(&self) -> impl Iterator<Item = u16> {
-        self.portals.iter().map(|(_, portal)| portal.group_tag)
+        own.map(|(tcp, portal)| Portal { group_tag: tag_in(target, tcp, portal), ..portal.clone() }).collect()
     }
 
     /// The SCSI target ports of a target: each portal group is one port and its own target port
@@ -271,15 +254,10 @@ impl Portals {
     /// The configured access state of each portal group of a target.
     fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
         let states = target.access_states.iter();
-        states.flat_map(|states| self.portals.iter().map(|(tcp, portal)| (portal.group_tag, states.of(tcp))))
-    }
-
-    /// The portal group of a listener, and whether the listener is alone in it; `None` if the
-    /// address is not a listener.
-    pub(super) fn group_of(&self, listener: SocketAddr) -> Option<(u16, bool)> {
-        let (_, own) = self.portals.iter().find(|(tcp, _)| *tcp == listener)?;
-        let in_group = self.group_tags().filter(|tag| *tag == own.group_tag).count();
-        Some((own.group_tag, in_group == 1))
+        let of_portal = |states: &ListenerStates, (tcp, portal): &(SocketAddr, Portal)| {
+            (tag_in(target, tcp, portal), states.of(tcp))
+        };
+        states.flat_map(move |states| self.portals.iter().map(move |portal| of_portal(states, portal)))
     }
 
     /// The addresses of all listeners, for messages.

@@ -1,7 +1,7 @@
 //! NVMe subsystems and discovery in the config file: their namespaces, hosts and ANA groups.
 
 use super::super::frontend::VolumeNames;
-use super::super::policy::{Policy, TargetAccess};
+use super::super::policy::{ListenerTable, Policy, PublicAccess, TargetAccess};
 use super::hosts::{HostEntry, HostKeys, NO_TLS_IDENTITY};
 use super::namespaces::{self, ConfiguredNamespace, MODEL_LEN, NamespaceEntry, SERIAL_LEN, ascii};
 use super::{NVME_TCP, NvmeTcp, default_nqn};
@@ -272,7 +272,7 @@ impl ConfiguredSubsystem {
     /// The subsystem's access control, for the policy.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.is_open && self.networks.is_everyone();
-        let volumes = self.namespaces.values().map(|one| (one.volume.clone(), is_open));
+        let volumes = self.namespaces.values().map(|one| (one.volume.clone(), PublicAccess::all_if(is_open)));
         TargetAccess {
             kind: "nvme_subsystem",
             name: self.nqn.as_str().to_owned(),
@@ -280,7 +280,7 @@ impl ConfiguredSubsystem {
             volumes: volumes.collect(),
             is_restricted: !is_open,
             authenticates_all: !self.is_open,
-            states: self.ana_groups.iter().map(ConfiguredGroup::listeners).collect(),
+            tables: self.ana_groups.iter().map(ConfiguredGroup::listeners).collect(),
             moved_to: None,
         }
     }
@@ -362,9 +362,10 @@ fn discovery_port() -> u16 {
 }
 
 impl ConfiguredGroup {
-    /// The group's name in messages, and the listeners with a configured state.
-    fn listeners(&self) -> (String, Vec<SocketAddr>) {
-        (format!("ana_group {}", self.id), self.states.iter().map(|(address, _)| *address).collect())
+    /// The listeners with a configured state.
+    fn listeners(&self) -> ListenerTable {
+        let listeners = self.states.iter().map(|(address, _)| *address).collect();
+        ListenerTable { key: format!("ana_group {}", self.id), listeners, is_complete: false }
     }
 
     /// The group with identifiers of ports instead of the addresses of listeners.

@@ -6,7 +6,7 @@ use super::namespaces::ConfiguredNamespace;
 use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
 use crate::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
-use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
+use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
 use blockmux_engine::listener::Serve;
 use blockmux_engine::nvme_tcp;
 use blockmux_engine::sessions::SessionInfo;
@@ -206,8 +206,8 @@ fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPo
 
 fn live_access(subsystem: &Subsystem) -> LiveAccess {
     let networks = subsystem.networks();
-    let is_open = subsystem.is_open() && networks.is_everyone();
-    LiveAccess { target: subsystem.nqn.as_str().to_owned(), is_open, networks }
+    let public = PublicAccess::all_if(subsystem.is_open() && networks.is_everyone());
+    LiveAccess { target: subsystem.nqn.as_str().to_owned(), public, networks }
 }
 
 impl LiveFrontend for LiveSubsystems {

@@ -182,6 +182,7 @@ impl Frontend for NvmeTcp {
             units: &["namespaces", "namespace"],
             peers: &[("hosts", ""), ("host", "hostnqn")],
             parts: &[("namespace", "nsid"), ("ana_group", "ANAGRPID")],
+            port_name: None,
         }]
     }
 

@@ -4,13 +4,14 @@ use super::target_port;
 use crate::failure::Failure;
 use crate::networks;
 use crate::protocol::alua::AluaStateName;
+use crate::protocol::lun_map::{self, AclLuns, LunMap, WantedLuns};
 use crate::protocol::policy::{Policy, TargetAccess};
-use crate::protocol::units::{MAX_LUNS, VolumeUnit};
+use crate::protocol::units::VolumeUnit;
 use blockmux_proto::networks::AllowedNetworks;
-use blockmux_proto::scsi::{AccessState, MAX_LUN, PortGroupStates, ScsiTarget, UnitChange};
+use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// One `[[srp_target]]` of the config file.
@@ -21,7 +22,7 @@ pub(super) struct SrpTargetEntry {
     port_id: String,
     /// Volumes by LUN.
     #[serde(default)]
-    luns: BTreeMap<String, String>,
+    luns: LunMap,
     /// Access control list; if it is empty, every initiator may log in.
     #[serde(default)]
     acl: Vec<SrpAclEntry>,
@@ -38,19 +39,20 @@ pub(super) struct SrpTargetEntry {
 struct SrpAclEntry {
     /// Identifier of the initiator port, 32 hexadecimal digits, or the 16 of its GUID.
     initiator_port: String,
-    /// The LUNs that the initiator sees; without the key all.
-    luns: Option<Vec<u16>>,
+    /// The LUNs that the initiator sees; without the key all of the target's.
+    #[serde(default)]
+    luns: AclLuns,
 }
 
 /// A validated target port.
 #[derive(Clone, Debug)]
 pub(super) struct ConfiguredSrpTarget {
     pub(super) id: SrpPortId,
-    /// Names of volumes by LUN.
-    pub(super) luns: BTreeMap<u16, String>,
+    /// Volumes by LUN.
+    luns: LunMap,
     /// Initiator ports that may log in, and the LUNs that they see; entries of one port come before
     /// entries of a GUID. If the list is empty, every initiator sees all LUNs.
-    acl: Vec<(SrpInitiators, Option<Vec<u16>>)>,
+    acl: Vec<(SrpInitiators, AclLuns)>,
     access_state: Option<AccessState>,
     /// Networks from which initiators may log in.
     networks: AllowedNetworks,
@@ -67,17 +69,10 @@ impl ConfiguredSrpTarget {
         let advice = "write 32 hexadecimal digits, as 0x0000000000000000505400fffe770001";
         let id = SrpPortId::parse(&written)
             .ok_or_else(|| wrong(format!("port_id `{written}` is not a port identifier; {advice}")))?;
-        let luns = entry.luns.iter().map(|(lun, volume)| {
-            let number = lun.parse::<u16>().ok().filter(|number| *number <= MAX_LUN);
-            let number = number.filter(|number| number.to_string() == *lun);
-            let number = number.ok_or_else(|| wrong(format!("LUNs are numbers from 0 to {MAX_LUN}")))?;
-            Ok((number, volume.clone()))
-        });
-        let luns: BTreeMap<u16, String> = luns.collect::<Result<_, Failure>>()?;
-        if luns.is_empty() || luns.len() > MAX_LUNS {
-            return Err(wrong(format!(
-                "`luns` must map 1 to {MAX_LUNS} LUNs, as luns = {{ 0 = \"disk0\" }}"
-            )));
+        let luns = entry.luns;
+        let has_own_luns = |acl: &SrpAclEntry| matches!(acl.luns, AclLuns::Own(_));
+        if luns.is_empty() && (entry.acl.is_empty() || !entry.acl.iter().all(has_own_luns)) {
+            return Err(wrong("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned()));
         }
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
@@ -88,9 +83,7 @@ impl ConfiguredSrpTarget {
             if !named.insert(initiator) {
                 return Err(wrong(format!("two acl entries are for {written}; merge them")));
             }
-            if let Some(missing) = acl.luns.iter().flatten().find(|lun| !luns.contains_key(lun)) {
-                return Err(wrong(format!("acl: the target has no LUN {missing}; correct its `luns`")));
-            }
+            acl.luns.check(&luns).map_err(wrong)?;
             Ok((initiator, acl.luns.clone()))
         });
         let mut acl = acl.collect::<Result<Vec<_>, Failure>>()?;
@@ -106,31 +99,44 @@ impl ConfiguredSrpTarget {
         unit: impl Fn(&str) -> Option<VolumeUnit>,
         policy: &Policy,
     ) -> WantedSrpTarget {
-        let luns = self.luns.iter().filter_map(|(lun, volume)| Some((*lun, unit(volume)?)));
-        let mask = |luns: &Option<Vec<u16>>| luns.as_ref().map(|luns| luns.iter().copied().collect());
+        let wanted = |luns: &AclLuns| luns.wanted(&self.luns, &unit);
         let mut access: Vec<_> =
-            self.acl.iter().map(|(initiator, luns)| (Some(*initiator), mask(luns))).collect();
+            self.acl.iter().map(|(initiator, luns)| (Some(*initiator), wanted(luns))).collect();
         if access.is_empty() {
-            access.push((None, None));
+            access.push((None, wanted(&AclLuns::All)));
         }
         let access_state = self.access_state.unwrap_or(AccessState::ACTIVE_OPTIMIZED);
-        let of_volumes = self.luns.values().map(|volume| policy.networks_of(volume));
+        let of_volumes = self.volumes().map(|volume| policy.networks_of(volume));
         let networks = of_volumes.fold(self.networks.clone(), |networks, own| networks.and(&own));
-        WantedSrpTarget { id: self.id, luns: luns.collect(), access, access_state, networks }
+        WantedSrpTarget { id: self.id, access, access_state, networks }
+    }
+
+    /// The names of all volumes that initiators see as LUNs, with repetitions.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.luns.volumes().chain(self.acl.iter().flat_map(|(_, luns)| luns.own_volumes()))
+    }
+
+    /// The LUNs of a volume, for any initiator.
+    pub(super) fn luns_of(&self, volume: &str) -> BTreeSet<u16> {
+        let all = self.acl.iter().flat_map(|(_, luns)| luns.of(&self.luns));
+        let everybody = self.luns.iter().filter(|_| self.acl.is_empty()).map(|(lun, entry)| (*lun, entry));
+        all.chain(everybody).filter(|(_, entry)| entry.volume == volume).map(|(lun, _)| lun).collect()
     }
 
     /// The target's access control, for the policy. A port identifier does not authenticate an
     /// initiator, but it restricts access as an iSCSI name does.
     pub(super) fn access(&self) -> TargetAccess {
         let is_open = self.acl.is_empty() && self.networks.is_everyone();
+        let seen = self.luns.iter().map(|(_, entry)| entry).filter(|_| is_open);
+        let volumes = lun_map::public_access(self.volumes(), seen);
         TargetAccess {
             kind: "srp_target",
             name: self.id.to_string(),
             listeners: ("portals", Vec::new()),
-            volumes: self.luns.values().map(|volume| (volume.clone(), is_open)).collect(),
-            is_restricted: !is_open,
+            is_restricted: volumes.iter().any(|(_, public)| public.is_restricted()),
+            volumes,
             authenticates_all: false,
-            states: Vec::new(),
+            tables: Vec::new(),
             moved_to: None,
         }
     }
@@ -139,9 +145,8 @@ impl ConfiguredSrpTarget {
 /// A target port as the config describes it.
 pub(super) struct WantedSrpTarget {
     pub(super) id: SrpPortId,
-    pub(super) luns: BTreeMap<u16, VolumeUnit>,
-    /// Initiators that may log in (`None` for all), and the LUNs that they see (`None` for all).
-    pub(super) access: Vec<(Option<SrpInitiators>, Option<BTreeSet<u16>>)>,
+    /// Initiators that may log in (`None` for all), and the LUNs that they see.
+    pub(super) access: Vec<(Option<SrpInitiators>, WantedLuns)>,
     pub(super) access_state: AccessState,
     /// Networks from which initiators may log in.
     pub(super) networks: AllowedNetworks,
@@ -156,30 +161,20 @@ impl WantedSrpTarget {
         let states = first.map_or_else(Arc::<PortGroupStates>::default, |access| access.target.states());
         let is_changed = states.get(port.group) != self.access_state;
         states.set(port.group, self.access_state);
-        let access = self.access.into_iter().map(|(initiator, mask)| {
+        let access = self.access.into_iter().map(|(initiator, luns)| {
             let same = before.into_iter().flat_map(|before| &before.access);
             let same = same.into_iter().find(|access| access.initiator == initiator);
             let target = same.map_or_else(
                 || {
                     let view = ScsiTarget::new(&self.id.name_string(), vec![port.clone()]);
-                    let view = view.with_states(&states);
-                    Arc::new(match &mask {
-                        Some(mask) => view.with_mask(mask.clone()),
-                        None => view,
-                    })
+                    Arc::new(view.with_states(&states))
                 },
                 |same| same.target.clone(),
             );
-            target.set_mask(mask);
             if is_changed {
                 target.set_access_state(port.group, self.access_state);
             }
-            target.remove(|number, volume| self.luns.get(&number).is_none_or(|(own, _)| *own != volume));
-            for (number, (volume, unit)) in &self.luns {
-                if target.add(*number, *volume, unit.clone()) {
-                    node.notify(UnitChange::Added(*volume, unit));
-                }
-            }
+            luns.show_in(&target, |change| node.notify(change));
             SrpAccess { initiator, target }
         });
         let access = access.collect();

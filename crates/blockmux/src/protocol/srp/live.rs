@@ -3,7 +3,7 @@
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
-use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy};
+use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::listener::Serve;
 use blockmux_engine::sessions::SessionInfo;
@@ -75,14 +75,11 @@ impl LiveSrpTargets {
     }
 }
 
-/// The access control of the given ACL entries of a target.
-fn access(
-    target: &SrpTarget,
-    mut entries: impl Iterator<Item = impl std::ops::Deref<Target = SrpAccess>>,
-) -> LiveAccess {
+/// The access that everybody has who is not kept out by the target's networks.
+fn live_access(target: &SrpTarget, public: PublicAccess) -> LiveAccess {
     let networks = target.networks.clone();
-    let is_open = entries.any(|access| access.initiator.is_none()) && networks.is_everyone();
-    LiveAccess { target: target.id.to_string(), is_open, networks }
+    let public = public.only_if(networks.is_everyone());
+    LiveAccess { target: target.id.to_string(), public, networks }
 }
 
 impl LiveFrontend for LiveSrpTargets {
@@ -141,14 +138,22 @@ impl LiveFrontend for LiveSrpTargets {
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         let found = self.target(target).ok()?;
-        Some(access(&found, found.access.iter()))
+        // An attached volume is not in the LUN map of an ACL entry.
+        let is_open = |access: &SrpAccess| access.initiator.is_none() && !access.target.has_own_luns();
+        Some(live_access(&found, PublicAccess::all_if(found.access.iter().any(is_open))))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let has = |access: &&SrpAccess| access.target.units().any(|(_, own, _)| own == volume);
-        let targets = self.node.targets().into_iter();
-        let with_it = targets.filter(|target| target.access.iter().any(|access| has(&access)));
-        with_it.map(|target| access(&target, target.access.iter().filter(has))).collect()
+        let of_access = |access: &SrpAccess| {
+            let may_write = access.target.may_write(volume)?;
+            let own = if may_write { PublicAccess::Write } else { PublicAccess::Read };
+            Some(own.only_if(access.initiator.is_none()))
+        };
+        let of_target = |target: Arc<SrpTarget>| {
+            let public = target.access.iter().filter_map(of_access).max()?;
+            Some(live_access(&target, public))
+        };
+        self.node.targets().into_iter().filter_map(of_target).collect()
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {

@@ -9,6 +9,7 @@ mod live;
 mod remote;
 
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
+use super::lun_map::WantedLuns;
 use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -92,7 +93,7 @@ impl Frontend for Srp {
                 }
                 None => {}
             }
-            if let Some(missing) = target.luns.values().find(|volume| !volumes.contains(&volume.as_str())) {
+            if let Some(missing) = target.volumes().find(|volume| !volumes.contains(volume)) {
                 return Err(format!(
                     "srp_target `{id}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
@@ -118,6 +119,7 @@ impl Frontend for Srp {
             units: &["luns"],
             peers: &[("acl", "initiator_port")],
             parts: &[],
+            port_name: None,
         }]
     }
 
@@ -149,21 +151,19 @@ impl Frontend for Srp {
         if self.targets.is_empty() {
             return vec![way((own_id(&named.target), 0))];
         }
-        let all = self.targets.iter().flat_map(|target| {
-            let own = target.luns.iter().filter(|(_, volume)| **volume == named.export);
-            own.map(|(lun, _)| (target.id, *lun))
-        });
+        let all = self
+            .targets
+            .iter()
+            .flat_map(|target| target.luns_of(&named.export).into_iter().map(|lun| (target.id, lun)));
         all.map(way).collect()
     }
 }
 
 /// A volume's own target port, if no targets are configured.
 fn own_target(named: &VolumeNames, unit: super::units::VolumeUnit, policy: &Policy) -> WantedSrpTarget {
-    let luns = BTreeMap::from([(0, unit)]);
     WantedSrpTarget {
         id: own_id(&named.target),
-        luns,
-        access: vec![(None, None)],
+        access: vec![(None, WantedLuns::one(unit))],
         access_state: AccessState::ACTIVE_OPTIMIZED,
         networks: policy.networks_of(&named.export),
     }
@@ -197,6 +197,7 @@ fn port_number(id: SrpPortId) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::policy::PublicAccess;
     use blockmux_proto::srp::node::{SrpInitiators, SrpNode};
 
     fn configured(text: &str) -> Result<Srp, String> {
@@ -235,7 +236,7 @@ mod tests {
         let wrong = |text: &str| configured(text).err().unwrap();
         assert!(wrong("port_id = 'x'\nluns = { 0 = 'a' }").contains("32 hexadecimal digits"));
         assert!(wrong(&format!("port_id = '{ID}'\nluns = {{ x = 'a' }}")).contains("LUNs are numbers"));
-        assert!(wrong(&format!("port_id = '{ID}'")).contains("`luns` must map"));
+        assert!(wrong(&format!("port_id = '{ID}'")).contains("has no LUNs; map volumes"));
         let acl = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = 'y'");
         assert!(wrong(&acl).contains("initiator_port"), "{}", wrong(&acl));
         let twice = format!(
@@ -290,12 +291,43 @@ mod tests {
     }
 
     #[test]
+    fn an_acl_entry_may_have_its_own_luns() {
+        use blockmux_proto::exports::VolumeId;
+        use blockmux_proto::scsi::{LogicalUnit, UnitIdentity};
+        use blockmux_volume::MemVolume;
+        use std::sync::Arc;
+        let text = format!(
+            "port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = '0123456789abcdef'\n\
+             [[acl]]\ninitiator_port = '{ID}'\nluns = {{ 1 = 'b', 7 = {{ volume = 'a', read_only = true }} }}"
+        );
+        let mut srp = configured(&text).unwrap();
+        assert!(srp.check(&["a"]).unwrap_err().contains("no volume has the name `b`"));
+        let portal = Portal::at("127.0.0.1:5555");
+        let luns = srp.connect_info(&SRP, &portal, &VolumeNames::plainly("a")).into_iter().map(|way| way.url);
+        assert!(luns.eq([0, 7].map(|lun| format!("srp://127.0.0.1:5555/{ID}/{lun}?rdma=iwarp"))));
+        let unit = |name: &str| {
+            let id = VolumeId(u32::from(name == "b"));
+            Some((id, LogicalUnit::new(UnitIdentity::of(name), Arc::new(MemVolume::new(1 << 20)))))
+        };
+        let made = srp.targets[0].wanted(unit, &Policy::default()).make(None, &SrpNode::default());
+        let seen = |at: usize| {
+            let view = &made.access[at].target;
+            let numbers: Vec<_> = view.units().map(|(number, volume, _)| (number, volume.0)).collect();
+            (numbers, view.may_write(VolumeId(0)), view.may_write(VolumeId(1)))
+        };
+        assert_eq!(seen(0), (vec![(1, 1), (7, 0)], Some(false), Some(true)));
+        assert_eq!(seen(1), (vec![(0, 0)], Some(true), None));
+    }
+
+    #[test]
     fn a_target_with_an_acl_restricts_its_volumes() {
         let open = configured(&format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}")).unwrap();
-        assert!(!open.targets()[0].is_restricted && open.targets()[0].volumes[0].1);
+        assert!(!open.targets()[0].is_restricted && open.targets()[0].volumes[0].1 == PublicAccess::Write);
         let text = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = '{ID}'");
         let closed = configured(&text).unwrap();
-        assert!(closed.targets()[0].is_restricted && !closed.targets()[0].volumes[0].1);
+        assert!(
+            closed.targets()[0].is_restricted && closed.targets()[0].volumes[0].1 == PublicAccess::Nothing
+        );
     }
 
     const ID: &str = "0x0123456789abcdef0123456789abcdef";

@@ -4,7 +4,7 @@
 //! Configs are compared as TOML tables with absolute paths in which all volumes have names. Entries
 //! of named lists are compared by name, lists of plain values as sets.
 
-use crate::address::ListenerEntry;
+use crate::address::{ListenerEntry, matches_listener, tcp_address};
 use crate::ctl::{PlanReport, PlannedChange};
 use crate::networks;
 use crate::output::masked;
@@ -233,7 +233,11 @@ impl ConfigChange {
             Value::Table(table) => table.get("spec").map(text),
             other => Some(other.to_string()),
         };
-        let (before, after) = (self.before.as_ref().and_then(short), self.after.as_ref().and_then(short));
+        let (before, after) = match (&self.before, &self.after) {
+            // A volume became a table with `read_only`, or the reverse.
+            (Some(before), Some(after)) => (Some(before.to_string()), Some(after.to_string())),
+            (before, after) => (before.as_ref().and_then(short), after.as_ref().and_then(short)),
+        };
         let values = match (before, after) {
             (Some(before), Some(after)) => format!(": {before} -> {after}"),
             (None, Some(after)) if after.trim_matches('"') != *key => format!(": {after}"),
@@ -350,7 +354,10 @@ fn affects(
     targets_of: &impl Fn(&str) -> Vec<String>,
 ) -> bool {
     let login = &session.login;
-    let is_loss = change.before.is_some();
+    let is_loss = match change.path.last().map(String::as_str) {
+        Some("read_only") => change.after == Some(Value::Boolean(true)),
+        _ => change.before.is_some(),
+    };
     let is_kept_out =
         is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
@@ -375,6 +382,11 @@ fn affects(
             Some((peer, _)) => is_loss && (login.initiator == *peer || peer.is_empty()),
             None => true,
         };
+    }
+    if let Some((_, port)) = tables.port_name.filter(|(key, _)| key == part) {
+        let named = rest.first().and_then(|at| tcp_address(at, port).ok());
+        let listener = session.listener.parse().ok();
+        return named.zip(listener).is_none_or(|(named, own)| matches_listener(&named, &own));
     }
     part == "redirect" && change.after.is_some() || is_kept_out
 }
@@ -452,6 +464,32 @@ mod tests {
     }
 
     #[test]
+    fn each_changed_lun_of_a_map_is_a_line() {
+        let config = |luns: &str| {
+            format!(
+                "[[iscsi_target]]\nTargetName = 'iqn.a'\nTargetPortalGroupTag = 1\n\
+                 [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = {luns}"
+            )
+        };
+        let before = config("{ 0 = 'a', 1 = 'b', 2 = { volume = 'c', read_only = true } }");
+        let after = config("{ 0 = { volume = 'a', read_only = true }, 2 = { volume = 'c' }, 3 = 'b' }")
+            .replace("Tag = 1", "Tag = { ':1' = 1 }");
+        assert_eq!(
+            lines(&before, &after),
+            [
+                "~ iscsi_target iqn.a: TargetPortalGroupTag: 1 -> { \":1\" = 1 }",
+                "~ iscsi_target iqn.a: acl iqn.i luns: 0: \"a\" -> { read_only = true, volume = \"a\" }",
+                "- iscsi_target iqn.a: acl iqn.i luns: 1 removed",
+                "- iscsi_target iqn.a: acl iqn.i luns 2: read_only removed",
+                "+ iscsi_target iqn.a: acl iqn.i luns: 3 added: \"b\"",
+            ]
+        );
+        let some = config("[0]");
+        let expected = "~ iscsi_target iqn.a: acl iqn.i luns: [0] -> { 0 = \"a\" }";
+        assert_eq!(lines(&some, &config("{ 0 = 'a' }")), [expected]);
+    }
+
+    #[test]
     fn each_added_or_removed_listener_is_a_line() {
         assert_eq!(lines("", "nbd = [':1', ':2']"), ["+ nbd :1", "+ nbd :2"]);
         assert_eq!(lines("nbd = [':1']", "iscsi = [':2']"), ["+ iscsi :2", "- nbd :1"]);
@@ -518,6 +556,19 @@ mod tests {
         let fewer = target("[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'");
         assert_eq!(affected(&target(acl), &fewer), ["iscsi iqn.i of iqn.a"]);
         assert_eq!(affected("nbd = ['127.0.0.1:1', ':2']", "nbd = [':2']"), ["nbd client of a"]);
+        let tags = |tags: &str| target(&format!("TargetPortalGroupTag = {tags}"));
+        assert_eq!(affected(&tags("1"), &tags("2")), both);
+        let [one, other] = [1, 2].map(|tag| tags(&format!("{{ '127.0.0.1' = 1, '127.0.0.2' = {tag} }}")));
+        assert_eq!(affected(&one, &other), ["iscsi iqn.j of iqn.a"]);
+        let own = |lun: &str| {
+            let entries = acl.replacen("\n", &format!("\nluns = {{ 5 = {lun} }}\n"), 2);
+            target(&entries.replacen(&format!("luns = {{ 5 = {lun} }}\n"), "", 1))
+        };
+        let protected = "{ volume = 'a', read_only = true }";
+        assert_eq!(affected(&own("'a'"), &own(protected)), ["iscsi iqn.i of iqn.a"]);
+        let writable = "{ volume = 'a', read_only = false }";
+        assert_eq!(affected(&own(writable), &own(protected)), ["iscsi iqn.i of iqn.a"]);
+        assert!(affected(&own(protected), &own(writable)).is_empty());
     }
 
     #[test]

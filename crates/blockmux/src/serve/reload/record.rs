@@ -5,7 +5,7 @@ use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Changing, Reloader, RunningConfig};
 use crate::ctl::{Answer, Request};
-use crate::protocol::frontend::Change as ProtocolChange;
+use crate::protocol::frontend::{Change as ProtocolChange, TargetTables};
 use crate::protocol::{Frontends, by_name};
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::VOLUMES;
@@ -77,7 +77,7 @@ fn write_down(
             for (_, tables) in frontends.target_tables() {
                 let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
                 for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
-                    remove_units(target, tables.units, |_, volume| volume == name);
+                    remove_volume(target, tables, name);
                 }
             }
             Some(true)
@@ -156,17 +156,32 @@ fn write_limits(
     Some(())
 }
 
+/// Removes the units of a volume from a target, also from the maps of its peers.
+fn remove_volume(target: &mut Table, tables: &TargetTables, name: &str) {
+    remove_units(target, tables.units, |_, volume| volume == name);
+    for (peers, _) in tables.peers {
+        let list = target.get_mut(*peers).and_then(Value::as_array_mut);
+        for peer in list.into_iter().flatten().filter_map(Value::as_table_mut) {
+            remove_units(peer, tables.units, |_, volume| volume == name);
+        }
+    }
+}
+
 /// Removes the units of a target for which `is_removed` is true, given number and volume.
 fn remove_units(target: &mut Table, units: &[&str], is_removed: impl Fn(&str, &str) -> bool) {
     for key in units {
         match target.get_mut(*key) {
             Some(Value::Table(units)) => {
-                units.retain(|number, volume| !is_removed(number, volume.as_str().unwrap_or_default()));
+                units.retain(|number, unit| {
+                    let volume = unit.as_str().or_else(|| unit.get("volume")?.as_str());
+                    !is_removed(number, volume.unwrap_or_default())
+                });
             }
             Some(Value::Array(entries)) => entries.retain(|entry| {
                 let number = entry.get("nsid").and_then(Value::as_integer).unwrap_or_default().to_string();
                 let volume = entry.get("volume").and_then(Value::as_str).unwrap_or_default();
-                !is_removed(&number, volume)
+                // A peer's list of numbers names no volumes.
+                !entry.is_table() || !is_removed(&number, volume)
             }),
             _ => {}
         }

@@ -33,7 +33,8 @@ use zerocopy::{FromZeros, transmute_ref};
 /// A login in progress.
 pub(in crate::iscsi) struct TargetLogin {
     node: Arc<IscsiNode>,
-    group_tag: u16,
+    /// Number of the listener that accepted the connection.
+    listener: u16,
     pub(super) seed: [u8; SEED_LEN],
     /// The first request; later ones must match it.
     first: Option<IscsiLoginRequest>,
@@ -79,7 +80,12 @@ struct FinalLoginResponse {
 #[derive(Clone)]
 pub(in crate::iscsi) enum TargetSessionKind {
     Discovery,
-    Normal { target: Arc<TargetNode>, access: IscsiAccess },
+    Normal {
+        target: Arc<TargetNode>,
+        access: IscsiAccess,
+        /// Tag of the portal group that the session's connections use.
+        group_tag: u16,
+    },
 }
 
 /// The result of a successful login.
@@ -113,17 +119,17 @@ pub(in crate::iscsi) enum TargetLoginProgress {
 }
 
 impl TargetLogin {
-    /// Creates a login on `core`, for a connection to a portal of this group. `seed` must
-    /// be random.
+    /// Creates a login on `core`, for a connection that this listener accepted. `seed` must be
+    /// random.
     pub(in crate::iscsi) fn new(
         node: Arc<IscsiNode>,
-        group_tag: u16,
+        listener: u16,
         seed: [u8; SEED_LEN],
         core: CoreHandle,
     ) -> TargetLogin {
         TargetLogin {
             node,
-            group_tag,
+            listener,
             seed,
             first: None,
             stage: Stage::SECURITY_NEGOTIATION,
@@ -380,10 +386,10 @@ impl TargetLogin {
             "Normal" => {
                 let name = target.ok_or_else(|| missing("logged in without TargetName"))?;
                 let session = self.find_target(name, &initiator)?;
-                if let TargetSessionKind::Normal { target, .. } = &session {
+                if let TargetSessionKind::Normal { target, group_tag, .. } = &session {
                     let operational = match &self.joinable {
                         Some(joinable)
-                            if joinable.is_for(&initiator, &target.name, self.group_tag)
+                            if joinable.is_for(&initiator, &target.name, *group_tag)
                                 && joinable.parameters.is_on(OperationalKey::RDMAExtensions)
                                     == self.is_over_rdma =>
                         {
@@ -396,8 +402,8 @@ impl TargetLogin {
                     if !target.alias.is_empty() {
                         out.push("TargetAlias", &target.alias);
                     }
+                    out.push_number("TargetPortalGroupTag", (*group_tag).into());
                 }
-                out.push_number("TargetPortalGroupTag", self.group_tag.into());
                 self.session = Some(session);
             }
             _ => {
@@ -420,7 +426,7 @@ impl TargetLogin {
     fn find_target(&self, name: &str, initiator: &Name) -> Result<TargetSessionKind, LoginFailure> {
         let not_found = || failure(LoginStatus::NOT_FOUND, "requested an unknown target");
         let name = Name::new(name).map_err(|_| not_found())?;
-        let target = self.node.find(&name, self.group_tag).ok_or_else(not_found)?;
+        let (target, group_tag) = self.node.find(&name, self.listener).ok_or_else(not_found)?;
         if !target.networks.admits(self.client) {
             let what = "has an address that is not in the target's `allow` list";
             return Err(failure(LoginStatus::AUTHORIZATION_FAILURE, what));
@@ -438,7 +444,7 @@ impl TargetLogin {
             let what = "requested a target that has moved";
             return Err(LoginFailure { status, what, address: Some(redirect.address.clone()) });
         }
-        Ok(TargetSessionKind::Normal { access: access.clone(), target })
+        Ok(TargetSessionKind::Normal { access: access.clone(), target, group_tag })
     }
 
     /// The credentials that this session requires.
@@ -489,11 +495,11 @@ impl TargetLogin {
         };
         let name = match &session {
             TargetSessionKind::Discovery => None,
-            TargetSessionKind::Normal { target, .. } => Some(SessionName {
+            TargetSessionKind::Normal { target, group_tag, .. } => Some(SessionName {
                 initiator: initiator.clone(),
                 isid: request.isid,
                 target: target.name.clone(),
-                group_tag: self.group_tag,
+                group_tag: *group_tag,
             }),
         };
         let established = Box::new(TargetLoginResult {

@@ -60,7 +60,6 @@ impl Drop for FullFeatureConnection {
 /// Resources that a connection keeps when it enters full feature phase.
 pub(super) struct ConnectionResources {
     pub(super) node: Arc<IscsiNode>,
-    pub(super) group_tag: u16,
     pub(super) addresses: ConnectionAddresses,
     pub(super) local: Rc<LocalSessions>,
     pub(super) pool: Pool,
@@ -76,7 +75,7 @@ impl FullFeatureConnection {
         mut established: TargetLoginResult,
         now: Instant,
     ) -> FullFeatureConnection {
-        let session = SharedSession::new(with.node.clone(), with.group_tag, &mut established);
+        let session = SharedSession::new(with.node.clone(), &mut established);
         let tsih = session.registration.as_ref().map(SessionRegistration::tsih);
         let shared = Rc::new(RefCell::new(session));
         if let Some(tsih) = tsih {

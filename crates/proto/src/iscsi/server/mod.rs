@@ -92,7 +92,6 @@ pub struct IscsiTargetSession {
     sender: Sender,
     events: AuditEvents,
     node: Arc<IscsiNode>,
-    group_tag: u16,
     pool: Pool,
     /// Time of the latest call.
     now: Instant,
@@ -112,7 +111,7 @@ enum IscsiPhase {
 }
 
 impl IscsiTargetSession {
-    /// Creates a connection to a portal of the portal group `group_tag`, on a core without other
+    /// Creates a connection that the listener with this number accepted, on a core without other
     /// sessions.
     ///
     /// `pool` provides data-out memory. `seed` must be random and unique to this connection: CHAP
@@ -120,13 +119,13 @@ impl IscsiTargetSession {
     #[must_use]
     pub fn new(
         node: Arc<IscsiNode>,
-        group_tag: u16,
+        listener: u16,
         pool: Pool,
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> IscsiTargetSession {
         let local = LocalSessions::new(CoreHandle::new(()));
-        IscsiTargetSession::among(&local, node, group_tag, pool, seed, now)
+        IscsiTargetSession::among(&local, node, listener, pool, seed, now)
     }
 
     /// Creates a connection on a core with the sessions `local`, which the initiator may join
@@ -135,19 +134,18 @@ impl IscsiTargetSession {
     pub fn among(
         local: &Rc<LocalSessions>,
         node: Arc<IscsiNode>,
-        group_tag: u16,
+        listener: u16,
         pool: Pool,
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> IscsiTargetSession {
-        let login = TargetLogin::new(node.clone(), group_tag, seed, local.core().clone());
+        let login = TargetLogin::new(node.clone(), listener, seed, local.core().clone());
         let login = ConnectionLogin::new(login, node.clone(), local.clone(), now);
         IscsiTargetSession {
             phase: IscsiPhase::Login(Box::new(login)),
             sender: Sender::default(),
             events: AuditEvents::default(),
             node,
-            group_tag,
             pool,
             now,
             addresses: ConnectionAddresses::default(),
@@ -235,7 +233,6 @@ impl IscsiTargetSession {
         };
         let resources = ConnectionResources {
             node: self.node.clone(),
-            group_tag: self.group_tag,
             addresses: std::mem::take(&mut self.addresses),
             local: self.local.clone(),
             pool: self.pool.clone(),

@@ -161,7 +161,7 @@ fn send_targets(
 
 fn name_target(target: &TargetNode, local_ip: &str, out: &mut TextBuilder) {
     out.push("TargetName", target.name.as_str());
-    for Portal { address, group_tag } in &target.portals {
+    for Portal { address, group_tag, .. } in &target.portals {
         let host = if address.starts_with(':') { local_ip } else { "" };
         out.push("TargetAddress", &format!("{host}{address},{group_tag}"));
     }

@@ -89,16 +89,12 @@ pub(super) enum ConnectionEvent {
 }
 
 impl SharedSession {
-    /// Creates a session from its leading login through the portal group `group_tag`.
-    pub(super) fn new(
-        node: Arc<IscsiNode>,
-        group_tag: u16,
-        established: &mut TargetLoginResult,
-    ) -> SharedSession {
+    /// Creates a session from its leading login.
+    pub(super) fn new(node: Arc<IscsiNode>, established: &mut TargetLoginResult) -> SharedSession {
         let server = match &established.session {
             TargetSessionKind::Discovery => None,
-            TargetSessionKind::Normal { target, access } => {
-                let port = target.port(access, group_tag);
+            TargetSessionKind::Normal { target, access, group_tag } => {
+                let port = target.port(access, *group_tag);
                 let nexus = ItNexus::iscsi(established.initiator.prepared(), established.isid, port);
                 Some(DeviceServer::new(access.target.clone(), nexus))
             }
@@ -222,7 +218,7 @@ impl SharedSession {
 
     /// Whether this initiator sees every logical unit that the target has for any initiator.
     pub(super) fn sees_all_units(&self) -> bool {
-        let TargetSessionKind::Normal { target, access } = &self.kind else { return false };
+        let TargetSessionKind::Normal { target, access, .. } = &self.kind else { return false };
         // The target may have got further initiators or units since the login.
         let current = self.node.targets().into_iter().find(|other| other.name == target.name);
         let views = &current.as_ref().unwrap_or(target).access;

@@ -5,6 +5,7 @@
 //! The nexus's access to both units is checked first and again for each piece, like that of
 //! commands sent to these units.
 
+use super::target::LunMapping;
 use super::task::{CommandContext, HandlerAction, MultiStepCommand, PIECE, TaskFailure, TaskOutcome, answer};
 use super::unit::LogicalUnit;
 use super::units::AttachedUnit;
@@ -83,6 +84,7 @@ struct CopyUnit {
     number: u16,
     volume: VolumeId,
     unit: Arc<LogicalUnit>,
+    is_read_only: bool,
     block_len: u64,
     /// Size in bytes.
     size: u64,
@@ -102,12 +104,13 @@ fn parse_cscds(cx: &CommandContext<'_>, list: &[u8]) -> Result<Vec<CopyUnit>, Se
         if cscd.device_type & PERIPHERAL_DEVICE_TYPE != 0 {
             return Err(aborted(Asc::INCORRECT_COPY_TARGET_DEVICE_TYPE));
         }
-        let found = cx.target.units().find(|(_, _, unit)| is_named(unit, &cscd));
-        let (number, volume, unit) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
+        let found = cx.target.find(|unit| is_named(unit, &cscd));
+        let (number, mapping) = found.ok_or(aborted(Asc::COPY_TARGET_DEVICE_NOT_REACHABLE))?;
+        let LunMapping { volume, unit, is_read_only } = mapping;
         let info = unit.info();
         let block_len = u64::from(info.logical_block.max(512));
         let size = info.size;
-        units.push(CopyUnit { number, volume, unit, block_len, size });
+        units.push(CopyUnit { number, volume, unit, is_read_only, block_len, size });
     }
     Ok(units)
 }
@@ -220,7 +223,8 @@ fn check_access(
     for segment in segments {
         let (from, to) = source_and_destination(units, segment.from_unit, segment.to_unit)?;
         for (unit, changes) in [(from, false), (to, true)] {
-            let (_, view) = unit.unit.view(cx.unit.key.of_unit(unit.number), cx.unit.nexus());
+            let key = cx.unit.key.of_unit(unit.number);
+            let (_, view) = unit.unit.view(key, cx.unit.nexus(), unit.is_read_only);
             view.check_blocks(changes)?;
         }
     }

@@ -63,7 +63,9 @@ pub use cdb::Cdb;
 pub use nexus::{ItNexus, TargetPort};
 pub(crate) use open_nexus::OpenNexus;
 pub use server::{DeviceServer, ManagementResponse, TaskManagement};
-pub use target::{MAX_LUN, PortGroupStates, ScsiTarget, UnitChange, UnitSource, UnitWatcher};
+pub use target::{
+    LunMapping, MAX_LUN, PortGroupStates, ScsiTarget, ShownLuns, UnitChange, UnitSource, UnitWatcher,
+};
 pub use task::Task;
 pub use unit::{LogicalUnit, UnitIdentity};
 

@@ -9,7 +9,7 @@
 //! login (`missed.rs`).
 
 use super::nexus::ItNexus;
-use super::target::ScsiTarget;
+use super::target::{LunMapping, ScsiTarget, TargetUnit};
 use super::unit::{LogicalUnit, NexusKey};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct OpenNexus {
     id: NexusId,
     identity: ItNexus,
     target: Arc<ScsiTarget>,
-    /// Generation of the target's units at the login.
+    /// The generation that had last added or removed a unit of the target at the login.
     inventory: u64,
     /// The units that have state of this nexus, by number.
     units: Mutex<BTreeMap<u16, Arc<LogicalUnit>>>,
@@ -38,7 +38,7 @@ impl OpenNexus {
     /// A nexus that logs in to `target` now.
     pub(crate) fn new(target: &Arc<ScsiTarget>, identity: ItNexus) -> Arc<OpenNexus> {
         let id = LATEST.fetch_add(1, Ordering::SeqCst).saturating_add(1);
-        let inventory = target.generation();
+        let inventory = target.inventory();
         target.states().log_in(id, identity.initiator.clone());
         Arc::new(OpenNexus { id, identity, target: target.clone(), inventory, units: Mutex::default() })
     }
@@ -53,9 +53,10 @@ impl OpenNexus {
         NexusKey { nexus: self.id, unit: number }
     }
 
-    /// Begins the state of this nexus in a unit, unless it has begun. `inventory` is the current
-    /// generation of the target's units, and `added_at` that in which this one was added.
-    pub(super) fn attach(&self, number: u16, unit: &Arc<LogicalUnit>, added_at: u64, inventory: u64) {
+    /// Begins the state of this nexus in a unit, unless it has begun. `inventory` is the generation
+    /// that last added or removed a unit of the target.
+    pub(super) fn attach(&self, number: u16, own: &TargetUnit, inventory: u64) {
+        let TargetUnit { mapping: LunMapping { unit, is_read_only, .. }, added_at } = own;
         let mut units = self.lock();
         let before = units.insert(number, unit.clone());
         if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, unit)) {
@@ -64,8 +65,8 @@ impl OpenNexus {
         if let Some(replaced) = before {
             replaced.detach(self.key(number));
         }
-        let has_changed = inventory > added_at.max(self.inventory);
-        unit.attach(self.key(number), self.identity.registrant(), inventory, has_changed);
+        let has_changed = inventory > self.inventory.max(*added_at);
+        unit.attach(self.key(number), self.identity.registrant(), (inventory, has_changed), *is_read_only);
     }
 
     /// Ends the state of this nexus in a unit that was removed.

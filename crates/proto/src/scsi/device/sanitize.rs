@@ -157,7 +157,7 @@ pub(super) fn overwrite(cx: &mut CommandContext<'_>) -> TaskOutcome {
 
 /// EXIT FAILURE MODE: ends the state of a failed operation.
 pub(super) fn exit_failure_mode(cx: &mut CommandContext<'_>) -> TaskOutcome {
-    check_bits(cx)?;
+    check(cx)?;
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }

@@ -4,7 +4,7 @@ use super::error::from_io_error;
 use super::nexus::ItNexus;
 use super::open_nexus::OpenNexus;
 use super::table::{self, CommandEntry, CommandRules};
-use super::target::{ScsiTarget, TargetUnit};
+use super::target::ScsiTarget;
 use super::task::{CommandContext, DeviceTaskState, HandlerAction, Task, TaskFailure, TaskOutcome};
 use super::unit::{LogicalUnit, UNIT_REMOVED, UnitState};
 use super::units::{AttachedUnit, AttachedUnits};
@@ -229,7 +229,7 @@ impl DeviceServer {
     /// costs one look at each unit.
     pub fn poll_background(&mut self) -> Option<(Task, TaskStep)> {
         self.units.update(&self.target);
-        let number = self.target.position(|own| own.unit.read_state(UnitState::has_background))?;
+        let number = self.target.position(|own| own.mapping.unit.read_state(UnitState::has_background))?;
         let at = self.units.find(Lun::new(number), &self.target)?;
         let unit = self.units.get(at)?;
         let command = Command {
@@ -256,7 +256,7 @@ impl DeviceServer {
 
     /// Executes a task management function on the shared state; the transport aborts its own tasks.
     pub fn manage(&mut self, function: TaskManagement, lun: Lun) -> ManagementResponse {
-        let Some(TargetUnit { unit, .. }) = self.unit(lun) else {
+        let Some(unit) = self.unit(lun) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
         // Aborted tasks of other nexuses end with their next step; `drain` waits for their I/O in
@@ -277,8 +277,8 @@ impl DeviceServer {
         self.unit(lun).is_some()
     }
 
-    fn unit(&self, lun: Lun) -> Option<TargetUnit> {
-        self.target.unit(lun.number()?)
+    fn unit(&self, lun: Lun) -> Option<Arc<LogicalUnit>> {
+        Some(self.target.unit(lun.number()?)?.mapping.unit)
     }
 
     /// Handles the loss or reset of the nexus while its session continues: clears its state in
@@ -291,7 +291,7 @@ impl DeviceServer {
     /// function that aborts tasks of others is answered only afterwards. `None` if there is no such
     /// unit.
     pub(crate) fn drain(&self, lun: Lun) -> Option<Drain> {
-        Some(Drain::new(&self.unit(lun)?.unit.volume_state))
+        Some(Drain::new(&self.unit(lun)?.volume_state))
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use crate::exports::VolumeId;
 use crate::scsi::lun::Lun;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Logical units by number. Sessions get a target that contains only the units that their initiator
 /// may access.
@@ -21,11 +21,35 @@ pub struct ScsiTarget {
     /// All ports of the target. Each session uses one of them; units added later have all of them.
     ports: RwLock<Vec<TargetPort>>,
     states: Arc<PortGroupStates>,
-    /// Numbers of the permitted units; `None` permits all.
-    mask: RwLock<Option<BTreeSet<u16>>>,
+    shown: RwLock<ShownLuns>,
     units: RwLock<BTreeMap<u16, TargetUnit>>,
     /// Increases with each change of the units.
     generation: AtomicU64,
+    /// The generation that last added or removed a unit.
+    inventory: AtomicU64,
+}
+
+/// The LUNs of a target that one group of initiators sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ShownLuns {
+    /// All of the target's.
+    #[default]
+    All,
+    /// Those of the target's with these numbers.
+    Only(BTreeSet<u16>),
+    /// The group has its own map, independent of the target's LUNs.
+    Own,
+}
+
+/// A volume at a LUN of a map.
+#[derive(Clone)]
+pub struct LunMapping {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its logical unit.
+    pub unit: Arc<LogicalUnit>,
+    /// These initiators may not change the volume through this LUN.
+    pub is_read_only: bool,
 }
 
 /// What all views of a target share: the ALUA states of its port groups, active/optimized by
@@ -75,8 +99,7 @@ impl PortGroupStates {
 /// A volume as a logical unit of a target.
 #[derive(Clone)]
 pub(super) struct TargetUnit {
-    pub(super) volume: VolumeId,
-    pub(super) unit: Arc<LogicalUnit>,
+    pub(super) mapping: LunMapping,
     /// The generation of the target that this unit began.
     pub(super) added_at: u64,
 }
@@ -110,9 +133,10 @@ impl ScsiTarget {
             name: name.into(),
             ports: RwLock::new(ports),
             states: Arc::default(),
-            mask: RwLock::default(),
+            shown: RwLock::default(),
             units: RwLock::default(),
             generation: AtomicU64::new(0),
+            inventory: AtomicU64::new(0),
         }
     }
 
@@ -122,31 +146,24 @@ impl ScsiTarget {
         ScsiTarget { states: states.clone(), ..self }
     }
 
-    /// Restricts the target to units of these numbers, including later ones. Call before units are
-    /// added.
-    #[must_use]
-    pub fn with_mask(self, mask: BTreeSet<u16>) -> ScsiTarget {
-        ScsiTarget { mask: RwLock::new(Some(mask)), ..self }
-    }
-
-    /// Whether a unit with this number is presented.
+    /// Whether a unit that the target gets at this LUN is shown.
     #[must_use]
     pub fn shows(&self, number: u16) -> bool {
-        self.read_mask().as_ref().is_none_or(|mask| mask.contains(&number))
-    }
-
-    /// Restricts the target to units of these numbers, or permits all. Units that are no longer
-    /// permitted are removed; those that become permitted have to be added.
-    pub fn set_mask(&self, mask: Option<BTreeSet<u16>>) {
-        let is_same = *self.read_mask() == mask;
-        if !is_same {
-            *self.mask.write().unwrap_or_else(PoisonError::into_inner) = mask;
-            self.remove(|number, _| !self.shows(number));
+        match &*self.read_shown() {
+            ShownLuns::All => true,
+            ShownLuns::Only(numbers) => numbers.contains(&number),
+            ShownLuns::Own => false,
         }
     }
 
-    fn read_mask(&self) -> RwLockReadGuard<'_, Option<BTreeSet<u16>>> {
-        self.mask.read().unwrap_or_else(PoisonError::into_inner)
+    /// Whether these initiators have their own LUN map.
+    #[must_use]
+    pub fn has_own_luns(&self) -> bool {
+        *self.read_shown() == ShownLuns::Own
+    }
+
+    fn read_shown(&self) -> RwLockReadGuard<'_, ShownLuns> {
+        self.shown.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All ports of the target.
@@ -182,33 +199,81 @@ impl ScsiTarget {
         self
     }
 
-    /// Adds a logical unit with a 14-bit number; returns whether its number was free and permitted.
+    /// Adds a logical unit with a 14-bit number; returns whether its number was free and is shown.
     pub fn add(&self, number: u16, volume: VolumeId, unit: Arc<LogicalUnit>) -> bool {
-        let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
+        let mut units = self.write_units();
         let number = number & MAX_LUN;
         if units.contains_key(&number) || !self.shows(number) {
             return false;
         }
-        unit.add_ports(&self.ports());
-        // Within the lock, so that a concurrent state change is either seen here or finds the unit.
-        self.states.all().into_iter().for_each(|(group, access)| unit.set_access_state(group, access));
-        let added_at = self.generation().saturating_add(1);
-        units.insert(number, TargetUnit { volume, unit, added_at });
-        self.generation.store(added_at, Ordering::SeqCst);
+        self.insert(&mut units, number, LunMapping { volume, unit, is_read_only: false });
         true
+    }
+
+    /// Makes the LUNs those of `map`, as far as they are `shown`; returns the added ones. Sessions
+    /// keep their state in units that stay, and tasks of the others end with their next step.
+    pub fn set_luns(&self, shown: &ShownLuns, map: &BTreeMap<u16, LunMapping>) -> Vec<LunMapping> {
+        let mut units = self.write_units();
+        self.shown.write().unwrap_or_else(PoisonError::into_inner).clone_from(shown);
+        let is_meant = |number: &u16| *shown == ShownLuns::Own || self.shows(*number);
+        let meant = |number: &u16| map.get(number).filter(|_| is_meant(number));
+        self.remove_from(&mut units, |number, own| {
+            meant(&number).is_none_or(|mapping| mapping.volume != own.mapping.volume)
+        });
+        let mut added = Vec::new();
+        for (number, mapping) in map.iter().filter(|(number, _)| is_meant(number)) {
+            match units.get_mut(number) {
+                Some(own) if own.mapping.is_read_only == mapping.is_read_only => {}
+                Some(own) => {
+                    own.mapping.is_read_only = mapping.is_read_only;
+                    self.generation.fetch_add(1, Ordering::SeqCst);
+                }
+                None => {
+                    self.insert(&mut units, *number, mapping.clone());
+                    added.push(mapping.clone());
+                }
+            }
+        }
+        added
+    }
+
+    fn insert(&self, units: &mut BTreeMap<u16, TargetUnit>, number: u16, mapping: LunMapping) {
+        mapping.unit.add_ports(&self.ports());
+        // Within the lock, so that a concurrent state change is either seen here or finds the unit.
+        let states = self.states.all().into_iter();
+        states.for_each(|(group, access)| mapping.unit.set_access_state(group, access));
+        let added_at = self.generation().saturating_add(1);
+        units.insert(number, TargetUnit { mapping, added_at });
+        self.set_inventory(added_at);
+    }
+
+    fn set_inventory(&self, generation: u64) {
+        // In this order: who sees the generation sees what has changed.
+        self.inventory.store(generation, Ordering::SeqCst);
+        self.generation.store(generation, Ordering::SeqCst);
     }
 
     /// Removes the logical units that satisfy `predicate`; returns their numbers. Tasks of these
     /// units end with their next step.
     pub fn remove(&self, predicate: impl Fn(u16, VolumeId) -> bool) -> Vec<u16> {
-        let mut units = self.units.write().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<u16> =
-            units.iter().filter(|(number, unit)| predicate(**number, unit.volume)).map(|(&n, _)| n).collect();
+        self.remove_from(&mut self.write_units(), |number, own| predicate(number, own.mapping.volume))
+    }
+
+    fn remove_from(
+        &self,
+        units: &mut BTreeMap<u16, TargetUnit>,
+        predicate: impl Fn(u16, &TargetUnit) -> bool,
+    ) -> Vec<u16> {
+        let gone: Vec<u16> = units
+            .iter()
+            .filter(|(number, unit)| predicate(**number, unit))
+            .map(|(&number, _)| number)
+            .collect();
         gone.iter().for_each(|number| {
             units.remove(number);
         });
         if !gone.is_empty() {
-            self.generation.fetch_add(1, Ordering::SeqCst);
+            self.set_inventory(self.generation().saturating_add(1));
         }
         gone
     }
@@ -216,8 +281,26 @@ impl ScsiTarget {
     /// All logical units, ordered by number.
     pub fn units(&self) -> impl Iterator<Item = (u16, VolumeId, Arc<LogicalUnit>)> + use<> {
         let units = self.read_units();
-        let all: Vec<_> = units.iter().map(|(&number, own)| (number, own.volume, own.unit.clone())).collect();
+        let all: Vec<_> = units
+            .iter()
+            .map(|(&number, own)| (number, own.mapping.volume, own.mapping.unit.clone()))
+            .collect();
         all.into_iter()
+    }
+
+    /// The first unit that satisfies the predicate, with its number.
+    pub(super) fn find(&self, predicate: impl Fn(&LogicalUnit) -> bool) -> Option<(u16, LunMapping)> {
+        let units = self.read_units();
+        let found = units.iter().find(|(_, own)| predicate(&own.mapping.unit));
+        found.map(|(number, own)| (*number, own.mapping.clone()))
+    }
+
+    /// Whether these initiators may write the volume; `None` if they do not see it.
+    #[must_use]
+    pub fn may_write(&self, volume: VolumeId) -> Option<bool> {
+        let units = self.read_units();
+        let own = units.values().map(|own| &own.mapping).filter(|mapping| mapping.volume == volume);
+        own.map(|mapping| !mapping.is_read_only).max()
     }
 
     /// The logical unit with this number.
@@ -227,7 +310,12 @@ impl ScsiTarget {
 
     /// The units that satisfy the predicate.
     pub(super) fn units_where(&self, predicate: impl Fn(&LogicalUnit) -> bool) -> Vec<Arc<LogicalUnit>> {
-        self.read_units().values().map(|own| &own.unit).filter(|unit| predicate(unit)).cloned().collect()
+        self.read_units()
+            .values()
+            .map(|own| &own.mapping.unit)
+            .filter(|unit| predicate(unit))
+            .cloned()
+            .collect()
     }
 
     /// Number of the first unit that satisfies the predicate.
@@ -242,10 +330,10 @@ impl ScsiTarget {
         self.read_units().contains_key(&number)
     }
 
-    /// Whether the access mask names this number explicitly.
+    /// Whether these initiators were given this LUN of the target by its number.
     #[must_use]
     pub fn is_named(&self, number: u16) -> bool {
-        self.read_mask().as_ref().is_some_and(|mask| mask.contains(&number))
+        matches!(&*self.read_shown(), ShownLuns::Only(numbers) if numbers.contains(&number))
     }
 
     /// All LUNs, ordered by number.
@@ -257,10 +345,19 @@ impl ScsiTarget {
         self.units.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn write_units(&self) -> RwLockWriteGuard<'_, BTreeMap<u16, TargetUnit>> {
+        self.units.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Changes with each change of the units.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
+    }
+
+    /// The generation that last added or removed a unit.
+    pub(super) fn inventory(&self) -> u64 {
+        self.inventory.load(Ordering::SeqCst)
     }
 }
 

@@ -104,8 +104,10 @@ pub(super) struct UnitState {
 /// State of one nexus.
 pub(super) struct NexusState {
     pub(super) registrant: Registrant,
-    /// Generation of the target's units that it knows, or is notified of.
+    /// The last addition or removal of a unit of the target that it knows, or is notified of.
     inventory: u64,
+    /// The write protection of its LUN that it knows, or is notified of.
+    is_read_only: bool,
     /// Number of times that its tasks were aborted by others.
     abort_epoch: u32,
     /// PREVENT of the latest PREVENT ALLOW MEDIUM REMOVAL.
@@ -186,13 +188,20 @@ impl LogicalUnit {
     }
 
     /// Adds a nexus with a power-on unit attention (SAM-5 §5.14), and what it has missed since its
-    /// login. `inventory` is the current generation of the target's units, which `has_changed`
-    /// since the login or the addition of this unit.
-    pub(super) fn attach(&self, key: NexusKey, registrant: Registrant, inventory: u64, has_changed: bool) {
+    /// login. `inventory` is the generation that last added or removed a unit of the target, and
+    /// `has_changed` tells whether that was after the login and the addition of this unit.
+    pub(super) fn attach(
+        &self,
+        key: NexusKey,
+        registrant: Registrant,
+        (inventory, has_changed): (u64, bool),
+        is_read_only: bool,
+    ) {
         let mut state = self.lock();
         let mut nexus = NexusState {
             registrant,
             inventory,
+            is_read_only,
             abort_epoch: 0,
             prevents_removal: false,
             attentions: SmallVec::new(),
@@ -224,6 +233,17 @@ impl LogicalUnit {
         });
     }
 
+    /// Notifies a nexus that the WP bit of its mode parameter header has changed, unless another
+    /// session of the nexus has noticed that before.
+    pub(super) fn on_protection_change(&self, key: NexusKey, is_read_only: bool) {
+        self.change(|state| {
+            if let Some(nexus) = state.nexus(key).filter(|nexus| nexus.is_read_only != is_read_only) {
+                nexus.is_read_only = is_read_only;
+                nexus.establish_attention(Asc::MODE_PARAMETERS_CHANGED);
+            }
+        });
+    }
+
     /// SAM-5, I_T nexus loss: clears the state of the nexus and establishes a unit attention.
     pub(super) fn on_nexus_loss(&self, key: NexusKey) {
         self.volume_state.release(Some(key));
@@ -249,10 +269,12 @@ impl LogicalUnit {
     }
 
     /// The view of a nexus, with its generation. The nexus need not have state in the unit.
-    pub(super) fn view(&self, key: NexusKey, nexus: &ItNexus) -> (u64, NexusView) {
+    /// `is_read_only` is the write protection of its LUN.
+    pub(super) fn view(&self, key: NexusKey, nexus: &ItNexus, is_read_only: bool) -> (u64, NexusView) {
         // Lock order: the volume's state is read before the unit's lock is taken.
         let asked = self.generation();
-        let info = self.info();
+        let mut info = self.info();
+        info.read_only |= is_read_only;
         let registrant = nexus.registrant();
         let (access, is_reserved_by_other, closed) = self.volume_state.with_table(|table| {
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);

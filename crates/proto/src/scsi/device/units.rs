@@ -6,7 +6,7 @@ use super::Lun;
 use super::extended_copy::CopyResult;
 use super::nexus::ItNexus;
 use super::open_nexus::OpenNexus;
-use super::target::{ScsiTarget, TargetUnit};
+use super::target::{LunMapping, ScsiTarget};
 use super::task::Task;
 use super::token_copy::TokenRecords;
 use super::unit::{LogicalUnit, NexusKey, UNIT_REMOVED};
@@ -35,6 +35,8 @@ pub(super) struct AttachedUnit {
     pub(super) volume: VolumeId,
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) key: NexusKey,
+    /// The initiator may not change the volume through this LUN.
+    is_read_only: bool,
     nexus: Arc<OpenNexus>,
     /// Counts the session's I/O on the volume, from its first I/O on.
     counter: Option<Rc<IoCounter>>,
@@ -70,16 +72,20 @@ impl AttachedUnits {
         // Read first: a change in between leads to another check.
         self.seen = target.generation();
         for slot in &mut self.list {
-            let is_gone = |unit: &mut AttachedUnit| {
-                target.unit(unit.number).is_none_or(|current| current.volume != unit.volume)
-            };
-            if let Some(removed) = slot.take_if(is_gone) {
-                self.indexes.remove(&removed.number);
-                self.nexus.detach(removed.number, &removed.unit);
+            let Some(unit) = slot else { continue };
+            let current = target.unit(unit.number).map(|current| current.mapping);
+            match current.filter(|current| current.volume == unit.volume) {
+                Some(current) => unit.set_read_only(current.is_read_only),
+                None => {
+                    self.indexes.remove(&unit.number);
+                    self.nexus.detach(unit.number, &unit.unit);
+                    *slot = None;
+                }
             }
         }
+        let inventory = target.inventory();
         for unit in self.list.iter().flatten() {
-            unit.unit.on_inventory_change(unit.key, self.seen);
+            unit.unit.on_inventory_change(unit.key, inventory);
         }
     }
 
@@ -97,10 +103,11 @@ impl AttachedUnits {
     /// Attaches the unit with this number, which is not attached.
     #[cold]
     fn attach(&mut self, number: u16, target: &ScsiTarget) -> Option<usize> {
-        let TargetUnit { volume, unit, added_at } = target.unit(number)?;
-        self.nexus.attach(number, &unit, added_at, self.seen);
+        let current = target.unit(number)?;
+        self.nexus.attach(number, &current, target.inventory());
+        let LunMapping { volume, unit, is_read_only } = current.mapping;
         let key = self.nexus.key(number);
-        let (seen, view) = unit.view(key, self.nexus.identity());
+        let (seen, view) = unit.view(key, self.nexus.identity(), is_read_only);
         let index = self.list.len();
         self.indexes.insert(number, index);
         self.list.push(Some(AttachedUnit {
@@ -108,6 +115,7 @@ impl AttachedUnits {
             volume,
             unit,
             key,
+            is_read_only,
             nexus: self.nexus.clone(),
             counter: None,
             copies: Vec::new(),
@@ -124,7 +132,7 @@ impl AttachedUnits {
         let attached =
             self.list.iter().position(|unit| unit.as_ref().is_some_and(|unit| unit.volume == volume));
         attached.or_else(|| {
-            let number = target.position(|unit| unit.volume == volume)?;
+            let number = target.position(|unit| unit.mapping.volume == volume)?;
             self.find(Lun::new(number), target)
         })
     }
@@ -171,10 +179,19 @@ impl AttachedUnit {
         self.nexus.identity()
     }
 
+    /// Changes the write protection of the LUN. Commands that have begun are not affected.
+    fn set_read_only(&mut self, is_read_only: bool) {
+        if self.is_read_only != is_read_only {
+            self.is_read_only = is_read_only;
+            self.unit.on_protection_change(self.key, is_read_only);
+            self.refresh();
+        }
+    }
+
     /// Refreshes the view.
     pub(super) fn refresh(&mut self) {
         let abort_epoch = self.view.abort_epoch;
-        (self.seen, self.view) = self.unit.view(self.key, self.nexus.identity());
+        (self.seen, self.view) = self.unit.view(self.key, self.nexus.identity(), self.is_read_only);
         // SPC-5: copy results are discarded on nexus loss and reset.
         if self.view.abort_epoch != abort_epoch {
             self.copies.clear();

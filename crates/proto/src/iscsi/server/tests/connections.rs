@@ -1,5 +1,6 @@
 //! Multiple connections per session.
 
+use super::text_and_nop::text_request;
 use super::*;
 use crate::session::{CoreHandle, Timed};
 use crate::testing::Pump;
@@ -26,12 +27,11 @@ impl Scene {
         Scene { node, exports, local: LocalSessions::new(CoreHandle::new(())), cmd_sn: Cell::new(1) }
     }
 
-    /// A new connection to a portal of this group.
-    pub(super) fn connect(&self, group_tag: u16) -> ScriptedInitiator {
+    /// A new connection that this listener accepts.
+    pub(super) fn connect(&self, listener: u16) -> ScriptedInitiator {
         let pool = Pool::new(usize::MAX);
         let now = Instant::now();
-        let session =
-            IscsiTargetSession::among(&self.local, self.node.clone(), group_tag, pool, [3; 32], now);
+        let session = IscsiTargetSession::among(&self.local, self.node.clone(), listener, pool, [3; 32], now);
         let pump = Pump::new(session, &self.exports);
         ScriptedInitiator { pump, header_digest: false, data_digest: false, cmd_sn: 1 }
     }
@@ -239,8 +239,8 @@ fn immediate_requests_execute_at_once() {
 fn a_login_with_a_foreign_tsih_is_refused() {
     let scene = Scene::new();
     let (_first, tsih) = scene.lead("");
-    let refused = |request: &IscsiLoginRequest, text: &str, group_tag| {
-        let mut other = scene.connect(group_tag);
+    let refused = |request: &IscsiLoginRequest, text: &str, listener| {
+        let mut other = scene.connect(listener);
         other.login_error(request, text.as_bytes()).0
     };
     let mut other_isid = join_request(tsih, 8);
@@ -256,6 +256,48 @@ fn a_login_with_a_foreign_tsih_is_refused() {
     assert_eq!(refused(&join_request(tsih, 8), &names(), 2), not_there, "another portal group");
     assert_eq!(refused(&join_request(tsih, 8), &discovery, 1), not_there);
     scene.join(tsih, 8, "");
+}
+
+#[test]
+fn a_listener_is_in_a_portal_group_of_each_target() {
+    let (own, exports) = node(None);
+    let portal = |(listener, group_tag)| Portal { address: format!("h:{listener}"), listener, group_tag };
+    let [mut one, mut other] = [0, 1].map(|at| (*own.targets()[at]).clone());
+    one.portals = [(1, 7), (2, 7), (3, 0)].map(portal).into();
+    other.portals = [(1, 65_535)].map(portal).into();
+    other.access = one.access.clone();
+    let scene = Scene::with((Arc::new(IscsiNode::new(vec![one, other])), exports));
+    let tag = |listener, text: &str| {
+        let response = scene.connect(listener).login(0x87, text.as_bytes());
+        assert_eq!(response.as_a::<IscsiLoginResponse>().status.get(), 0);
+        response.value("TargetPortalGroupTag")
+    };
+    let to_other = names().replace(TARGET, HIDDEN);
+    assert_eq!([1, 2, 3].map(|listener| tag(listener, &names())), ["7", "7", "0"]);
+    assert_eq!(tag(1, &to_other), "65535");
+    let refused = |listener, request: &IscsiLoginRequest, text: &str| {
+        scene.connect(listener).login_error(request, text.as_bytes()).0
+    };
+    let leading = join_request(0, 7);
+    assert_eq!(refused(2, &leading, &to_other), LoginStatus::NOT_FOUND, "it has no portal there");
+    // The portals of one group share a session, others do not.
+    let (mut first, tsih) = scene.lead("");
+    assert_eq!(refused(3, &join_request(tsih, 8), &names()), LoginStatus::SESSION_DOES_NOT_EXIST);
+    let mut second = scene.connect(2);
+    let [joined] = second.exchange(&join_request(tsih, 8), names().as_bytes()).try_into().unwrap();
+    assert_eq!(joined.as_a::<IscsiLoginResponse>().status.get(), 0);
+    // The port's name ends with the tag of its group.
+    let inquiry = [0x12, 1, 0x83, 1, 0, 0];
+    let [page] = scene.command(&mut first, 0, &inquiry, Some(256), None).try_into().unwrap();
+    let name = format!("{TARGET},t,0x0007\0");
+    assert!(page.data.windows(name.len()).any(|part| part == name.as_bytes()), "{:?}", page.data);
+    let mut discovery = scene.connect(2);
+    discovery.login(0x87, names().replace("Normal", "Discovery").as_bytes());
+    let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
+    let [found] = discovery.exchange(&request, b"SendTargets=All\0").try_into().unwrap();
+    let addresses: Vec<_> =
+        found.text().into_iter().filter(|(key, _)| key == "TargetAddress").map(|(_, value)| value).collect();
+    assert_eq!(addresses, ["h:1,7", "h:2,7", "h:3,0", "h:1,65535"]);
 }
 
 #[test]

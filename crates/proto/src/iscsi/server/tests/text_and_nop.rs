@@ -5,7 +5,7 @@ use crate::networks::AllowedNetworks;
 use crate::session::Timed;
 use std::time::Instant;
 
-fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
+pub(super) fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {
     let mut request = TextRequest::new_zeroed();
     request.opcode = IscsiOpcode::TEXT_REQUEST.0 | 0x40;
     request.flags = flags;
@@ -241,7 +241,7 @@ fn io_of_aborted_tasks_is_cancelled() {
 fn a_wildcard_portal_is_reported_with_the_address_that_was_used() {
     let (node, exports) = node(None);
     let mut target = (*node.targets()[0]).clone();
-    target.portals = vec![Portal { address: ":3260".into(), group_tag: 1 }];
+    target.portals = vec![Portal { address: ":3260".into(), listener: 1, group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![target]));
     let mut initiator = ScriptedInitiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
     initiator.pump.session =

@@ -1,5 +1,6 @@
 //! Tests of the whole device server: unit attentions, errors, many units, random CDBs.
 
+mod lun_maps;
 mod plain;
 
 use super::testing::{DeviceBench, TestNexus, TestResponse, answer, command, port, resizable};
