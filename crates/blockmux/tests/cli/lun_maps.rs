@@ -69,7 +69,9 @@ fn qemu_io_as(served: &Configured, initiator: &str, lun: u8, options: &[&str], c
     );
     let mut command = Command::new("qemu-io");
     command.args(options).arg("-t").arg("none").arg(image);
-    commands.iter().for_each(|run| drop(command.args(["-c", run])));
+    for run in commands {
+        command.args(["-c", run]);
+    }
     command.output().unwrap()
 }
 
@@ -163,7 +165,7 @@ fn volumes_that_ctl_attaches_are_not_in_the_map_of_an_initiator() {
     served.said(&["detach", TARGET, "3"]);
     assert_eq!(serial(&mut one, 0), serial(&mut two, 3), "the map keeps its LUN 3");
     // A removed volume leaves the map, too, and the file has what runs.
-    served.said(&["remove", "data"]);
+    served.said(&["remove", "--force", "data"]);
     assert_eq!(serial(&mut one, 0), serial(&mut two, 3));
     served.said(&["remove", "more"]);
     served.said(&["save"]);

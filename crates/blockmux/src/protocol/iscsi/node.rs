@@ -253,11 +253,12 @@ impl Portals {
 
     /// The configured access state of each portal group of a target.
     fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
-        let states = target.access_states.iter();
+        let own = move || self.portals.iter().filter(|(tcp, _)| target.is_at(tcp));
         let of_portal = |states: &ListenerStates, (tcp, portal): &(SocketAddr, Portal)| {
             (tag_in(target, tcp, portal), states.of(tcp))
         };
-        states.flat_map(move |states| self.portals.iter().map(move |portal| of_portal(states, portal)))
+        let states = target.access_states.iter();
+        states.flat_map(move |states| own().map(move |portal| of_portal(states, portal)))
     }
 
     /// The addresses of all listeners, for messages.
