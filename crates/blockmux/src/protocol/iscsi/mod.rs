@@ -344,14 +344,15 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
     }
     let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        // The last entries apply to all initiators and need no name.
-        let mut by_lun: BTreeMap<u16, &Acl> = BTreeMap::new();
+        // The last entries apply to all initiators and need no name. Write-protected LUNs come last,
+        // because the first URL is the one that most people use.
+        let mut by_lun: BTreeMap<(bool, u16), &Acl> = BTreeMap::new();
         for acl in target.acl.iter().rev() {
-            for (lun, _) in acl.luns.of(&target.luns).filter(|(_, entry)| entry.volume == named.export) {
-                by_lun.entry(lun).or_insert(acl);
+            for (lun, entry) in acl.luns.of(&target.luns).filter(|(_, entry)| entry.volume == named.export) {
+                by_lun.entry((entry.is_read_only, lun)).or_insert(acl);
             }
         }
-        by_lun.into_iter().map(|(lun, acl)| {
+        by_lun.into_iter().map(|((_, lun), acl)| {
             let (user, initiator) = (acl.user.clone(), acl.initiator.as_ref());
             let (name, digests) = (target.name.as_str().to_owned(), target.needs_digests);
             let algorithms = acl.chap.as_ref().map(|chap| &chap.algorithms[..]).unwrap_or_default();
@@ -445,6 +446,21 @@ mod tests {
         );
         assert!(login.contains("-n 'node.conn[0].iscsi.HeaderDigest' -v CRC32C && "), "{login}");
         assert!(!login.contains("chap_algs"), "its own is MD5: {login}");
+    }
+
+    #[test]
+    fn luns_of_an_acl_entrys_own_map_have_urls_and_write_protected_ones_come_last() {
+        let settings = configured(
+            "TargetName = 'iqn.a'\nluns = { 4 = 'x', 5 = 'y' }\n[[acl]]\nInitiatorName = 'iqn.one'\n\
+             [[acl]]\nInitiatorName = 'iqn.two'\nluns = { 0 = { volume = 'x', read_only = true }, 4 = 'y' }",
+        );
+        let address = Portal::at("127.0.0.1:3260");
+        let of_volume = |name| settings.connect_info(&ISCSI, &address, &VolumeNames::plainly(name));
+        let urls = |name| of_volume(name).into_iter().map(|way| way.url).collect::<Vec<_>>();
+        let url =
+            |lun: u16, initiator: &str| format!("iscsi://127.0.0.1/iqn.a/{lun}?initiator=iqn.{initiator}");
+        assert_eq!(urls("x"), [url(4, "one"), url(0, "two")]);
+        assert_eq!(urls("y"), [url(4, "two"), url(5, "one")]);
     }
 
     #[test]

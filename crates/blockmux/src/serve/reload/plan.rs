@@ -93,6 +93,13 @@ impl Schema {
         }
     }
 
+    /// Whether the value at this path is a LUN or a namespace of a table: the name of a volume, or a
+    /// table with it.
+    fn is_unit(&self, path: &[String]) -> bool {
+        let [list, _, .., map, _] = path else { return false };
+        self.target(list).is_some_and(|tables| tables.units.contains(&map.as_str()))
+    }
+
     /// Whether the key has a list of plain values.
     pub(in crate::serve) fn is_list(&self, key: &str) -> bool {
         let peers = self.targets.iter().flat_map(|tables| tables.peers);
@@ -153,7 +160,8 @@ fn diff_values(
         let (before, after) = (by_name(before, name), by_name(after, name));
         return diff_tables(schema, path, &before, &after, found);
     }
-    let (is_entry, empty) = (schema.name_key(&path[..path.len() - 1]).is_some(), Table::new());
+    let is_entry = schema.name_key(&path[..path.len() - 1]).is_some() || schema.is_unit(path);
+    let empty = Table::new();
     match (before, after) {
         (Some(Value::Table(before)), Some(Value::Table(after))) => {
             diff_tables(schema, path, before, after, found);
@@ -230,7 +238,9 @@ impl ConfigChange {
         let path: Vec<_> = self.path.iter().map(|key| if key.is_empty() { "(all)" } else { key }).collect();
         let [place @ .., key] = &path[..] else { return String::new() };
         let short = |value: &Value| match value {
-            Value::Table(table) => table.get("spec").map(text),
+            Value::Table(table) if table.contains_key("spec") => table.get("spec").map(text),
+            Value::Table(table) if table.contains_key("read_only") => Some(value.to_string()),
+            Value::Table(_) => None,
             other => Some(other.to_string()),
         };
         let (before, after) = match (&self.before, &self.after) {
@@ -484,6 +494,11 @@ mod tests {
                 "+ iscsi_target iqn.a: acl iqn.i luns: 3 added: \"b\"",
             ]
         );
+        // A LUN is added or removed as a whole, as `ctl save` writes it.
+        let [one, both] = ["{ 0 = 'a' }", "{ 0 = 'a', 1 = { volume = 'b', read_only = true } }"].map(config);
+        let expected = "acl iqn.i luns: 1 added: { read_only = true, volume = \"b\" }";
+        assert_eq!(lines(&one, &both), [format!("+ iscsi_target iqn.a: {expected}")]);
+        assert_eq!(lines(&both, &one), ["- iscsi_target iqn.a: acl iqn.i luns: 1 removed"]);
         let some = config("[0]");
         let expected = "~ iscsi_target iqn.a: acl iqn.i luns: [0] -> { 0 = \"a\" }";
         assert_eq!(lines(&some, &config("{ 0 = 'a' }")), [expected]);
