@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(lines(&one, &both), [format!("+ iscsi_target iqn.a: {expected}")]);
         assert_eq!(lines(&both, &one), ["- iscsi_target iqn.a: acl iqn.i luns: 1 removed"]);
         let some = config("[0]");
-        let expected = "~ iscsi_target iqn.a: acl iqn.i luns: [0] -> { 0 = \"a\" }";
+        let expected = "~ iscsi_target iqn.a: acl iqn.i: luns: [0] -> { 0 = \"a\" }";
         assert_eq!(lines(&some, &config("{ 0 = 'a' }")), [expected]);
     }
 
