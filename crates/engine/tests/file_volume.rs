@@ -383,6 +383,51 @@ fn a_partial_last_block_is_padded_with_zeroes() {
 }
 
 #[test]
+fn a_file_that_is_not_whole_blocks_becomes_longer_only_by_data_beyond_its_end() {
+    for block in [512, 4096] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, pattern(10_001, 3)).unwrap();
+        let blocks = BlockSizes { logical: Some(block), physical: None };
+        let options = FileOptions { blocks, ..FileOptions::default() };
+        let volume = FileVolume::open(&path, options).unwrap();
+        assert!(!volume.is_direct(), "direct I/O could only write the whole block");
+        let (size, block) = (volume.info().size, u64::from(block));
+        let mut bench = Bench::new(&volume);
+        let last = size - block;
+        let tail = (10_001 - last) as usize;
+        let mut padded = vec![9; block as usize];
+        padded[tail..].fill(0);
+        bench.write(last, &padded);
+        bench.write(0, &[vec![5; last as usize], padded.clone()].concat());
+        assert_eq!(bench.read(last, block), padded);
+        for (op, byte) in [(ZERO, 0), (PUNCH, 0), (Op::Write { fua: true }, 8)] {
+            match op {
+                Op::Write { .. } => {
+                    padded[..tail].fill(byte);
+                    let data = SgList::one(Seg::from_slice(&padded));
+                    bench.run(op, last, block, Some(data)).map(drop).unwrap();
+                }
+                _ => bench.zero(op, last, block).map(drop).unwrap(),
+            }
+            padded[..tail].fill(byte);
+            assert_eq!(bench.read(last, block), padded);
+        }
+        let content = std::fs::read(&path).unwrap();
+        assert!(content.len() == 10_001 && content[last as usize..] == padded[..tail]);
+        // Data beyond the end, and zeroes over it later.
+        padded[block as usize - 1] = 1;
+        bench.write(last, &padded);
+        assert_eq!(path.metadata().unwrap().len(), size);
+        padded[block as usize - 1] = 0;
+        bench.write(last, &padded);
+        assert_eq!(bench.read(last, block), padded);
+        drop(bench);
+        assert_eq!(std::fs::read(&path).unwrap()[last as usize..], padded);
+    }
+}
+
+#[test]
 fn a_read_only_volume_reads_beside_a_writer_and_refuses_to_write() {
     let mut writer = Bench::on_new_file(false);
     writer.write(0, &[5; 4096]);

@@ -201,7 +201,11 @@ impl RequestTable {
         }
         let (tag, op) = (io.tag, io.op);
         let step = self.first_step(&io);
-        let (offset, len, data) = (io.offset, io.len, io.data.unwrap_or_default());
+        let (offset, len) = (io.offset, self.disk.len_to_write(&io));
+        let mut data = io.data.unwrap_or_default();
+        if len < io.len && !data.segs().is_empty() {
+            data = data.slice(0, len as usize);
+        }
         let pending = PendingRequest {
             tag,
             op,

@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 pub struct FileOptions {
     /// Size in bytes. A shorter file is extended by a hole; of a longer one only the beginning is
     /// served. `None`: the file's own size, rounded up to a whole block; the missing bytes of the
-    /// last block read as zeroes, and a write extends the file.
+    /// last block read as zeroes, and a write of anything else there extends the file.
     pub size: Option<u64>,
     /// Permissions of a file that is created; `None`: only for its owner.
     pub mode: Option<u32>,
-    /// Direct I/O; `None`: where the file system supports it in units of at most the logical block.
+    /// Direct I/O; `None`: where the file system supports it in units of at most the logical block,
+    /// and the file is whole blocks.
     pub direct: Option<bool>,
     /// Block sizes to present.
     pub blocks: BlockSizes,
@@ -194,7 +195,9 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
     let metadata = file.metadata().map_err(failed("examine"))?;
     let queue = QueueLimits::of(metadata.dev());
     let wanted = options.blocks.logical.unwrap_or(SMALL_BLOCK);
-    let suits_all = |direct: &DirectAlignment| direct.offset <= wanted;
+    // Direct I/O would make a file of any other length longer with the first write to its last block.
+    let is_whole = options.size.is_some() || metadata.len().is_multiple_of(wanted.into());
+    let suits_all = |direct: &DirectAlignment| is_whole && direct.offset <= wanted;
     let direct = set_direct(path, &file, options.direct, DirectAlignment::of(&file, &queue), suits_all)?;
     let own = direct.map_or(SMALL_BLOCK, |direct| direct.offset.max(SMALL_BLOCK));
     options.blocks.check(own).map_err(|reason| OpenError::SmallBlock { path: path.into(), reason })?;

@@ -6,7 +6,8 @@ use super::open::{self, BlockOptions, FileOptions, OpenError};
 use super::probe::{DirectAlignment, Zeroing};
 use crate::reactor::EngineCore;
 use blockmux_volume::{
-    Beyond, Channel, Core, IoError, Op, OpKind, Pages, Resize, ResizeError, Volume, VolumeInfo, Waker,
+    Beyond, Channel, Core, Io, IoError, Op, OpKind, Pages, Resize, ResizeError, SgList, Volume, VolumeInfo,
+    Waker,
 };
 use std::fmt::Display;
 use std::fs::File;
@@ -51,6 +52,8 @@ pub(super) struct FileExtent {
     truncated_len: AtomicU64,
     /// Number of resizes by the operator.
     changes: AtomicU64,
+    /// A write had data beyond `end`, in the partial last block, so that the file became longer.
+    has_grown: AtomicBool,
 }
 
 impl FileVolume {
@@ -245,6 +248,33 @@ impl Disk {
         );
     }
 
+    /// How many bytes of a write or of zeroes go to the file: zeroes beyond the end of a partial last
+    /// block do not, because it reads as zeroes there, so that the file keeps its length.
+    #[inline]
+    pub(super) fn len_to_write(&self, io: &Io) -> u64 {
+        if io.offset + io.len <= self.extent.end() { io.len } else { self.len_in_last_block(io) }
+    }
+
+    #[cold]
+    fn len_in_last_block(&self, io: &Io) -> u64 {
+        let end = self.extent.end();
+        let (len, beyond) = (end.saturating_sub(io.offset), (io.offset + io.len).saturating_sub(end));
+        // Direct I/O is in whole blocks. A resize may run concurrently.
+        let is_partial = len > 0 && beyond < self.info.logical_block.into() && self.direct.is_none();
+        if !is_partial || self.extent.has_grown.load(Ordering::Acquire) {
+            return io.len;
+        }
+        match (io.op, &io.data) {
+            (Op::WriteZeroes { .. }, _) => len,
+            (Op::Write { .. }, Some(data)) if is_zero(&data.slice(len as usize, beyond as usize)) => len,
+            (Op::Write { .. }, _) => {
+                self.extent.has_grown.store(true, Ordering::Release);
+                io.len
+            }
+            _ => io.len,
+        }
+    }
+
     /// Whether completed writes are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
@@ -278,6 +308,7 @@ impl FileExtent {
             end: AtomicU64::new(end),
             truncated_len: AtomicU64::new(NOT_TRUNCATED),
             changes: AtomicU64::new(0),
+            has_grown: AtomicBool::new(false),
         }
     }
 
@@ -296,6 +327,7 @@ impl FileExtent {
     /// Sets size and end. A request that was checked against the old size may meet the end of the
     /// file.
     fn set(&self, size: u64, end: u64) {
+        self.has_grown.store(false, Ordering::Release);
         self.end.store(end, Ordering::Release);
         self.size.store(size, Ordering::Release);
         self.changes.fetch_add(1, Ordering::AcqRel);
@@ -326,6 +358,10 @@ impl FileExtent {
 
 /// Greater than any file's length.
 const NOT_TRUNCATED: u64 = u64::MAX;
+
+fn is_zero(data: &SgList) -> bool {
+    data.to_vec().iter().all(|byte| *byte == 0)
+}
 
 fn whole_blocks(len: u64, info: &VolumeInfo) -> u64 {
     let block = u64::from(info.logical_block);
