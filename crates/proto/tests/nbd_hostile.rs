@@ -464,7 +464,7 @@ impl Client {
         client
     }
 
-    /// A client in the transmission phase.
+    /// A client in the transmission phase, which has to respect the block sizes.
     fn choosing(name: &str, form: Form) -> Client {
         let mut client = Client::connect(&exports());
         client.chooses(name, form);
@@ -487,7 +487,8 @@ impl Client {
     }
 
     fn enters(&mut self, opt: Opt, name: &str) {
-        let answer = self.exchange(&option(opt, &[text(name), vec![0, 0]].concat()));
+        let infos = [Info::NBD_INFO_BLOCK_SIZE.0];
+        let answer = self.exchange(&option(opt, &info_data(name, &infos)));
         let end = [opt.0.to_be_bytes(), Rep::NBD_REP_ACK.0.to_be_bytes(), [0; 4]].concat();
         assert!(answer.ends_with(&end), "{opt} is acknowledged");
     }

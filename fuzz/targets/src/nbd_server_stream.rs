@@ -90,7 +90,10 @@ impl ServerStream {
 
     /// Checks the end state, with nothing in flight.
     pub(crate) fn check_end(&self) {
-        if self.is_ambiguous {
+        // A simple reply to a read in several pieces breaks off if a later one fails.
+        let is_long = |request: &Request| request.command == Cmd::NBD_CMD_READ && request.len > NEARLY_LONG;
+        let may_break_off = self.form == Form::Simple && self.requests.iter().any(is_long);
+        if self.is_ambiguous || may_break_off {
             return;
         }
         assert!(
@@ -240,6 +243,8 @@ impl ServerStream {
     fn read_export_name(&mut self, rest: &mut Fields<'_>) -> Option<()> {
         self.export.size = Some(rest.u64()?);
         self.export.flags = rest.u16()?;
+        // A client that chooses an export in this way need not respect block sizes.
+        self.export.min_block = None;
         if self.client_flags & NBD_FLAG_C_NO_ZEROES == 0 {
             assert_eq!(rest.bytes(124)?, [0; 124]);
         }
@@ -518,3 +523,6 @@ impl<'a> Fields<'a> {
         Some(len)
     }
 }
+
+/// The longest read that is certainly one piece, in bytes: 32 MiB less the parts of two blocks.
+const NEARLY_LONG: u64 = (32 << 20) - 2 * (64 << 10);

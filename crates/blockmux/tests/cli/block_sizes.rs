@@ -187,7 +187,7 @@ fn programs_write_and_read_large_blocks() {
 fn a_part_of_a_block_is_refused() {
     const INVALID: u32 = 22;
     let daemon = serve(&["mem:16m?block_size=4096"]);
-    let mut nbd = RawClient::connect(&daemon.socket());
+    let mut nbd = RawClient::respecting_sizes(&daemon.socket());
     for (command, offset, len) in
         [(READ, 512, 4096), (READ, 0, 512), (TRIM, 0, 4608), (WRITE_ZEROES, 512, 512)]
     {

@@ -40,6 +40,7 @@ mod lun_maps;
 mod memory;
 mod monitoring;
 mod names;
+mod nbd_any_size;
 mod nbd_tls;
 mod nvme;
 mod nvme_hostile;

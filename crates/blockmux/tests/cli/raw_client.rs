@@ -18,6 +18,8 @@ pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const FUA: u16 = 1;
+const NBD_REP_ACK: u32 = 1;
+const NBD_REP_INFO: u32 = 3;
 
 impl RawClient {
     /// Connects and goes to transmission with `NBD_OPT_EXPORT_NAME`, the default export.
@@ -52,6 +54,26 @@ impl RawClient {
         let mut export = [0; 10];
         socket.read_exact(&mut export).unwrap();
         RawClient { socket }
+    }
+
+    /// A client of the default export that requests the block sizes, so that it has to respect them.
+    pub(crate) fn respecting_sizes(path: &Path) -> RawClient {
+        let mut socket = UnixStream::connect(path).unwrap();
+        socket.read_exact(&mut [0; 18]).unwrap();
+        socket.write_all(&3u32.to_be_bytes()).unwrap();
+        // NBD_OPT_GO with an empty name and NBD_INFO_BLOCK_SIZE.
+        socket.write_all(b"IHAVEOPT\0\0\0\x07\0\0\0\x08\0\0\0\0\0\x01\0\x03").unwrap();
+        loop {
+            let mut head = [0; 20];
+            socket.read_exact(&mut head).unwrap();
+            let [.., kind, length] = *head.as_chunks::<4>().0 else { panic!("five words") };
+            let mut data = vec![0; u32::from_be_bytes(length) as usize];
+            socket.read_exact(&mut data).unwrap();
+            match u32::from_be_bytes(kind) {
+                NBD_REP_ACK => return RawClient { socket: Box::new(socket) },
+                kind => assert_eq!(kind, NBD_REP_INFO),
+            }
+        }
     }
 
     /// Sends a request's head.

@@ -8,7 +8,7 @@
 
 use super::exports::VolumeId;
 use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
-use super::{BlockAccess, Registrant, VolumeState};
+use super::{AtomicRange, BlockAccess, Registrant, VolumeState};
 use blockmux_volume::{IoError, Op};
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -210,6 +210,11 @@ impl Admission {
         needs: RequiredAccess,
     ) -> Result<(), NotAdmitted<IoError>> {
         guard.readmit(op, range, || self.check(needs))
+    }
+
+    /// A range of the volume that the client will read and write atomically, in bytes.
+    pub(crate) fn atomic_range(&self, offset: u64, len: u64) -> AtomicRange {
+        AtomicRange::new(&self.volume_state, offset, len)
     }
 
     #[inline]

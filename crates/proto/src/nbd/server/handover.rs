@@ -26,15 +26,17 @@ pub enum NbdResumeError {
 
 /// Writes the state of a session:
 /// ```text
-/// version u8 | headers u8 | base:allocation u8 | NBD_INFO_EXPORT | NBD_INFO_BLOCK_SIZE | export's name
+/// version u8 | headers u8 | agreed u8 | NBD_INFO_EXPORT | NBD_INFO_BLOCK_SIZE | export's name
 /// ```
+/// `agreed` has a bit for `base:allocation`, and one for a client that respects the block sizes.
 pub(super) fn encode(params: &ServerParams, export: &str) -> Vec<u8> {
     let headers = match params.headers {
         HeaderFormat::Simple => 0,
         HeaderFormat::Structured => 1,
         HeaderFormat::Extended => 2,
     };
-    let head = [VERSION, headers, params.base_allocation.into()];
+    let respects_sizes = if params.respects_sizes { RESPECTS_SIZES } else { 0 };
+    let head = [VERSION, headers, u8::from(params.base_allocation) | respects_sizes];
     [&head[..], &advertised(params), export.as_bytes()].concat()
 }
 
@@ -44,8 +46,7 @@ pub(super) fn encode(params: &ServerParams, export: &str) -> Vec<u8> {
 /// # Errors
 /// If the session cannot be continued with these exports.
 pub(super) fn decode(state: &[u8], exports: &Exports) -> Result<(ServerParams, String), NbdResumeError> {
-    let (&[version, headers, base_allocation], rest) =
-        state.split_first_chunk().ok_or(NbdResumeError::Unknown)?;
+    let (&[version, headers, agreed], rest) = state.split_first_chunk().ok_or(NbdResumeError::Unknown)?;
     let headers = match headers {
         0 => HeaderFormat::Simple,
         1 => HeaderFormat::Structured,
@@ -58,7 +59,8 @@ pub(super) fn decode(state: &[u8], exports: &Exports) -> Result<(ServerParams, S
     let (earlier, name) = rest.split_at_checked(ADVERTISED_LEN).ok_or(NbdResumeError::Unknown)?;
     let name = str::from_utf8(name).map_err(|_| NbdResumeError::Unknown)?;
     let (volume, export) = exports.find(name).ok_or(NbdResumeError::NoExport)?;
-    let params = ServerParams::new(volume, &export, headers, base_allocation != 0);
+    let (base_allocation, respects_sizes) = (agreed & BASE_ALLOCATION != 0, agreed & RESPECTS_SIZES != 0);
+    let params = ServerParams::new(volume, &export, headers, base_allocation, respects_sizes);
     if advertised(&params) != earlier {
         return Err(NbdResumeError::Changed);
     }
@@ -70,6 +72,8 @@ fn advertised(params: &ServerParams) -> Vec<u8> {
     [params.info_export().as_bytes(), params.info_block_size().as_bytes()].concat()
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const BASE_ALLOCATION: u8 = 1;
+const RESPECTS_SIZES: u8 = 2;
 /// Length of [`advertised`], in bytes.
 const ADVERTISED_LEN: usize = size_of::<InfoExport>() + size_of::<InfoBlockSize>();

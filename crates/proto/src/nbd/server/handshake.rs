@@ -415,7 +415,7 @@ impl ServerHandshake {
             }
             Err(_) => return refuse("chose an export that does not exist"),
         };
-        let params = self.params(id, &export);
+        let params = self.params(id, &export, false);
         let reply = ExportNameReply {
             size: params.info.size.into(),
             transmission_flags: params.transmission_flags().bits().into(),
@@ -436,12 +436,12 @@ impl ServerHandshake {
         Ok(())
     }
 
-    /// Handles `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are always sent: a client that did not
-    /// request them may still respect them, and the minimum is seldom the default of one byte.
+    /// Handles `NBD_OPT_INFO` and `NBD_OPT_GO`. Block sizes are always sent, because a client that
+    /// did not request them may still prefer whole blocks.
     fn on_info(&self, option: Opt, data: &[u8], outbox: &mut Outbox) -> Result<ServerParams, OptionError> {
         let request = InfoRequest::parse(data)?;
         let (id, export) = self.find(request.name)?;
-        let params = self.params(id, &export);
+        let params = self.params(id, &export, request.asks_for(Info::NBD_INFO_BLOCK_SIZE));
         let mut info = |parts: &[&[u8]]| reply(outbox, option, Rep::NBD_REP_INFO, parts);
         info(&[params.info_export().as_bytes()]);
         if request.asks_for(Info::NBD_INFO_NAME) {
@@ -502,8 +502,8 @@ impl ServerHandshake {
         self.exports.volume_state(params.volume)
     }
 
-    fn params(&self, id: VolumeId, export: &Export) -> ServerParams {
-        ServerParams::new(id, export, self.headers, self.base_allocation == Some(id))
+    fn params(&self, id: VolumeId, export: &Export, respects_sizes: bool) -> ServerParams {
+        ServerParams::new(id, export, self.headers, self.base_allocation == Some(id), respects_sizes)
     }
 }
 

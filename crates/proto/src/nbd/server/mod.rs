@@ -10,9 +10,11 @@
 //!                  Closing ──────────────▶ Demand::Close ◀────────────────┘
 //! ```
 //! [`NbdTargetSession`] forwards every call to the current phase. A handshake results in `params`:
-//! the export, the header format, and whether block status is available. In the transmission phase,
-//! `request` parses and checks, `pending` holds the requests in flight, and `reply` writes the
-//! replies.
+//! the export, the header format, whether block status is available, and whether the client has to
+//! respect the block sizes. In the transmission phase, `request` parses and checks, `pending` holds
+//! the requests in flight, and `reply` writes the replies. `multi_step` and `long_write` carry out
+//! what the volume cannot do in one I/O, see
+//! `docs/decisions/0083-nbd-clients-that-did-not-ask-need-no-block-size.md`.
 //!
 //! Limits of a session: 1,000 options plus 4 for each export, 64 KiB of data for each, and 30
 //! seconds for the handshake; then 1,024 requests in flight, 64 MiB of their data and block status,
@@ -22,13 +24,15 @@
 //!
 //! NBD has no registrations: while an initiator of another protocol holds a reservation, the writes
 //! of NBD clients fail with `NBD_EPERM`, and with exclusive access their reads as well. Requests on
-//! a range that a SCSI command has locked wait until it is unlocked.
+//! a range that a command of any protocol has locked wait until it is unlocked.
 //!
 //! `EXTENDED_HEADERS` is implemented as in the branch `extension-ext-header` of the protocol's
 //! document.
 
 mod handover;
 mod handshake;
+mod long_write;
+mod multi_step;
 mod option;
 mod params;
 mod pending;
@@ -254,7 +258,10 @@ impl Target for NbdTargetSession {
     }
 
     fn cost(&mut self, io: &Io) -> Option<Cost> {
-        Cost::of(io)
+        match &mut self.phase {
+            NbdTargetPhase::Transmission(transmission) => transmission.cost(io),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Cost::of(io),
+        }
     }
 
     fn on_held(&mut self, tag: Tag) {

@@ -15,6 +15,8 @@ pub(super) struct ServerParams {
     pub(super) headers: HeaderFormat,
     /// Whether `base:allocation` was selected for this export.
     pub(super) base_allocation: bool,
+    /// Whether the client requested the block sizes, so that it has to respect them.
+    pub(super) respects_sizes: bool,
 }
 
 impl ServerParams {
@@ -24,10 +26,24 @@ impl ServerParams {
         export: &Export,
         headers: HeaderFormat,
         base_allocation: bool,
+        respects_sizes: bool,
     ) -> ServerParams {
         let mut info = export.volume.info();
         info.read_only |= export.read_only;
-        ServerParams { volume, info, headers, base_allocation }
+        ServerParams { volume, info, headers, base_allocation, respects_sizes }
+    }
+
+    /// The maximum length of a read or write, in bytes. A client that respects the block sizes was
+    /// told the first one.
+    #[inline]
+    pub(super) fn max_request(&self) -> u64 {
+        if self.respects_sizes { MAX_TRANSFER.into() } else { MAX_SPLIT_REQUEST }
+    }
+
+    /// The volume's block, in bytes.
+    #[inline]
+    pub(super) fn block(&self) -> u64 {
+        self.info.logical_block.into()
     }
 
     /// The transmission flags, which follow from the volume's properties and the header format.
@@ -65,19 +81,22 @@ impl ServerParams {
         }
     }
 
-    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block: a smaller
-    /// request fails with `NBD_EINVAL`, also of a client that did not request the block sizes.
-    /// Known clients request them or keep to multiples of 512 bytes.
+    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block if the client
+    /// has to respect it, and otherwise a byte.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
-        let minimum = self.info.logical_block;
+        let block = self.info.logical_block;
         InfoBlockSize {
             info_type: U16::new(Info::NBD_INFO_BLOCK_SIZE.0),
-            minimum: U32::new(minimum),
-            preferred: U32::new(self.info.preferred_block.max(minimum).clamp(512, MAX_TRANSFER)),
+            minimum: U32::new(if self.respects_sizes { block } else { 1 }),
+            preferred: U32::new(self.info.preferred_block.max(block).clamp(512, MAX_TRANSFER)),
             maximum_payload: U32::new(MAX_TRANSFER),
         }
     }
 }
+
+/// The maximum length of a read or write of a client that did not request the block sizes, in bytes;
+/// it is split. nbdkit takes as much.
+pub(super) const MAX_SPLIT_REQUEST: u64 = 64 << 20;
 
 /// Transmission flags of every export.
 const ALWAYS: TransmissionFlags = TransmissionFlags::HAS_FLAGS
@@ -90,7 +109,7 @@ mod tests {
     use super::*;
 
     fn params(info: VolumeInfo, headers: HeaderFormat) -> ServerParams {
-        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true }
+        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true, respects_sizes: true }
     }
 
     #[test]
@@ -137,6 +156,13 @@ mod tests {
         let sizes = params(info, HeaderFormat::Simple).info_block_size();
         assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (1, 512));
         assert_eq!(sizes.maximum_payload.get(), 32 << 20);
+        let info = VolumeInfo { logical_block: 4096, physical_block: 8192, ..VolumeInfo::new(1 << 20) };
+        let asked = params(info, HeaderFormat::Simple);
+        let not_asked = ServerParams { respects_sizes: false, ..asked.clone() };
+        for (params, minimum) in [(asked, 4096), (not_asked, 1)] {
+            let sizes = params.info_block_size();
+            assert_eq!((sizes.minimum.get(), sizes.preferred.get()), (minimum, 4096));
+        }
         let info = VolumeInfo { preferred_block: 64 << 20, ..VolumeInfo::new(1 << 30) };
         assert_eq!(params(info, HeaderFormat::Simple).info_block_size().preferred.get(), 32 << 20);
     }

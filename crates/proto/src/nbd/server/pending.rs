@@ -1,7 +1,8 @@
 //! Requests in flight, with what their replies need.
 
+use super::multi_step::MultiStepRequest;
 use super::reply::{MAX_STATUS_LEN, ReplyAddress};
-use crate::volume_state::IoGuard;
+use crate::volume_state::{AtomicRange, IoGuard};
 use blockmux_volume::{Op, Slab, Tag};
 
 /// A valid request, from its arrival until its reply.
@@ -15,6 +16,8 @@ pub(super) struct PendingRequest {
     pub(super) op: Op,
     /// `NBD_CMD_FLAG_REQ_ONE`.
     pub(super) one_extent: bool,
+    /// Whether the volume can carry it out as one I/O.
+    pub(super) is_one_io: bool,
 }
 
 impl PendingRequest {
@@ -24,9 +27,15 @@ impl PendingRequest {
         ReplyAddress { cookie: self.cookie, offset: self.offset }
     }
 
+    /// The offset after its range, in bytes.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
+
     /// The maximum memory that its data or its reply may hold, in bytes.
     #[inline]
-    fn payload(&self) -> usize {
+    pub(super) fn payload(&self) -> usize {
         match self.op {
             Op::Read | Op::Write { .. } => usize::try_from(self.length).unwrap_or(usize::MAX),
             Op::BlockStatus if !self.one_extent => MAX_STATUS_LEN,
@@ -39,8 +48,25 @@ impl PendingRequest {
 /// table grows only to the deepest queue that this client ever had.
 #[derive(Default)]
 pub(super) struct PendingTable {
-    slots: Slab<(PendingRequest, Option<IoGuard>)>,
+    slots: Slab<PendingSlot>,
     payload: usize,
+}
+
+struct PendingSlot {
+    request: PendingRequest,
+    guard: Option<IoGuard>,
+    /// The progress of a request of several I/O.
+    steps: Option<Box<MultiStepRequest>>,
+}
+
+impl PendingSlot {
+    #[inline]
+    fn payload(&self) -> usize {
+        match &self.steps {
+            None => self.request.payload(),
+            Some(steps) => steps.payload(&self.request),
+        }
+    }
 }
 
 impl PendingTable {
@@ -61,35 +87,37 @@ impl PendingTable {
         self.payload
     }
 
-    /// Adds a request; returns its tag.
+    /// Adds a request; returns its tag. `steps` is the progress of one of several I/O.
     #[inline]
-    pub(super) fn insert(&mut self, pending: PendingRequest) -> Tag {
-        self.payload = self.payload.saturating_add(pending.payload());
-        Tag(self.slots.insert((pending, None)) as u64)
+    pub(super) fn insert(&mut self, request: PendingRequest, steps: Option<Box<MultiStepRequest>>) -> Tag {
+        let slot = PendingSlot { request, guard: None, steps };
+        self.payload = self.payload.saturating_add(slot.payload());
+        Tag(self.slots.insert(slot) as u64)
     }
 
     /// Marks the I/O of a request as started; `guard` counts it until the request is removed.
     #[inline]
     pub(super) fn begin(&mut self, tag: Tag, guard: Option<IoGuard>) {
         let slot = usize::try_from(tag.0).ok();
-        if let Some((_, place)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            *place = guard;
+        if let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+            slot.guard = guard;
         }
     }
 
-    /// The guard of a request's I/O.
-    pub(super) fn guard(&mut self, tag: Tag) -> Option<&mut IoGuard> {
-        let slot = usize::try_from(tag.0).ok()?;
-        self.slots.get_mut(slot)?.1.as_mut()
+    /// The guard of a request's I/O, and the blocks that are locked for it.
+    pub(super) fn admitted(&mut self, tag: Tag) -> (Option<&mut IoGuard>, Option<&mut AtomicRange>) {
+        let slot = usize::try_from(tag.0).ok().and_then(|slot| self.slots.get_mut(slot));
+        let Some(PendingSlot { guard, steps, .. }) = slot else { return (None, None) };
+        (guard.as_mut(), steps.as_mut().and_then(|steps| steps.locked_range()))
     }
 
-    /// Removes a request; `None` if no request in flight has this tag.
+    /// Removes a request, with its progress if it has several I/O; `None` if no request in flight
+    /// has this tag.
     #[inline]
-    pub(super) fn remove(&mut self, tag: Tag) -> Option<PendingRequest> {
-        let slot = usize::try_from(tag.0).ok()?;
-        let (pending, _guard) = self.slots.remove(slot)?;
-        self.payload = self.payload.saturating_sub(pending.payload());
-        Some(pending)
+    pub(super) fn remove(&mut self, tag: Tag) -> Option<(PendingRequest, Option<Box<MultiStepRequest>>)> {
+        let slot = self.slots.remove(usize::try_from(tag.0).ok()?)?;
+        self.payload = self.payload.saturating_sub(slot.payload());
+        Some((slot.request, slot.steps))
     }
 }
 
@@ -98,16 +126,16 @@ mod tests {
     use super::*;
 
     fn read(cookie: u64) -> PendingRequest {
-        PendingRequest { cookie, offset: 0, length: 4096, op: Op::Read, one_extent: false }
+        PendingRequest { cookie, offset: 0, length: 4096, op: Op::Read, one_extent: false, is_one_io: true }
     }
 
     #[test]
     fn freed_slots_are_reused() {
         let mut table = PendingTable::default();
-        let tags: Vec<Tag> = (0..3).map(|cookie| table.insert(read(cookie))).collect();
+        let tags: Vec<Tag> = (0..3).map(|cookie| table.insert(read(cookie), None)).collect();
         assert_eq!((table.len(), table.payload()), (3, 3 * 4096));
-        assert_eq!(table.remove(tags[1]).map(|pending| pending.cookie), Some(1));
-        assert_eq!(table.insert(read(7)), tags[1]);
+        assert_eq!(table.remove(tags[1]).map(|(request, _)| request.cookie), Some(1));
+        assert_eq!(table.insert(read(7), None), tags[1]);
         assert_eq!((table.len(), table.slots.slots()), (3, 3));
     }
 
@@ -115,9 +143,9 @@ mod tests {
     fn a_block_status_counts_as_its_longest_answer() {
         let mut table = PendingTable::default();
         let status = PendingRequest { length: 1 << 40, op: Op::BlockStatus, ..read(1) };
-        let tag = table.insert(status);
+        let tag = table.insert(status, None);
         assert_eq!(table.payload(), MAX_STATUS_LEN);
-        table.insert(PendingRequest { one_extent: true, ..status });
+        table.insert(PendingRequest { one_extent: true, ..status }, None);
         assert_eq!(table.payload(), MAX_STATUS_LEN);
         table.remove(tag);
         assert_eq!(table.payload(), 0);
@@ -126,7 +154,7 @@ mod tests {
     #[test]
     fn a_tag_that_is_not_in_flight_finds_nothing() {
         let mut table = PendingTable::default();
-        let tag = table.insert(read(1));
+        let tag = table.insert(read(1), None);
         assert!(table.remove(Tag(99)).is_none());
         assert!(table.remove(tag).is_some());
         assert!(table.remove(tag).is_none());

@@ -125,16 +125,46 @@ impl ReplyWriter {
     /// also the last.
     #[inline]
     fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
+        self.data_chunk(outbox, to, to.offset, data, NBD_REPLY_FLAG_DONE);
+    }
+
+    /// Sends a part of the data of a read, which begins at byte `at` of the volume. In a simple
+    /// reply the parts follow each other, and nothing can come between them.
+    pub(super) fn part(
+        &mut self,
+        outbox: &mut Outbox,
+        to: ReplyAddress,
+        at: u64,
+        data: &SgList,
+        is_last: bool,
+    ) {
+        match (self.headers, is_last) {
+            (HeaderFormat::Simple, _) if at > to.offset => outbox.push_payload(data),
+            (_, true) => self.data_chunk(outbox, to, at, data, NBD_REPLY_FLAG_DONE),
+            (_, false) => self.data_chunk(outbox, to, at, data, 0),
+        }
+    }
+
+    /// Whether a reply can still report an error after a part of the data.
+    pub(super) fn can_fail_later(&self) -> bool {
+        self.headers != HeaderFormat::Simple
+    }
+
+    #[inline]
+    fn data_chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, at: u64, data: &SgList, flags: u16) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
-        let offset = U64::new(to.offset);
+        let offset = U64::new(at);
+        let flags = U16::new(flags);
         match self.headers {
             HeaderFormat::Simple => self.simple(outbox, to, 0),
             HeaderFormat::Structured => {
                 let chunk = structured(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
+                let chunk = StructuredReply { flags, ..chunk };
                 self.head(outbox, StructuredDataHead { chunk, offset }.as_bytes());
             }
             HeaderFormat::Extended => {
                 let chunk = extended(to, ReplyType::NBD_REPLY_TYPE_OFFSET_DATA, length);
+                let chunk = ExtendedReply { flags, ..chunk };
                 self.head(outbox, ExtendedDataHead { chunk, offset }.as_bytes());
             }
         }
@@ -182,7 +212,7 @@ impl ReplyWriter {
         self.head(outbox, reply.as_bytes());
     }
 
-    /// Queues the head of the only chunk of a reply.
+    /// Queues the head of the last chunk of a reply.
     fn chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, reply_type: ReplyType, length: usize) {
         if self.headers == HeaderFormat::Extended {
             self.head(outbox, extended(to, reply_type, length).as_bytes());

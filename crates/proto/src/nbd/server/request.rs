@@ -1,9 +1,11 @@
 //! Parsing requests, compact or extended, into operations of a volume (proto.md, "Request message",
 //! "Request types"; extension-ext-header, "Extended request").
 
+use super::multi_step::is_long;
 use super::params::ServerParams;
 use super::pending::PendingRequest;
 use super::reply::MAX_STATUS_LEN;
+use super::transmission::ALL_ROOM;
 use crate::nbd::HeaderFormat;
 use crate::nbd::errno;
 use crate::session::ProtocolError;
@@ -72,16 +74,17 @@ impl NbdRequest {
     ///
     /// A payload above the advertised maximum ends the session: the document requires that for
     /// extended requests and allows it for compact ones. The maximum is the 2^25 bytes below which
-    /// a server must not treat a request as an attack.
+    /// a server must not treat a request as an attack, and twice that for clients that did not
+    /// request it.
     #[inline]
-    pub(super) fn payload_len(&self, headers: HeaderFormat) -> Result<usize, ProtocolError> {
-        let has_payload = match headers {
+    pub(super) fn payload_len(&self, params: &ServerParams) -> Result<usize, ProtocolError> {
+        let has_payload = match params.headers {
             HeaderFormat::Simple | HeaderFormat::Structured => self.command == Cmd::NBD_CMD_WRITE,
             HeaderFormat::Extended => self.flags.contains(CmdFlags::PAYLOAD_LEN),
         };
         match has_payload {
             false => Ok(0),
-            true if self.length > MAX_TRANSFER.into() => Err(ProtocolError {
+            true if self.length > params.max_request() => Err(ProtocolError {
                 what: "sent a request with more payload than the advertised maximum",
                 reference: "proto.md, \"Size constraints\"",
             }),
@@ -89,14 +92,26 @@ impl NbdRequest {
         }
     }
 
-    /// The maximum memory that the request's data or its reply may hold, in bytes.
+    /// The maximum memory that the request's data or its reply may hold, in bytes. A long read gets
+    /// [`ALL_ROOM`].
     #[inline]
-    pub(super) fn data_len(&self) -> usize {
+    pub(super) fn data_len(&self, params: &ServerParams) -> usize {
         match self.command {
+            Cmd::NBD_CMD_READ if self.is_long(params) => ALL_ROOM,
             Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE => self.length.min(MAX_TRANSFER.into()) as usize,
             Cmd::NBD_CMD_BLOCK_STATUS if !self.flags.contains(CmdFlags::REQ_ONE) => MAX_STATUS_LEN,
             _ => 0,
         }
+    }
+
+    /// Whether the request's data is transferred in pieces, because one transfer of whole blocks
+    /// would exceed the volumes' maximum.
+    #[inline]
+    pub(super) fn is_long(&self, params: &ServerParams) -> bool {
+        // Most requests are shorter by far.
+        self.length > NEARLY_LONG
+            && !params.respects_sizes
+            && is_long(self.offset, self.offset.saturating_add(self.length), params.block())
     }
 
     /// Whether the payload contains the length, as in a block status with payload, so that the
@@ -110,13 +125,20 @@ impl NbdRequest {
     /// Checks the request; returns its entry for the table of requests in flight.
     #[inline]
     pub(super) fn accept(&self, params: &ServerParams) -> Result<PendingRequest, NbdRequestRefusal> {
+        let op = self.op(params)?;
         Ok(PendingRequest {
             cookie: self.cookie,
             offset: self.offset,
             length: self.length,
-            op: self.op(params)?,
+            op,
             one_extent: self.flags.contains(CmdFlags::REQ_ONE),
+            is_one_io: self.is_aligned(params) && !(op.moves_data() && self.length > MAX_TRANSFER.into()),
         })
+    }
+
+    #[inline]
+    fn is_aligned(&self, params: &ServerParams) -> bool {
+        (self.offset | self.length) & params.block().saturating_sub(1) == 0
     }
 
     /// The operation of the volume for this request. `NBD_CMD_DISC` has none.
@@ -194,10 +216,17 @@ impl NbdRequest {
         if self.offset.checked_add(self.length).is_none_or(|end| end > info.size) {
             return refuse(IoError::OutOfRange);
         }
-        if (self.offset | self.length) & u64::from(info.logical_block.saturating_sub(1)) != 0 {
-            return refuse(IoError::Misaligned);
+        if !self.is_aligned(params) {
+            if params.respects_sizes {
+                return refuse(IoError::Misaligned);
+            }
+            // A block that is zeroed in part is read and written.
+            if matches!(op, Op::WriteZeroes { only_fast: true, .. }) {
+                return refuse(IoError::Unsupported);
+            }
         }
-        if op == Op::Read && self.length > MAX_TRANSFER.into() {
+        let is_one_chunk = self.flags.contains(CmdFlags::DF);
+        if op == Op::Read && (self.length > params.max_request() || is_one_chunk && self.is_long(params)) {
             // EOVERFLOW is not for reads with simple replies ("Error values").
             let errno =
                 if params.headers == HeaderFormat::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };
@@ -221,6 +250,9 @@ impl NbdRequestRefusal {
         NbdRequestRefusal { errno: errno::from_io_error(error, op), text: Cow::Owned(error.to_string()) }
     }
 }
+
+/// No request of at most this many bytes is long: blocks have at most 64 KiB.
+const NEARLY_LONG: u64 = MAX_TRANSFER as u64 - 2 * (64 << 10);
 
 #[inline]
 fn check_magic(magic: u32, expected: u32) -> Result<(), ProtocolError> {
@@ -250,7 +282,7 @@ mod tests {
 
     fn params(headers: HeaderFormat) -> ServerParams {
         let info = VolumeInfo { discard_granularity: 512, fast_zeroes: true, ..VolumeInfo::new(SIZE) };
-        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true }
+        ServerParams { volume: VolumeId(0), info, headers, base_allocation: true, respects_sizes: true }
     }
 
     fn request(command: Cmd, flags: CmdFlags, offset: u64, length: u64) -> NbdRequest {
@@ -383,18 +415,24 @@ mod tests {
         let write = request(Cmd::NBD_CMD_WRITE, NONE, 0, 512);
         let flagged = request(Cmd::NBD_CMD_TRIM, CmdFlags::PAYLOAD_LEN, 0, 512);
         assert_eq!(
-            (write.payload_len(HeaderFormat::Simple), write.payload_len(HeaderFormat::Extended)),
+            (
+                write.payload_len(&params(HeaderFormat::Simple)),
+                write.payload_len(&params(HeaderFormat::Extended))
+            ),
             (Ok(512), Ok(0))
         );
         assert_eq!(
-            (flagged.payload_len(HeaderFormat::Simple), flagged.payload_len(HeaderFormat::Extended)),
+            (
+                flagged.payload_len(&params(HeaderFormat::Simple)),
+                flagged.payload_len(&params(HeaderFormat::Extended))
+            ),
             (Ok(0), Ok(512))
         );
         assert_eq!(write.op(&params(HeaderFormat::Extended)).unwrap_err().errno, Errno::NBD_EINVAL);
         let long = request(Cmd::NBD_CMD_WRITE, CmdFlags::PAYLOAD_LEN, 0, u64::from(MAX_TRANSFER) + 1);
         assert!(
-            long.payload_len(HeaderFormat::Structured).is_err()
-                && long.payload_len(HeaderFormat::Extended).is_err()
+            long.payload_len(&params(HeaderFormat::Structured)).is_err()
+                && long.payload_len(&params(HeaderFormat::Extended)).is_err()
         );
     }
 }

@@ -8,7 +8,8 @@
 //!   │          │ │                                                 ├─▶ in flight ─▶ reply
 //!   │          │ └─ long payload ─▶ Memory ───▶ Place ─────────────┘
 //!   │          │                 (pool empty) (straight from the socket)
-//!   └── Skip ◀─┤ refused, with payload
+//!   ├── Skip ◀─┤ refused, with payload
+//!   └─ Pieces ◀┤ payload for several I/O
 //!              └─ NBD_CMD_DISC ─▶ Over
 //! ```
 //! The volume borrows a payload from the receive buffer if it is complete there or at most 64 KiB
@@ -17,6 +18,8 @@
 //! A flush covers the writes that were answered before it arrived. Those have completed, so the
 //! volume's flush covers them.
 
+use super::long_write::LongWrite;
+use super::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
 use super::params::ServerParams;
 use super::pending::{PendingRequest, PendingTable};
 use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
@@ -26,8 +29,8 @@ use crate::event::AuditEvent;
 use crate::exports::VolumeId;
 use crate::outbox::Outbox;
 use crate::session::{Demand, ProtocolError};
-use crate::volume_state::{Admission, IoGuard, NotAdmitted, RequiredAccess};
-use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Pool, SHORT_PAYLOAD, SgList, Tag};
+use crate::volume_state::{Admission, AtomicRange, IoGuard, NotAdmitted, RequiredAccess};
+use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -46,8 +49,6 @@ pub(super) struct ServerTransmission {
     admission: Admission,
     /// Why reservations refused a request; `None` once it is logged.
     complaint: Option<&'static str>,
-    /// Whether `NBD_CMD_DISC` was received and is not logged yet.
-    has_disconnected: bool,
     /// Data length of the request that waits for room, in bytes; 0 if none waits.
     waits_for: usize,
     pool: Pool,
@@ -73,8 +74,10 @@ enum AwaitedRequest {
     /// The payload of a refused request, which is discarded. The error is sent after it, where
     /// clients expect it.
     Skip { to: ReplyAddress, left: usize, refusal: NbdRequestRefusal },
-    /// Nothing: the client has disconnected.
-    Over,
+    /// The payload of a write of several I/O.
+    Pieces(Box<LongWrite>),
+    /// Nothing: the session is over. The reason, until it is logged.
+    Over(Option<&'static str>),
 }
 
 impl ServerTransmission {
@@ -93,7 +96,6 @@ impl ServerTransmission {
             held: VecDeque::new(),
             admission,
             complaint: None,
-            has_disconnected: false,
             waits_for: 0,
             pool,
             retry: Backoff::new(now),
@@ -134,9 +136,10 @@ impl ServerTransmission {
             AwaitedRequest::Query(_, length) => Demand::Bytes(*length),
             AwaitedRequest::Skip { .. } => Demand::Bytes(1),
             AwaitedRequest::Place { data, .. } => Demand::Place(data.clone()),
+            AwaitedRequest::Pieces(long) => long.demand(),
             // Requests that were received before the disconnect are carried out first.
-            AwaitedRequest::Over if !self.held.is_empty() => Demand::Nothing,
-            AwaitedRequest::Over => Demand::Close,
+            AwaitedRequest::Over(_) if !self.held.is_empty() => Demand::Nothing,
+            AwaitedRequest::Over(_) => Demand::Close,
         }
     }
 
@@ -160,19 +163,30 @@ impl ServerTransmission {
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Head) {
             AwaitedRequest::Place { write, data } => self.start(write, Some(data), outbox),
+            AwaitedRequest::Pieces(mut long) => {
+                let piece = long.on_placed();
+                self.awaiting = AwaitedRequest::Pieces(long);
+                self.start_piece(piece, outbox);
+            }
             other => self.awaiting = other,
         }
     }
 
     /// Handles that the client has closed its side; that is an error within a message.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
-        match std::mem::replace(&mut self.awaiting, AwaitedRequest::Over) {
-            AwaitedRequest::Head | AwaitedRequest::Over => Ok(()),
-            _ => Err(ProtocolError {
-                what: "closed the connection in the middle of a request's payload",
-                reference: "proto.md, \"Terminating the transmission phase\"",
-            }),
+        match &mut self.awaiting {
+            AwaitedRequest::Head => self.awaiting = AwaitedRequest::Over(None),
+            AwaitedRequest::Over(_) => {}
+            AwaitedRequest::Pieces(long) if long.is_received() => long.is_last = true,
+            _ => {
+                self.awaiting = AwaitedRequest::Over(None);
+                return Err(ProtocolError {
+                    what: "closed the connection in the middle of a request's payload",
+                    reference: "proto.md, \"Terminating the transmission phase\"",
+                });
+            }
         }
+        Ok(())
     }
 
     pub(super) fn on_stop(&mut self) {
@@ -180,8 +194,12 @@ impl ServerTransmission {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let waits = matches!(self.awaiting, AwaitedRequest::Memory(_)) || !self.held.is_empty();
-        waits.then_some(self.retry.at())
+        let wants_memory = match &self.awaiting {
+            AwaitedRequest::Memory(_) => true,
+            AwaitedRequest::Pieces(long) => long.wants_memory(),
+            _ => false,
+        };
+        (wants_memory || !self.held.is_empty()).then_some(self.retry.at())
     }
 
     pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) {
@@ -197,8 +215,10 @@ impl ServerTransmission {
 
     #[inline]
     pub(super) fn poll_event(&mut self) -> Option<AuditEvent> {
-        if std::mem::take(&mut self.has_disconnected) {
-            return Some(AuditEvent::Logout { reason: "the client disconnected" });
+        if let AwaitedRequest::Over(reason) = &mut self.awaiting
+            && let Some(reason) = reason.take()
+        {
+            return Some(AuditEvent::Logout { reason });
         }
         let reason = self.complaint.take()?;
         Some(AuditEvent::RequestsRefused { volume: self.params.volume, reason })
@@ -207,10 +227,10 @@ impl ServerTransmission {
     #[inline]
     pub(super) fn on_io(&mut self, done: Completion, now: Instant, outbox: &mut Outbox) {
         self.retry.reset(now);
-        let pending = self.pending.remove(done.tag);
-        debug_assert!(pending.is_some(), "{:?} completed but is not in flight", done.tag);
-        if let Some(pending) = pending {
-            self.replies.finish(outbox, &pending, done.result);
+        match self.pending.remove(done.tag) {
+            Some((request, None)) => self.replies.finish(outbox, &request, done.result),
+            Some((request, Some(steps))) => self.advance(request, steps, done.result, outbox),
+            None => debug_assert!(false, "{:?} completed but is not in flight", done.tag),
         }
         // The completed request may have returned memory to the pool.
         self.take_memory();
@@ -220,13 +240,15 @@ impl ServerTransmission {
     }
 
     /// Whether a request with `data_len` bytes of data may be accepted now. When the core's pool is
-    /// short, each client gets a small share of it, or one request at a time.
+    /// short, each client gets a small share of it, or one request at a time. One that gets
+    /// [`ALL_ROOM`] has no other beside it.
     #[inline]
     fn has_room(&self, data_len: usize, outbox: &Outbox) -> bool {
         let payload = self.pending.payload().saturating_add(outbox.len()).saturating_add(data_len);
         let is_alone = self.pending.is_empty() && outbox.is_empty();
         self.pending.len() < DEPTH as usize
             && (payload <= SHORT_PAYLOAD
+                || data_len == ALL_ROOM && is_alone
                 || payload <= PAYLOAD_IN_FLIGHT
                     && (is_alone || payload <= self.pool.peer_share() && !self.pool.is_short()))
             && self.replies.has_room(outbox)
@@ -246,10 +268,10 @@ impl ServerTransmission {
             AwaitedRequest::Head if self.paused => Ok(None),
             AwaitedRequest::Head => {
                 let Some(request) = NbdRequest::parse(self.params.headers, unread)? else { return Ok(None) };
-                let data_len = request.data_len();
+                let data_len = request.data_len(&self.params);
                 if !self.has_room(data_len, outbox) {
                     // An invalid request is refused now, without waiting for room.
-                    request.payload_len(self.params.headers)?;
+                    request.payload_len(&self.params)?;
                     self.waits_for = data_len;
                     return Ok(None);
                 }
@@ -284,7 +306,15 @@ impl ServerTransmission {
                 self.awaiting = AwaitedRequest::Head;
                 Ok(Some(taken))
             }
-            AwaitedRequest::Memory(_) | AwaitedRequest::Place { .. } | AwaitedRequest::Over => Ok(None),
+            AwaitedRequest::Pieces(long) => {
+                let discarded = long.discard(unread.len());
+                if discarded == 0 {
+                    return Ok(None);
+                }
+                self.finish_long(outbox);
+                Ok(Some(discarded))
+            }
+            AwaitedRequest::Memory(_) | AwaitedRequest::Place { .. } | AwaitedRequest::Over(_) => Ok(None),
         }
     }
 
@@ -297,10 +327,10 @@ impl ServerTransmission {
         outbox: &mut Outbox,
     ) -> Result<(), ProtocolError> {
         if request.command == Cmd::NBD_CMD_DISC {
-            (self.awaiting, self.has_disconnected) = (AwaitedRequest::Over, true);
+            self.awaiting = AwaitedRequest::Over(Some("the client disconnected"));
             return Ok(());
         }
-        let length = request.payload_len(self.params.headers)?;
+        let length = request.payload_len(&self.params)?;
         if length == 0 {
             self.perform(&request, outbox);
             return Ok(());
@@ -314,6 +344,7 @@ impl ServerTransmission {
         } else {
             match request.accept(&self.params) {
                 Err(refusal) => skip(refusal),
+                Ok(write) if request.is_long(&self.params) => self.awaits_pieces(write),
                 Ok(write) if length <= here || length <= MAX_BORROWED_PAYLOAD => {
                     AwaitedRequest::Payload(write)
                 }
@@ -363,8 +394,128 @@ impl ServerTransmission {
             self.replies.refuse(outbox, accepted.address(), &STOPPING);
             return;
         }
-        let tag = self.pending.insert(accepted);
+        if !accepted.is_one_io {
+            return self.start_steps(accepted, data, outbox);
+        }
+        let tag = self.pending.insert(accepted, None);
         self.submit(Io { tag, op, offset, len: length, data }, outbox);
+    }
+
+    /// Starts a request of any alignment. A hint covers the enclosing blocks, a trim those within
+    /// its range.
+    #[cold]
+    fn start_steps(&mut self, accepted: PendingRequest, data: Option<SgList>, outbox: &mut Outbox) {
+        let PendingRequest { offset, length, op, .. } = accepted;
+        let (end, block) = (accepted.end(), self.params.block());
+        let (offset, len) = match op {
+            _ if length == 0 => (offset, 0),
+            Op::Discard { .. } => whole_blocks_within(offset, end, block),
+            Op::Prefetch => enclosing_blocks(offset, end, block),
+            _ => {
+                let steps = MultiStepRequest::new(&accepted, data, block, &self.admission);
+                return self.next_step(accepted, Box::new(steps), outbox);
+            }
+        };
+        let tag = self.pending.insert(accepted, None);
+        self.submit(Io::new(tag, op, offset, len), outbox);
+    }
+
+    /// Submits the next I/O of a request.
+    fn next_step(&mut self, request: PendingRequest, mut steps: Box<MultiStepRequest>, outbox: &mut Outbox) {
+        let io = steps.next(&request, &self.admission);
+        let tag = self.pending.insert(request, Some(steps));
+        self.submit_locked(Io { tag, ..io }, outbox);
+    }
+
+    /// Handles the completion of an I/O of a request with several.
+    #[cold]
+    fn advance(
+        &mut self,
+        request: PendingRequest,
+        mut steps: Box<MultiStepRequest>,
+        result: Result<Output, IoError>,
+        outbox: &mut Outbox,
+    ) {
+        let to = request.address();
+        match steps.on_io(&request, result) {
+            RequestStep::Next => self.next_step(request, steps, outbox),
+            RequestStep::SendPart(at, data) => {
+                self.replies.part(outbox, to, at, &data, false);
+                self.next_step(request, steps, outbox);
+            }
+            RequestStep::SendLast(at, data) => self.replies.part(outbox, to, at, &data, true),
+            RequestStep::Done(result) => self.finish_steps(&request, &steps, result, outbox),
+        }
+    }
+
+    /// Replies to a request of several I/O. A simple reply that has begun cannot report an error:
+    /// the session ends.
+    fn finish_steps(
+        &mut self,
+        request: &PendingRequest,
+        steps: &MultiStepRequest,
+        result: Result<Output, IoError>,
+        outbox: &mut Outbox,
+    ) {
+        if steps.is_piece {
+            let written = result.map(drop);
+            let written = written.map_err(|error| NbdRequestRefusal::of_io_error(error, request.op));
+            self.on_piece(written, outbox);
+        } else if result.is_err() && steps.has_sent(request) && !self.replies.can_fail_later() {
+            outbox.clear();
+            self.awaiting = AwaitedRequest::Over(Some("a read failed after a part of its data was sent"));
+        } else {
+            self.replies.finish(outbox, request, result);
+        }
+    }
+
+    /// What to wait for after the head of a long write.
+    #[cold]
+    fn awaits_pieces(&self, write: PendingRequest) -> AwaitedRequest {
+        let mut long = LongWrite::new(write, self.params.block());
+        if !self.pool.could_hold(PIECE as usize) {
+            long.fail(NO_MEMORY);
+        }
+        AwaitedRequest::Pieces(Box::new(long))
+    }
+
+    /// Writes a piece of a long write whose payload is complete, if the write has not failed.
+    #[cold]
+    fn start_piece(&mut self, piece: Option<(PendingRequest, SgList)>, outbox: &mut Outbox) {
+        match piece {
+            Some(_) if self.stopping => return self.on_piece(Err(STOPPING), outbox),
+            Some((piece, data)) => {
+                let mut steps =
+                    MultiStepRequest::new(&piece, Some(data), self.params.block(), &self.admission);
+                steps.is_piece = true;
+                self.next_step(piece, Box::new(steps), outbox);
+            }
+            None => {}
+        }
+        self.take_memory();
+        self.finish_long(outbox);
+    }
+
+    /// Handles that a piece of the long write is written, or why not.
+    fn on_piece(&mut self, written: Result<(), NbdRequestRefusal>, outbox: &mut Outbox) {
+        // The connection may have ended meanwhile.
+        if let AwaitedRequest::Pieces(long) = &mut self.awaiting {
+            long.on_written(written);
+            self.take_memory();
+            self.finish_long(outbox);
+        }
+    }
+
+    /// Replies to the long write if it is over.
+    fn finish_long(&mut self, outbox: &mut Outbox) {
+        let AwaitedRequest::Pieces(long) = &self.awaiting else { return };
+        let to = long.request().address();
+        match long.result() {
+            Some(Ok(())) => self.replies.success(outbox, to),
+            Some(Err(refusal)) => self.replies.refuse(outbox, to, refusal),
+            None => return,
+        }
+        self.awaiting = if long.is_last { AwaitedRequest::Over(None) } else { AwaitedRequest::Head };
     }
 
     /// Passes an I/O to the driver, holds it while its range is locked, or refuses it because of a
@@ -372,6 +523,28 @@ impl ServerTransmission {
     #[inline]
     fn submit(&mut self, io: Io, outbox: &mut Outbox) {
         let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
+        self.on_admission(io, admitted, outbox);
+    }
+
+    /// As [`ServerTransmission::submit`], also for an I/O in blocks that its request locks.
+    #[cold]
+    fn submit_locked(&mut self, io: Io, outbox: &mut Outbox) {
+        let (needs, owns_lock) = match self.pending.admitted(io.tag).1.map(AtomicRange::lock) {
+            Some(true) => (RequiredAccess::Writing, true),
+            Some(false) => return self.held.push_back(io),
+            None => (RequiredAccess::of(io.op), false),
+        };
+        let admitted = self.admission.admit(io.op, (io.offset, io.len), needs, owns_lock);
+        self.on_admission(io, admitted, outbox);
+    }
+
+    #[inline]
+    fn on_admission(
+        &mut self,
+        io: Io,
+        admitted: Result<Option<IoGuard>, NotAdmitted<IoError>>,
+        outbox: &mut Outbox,
+    ) {
         match admitted {
             Ok(_) if io.len == 0 && io.op != Op::Flush => self.finish_empty(io.tag, outbox),
             Ok(guard) => {
@@ -383,13 +556,27 @@ impl ServerTransmission {
         }
     }
 
+    pub(super) fn cost(&mut self, io: &Io) -> Option<Cost> {
+        match self.pending.admitted(io.tag).1 {
+            Some(range) => range.cost(),
+            None => Cost::of(io),
+        }
+    }
+
     pub(super) fn on_held(&mut self, tag: Tag) {
-        self.pending.guard(tag).into_iter().for_each(IoGuard::pause);
+        let (guard, range) = self.pending.admitted(tag);
+        guard.into_iter().for_each(IoGuard::pause);
+        range.into_iter().for_each(AtomicRange::unlock);
     }
 
     pub(super) fn readmit(&mut self, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        let Some(guard) = self.pending.guard(io.tag) else { return Ok(()) };
-        let needs = RequiredAccess::of(io.op);
+        let (guard, range) = self.pending.admitted(io.tag);
+        let needs = match range.map(AtomicRange::lock) {
+            Some(true) => RequiredAccess::Writing,
+            Some(false) => return Err(NotAdmitted::Locked),
+            None => RequiredAccess::of(io.op),
+        };
+        let Some(guard) = guard else { return Ok(()) };
         let admitted = self.admission.readmit(guard, io.op, (io.offset, io.len), needs);
         if matches!(admitted, Err(NotAdmitted::Denied(_))) {
             self.complaint = self.admission.complaint().or(self.complaint);
@@ -401,16 +588,17 @@ impl ServerTransmission {
     #[cold]
     fn finish_denied(&mut self, tag: Tag, error: IoError, outbox: &mut Outbox) {
         self.complaint = self.admission.complaint().or(self.complaint);
-        if let Some(pending) = self.pending.remove(tag) {
-            let refusal = NbdRequestRefusal::of_io_error(error, pending.op);
-            self.replies.refuse(outbox, pending.address(), &refusal);
+        match self.pending.remove(tag) {
+            Some((request, None)) => self.replies.finish(outbox, &request, Err(error)),
+            Some((request, Some(steps))) => self.finish_steps(&request, &steps, Err(error), outbox),
+            None => {}
         }
     }
 
     /// Answers a request of 0 bytes, for which the volume has nothing to do.
     #[cold]
     fn finish_empty(&mut self, tag: Tag, outbox: &mut Outbox) {
-        let Some(pending) = self.pending.remove(tag) else { return };
+        let Some((pending, _)) = self.pending.remove(tag) else { return };
         if pending.op == Op::Read {
             self.replies.no_data(outbox, pending.address());
         } else {
@@ -422,19 +610,27 @@ impl ServerTransmission {
     fn resume_held(&mut self, outbox: &mut Outbox) {
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { return };
-            self.submit(io, outbox);
+            self.submit_locked(io, outbox);
         }
     }
 
     /// Takes memory from the pool for the payload that waits for it, if the pool has enough.
     #[inline]
     pub(super) fn take_memory(&mut self) {
-        if let AwaitedRequest::Memory(write) = &self.awaiting {
-            let length = write.length as usize;
-            if let Some(memory) = self.pool.take_payload_or_wait(length) {
-                let data = memory.seg(0, length).into();
-                self.awaiting = AwaitedRequest::Place { write: *write, data };
+        match &mut self.awaiting {
+            AwaitedRequest::Memory(write) => {
+                let length = write.length as usize;
+                if let Some(memory) = self.pool.take_payload_or_wait(length) {
+                    let data = memory.seg(0, length).into();
+                    self.awaiting = AwaitedRequest::Place { write: *write, data };
+                }
             }
+            AwaitedRequest::Pieces(long) if long.wants_memory() => {
+                let length = long.piece().length as usize;
+                let memory = self.pool.take_payload_or_wait(length);
+                memory.iter().for_each(|memory| long.place(memory.seg(0, length).into()));
+            }
+            _ => {}
         }
     }
 }
@@ -459,6 +655,9 @@ pub(super) const DEPTH: u32 = 1024;
 /// The maximum data of one session in flight, in bytes, including the outbox. More than any one
 /// request.
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
+
+/// The data of a request that runs alone: more than others could have beside it.
+pub(super) const ALL_ROOM: usize = PAYLOAD_IN_FLIGHT + 1;
 
 /// A payload of up to this many bytes is completed in the receive buffer and borrowed from there:
 /// one large receive for many requests costs less than a receive for each. At most `MAX_DEMAND`.

@@ -3,8 +3,9 @@
 use super::*;
 use std::time::Instant;
 
-/// A whole session: handshake, all commands in one form, valid and invalid, and the disconnect.
-fn everything(headers: Option<Opt>) -> Vec<u8> {
+/// A whole session: handshake, all commands in one form, valid and invalid, and the disconnect. A
+/// client that does not request `infos` need not respect the block sizes.
+fn everything(headers: Option<Opt>, infos: &[Info]) -> Vec<u8> {
     let ext = headers == Some(Opt::NBD_OPT_EXTENDED_HEADERS);
     let head = |command, flags, offset, length: u32| match ext {
         true => ext_request(command, flags, offset, length.into()),
@@ -21,7 +22,7 @@ fn everything(headers: Option<Opt>) -> Vec<u8> {
         bytes.extend(option(Opt::NBD_OPT_SET_META_CONTEXT, &data));
     }
     bytes.extend(option(Opt::NBD_OPT_INFO, &info_data("frozen", &[Info::NBD_INFO_NAME])));
-    bytes.extend(option(Opt::NBD_OPT_GO, &info_data("disk0", &[Info::NBD_INFO_BLOCK_SIZE])));
+    bytes.extend(option(Opt::NBD_OPT_GO, &info_data("disk0", infos)));
     for (offset, len) in [(512, 512), (SIZE, 512), (65536, 66 << 10)] {
         bytes.extend(head(Cmd::NBD_CMD_WRITE, payload, offset, len));
         bytes.extend(pattern(len as usize));
@@ -56,7 +57,7 @@ fn answers(parts: &[&[u8]], step: usize) -> Vec<u8> {
 #[test]
 fn a_session_is_the_same_however_its_bytes_are_cut() {
     for headers in FORMS {
-        let bytes = everything(headers);
+        let bytes = everything(headers, &[Info::NBD_INFO_BLOCK_SIZE]);
         let whole = answers(&[&bytes], usize::MAX);
         for step in (1..70).chain([4095, 4096, 65_536, 65_564]) {
             assert!(answers(&[&bytes], step) == whole, "{headers:?} in steps of {step}");
@@ -73,10 +74,12 @@ proptest! {
     #[test]
     fn bytes_with_errors_never_panic(
         headers in 0..3usize,
+        asks: bool,
         flips in prop::collection::vec((0..1_000_000usize, any::<u8>()), 1..8),
         step in 1..5000usize,
     ) {
-        let mut bytes = everything(FORMS[headers]);
+        let infos = if asks { &[Info::NBD_INFO_BLOCK_SIZE][..] } else { &[] };
+        let mut bytes = everything(FORMS[headers], infos);
         let len = bytes.len();
         // Bytes of the long payload stay unchanged: headers are what matters.
         for (at, value) in flips {

@@ -1,6 +1,7 @@
 //! Whole sessions as packet traces: the bytes of the client and those of the target.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
+mod any_size;
 mod cuts;
 mod handover;
 mod handshake;

@@ -217,7 +217,7 @@ fn a_read_only_export_cannot_be_written() {
 fn bytes_that_are_not_a_request_end_the_session() {
     assert!(transmit(&[]).client_sends(&[0; 28]).is_err(), "wrong magic number");
     assert!(extended().client_sends(&join(&[&request(Cmd::NBD_CMD_READ, 0, 0, 512), &[0; 4]])).is_err());
-    let huge = request(Cmd::NBD_CMD_WRITE, 0, 0, MAX_TRANSFER + 1);
+    let huge = request(Cmd::NBD_CMD_WRITE, 0, 0, (64 << 20) + 1);
     assert!(transmit(&[]).client_sends(&huge).is_err(), "payload above the maximum");
     let huge = ext_request(Cmd(77), CmdFlags::PAYLOAD_LEN.bits(), 0, u64::MAX);
     assert!(extended().client_sends(&huge).is_err(), "payload above the maximum");
