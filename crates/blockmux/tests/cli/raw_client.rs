@@ -56,7 +56,7 @@ impl RawClient {
         RawClient { socket }
     }
 
-    /// A client of the default export that requests the block sizes, so that it has to respect them.
+    /// A client of the default export that requests the block sizes and so has to respect them.
     pub(crate) fn respecting_sizes(path: &Path) -> RawClient {
         let mut socket = UnixStream::connect(path).unwrap();
         socket.read_exact(&mut [0; 18]).unwrap();

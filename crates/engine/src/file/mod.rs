@@ -18,8 +18,8 @@
 //! pool.
 //!
 //! **Files of any length.** The last block of a file that is not whole blocks reads as zeroes where
-//! the file has ended. Only a write of anything else there makes the file longer
-//! (`docs/decisions/0084-a-file-of-any-length-is-whole-blocks-and-keeps-its-length.md`). Such a file
+//! the file has ended. Only a write of anything else there makes the file longer, see
+//! `docs/decisions/0084-a-file-of-any-length-is-whole-blocks-and-keeps-its-length.md`. Such a file
 //! uses the page cache by default.
 //!
 //! **Registered files and buffers** are not used. With fio's io_uring engine, 4 KiB random reads at

@@ -195,7 +195,7 @@ fn prepare_file(path: &Path, file: File, options: FileOptions) -> Result<Opened,
     let metadata = file.metadata().map_err(failed("examine"))?;
     let queue = QueueLimits::of(metadata.dev());
     let wanted = options.blocks.logical.unwrap_or(SMALL_BLOCK);
-    // Direct I/O would make a file of any other length longer with the first write to its last block.
+    // Direct I/O would make any other file longer with the first write to its last block.
     let is_whole = options.size.is_some() || metadata.len().is_multiple_of(wanted.into());
     let suits_all = |direct: &DirectAlignment| is_whole && direct.offset <= wanted;
     let direct = set_direct(path, &file, options.direct, DirectAlignment::of(&file, &queue), suits_all)?;

@@ -248,8 +248,8 @@ impl Disk {
         );
     }
 
-    /// How many bytes of a write or of zeroes go to the file: zeroes beyond the end of a partial last
-    /// block do not, because it reads as zeroes there, so that the file keeps its length.
+    /// How many bytes of a write or of zeroes go to the file: zeroes beyond the end of a partial
+    /// last block do not, because it reads as zeroes there, so that the file keeps its length.
     #[inline]
     pub(super) fn len_to_write(&self, io: &Io) -> u64 {
         if io.offset + io.len <= self.extent.end() { io.len } else { self.len_in_last_block(io) }

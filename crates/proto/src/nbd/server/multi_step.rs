@@ -271,7 +271,8 @@ pub(super) fn is_long(offset: u64, end: u64, block: u64) -> bool {
     enclosing_blocks(offset, end, block).1 > blockmux_volume::MAX_TRANSFER.into()
 }
 
-/// The end of the piece that begins at byte `at` of the volume; the whole request unless it is long.
+/// The end of the piece that begins at byte `at` of the volume; the whole request is a piece unless
+/// it is long.
 pub(super) fn piece_end(at: u64, request: &PendingRequest, block: u64) -> u64 {
     match is_long(request.offset, request.end(), block) {
         true => block_end(at, PIECE).min(request.end()),

@@ -81,8 +81,8 @@ impl ServerParams {
         }
     }
 
-    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block if the client
-    /// has to respect it, and otherwise a byte.
+    /// The payload of `NBD_INFO_BLOCK_SIZE`. The minimum is the volume's logical block if the
+    /// client has to respect it, and otherwise a byte.
     pub(super) fn info_block_size(&self) -> InfoBlockSize {
         let block = self.info.logical_block;
         InfoBlockSize {
@@ -94,8 +94,8 @@ impl ServerParams {
     }
 }
 
-/// The maximum length of a read or write of a client that did not request the block sizes, in bytes;
-/// it is split. nbdkit takes as much.
+/// The maximum length of a read or write of a client that did not request the block sizes, in
+/// bytes; it is split. nbdkit takes as much.
 pub(super) const MAX_SPLIT_REQUEST: u64 = 64 << 20;
 
 /// Transmission flags of every export.
