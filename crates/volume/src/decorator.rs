@@ -36,6 +36,10 @@ impl<D: Decorator> Volume for D {
         self.inner().deleted_file()
     }
 
+    fn lost_path(&self) -> Option<PathBuf> {
+        self.inner().lost_path()
+    }
+
     fn refresh_size(&self) -> u64 {
         self.inner().refresh_size()
     }

@@ -132,6 +132,10 @@ impl Volume for SliceVolume {
         self.inner.deleted_file()
     }
 
+    fn lost_path(&self) -> Option<PathBuf> {
+        self.inner.lost_path()
+    }
+
     fn refresh_size(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size

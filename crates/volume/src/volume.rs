@@ -279,6 +279,12 @@ pub trait Volume: Send + Sync {
         None
     }
 
+    /// The path of a file or device below that leads to something else now, or nowhere. May block
+    /// in the path, so cores do not call it.
+    fn lost_path(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// Registers a callback for size changes, called from any thread. A volume of fixed size may
     /// ignore it.
     fn on_resize(&self, _call: Box<dyn Fn() + Send + Sync>) {}

@@ -169,20 +169,34 @@ fn a_detach_waits_for_discards_in_flight() {
 }
 
 #[test]
-fn a_daemon_whose_file_was_deleted_is_not_taken_over() {
-    let files = tempfile::tempdir().unwrap();
-    let (path, control) = (files.path().join("disk.img"), files.path().join("control"));
-    let spec = format!("a=file:{}?size=4m", path.display());
-    let control = format!("unix:{}", control.display());
-    let daemon = Daemon::serve(&[&spec, "--control", &control]);
-    let mut client = RawClient::connect(&daemon.socket());
-    assert_eq!(client.write(0, 0, &[7; 512]), 0);
-    fs::remove_file(&path).unwrap();
-    let mut successor = Command::new(crate::program::BLOCKMUX);
-    successor.args(["serve", &spec, "--nbd", &format!("unix:{}", daemon.socket().display())]);
-    let output = successor.args(["--control", &control, "--takeover", &control]).output().unwrap();
-    let said = text(&output.stderr);
-    assert!(said.contains("disk.img was deleted while it is served"), "{said}");
-    assert!(!output.status.success() && !path.exists());
-    assert_eq!(client.read(0, 512), [7; 512]);
+fn a_daemon_whose_file_was_deleted_renamed_or_replaced_is_not_taken_over() {
+    type Move = fn(&Path) -> std::io::Result<()>;
+    let cases: [(&str, Move); 3] = [
+        ("disk.img was deleted while it is served", |path| fs::remove_file(path)),
+        ("disk.img no longer leads to what is served, and the new process would serve other data", |path| {
+            fs::rename(path, path.with_extension("old"))
+        }),
+        ("disk.img no longer leads to what is served, and the new process would serve other data", |path| {
+            fs::rename(path, path.with_extension("old"))?;
+            fs::write(path, vec![9; 4 << 20])
+        }),
+    ];
+    for (what, change) in cases {
+        let files = tempfile::tempdir().unwrap();
+        let (path, control) = (files.path().join("disk.img"), files.path().join("control"));
+        let spec = format!("a=file:{}?size=4m", path.display());
+        let control = format!("unix:{}", control.display());
+        let daemon = Daemon::serve(&[&spec, "--control", &control]);
+        let mut client = RawClient::connect(&daemon.socket());
+        assert_eq!(client.write(0, 0, &[7; 512]), 0);
+        change(&path).unwrap();
+        let exists = path.exists();
+        let mut successor = Command::new(crate::program::BLOCKMUX);
+        successor.args(["serve", &spec, "--nbd", &format!("unix:{}", daemon.socket().display())]);
+        let output = successor.args(["--control", &control, "--takeover", &control]).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.contains(what), "{what}: {said}");
+        assert!(!output.status.success() && path.exists() == exists, "{what}");
+        assert_eq!(client.read(0, 512), [7; 512], "{what}");
+    }
 }

@@ -10,10 +10,10 @@ use blockmux_volume::{
     Waker,
 };
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -54,6 +54,15 @@ pub(super) struct FileExtent {
     changes: AtomicU64,
     /// A write had data beyond `end`, in the partial last block, so that the file became longer.
     has_grown: AtomicBool,
+}
+
+/// Where the path of an open file or device leads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PathState {
+    /// To what is open.
+    Leads,
+    LeadsElsewhere,
+    LeadsNowhere,
 }
 
 impl FileVolume {
@@ -138,6 +147,10 @@ impl Volume for FileVolume {
     fn deleted_file(&self) -> Option<PathBuf> {
         let links = self.disk.file.metadata().map(|own| own.nlink());
         (!self.disk.is_device && links.is_ok_and(|links| links == 0)).then(|| self.disk.path.clone())
+    }
+
+    fn lost_path(&self) -> Option<PathBuf> {
+        self.disk.path_state().filter(|state| *state != PathState::Leads).map(|_| self.disk.path.clone())
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
@@ -228,19 +241,31 @@ impl Disk {
         }
     }
 
+    /// Where the path leads now; `None` if this process lacks permission to find out.
+    fn path_state(&self) -> Option<PathState> {
+        let own = self.file.metadata().ok()?;
+        let is_same = |found: &Metadata| match self.is_device {
+            true => found.file_type().is_block_device() && found.rdev() == own.rdev(),
+            false => (found.dev(), found.ino()) == (own.dev(), own.ino()),
+        };
+        match std::fs::metadata(&self.path) {
+            Ok(found) if is_same(&found) => Some(PathState::Leads),
+            Ok(_) => Some(PathState::LeadsElsewhere),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(PathState::LeadsNowhere),
+            Err(_) => None,
+        }
+    }
+
     /// Warns once if the path no longer names the open file, so that clients' writes would be lost.
     fn check_path(&self) {
-        let found = match std::fs::metadata(&self.path) {
-            Ok(found) => Some((found.dev(), found.ino())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // This process lacks permission to check.
-            Err(_) => return,
+        let what = match self.path_state() {
+            Some(PathState::LeadsElsewhere) => "names another file now",
+            Some(PathState::LeadsNowhere) => "was deleted or renamed",
+            Some(PathState::Leads) | None => return,
         };
-        let Ok(own) = self.file.metadata() else { return };
-        if found == Some((own.dev(), own.ino())) || self.has_lost_path.swap(true, Ordering::AcqRel) {
+        if self.has_lost_path.swap(true, Ordering::AcqRel) {
             return;
         }
-        let what = if found.is_some() { "names another file now" } else { "was deleted or renamed" };
         tracing::warn!(
             "{}: {what}: clients still read and write the file that was opened; copy it from the daemon with 'blockmux copy' \
              if it is needed, then restart the daemon or remove and add the volume",

@@ -137,6 +137,10 @@ impl Volume for StripeVolume {
         self.members.iter().find_map(|member| member.deleted_file())
     }
 
+    fn lost_path(&self) -> Option<PathBuf> {
+        self.members.iter().find_map(|member| member.lost_path())
+    }
+
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let members: Result<Vec<_>, _> =
             self.members.iter().map(|member| member.open(core, depth, waker.clone())).collect();

@@ -19,7 +19,7 @@ use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::{OpenedVolumes, Setup};
 use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
-use blockmux_proto::exports::{Export, Removed};
+use blockmux_proto::exports::{Export, Exports, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
@@ -419,6 +419,26 @@ pub(in crate::serve) fn check_not_deleted(name: &str, volume: &dyn Volume) -> Re
         )),
         None => Ok(()),
     }
+}
+
+/// Checks that each path still leads to what is served. A process that takes over opens the paths
+/// anew, and would continue sessions with other data.
+///
+/// # Errors
+/// Names the first path and what to do.
+pub(in crate::serve) fn check_paths(exports: &Exports) -> Result<(), String> {
+    for (_, export) in exports.iter() {
+        let Export { name, volume, .. } = &*export;
+        check_not_deleted(name, &**volume)?;
+        if let Some(path) = volume.lost_path() {
+            return Err(format!(
+                "volume `{name}`: {} no longer leads to what is served, and the new process would serve other data; \
+                 restore the path, or restart the daemon",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Waits for I/O in flight on removed volumes and flushes them; returns warnings.

@@ -17,7 +17,7 @@ mod plan;
 mod record;
 mod save;
 
-pub(super) use self::apply::check_not_deleted;
+pub(super) use self::apply::{check_not_deleted, check_paths};
 use self::model::Model;
 use self::plan::{
     ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
@@ -193,6 +193,7 @@ impl Reloader {
             config: Current::new(Arc::new(config.clone())),
             changes: Mutex::default(),
             reloads: Mutex::default(),
+            readings: Semaphore::new(MAX_READINGS),
         };
         reloader.begin_protocols()?;
         {
@@ -291,7 +292,12 @@ impl Reloader {
     /// # Errors
     /// Says why nothing can be handed over, and what to do.
     pub(super) fn offer(&self) -> Result<DaemonOffer, String> {
-        let (changing, config) = (self.begin_change(), self.config.get());
+        let config = self.config.get();
+        let volumes = self.volume_offers(&config)?;
+        let changing = self.begin_change();
+        if !Arc::ptr_eq(&self.config.get(), &config) {
+            return Err("the daemon's config has changed at the same time; try again".to_owned());
+        }
         if config.is_unsaved {
             return Err(
                 "the config file does not have the changes that 'ctl' has made; save them with 'ctl save', or drop \
@@ -306,10 +312,6 @@ impl Reloader {
                  daemon",
                 named.name, named.entry.spec
             ));
-        }
-        // The new process would create an empty file in its place.
-        for (_, export) in self.exports.iter() {
-            check_not_deleted(&export.name, &*export.volume)?;
         }
         let inherited = self.inherited();
         let listeners = changing.listeners.iter().filter_map(|own| {

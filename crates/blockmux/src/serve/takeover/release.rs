@@ -4,7 +4,7 @@
 use super::wire::{Offer, SessionOffer, TakeoverConnection, TakeoverMessage};
 use crate::failure::Failure;
 use crate::serve::offer::{DaemonOffer, OfferedListener};
-use crate::serve::reload::Reloader;
+use crate::serve::reload::{Reloader, check_paths};
 use crate::serve::{DaemonEvent, flush};
 use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::socket::ListenerHandle;
@@ -82,9 +82,13 @@ impl TakeoverServer {
         };
         listeners.extend(self.endpoints.iter().cloned());
         let offer = Offer { volumes, state: self.state.clone() };
-        let events = self.events.clone();
+        let (events, exports) = (self.events.clone(), self.reloader.exports.clone());
         let negotiate = move || match wait_until_ready(&connection, &listeners, offer) {
             Ok(()) => {
+                // Files may have been moved since the offer.
+                if let Err(reason) = check_paths(&exports) {
+                    return refuse(&connection, &reason);
+                }
                 let handles = listeners.into_iter().map(|(_, handle)| handle).collect();
                 let handover = Handover { connection, handles, offered: text, _busy: busy };
                 // The daemon may be stopping.
