@@ -29,7 +29,7 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
         return Ok(open_at_cwd(path, flags, mode)?.into());
     }
     let place = Walk::along(path)?;
-    if !place.is_foreign && place.directory.stat.st_mode & OTHERS_WRITE == 0 {
+    if !place.is_foreign && !others_write(&place.directory.stat) {
         return Ok(open_at_cwd(path, flags, mode)?.into());
     }
     let Some(entry) = &place.entry else {
@@ -50,6 +50,16 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
 /// The errors of stat(2), or if another user leads root to what is not that user's.
 pub fn stat(path: &Path) -> io::Result<Stat> {
     Ok(fstat(open(path, OFlags::PATH, Mode::empty())?)?)
+}
+
+/// Removes the file with this path if it is the expected one, and not through a link.
+///
+/// # Errors
+/// The errors of unlink(2), or if another user leads root to what is not that user's.
+pub fn remove(path: &Path, is_expected: impl FnOnce(&Stat) -> bool) -> io::Result<()> {
+    let place = anchor(path)?;
+    let found = statat(CWD, place.as_path(), AtFlags::SYMLINK_NOFOLLOW)?;
+    if is_expected(&found) { std::fs::remove_file(place.as_path()) } else { Ok(()) }
 }
 
 /// The owner, type and size of a directory's entry; of a link itself if it is one.
@@ -230,8 +240,8 @@ impl Walk {
 
     /// Notes whether another user can replace entries of the present directory.
     fn pass_directory(&mut self) {
-        let Stat { st_uid, st_mode, .. } = self.directory.stat;
-        self.is_foreign |= self.is_another(st_uid) || st_mode & (OTHERS_WRITE | STICKY) == OTHERS_WRITE;
+        let stat = &self.directory.stat;
+        self.is_foreign |= self.is_another(stat.st_uid) || others_write(stat) && stat.st_mode & STICKY == 0;
     }
 
     /// Notes that this user decides where the path leads.
@@ -253,7 +263,7 @@ impl Walk {
             FileType::from_raw_mode(entry.stat.st_mode) == FileType::Directory || entry.stat.st_nlink < 2;
         let is_owners = match self.is_another(directory.st_uid) {
             true => owner == directory.st_uid,
-            false => directory.st_mode & OTHERS_WRITE == 0 || self.is_another(owner),
+            false => !others_write(&directory) || self.is_another(owner),
         };
         if is_alone || is_owners { Ok(()) } else { Err(led()) }
     }
@@ -270,6 +280,11 @@ fn enter(directory: impl AsFd, name: &OsStr) -> rustix::io::Result<Entry> {
     Ok(Entry { stat: fstat(&fd)?, fd })
 }
 
+/// Whether users other than its owner may make entries in a directory.
+fn others_write(stat: &Stat) -> bool {
+    stat.st_mode & OTHERS_WRITE != 0 || stat.st_mode & GROUP_WRITE != 0 && stat.st_gid != ROOT
+}
+
 fn led() -> io::Error {
     io::Error::new(
         io::ErrorKind::PermissionDenied,
@@ -284,6 +299,8 @@ fn is_root() -> bool {
 const ROOT: u32 = 0;
 /// Write permission of everybody.
 const OTHERS_WRITE: u32 = 0o002;
+/// Write permission of the group.
+const GROUP_WRITE: u32 = 0o020;
 /// In such a directory users can replace only their own entries.
 const STICKY: u32 = 0o1000;
 /// Maximum number of symbolic links in a path, as in Linux.
@@ -383,6 +400,23 @@ mod tests {
     }
 
     #[test]
+    fn only_the_expected_file_is_removed_and_not_through_a_link_of_another_user() {
+        let Some(home) = home() else { return };
+        let at = |name: &str| home.path().join(name);
+        let expected = stat(&at("own")).unwrap();
+        let is_expected = |found: &Stat| found.st_ino == expected.st_ino;
+        // A user who replaces a directory does not choose what root removes.
+        link(ALICE, home.path(), &at("alice/directory"));
+        assert!(remove(&at("alice/directory/own"), is_expected).is_err() && at("own").exists());
+        link(ALICE, &at("own"), &at("alice/link"));
+        remove(&at("alice/link"), is_expected).unwrap();
+        remove(&at("alice/theirs"), is_expected).unwrap();
+        assert!(at("own").exists() && at("alice/link").is_symlink() && at("alice/theirs").exists());
+        remove(&at("own"), is_expected).unwrap();
+        assert!(!at("own").exists());
+    }
+
+    #[test]
     fn a_further_name_of_a_file_is_that_of_its_owner() {
         let Some(home) = home() else { return };
         let at = |name: &str| home.path().join(name);
@@ -392,11 +426,14 @@ mod tests {
         assert_eq!(read(&at("alice/second")), REFUSED);
         assert_eq!(read(&at("alice/also_theirs")).as_deref(), Ok("alice"));
         assert_eq!(read(&at("third")).as_deref(), Ok("root"), "only root can have made it");
-        let shared = at("shared");
-        fs::create_dir(&shared).unwrap();
-        fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
-        fs::hard_link(at("own"), shared.join("fourth")).unwrap();
-        assert_eq!(read(&shared.join("fourth")), REFUSED);
+        for (name, mode, group) in [("public", 0o1777, ROOT), ("of_group", 0o770, ALICE)] {
+            let shared = at(name);
+            fs::create_dir(&shared).unwrap();
+            chown(&shared, None, Some(group)).unwrap();
+            fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            fs::hard_link(at("own"), shared.join("fourth")).unwrap();
+            assert_eq!(read(&shared.join("fourth")), REFUSED, "{name}");
+        }
     }
 
     #[test]

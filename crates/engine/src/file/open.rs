@@ -171,19 +171,22 @@ pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, Ope
         io::ErrorKind::NotFound => OpenError::NoDirectory(path.into()),
         _ => system_error(path, "create", error),
     })?;
+    let created = file.metadata().map_err(failed("examine"))?;
     // A mode is meant as it is written, whatever the umask.
     let set = options.mode.map_or(Ok(()), |mode| file.set_permissions(Permissions::from_mode(mode)));
     let opened = set.map_err(failed("set the mode of")).and_then(|()| prepare_file(path, file, options));
     let opened = opened.and_then(|opened| {
         // The directory entry must be on stable storage, too.
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
+        let folder = safe_path::open(folder, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+        folder.and_then(|folder| folder.sync_all()).map_err(failed("make stable"))?;
         Ok(Opened { is_new: true, ..opened })
     });
     // A process that has locked the file in the meantime uses it already.
     if opened.as_ref().is_err_and(|error| !matches!(error, OpenError::Locked(_))) {
         // Removes only the file that was just created; leaving it behind would be harmless.
-        let _ = std::fs::remove_file(path);
+        let _ =
+            safe_path::remove(path, |found| found.st_dev == created.dev() && found.st_ino == created.ino());
     }
     opened
 }
