@@ -313,7 +313,12 @@ impl StatePaths {
         file.take(MAX_FILE).read_to_end(&mut bytes).map_err(at(&self.file))?;
         let header = self.header();
         match bytes.strip_prefix(&header[..]) {
-            Some(image) if is_file(&stat) && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE) => {
+            // An empty image is never written: the file was truncated.
+            Some(image)
+                if !image.is_empty()
+                    && is_file(&stat)
+                    && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE) =>
+            {
                 Ok(Some((lock, image.to_vec())))
             }
             _ => Err(StateError::Foreign { path: self.file.clone() }),
@@ -581,7 +586,7 @@ mod tests {
         assert!(refused().contains("others may write it"));
         fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
         let content = fs::read(&path).unwrap();
-        for wrong in [&b""[..], &content[1..], b"\0\x04uuiD"] {
+        for wrong in [&b""[..], &content[1..], b"\0\x04uuiD", b"\0\x04uuid"] {
             fs::write(&path, wrong).unwrap();
             assert!(refused().contains("is not the saved state of this volume"));
         }
