@@ -19,6 +19,7 @@ use crate::ctl::{
     ThrottleStatus, VolumeStatus,
 };
 use crate::data_layers;
+use crate::data_part::DataPart;
 use crate::log::levels::{self, Levels};
 use crate::networks;
 use crate::open::Populate;
@@ -247,7 +248,7 @@ impl ControlServer {
         match request {
             Request::Reload => self.reloader.reload().map(planned),
             Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(planned),
-            Request::Save => self.reloader.save().map(said).map_err(ApiError::from),
+            Request::Save => self.reloader.save().map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();
                 let answer = log_levels(levels.as_deref())?;
@@ -351,7 +352,11 @@ impl ControlServer {
         let opened = {
             let (opener, named) = (opener.clone(), named.clone());
             let what = format!("{}: {}", named.name, named.entry.spec);
-            self.reloader.blocking.run(what, move || opener.open(&named, Populate::Behind))
+            let open = move || {
+                let (export, volume_state) = opener.open(&named, Populate::Behind)?;
+                Ok((export, volume_state, data_layers::of_spec(&named.entry.spec)))
+            };
+            self.reloader.blocking.run(what, open)
         };
         let changing = {
             let mut changing = self.reloader.begin_change();
@@ -385,7 +390,7 @@ impl ControlServer {
     fn export_new(
         &self,
         named: &NamedVolume,
-        (export, volume_state): (Export, Arc<VolumeState>),
+        (export, volume_state, parts): (Export, Arc<VolumeState>, Vec<DataPart>),
         changing: &Changing<'_>,
     ) -> Result<Answer, ApiError> {
         let (name, entry) = (&named.name, &named.entry);
@@ -395,7 +400,7 @@ impl ControlServer {
         self.policy.add(name, entry.protocols.clone())?;
         self.policy.set_networks(name, entry.networks.clone());
         opener.check_blocks(named, &volume_state.volume().info())?;
-        self.policy.set_data(name, data_layers::of_spec(&entry.spec));
+        self.policy.set_data(name, parts);
         self.policy.check_same_data(name, |name| self.is_restricted(name, &served))?;
         let all: Vec<_> = self.exports.iter().collect();
         let mut all = served_data(&all, &self.exports, &self.policy);
@@ -578,7 +583,8 @@ impl ControlServer {
         // A longer slice may overlap others.
         let parts_before = self.policy.data_of(name);
         if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
-            self.policy.set_data(name, data_layers::of_spec(&resized));
+            let parts = self.reloader.blocking.run(name, move || data_layers::of_spec(&resized))?;
+            self.policy.set_data(name, parts);
         }
         let checked = {
             let _changing = self.reloader.begin_change();

@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// A process with a lease of a file; the lease ends with it.
@@ -63,6 +63,55 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
+    }
+}
+
+/// A mounted file system (FUSE) whose server answers nothing but the mount itself: every path in it
+/// hangs until this is dropped.
+struct SilentFileSystem {
+    server: Child,
+    path: PathBuf,
+}
+
+const SILENT_SERVER: &str = "
+import ctypes, os, struct, sys
+fuse = os.open('/dev/fuse', os.O_RDWR)
+options = 'fd=%d,rootmode=40000,user_id=0,group_id=0' % fuse
+if ctypes.CDLL(None).mount(b'silent', sys.argv[1].encode(), b'fuse', 0, options.encode()) != 0:
+    sys.exit('mount')
+while True:
+    _, call, unique = struct.unpack('<IIQ', os.read(fuse, 1 << 18)[:16])
+    if call == 26:
+        started = struct.pack('<IIIIHHIIHHI', 7, 23, 0, 0, 12, 10, 1 << 17, 1, 0, 0, 0) + bytes(28)
+        os.write(fuse, struct.pack('<IiQ', 16 + len(started), 0, unique) + started)
+        print('mounted', flush=True)
+";
+
+impl SilentFileSystem {
+    /// Mounts it at a directory; `None`, with a printed reason, where that is impossible.
+    fn mount(path: &Path) -> Option<SilentFileSystem> {
+        if !has("python3") {
+            return None;
+        }
+        let mut server = Command::new("python3");
+        let mut server = server.args(["-c", SILENT_SERVER]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            println!("skipped: FUSE cannot be mounted here");
+            server.wait().unwrap();
+            return None;
+        }
+        Some(SilentFileSystem { server, path: path.to_owned() })
+    }
+}
+
+impl Drop for SilentFileSystem {
+    fn drop(&mut self) {
+        // Calls that hang fail when the server has ended.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
     }
 }
 
@@ -170,6 +219,38 @@ fn a_reload_that_hangs_in_open_delays_neither_other_commands_nor_the_last_flush_
     assert!(records.lines().any(|line| line.contains(" flush ") && !line.contains("submitted")), "{records}");
     drop(lease);
 }
+
+#[test]
+fn any_number_of_diffs_and_a_save_that_hang_delay_no_query() {
+    let files = tempfile::tempdir().unwrap();
+    let mounted = files.path().join("mounted");
+    fs::create_dir(&mounted).unwrap();
+    let config = "nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let served = Configured::serve_in(files, config);
+    let socket = served.socket("control");
+    let Some(file_system) = SilentFileSystem::mount(&mounted) else { return };
+    served.write(&format!("include = ['mounted/*.toml']\n{config}"));
+    let saving = start(&socket, &["save"]);
+    eventually("the save has begun", || action(&socket, "save").is_some());
+    let mut diffs: Vec<_> = (0..MANY).map(|_| start(&socket, &["diff"])).collect();
+    // Those that may not hang are refused at once.
+    while diffs.iter_mut().filter_map(|diff| diff.try_wait().unwrap()).count() < MANY - MAX_READINGS {
+        query_all(&socket);
+    }
+    query_all(&socket);
+    served.said(&["limit", "a", "iops=100"]);
+    drop(file_system);
+    let said = |child: Child| text(&child.wait_with_output().unwrap().stderr);
+    assert!(said(saving).contains("mounted"));
+    let busy = "16 requests read the config file already; try again later";
+    let (busy, others): (Vec<_>, Vec<_>) = diffs.into_iter().map(said).partition(|said| said.contains(busy));
+    assert_eq!((busy.len(), others.len()), (MANY - MAX_READINGS, MAX_READINGS), "{others:?}");
+}
+
+/// More than the API has threads.
+const MANY: usize = 80;
+/// The number of diffs that may read the config file at the same time.
+const MAX_READINGS: usize = 16;
 
 #[test]
 fn a_signal_ends_a_daemon_that_hangs_in_open_at_its_start() {

@@ -31,7 +31,7 @@ use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
-use super::opening::VolumeOpener;
+use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::Setup;
 use crate::api::{ApiError, ErrorCode};
 use crate::ctl::{Fragment, PlanReport, PlannedChange};
@@ -52,7 +52,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use tempfile::TempDir;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tracing::{info, warn};
 
 /// A shared value that a reload replaces as a whole. Clones refer to the same value.
@@ -108,6 +108,8 @@ pub(super) struct Reloader {
     changes: Mutex<ChangeState>,
     /// Locked during a whole reload, also while it opens paths: reloads run one after the other.
     reloads: Mutex<()>,
+    /// Limits the queries that read the config file, which may hang.
+    readings: Semaphore,
 }
 
 /// The running config and the config file, as of the last change.
@@ -325,20 +327,27 @@ impl Reloader {
             };
             Some((offer, handle))
         });
-        let volumes = config.running.volumes.iter().map(|named| {
-            let served = self.exports.find(&named.name).and_then(|(id, _)| self.exports.volume_state(id));
-            VolumeOffer {
-                name: named.name.clone(),
-                spec: named.entry.spec.to_string(),
-                data: DataPart::keys_of_spec(&named.entry.spec),
-                uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
-            }
-        });
-        Ok(DaemonOffer {
-            listeners: listeners.collect(),
-            volumes: volumes.collect(),
-            text: config.running.text(),
-        })
+        Ok(DaemonOffer { listeners: listeners.collect(), volumes, text: config.running.text() })
+    }
+
+    /// The offers of all volumes, if each path still leads to what is served. Paths may hang, so no
+    /// lock is held.
+    fn volume_offers(&self, config: &Arc<RunningConfig>) -> Result<Vec<VolumeOffer>, String> {
+        let (exports, config) = (self.exports.clone(), config.clone());
+        let look = move || {
+            check_paths(&exports)?;
+            let offer = |named: &NamedVolume| {
+                let served = exports.find(&named.name).and_then(|(id, _)| exports.volume_state(id));
+                VolumeOffer {
+                    name: named.name.clone(),
+                    spec: named.entry.spec.to_string(),
+                    data: DataPart::keys_of_spec(&named.entry.spec),
+                    uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
+                }
+            };
+            Ok(config.running.volumes.iter().map(offer).collect())
+        };
+        self.blocking.run("the paths of the volumes", look).map_err(|failure| failure.to_string())?
     }
 
     /// Continues a session that the daemon before this one has handed over.
@@ -396,8 +405,14 @@ impl Reloader {
     ///
     /// # Errors
     /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
-    pub(super) fn diff(&self) -> Result<PlanReport, ApiError> {
-        let mut setup = self.read_file()?;
+    pub(super) fn diff(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
+        // The rest of the API's threads is for requests that read no file.
+        let _reading = self.readings.try_acquire().map_err(|_| {
+            let text = format!("{MAX_READINGS} requests read the config file already; try again later");
+            ApiError::new(ErrorCode::Busy, text)
+        })?;
+        let reloader = self.clone();
+        let mut setup = self.blocking.run("the config file", move || reloader.read_file())??;
         let config = self.config.get();
         self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
         let plan = self.plan(&config, &setup, &Model::of(&setup));
@@ -582,6 +597,10 @@ pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure
     started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     Ok(sender)
 }
+
+/// Maximum number of queries that read the config file at the same time. With the changes they take
+/// fewer threads than the API has.
+const MAX_READINGS: usize = 16;
 
 /// Logs the result of a reload that a signal requested.
 fn log(outcome: &Result<PlanReport, ApiError>) {

@@ -4,6 +4,7 @@
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Reloader, RunningConfig};
+use crate::api::ApiError;
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use crate::serve::sources::Sources;
@@ -12,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use toml::Value;
@@ -25,6 +26,14 @@ struct ConfigDocument {
     is_changed: bool,
 }
 
+/// What a save has written.
+struct SavedConfig {
+    /// The config files as they are now.
+    model: Model,
+    /// For the user.
+    summary: String,
+}
+
 impl Reloader {
     /// Writes the changes that are not in the config file into it; returns a summary for the user.
     /// The files are replaced only if a start would accept the new ones and get the running config
@@ -33,25 +42,40 @@ impl Reloader {
     /// # Errors
     /// If there is no config file, it was changed since it was loaded, it cannot have the running
     /// config, or it cannot be written. Then no file has changed, unless the message says so.
-    pub(in crate::serve) fn save(&self) -> Result<String, String> {
+    pub(in crate::serve) fn save(self: &Arc<Reloader>) -> Result<String, ApiError> {
         let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
-        let setup = self.read_file().map_err(|error| error.to_string())?;
-        let config = self.config.get();
+        let (config, reloader) = (self.config.get(), self.clone());
+        let before = config.clone();
+        let saved = self.blocking.run("the config file", move || reloader.write(&before))??;
+        let Some(SavedConfig { model: loaded, summary }) = saved else {
+            return Ok("nothing to save: the config file is up to date".to_owned());
+        };
+        let changing = self.begin_change();
+        let now = self.config.get();
+        // A change that was made while the files were written is not in them.
+        let is_unsaved = !Arc::ptr_eq(&now, &config);
+        self.publish(&changing, RunningConfig { loaded, is_unsaved, ..RunningConfig::clone(&now) });
+        Ok(summary)
+    }
+
+    /// Writes a running config into the config files, without a lock, because their file system may
+    /// hang; `None` if they have it already.
+    fn write(&self, config: &RunningConfig) -> Result<Option<SavedConfig>, ApiError> {
+        let setup = self.read_file()?;
         let file = Model::of(&setup);
         let schema = self.schema(&setup);
         if !diff(&schema, &config.loaded.table, &file.table).is_empty() {
-            return Err(
-                "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first"
-                    .to_owned(),
-            );
+            let text =
+                "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first";
+            return Err(text.to_owned().into());
         }
         let changes = diff(&schema, &file.table, &config.running.table);
         let changes: Vec<ConfigChange> =
             changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
         if changes.is_empty() {
-            return Ok("nothing to save: the config file is up to date".to_owned());
+            return Ok(None);
         }
-        let sources = setup.sources.as_ref().ok_or("the daemon has no config file")?;
+        let sources = setup.sources.as_ref().ok_or_else(|| "the daemon has no config file".to_owned())?;
         let open = |(path, text): (&Path, &str)| {
             let document = text.parse::<DocumentMut>().map_err(|error| error.to_string())?;
             Ok(ConfigDocument { path: path.to_owned(), document, is_changed: false })
@@ -60,22 +84,17 @@ impl Reloader {
         let is_written = |change: &&ConfigChange| write_change(&schema, &mut documents, change);
         let (written, not_saved): (Vec<_>, Vec<_>) = changes.iter().partition(is_written);
         let edited = sources.with_texts(documents.iter().map(|file| file.document.to_string()));
-        let saved = self.check_edited(&config, &file, edited, &not_saved)?;
+        let model = self.check_edited(config, &file, edited, &not_saved)?;
         let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
         replace_all(changed.map(|(document, (_, before))| {
             (document.path.as_path(), before, document.document.to_string())
         }))?;
-        let changing = self.begin_change();
-        let now = self.config.get();
-        // A change that was made while the files were written is not in them.
-        let is_unsaved = !Arc::ptr_eq(&now, &config);
-        self.publish(&changing, RunningConfig { loaded: saved, is_unsaved, ..RunningConfig::clone(&now) });
         let mut summary = format!("{} changes saved", written.len());
         if !not_saved.is_empty() {
             let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
             summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
         }
-        Ok(summary)
+        Ok(Some(SavedConfig { model, summary }))
     }
 
     /// Checks edited config files as a start does, and that they have the running config; returns
@@ -408,7 +427,8 @@ fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> 
 }
 
 /// The new text of a file, on stable storage beside it. [`Replacement::commit`] replaces the file
-/// atomically and keeps its permissions. A crash leaves the old file or the new one.
+/// atomically and keeps its permissions and, if this process may, its owner. A crash leaves the old
+/// file or the new one.
 struct Replacement {
     path: SafePath,
     /// The complete new file. It has no name until it is committed, if the file system can do that.
@@ -421,7 +441,7 @@ impl Replacement {
     fn prepare(path: &Path, text: &str) -> io::Result<Replacement> {
         // Replaces the file that a symbolic link refers to, not the link.
         let path = safe_path::resolve(path)?;
-        let permissions = fs::symlink_metadata(path.as_path())?.permissions();
+        let found = fs::symlink_metadata(path.as_path())?;
         let directory = directory_of(&path);
         let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
         // Includes read *.toml only.
@@ -439,7 +459,9 @@ impl Replacement {
             };
         let mut replacement = Replacement { path, file, new_path, has_name };
         replacement.file.write_all(text.as_bytes())?;
-        replacement.file.set_permissions(permissions)?;
+        // Only with CAP_CHOWN; otherwise the file becomes this user's.
+        let _ = fchown(&replacement.file, Some(found.uid()), Some(found.gid()));
+        replacement.file.set_permissions(found.permissions())?;
         replacement.file.sync_all()?;
         Ok(replacement)
     }
@@ -483,7 +505,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::protocol::Frontends;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, chown};
 
     fn saved(text: &str, after: &str) -> String {
         let schema = Schema::new(&Frontends::default());
@@ -561,6 +583,8 @@ mod tests {
         for is_stale in [false, true] {
             fs::write(&path, "before").unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+            // Only root may give files away.
+            let is_given = chown(&path, Some(NOBODY), Some(NOBODY)).is_ok();
             if is_stale {
                 fs::write(&stale, "of a save that was killed").unwrap();
             }
@@ -568,7 +592,11 @@ mod tests {
             assert_eq!(names(), 1 + usize::from(is_stale), "a crash now would leave no further file");
             replacement.commit().unwrap();
             assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+            let found = fs::metadata(&path).unwrap();
+            assert_eq!(found.permissions().mode() & 0o7777, 0o640);
+            assert_eq!([found.uid(), found.gid()] == [NOBODY; 2], is_given);
         }
     }
+
+    const NOBODY: u32 = 65534;
 }
