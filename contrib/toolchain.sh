@@ -75,7 +75,13 @@ if [ -z "$io_uring" ] && may_install; then
 fi
 case $io_uring in
   ok) ;;
-  '') fail "there is no C compiler; on Debian or Ubuntu type: sudo apt-get install gcc libc6-dev" ;;
+  '')
+    missing="no C compiler" packages="gcc libc6-dev"
+    if ! has cargo && has_apt && package=$(cargo_package) && [ "$package" ]; then
+      missing="$missing and no cargo" packages="$packages $package ca-certificates"
+    fi
+    fail "there is $missing; on Debian or Ubuntu type: sudo apt-get install $packages"
+    ;;
   *) fail "the kernel refuses io_uring ($io_uring): allow it by 'sysctl kernel.io_uring_disabled=0', or in the container's seccomp profile" ;;
 esac
 
@@ -86,7 +92,7 @@ if ! has cargo; then
   if [ -z "$package" ]; then
     fail "there is no cargo; type: $rustup"
   elif ! may_install; then
-    fail "there is no cargo; type: sudo apt-get install $package"
+    fail "there is no cargo; type: sudo apt-get install $package ca-certificates"
   fi
   install "$package" ca-certificates
 fi

@@ -153,12 +153,20 @@ fn root_on_debian_gets_a_compiler_and_the_first_cargo_that_is_new_enough() {
 }
 
 #[test]
-fn a_user_on_debian_is_told_what_root_would_install() {
+fn a_user_on_debian_is_told_all_that_root_would_install_in_one_line() {
     if !Path::new("/etc/debian_version").exists() {
         println!("skipped: contrib/toolchain.sh with apt (not a Debian)");
         return;
     }
-    let machine = Machine::new().with("cc", COMPILER).with_apt();
-    assert_eq!(machine.refuses(), "error: there is no cargo; type: sudo apt-get install cargo-web\n");
-    assert!(!machine.0.path().join("installed").exists());
+    for (machine, missing, packages) in [
+        (Machine::new().with("cc", COMPILER), "no cargo", "cargo-web ca-certificates"),
+        (Machine::new().with("cargo", CARGO), "no C compiler", "gcc libc6-dev"),
+        (Machine::new(), "no C compiler and no cargo", "gcc libc6-dev cargo-web ca-certificates"),
+    ] {
+        let machine = machine.with_apt();
+        let said = machine.refuses();
+        assert!(said.starts_with(&format!("error: there is {missing}; ")), "{said}");
+        assert!(said.ends_with(&format!("type: sudo apt-get install {packages}\n")), "{said}");
+        assert!(!machine.0.path().join("installed").exists());
+    }
 }
