@@ -598,4 +598,24 @@ mod tests {
         }
         assert_eq!(document["info"]["title"], "blockmux");
     }
+
+    /// utoipa does not read them from the handlers: its feature for that compiles regular expressions.
+    #[test]
+    fn every_operation_documents_the_parameters_of_its_path() {
+        let (_, document) = described().split_for_parts();
+        let document = serde_json::to_value(document).unwrap();
+        let mut documented = 0;
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+            for (name, (method, operation)) in names
+                .flat_map(|name| methods.as_object().unwrap().iter().map(move |operation| (name, operation)))
+            {
+                let parameters = operation["parameters"].as_array().unwrap();
+                let is_it = |one: &&serde_json::Value| one["name"] == name && one["in"] == "path";
+                assert_eq!(parameters.iter().filter(is_it).count(), 1, "{method} {path}: {name}");
+                documented += 1;
+            }
+        }
+        assert!(documented > 0);
+    }
 }
