@@ -226,12 +226,14 @@ pub(super) enum ChannelJoin {
 }
 
 impl Channels {
-    /// Adds a channel to a nexus; the first one begins it with `open_nexus`. A channel that has to
-    /// be the only one is added once all others have ended, and disconnects them. The check and the
-    /// addition are one step, because logins arrive on several cores.
+    /// Adds a channel that sees `units` to a nexus; the first one begins it with `open_nexus`. A
+    /// channel that has to be the only one, or that sees other units than the others because the
+    /// access list has changed, disconnects the others and is added once they have ended. The check
+    /// and the addition are one step, because logins arrive on several cores.
     pub(super) fn join(
         self: &Arc<Channels>,
         name: NexusName,
+        units: &Arc<ScsiTarget>,
         is_only: bool,
         hang_up: HangUp,
         open_nexus: impl FnOnce() -> Arc<OpenNexus>,
@@ -239,7 +241,8 @@ impl Channels {
         let mut open = self.open();
         let others = || open.iter().filter(|channel| channel.name == name);
         let count = others().count();
-        if is_only && count > 0 {
+        let sees_others = others().any(|channel| !Arc::ptr_eq(channel.nexus.target(), units));
+        if sees_others || (is_only && count > 0) {
             others().for_each(|channel| (channel.hang_up)());
             return ChannelJoin::Wait;
         }
@@ -271,9 +274,19 @@ mod tests {
     use super::*;
     use crate::scsi::ItNexus;
 
-    fn open_nexus() -> Arc<OpenNexus> {
+    fn units() -> Arc<ScsiTarget> {
+        Arc::new(ScsiTarget::new("t", Vec::new()))
+    }
+
+    fn join(
+        channels: &Arc<Channels>,
+        units: &Arc<ScsiTarget>,
+        name: NexusName,
+        is_only: bool,
+    ) -> ChannelJoin {
         let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
-        OpenNexus::new(&Arc::new(ScsiTarget::new("t", Vec::new())), ItNexus::srp(&[1; 16], port))
+        let open_nexus = || OpenNexus::new(units, ItNexus::srp(&name.0.0, port));
+        channels.join(name, units, is_only, Arc::new(|| {}), open_nexus)
     }
 
     #[test]
@@ -302,10 +315,10 @@ mod tests {
 
     #[test]
     fn a_channel_is_counted_until_it_is_dropped() {
-        let channels = Arc::new(Channels::default());
+        let (channels, units) = (Arc::new(Channels::default()), units());
         let (nexus, other) =
             ((SrpPortId([1; 16]), SrpPortId([2; 16])), (SrpPortId([3; 16]), SrpPortId([2; 16])));
-        let join = |name, is_only| channels.join(name, is_only, Arc::new(|| {}), open_nexus);
+        let join = |name, is_only| join(&channels, &units, name, is_only);
         let ChannelJoin::Joined(first, false) = join(nexus, true) else { panic!("it is the first") };
         let ChannelJoin::Joined(second, true) = join(nexus, false) else { panic!("it is the second") };
         assert!(Arc::ptr_eq(&first.nexus, &second.nexus), "they are one nexus");
@@ -318,9 +331,9 @@ mod tests {
 
     #[test]
     fn a_nexus_has_a_maximum_of_channels() {
-        let channels = Arc::new(Channels::default());
+        let (channels, units) = (Arc::new(Channels::default()), units());
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
-        let join = || channels.join(nexus, false, Arc::new(|| {}), open_nexus);
+        let join = || join(&channels, &units, nexus, false);
         let open: Vec<_> = (0..MAX_CHANNELS).map(|_| join()).collect();
         assert!(open.iter().all(|join| matches!(join, ChannelJoin::Joined(..))));
         assert!(matches!(join(), ChannelJoin::Full));
@@ -330,12 +343,12 @@ mod tests {
 
     #[test]
     fn of_concurrent_single_channel_logins_one_joins() {
-        let channels = Arc::new(Channels::default());
+        let (channels, units) = (Arc::new(Channels::default()), units());
         let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
         for _ in 0..100 {
             let joins: Vec<ChannelJoin> = std::thread::scope(|scope| {
-                let join = || scope.spawn(|| channels.join(nexus, true, Arc::new(|| {}), open_nexus));
-                let threads = [join(), join()];
+                let login = || scope.spawn(|| join(&channels, &units, nexus, true));
+                let threads = [login(), login()];
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             let count = joins.iter().filter(|join| matches!(join, ChannelJoin::Joined(..))).count();

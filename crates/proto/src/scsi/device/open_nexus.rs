@@ -48,19 +48,25 @@ impl OpenNexus {
         &self.identity
     }
 
+    /// The logical units that all sessions of the nexus see.
+    pub(crate) fn target(&self) -> &Arc<ScsiTarget> {
+        &self.target
+    }
+
     /// Identifies this nexus in the unit with this number.
     pub(super) fn key(&self, number: u16) -> NexusKey {
         NexusKey { nexus: self.id, unit: number }
     }
 
-    /// Begins the state of this nexus in a unit, unless it has begun. `inventory` is the generation
-    /// that last added or removed a unit of the target.
+    /// Begins the state of this nexus in a unit, unless another session has begun it. `inventory` is
+    /// the generation that last added or removed a unit of the target.
     pub(super) fn attach(&self, number: u16, own: &TargetUnit, inventory: u64) {
         let TargetUnit { mapping: LunMapping { unit, is_read_only, .. }, added_at } = own;
         let mut units = self.lock();
         let before = units.insert(number, unit.clone());
         if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, unit)) {
-            return;
+            unit.on_inventory_change(self.key(number), inventory);
+            return unit.on_protection_change(self.key(number), *is_read_only);
         }
         if let Some(replaced) = before {
             replaced.detach(self.key(number));
@@ -227,7 +233,7 @@ mod tests {
     fn channels(bench: &DeviceBench) -> [TestNexus; 2] {
         let nexus = OpenNexus::new(&bench.target, ItNexus::srp(&[7; 16], port(1)));
         [(); 2].map(|()| TestNexus {
-            server: DeviceServer::of_nexus(bench.target.clone(), nexus.clone()),
+            server: DeviceServer::of_nexus(nexus.clone()),
             ..bench.fresh_client("unused")
         })
     }
@@ -246,6 +252,20 @@ mod tests {
         assert!(bench.target.add(5, VolumeId(9), unit("b")));
         assert_eq!(one.run(&TUR).check(), (6, 0x3f0e));
         assert_eq!(attentions(&mut other), []);
+    }
+
+    #[test]
+    fn a_change_of_the_units_is_reported_to_the_session_that_uses_a_unit_next() {
+        let bench = DeviceBench::new();
+        let [mut one, mut other] = channels(&bench);
+        assert_eq!(one.run(&TUR).check(), POWER_ON);
+        assert!(bench.target.add(5, VolumeId(9), unit("b")));
+        assert_eq!(
+            other.run(&TUR).check(),
+            (6, 0x3f0e),
+            "its first command to a unit that the nexus has used"
+        );
+        assert_eq!(attentions(&mut one), []);
     }
 
     #[test]

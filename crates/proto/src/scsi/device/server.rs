@@ -51,12 +51,12 @@ impl DeviceServer {
     /// The device server for a session that is a nexus by itself.
     #[must_use]
     pub fn new(target: Arc<ScsiTarget>, nexus: ItNexus) -> DeviceServer {
-        let nexus = OpenNexus::new(&target, nexus);
-        DeviceServer::of_nexus(target, nexus)
+        DeviceServer::of_nexus(OpenNexus::new(&target, nexus))
     }
 
     /// The device server for a session of a nexus that may have others.
-    pub(crate) fn of_nexus(target: Arc<ScsiTarget>, nexus: Arc<OpenNexus>) -> DeviceServer {
+    pub(crate) fn of_nexus(nexus: Arc<OpenNexus>) -> DeviceServer {
+        let target = nexus.target().clone();
         DeviceServer { units: AttachedUnits::new(&target, nexus), target }
     }
 

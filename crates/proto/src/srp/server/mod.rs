@@ -245,7 +245,7 @@ impl SrpTargetSession {
             || OpenNexus::new(&login.units, ItNexus::srp(&initiator.0, login.target.port.clone()));
         let (channels, hang_up) = (self.node.channels(), self.hang_up.clone());
         let (membership, has_others) =
-            match channels.join(login.nexus, login.is_single_channel, hang_up, open_nexus) {
+            match channels.join(login.nexus, &login.units, login.is_single_channel, hang_up, open_nexus) {
                 ChannelJoin::Joined(membership, has_others) => (membership, has_others),
                 ChannelJoin::Wait if self.now < self.deadline => return Ok(false),
                 ChannelJoin::Wait => {
@@ -258,7 +258,7 @@ impl SrpTargetSession {
                     return Err(login.refuse(reason, "has as many channels as it may have"));
                 }
             };
-        let server = DeviceServer::of_nexus(login.units.clone(), membership.nexus.clone());
+        let server = DeviceServer::of_nexus(membership.nexus.clone());
         self.tasks = TaskSet::new(Some(server));
         self.membership = Some(membership);
         self.immediate_offset = login.immediate_offset;

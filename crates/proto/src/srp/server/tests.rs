@@ -571,6 +571,32 @@ fn several_channels_coexist_unless_a_login_requests_a_single_channel() {
 }
 
 #[test]
+fn a_channel_that_sees_other_units_than_its_nexus_waits_for_the_end_of_those_channels() {
+    let node = node();
+    let mut first = Initiator::open(&node);
+    let before = node.0.find(TARGET).unwrap();
+    let (_, volume, unit) = before.access[0].target.units().next().unwrap();
+    let target = ScsiTarget::new(&TARGET.name_string(), vec![before.port.clone()]).with_unit(0, volume, unit);
+    node.0.replace(SrpTarget {
+        id: TARGET,
+        port: before.port.clone(),
+        access: vec![SrpAccess { initiator: Some(SrpInitiators::Port(INITIATOR)), target: Arc::new(target) }],
+        networks: AllowedNetworks::default(),
+    });
+    let mut second = Initiator::new(&node);
+    second.event(Event::Requested { private_data: login().as_bytes().to_vec(), reads: READS }).unwrap();
+    assert!(second.next().is_none(), "it waits");
+    assert_eq!(first.hang_ups.load(Ordering::SeqCst), 1);
+    first.event(Event::Disconnected).unwrap();
+    second.turn_at(Instant::now() + Duration::from_secs(1)).unwrap();
+    let Some(WorkRequest::Accept { private_data }) = second.next() else { panic!("not accepted") };
+    let response = LoginResponse::read_from_bytes(&private_data).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED | IMMEDIATE_SUPPORTED);
+    let mut third = Initiator::new(&node);
+    assert_eq!(third.log_in(login()).unwrap().rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
+}
+
+#[test]
 fn channels_of_one_initiator_port_share_its_unit_attentions() {
     let node = node();
     let mut channels = [Initiator::open(&node), Initiator::open(&node)];
