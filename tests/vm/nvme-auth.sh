@@ -67,8 +67,6 @@ done
 
 # After blktests nvme/045. Linux authenticates every queue again when a secret is written, and logs it for the first.
 check a_connected_host_authenticates_again_with_secrets_that_were_replaced
-# authenticated TIMES HASH GROUP
-authenticated() { [ "$(dmesg | grep -c "authenticated with hash hmac($2) dhgroup $3")" = "$1" ]; }
 serve_guarded sha256 ffdhe2048
 connect 1 --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=2
 keys=/sys/class/nvme/$controller

@@ -37,7 +37,7 @@ serve_disk() {
     dhchap_secret_file = 'own'
     dhchap_ctrl_secret_file = 'targets'
 END"
-  serve "--config blockmux.toml --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261"
+  serve "--config blockmux.toml --nvme-tcp $HOST:3260 --nvme-tcp $HOST:3261 --control unix:control"
 }
 # over_rdma COMMAND HOST [OPTIONS]: runs nvme-cli's COMMAND as HOST with the address $at.
 at=$target
@@ -66,6 +66,22 @@ fails over_rdma connect 1 -n $guarded --dhchap-secret="$own" --dhchap-ctrl-secre
 no_kernel_warnings .
 over_rdma connect 1 -n $guarded --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=1
 find_controller 1
+verified_io "$(disk_of $controller 1)" --size=4m
+disconnect $controller
+
+# After blktests nvme/045, as in nvme-auth.sh.
+check a_connected_host_authenticates_again_with_secrets_that_were_replaced
+over_rdma connect 1 -n $guarded --dhchap-secret="$own" --dhchap-ctrl-secret="$targets" --nr-io-queues=2
+find_controller 1
+keys=/sys/class/nvme/$controller
+within 60 authenticated 1 sha512 ffdhe2048
+host run "echo '$wrong' >own; blockmux ctl control read-keys $guarded"
+echo "$wrong" >"$keys/dhchap_secret"
+within 60 authenticated 2 sha512 ffdhe2048
+renewed=$(nvme gen-dhchap-key --hmac=1 --nqn=$guarded)
+host run "echo '$renewed' >targets; blockmux ctl control read-keys $guarded"
+echo "$renewed" >"$keys/dhchap_ctrl_secret"
+within 60 authenticated 3 sha512 ffdhe2048
 verified_io "$(disk_of $controller 1)" --size=4m
 disconnect $controller
 
