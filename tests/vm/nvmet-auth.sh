@@ -33,7 +33,8 @@ done
 
 check a_failed_authentication_is_reported_and_an_impostor_is_disconnected
 host run "! blockmux info '$guarded' 2>said; cat said; grep 'requires DH-HMAC-CHAP' said"
-host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'rejected this host in DH-HMAC-CHAP' said"
+# Linux closes the connection at once, which may overtake its reason.
+host run "! blockmux info '$guarded&dhchap_secret_file=other' 2>said; cat said; grep 'rejected this host.*check dhchap_secret_file' said"
 host run "! blockmux info '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=other' 2>said; cat said
   grep 'controller failed to authenticate' said"
 rm "$subsystem/allowed_hosts/$(name_of 1)"

@@ -208,7 +208,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 NvmeRefused::Authentication => {
                     "give the file of this host's secret, as ?dhchap_secret_file=PATH".to_owned()
                 }
-                NvmeRefused::AuthFailed(AuthFailure::Rejected(_)) => {
+                NvmeRefused::AuthFailed(AuthFailure::Rejected(_) | AuthFailure::Closed) => {
                     "check dhchap_secret_file and hostnqn, and the algorithms that the target allows".to_owned()
                 }
                 NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse) => {

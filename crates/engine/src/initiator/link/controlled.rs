@@ -22,7 +22,8 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let Some(control) = &mut self.control else { return Progress::Idle };
         let turn = control.turn();
         let refusal = self.dialer.control_refusal(control.session());
-        let is_about_secrets = refusal.is_some() && self.dialer.renews_control_secrets(control.session());
+        let has_failed = turn.is_err() || refusal.is_some();
+        let is_about_secrets = has_failed && self.dialer.renews_control_secrets(control.session());
         let has_prepared = self.dialer.take_preparation(control.session());
         if let Some(size) = control.poll_size()
             && self.known.take_size(size, self.redirections.address())

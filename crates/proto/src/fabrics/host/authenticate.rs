@@ -59,9 +59,9 @@ impl QueueAuthentication {
         }
     }
 
-    /// The reason of a failure, available before it is sent to the controller.
-    pub(super) fn failure(&self) -> Option<NvmeRefused> {
-        self.0.failure().map(NvmeRefused::AuthFailed)
+    /// The failure that the end of the connection means.
+    pub(super) fn on_lost(&self) -> NvmeRefused {
+        NvmeRefused::AuthFailed(self.0.failure().unwrap_or(AuthFailure::Closed))
     }
 
     /// The generated PSK, if one was requested.

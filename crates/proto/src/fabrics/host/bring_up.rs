@@ -181,10 +181,10 @@ impl NamespaceProbe {
         Some((sqe, DataTransfer::In(len as u32), SgList::one(Memory::from_heap(len).seg(0, len))))
     }
 
-    /// Handles the end of the connection. A controller may close it as soon as its own
-    /// authentication fails, before it completes the command.
+    /// Handles the end of the connection. A controller may close it as soon as an authentication
+    /// fails, before it completes the command.
     pub(super) fn on_lost(&self) -> Option<NvmeRefused> {
-        self.authentication.as_ref().and_then(|authentication| authentication.failure())
+        self.authentication.as_ref().map(|authentication| authentication.on_lost())
     }
 
     /// Handles a completion, with its data if the command succeeded.

@@ -86,7 +86,8 @@ impl NvmeRefused {
             // A new connection identifies the namespace again.
             | NvmeRefused::Replaced(_)
             | NvmeRefused::NoQueues
-            | NvmeRefused::UnstableDiscoveryLog => true,
+            | NvmeRefused::UnstableDiscoveryLog
+            | NvmeRefused::AuthFailed(AuthFailure::Closed) => true,
             NvmeRefused::Authentication
             | NvmeRefused::AuthFailed(_)
             | NvmeRefused::Format { .. }

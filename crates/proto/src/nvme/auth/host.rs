@@ -76,6 +76,10 @@ pub enum AuthFailure {
     /// The controller rejected the host, or the negotiation failed.
     #[error("controller rejected this host in DH-HMAC-CHAP: {}", said(*.0))]
     Rejected(Explanation),
+    /// The controller closed the connection instead of its next message. Linux's does so when it
+    /// rejects a host, and the end may overtake the message with the reason.
+    #[error("controller closed the connection during DH-HMAC-CHAP: it probably rejected this host")]
+    Closed,
     /// The controller's own response is wrong.
     #[error("controller failed to authenticate: wrong response")]
     WrongControllerResponse,

@@ -76,6 +76,26 @@ fn the_reason_of_a_controller_that_rejects_the_host_is_reported_at_once() {
     assert_eq!(queues.driver.session.refused(), Some(&rejected));
 }
 
+/// Linux's controller closes the connection of a host that it rejects, sometimes before its reason
+/// is sent.
+#[test]
+fn a_controller_that_closes_the_connection_during_authentication_has_rejected_the_host() {
+    for is_last in [false, true] {
+        let mut host = admin(secrets(None, Some(DhGroup::Null)));
+        let connect = host.session.sent().pop().unwrap();
+        if !is_last {
+            host.session.on_lost().unwrap_err();
+            assert_eq!(host.session.refused(), None, "it may be out of reach");
+            continue;
+        }
+        let required = Some((StatusField::default(), u64::from(AUTHREQ_ATR) | 5));
+        host.session.answer(connect.cid(), &[], required);
+        assert_eq!(fabrics_type(&host.session.sent().pop().unwrap().sqe), FabricsType::AUTHENTICATION_SEND);
+        host.session.on_lost().unwrap_err();
+        assert_eq!(host.session.refused(), Some(&NvmeRefused::AuthFailed(AuthFailure::Closed)));
+    }
+}
+
 /// Challenge and Success1 of SPDK 26.09, for a host with the names, secrets and seed of these
 /// tests: SHA-512 without a group, and SHA-384 with ffdhe2048.
 const SPDK: [(Hash, DhGroup, [&str; 2]); 2] = [
