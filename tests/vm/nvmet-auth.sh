@@ -31,6 +31,21 @@ for terms in '0 32 sha256 null' '1 32 sha384 ffdhe2048' '2 48 sha512 ffdhe3072' 
   host run "blockmux copy --overwrite file:source.img '$guarded&dhchap_secret_file=own&dhchap_ctrl_secret_file=targets'"
 done
 
+check an_initiator_reads_its_secret_again_when_the_kernel_rejects_the_old_one
+echo ffdhe2048 >"$own_host/dhchap_dhgroup"
+host start gateway "blockmux serve --nbd unix:gateway 'disk=${guarded%&*}&dhchap_secret_file=own'"
+host until gateway ready
+own=$(secret 1 32)
+echo "$own" >"$own_host/dhchap_key"
+ss -K sport = :4420
+host start copy "blockmux copy --overwrite file:source.img 'nbd+unix:///disk?socket=gateway'"
+has_rejected() { dmesg | grep 'host response mismatch'; }
+within 60 has_rejected
+host run "echo '$own' >own"
+host wait copy
+host stop gateway
+no_kernel_warnings .     # nvmet logs each failed authentication
+
 check a_failed_authentication_is_reported_and_an_impostor_is_disconnected
 host run "! blockmux info '$guarded' 2>said; cat said; grep 'requires DH-HMAC-CHAP' said"
 # Linux closes the connection at once, which may overtake its reason.
