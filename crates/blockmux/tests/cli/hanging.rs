@@ -89,6 +89,7 @@ while True:
 
 impl SilentFileSystem {
     /// Mounts it at a directory; `None`, with a printed reason, where that is impossible.
+    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     fn mount(path: &Path) -> Option<SilentFileSystem> {
         if !has("python3") {
             return None;
