@@ -10,6 +10,7 @@ use blockmux_proto::computation::{Job, RunJob};
 use blockmux_volume::peer_network;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use tracing::warn;
@@ -114,7 +115,8 @@ fn run_thread() {
     loop {
         if let Some(job) = jobs.pop() {
             drop(jobs);
-            job.run();
+            // A thread that ended would be missing for ever. The session waits until its deadline.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| job.run()));
             jobs = queue();
             continue;
         }
@@ -210,6 +212,20 @@ mod tests {
         assert!(of("2001:db8::1") == of("2001:db8::ffff:2"));
         assert!(of("2001:db8::1") != of("2001:db8:0:1::1"));
         assert!(of("::ffff:192.0.2.1") == source(1));
+    }
+
+    #[test]
+    fn a_computation_that_panics_ends_no_thread() {
+        let (sender, received) = mpsc::channel();
+        let notify = Arc::new(move || sender.send(()).unwrap());
+        let helpers = Helpers { run: for_peer(None), notify };
+        let panics: Vec<_> = (0..=MAX_THREADS)
+            .map(|_| Computation::start(Some(&helpers), || -> u8 { panic!("as asked") }))
+            .collect();
+        let mut computation = Computation::start(Some(&helpers), || 7);
+        received.recv().unwrap();
+        assert_eq!(computation.take(), Some(7));
+        drop(panics);
     }
 
     #[test]

@@ -344,8 +344,8 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
     }
     let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
-        // The last entries apply to all initiators and need no name. Write-protected LUNs come last,
-        // because the first URL is the one that most people use.
+        // The last entries apply to all initiators and need no name. Write-protected LUNs come
+        // last, because the first URL is the one that most people use.
         let mut by_lun: BTreeMap<(bool, u16), &Acl> = BTreeMap::new();
         for acl in target.acl.iter().rev() {
             for (lun, entry) in acl.luns.of(&target.luns).filter(|(_, entry)| entry.volume == named.export) {

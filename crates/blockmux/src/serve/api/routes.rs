@@ -599,7 +599,8 @@ mod tests {
         assert_eq!(document["info"]["title"], "blockmux");
     }
 
-    /// utoipa does not read them from the handlers: its feature for that compiles regular expressions.
+    /// utoipa does not read them from the handlers: its feature for that compiles regular
+    /// expressions.
     #[test]
     fn every_operation_documents_the_parameters_of_its_path() {
         let (_, document) = described().split_for_parts();

@@ -93,8 +93,8 @@ impl Schema {
         }
     }
 
-    /// Whether the value at this path is a LUN or a namespace of a table: the name of a volume, or a
-    /// table with it.
+    /// Whether the value at this path is a LUN or a namespace of a table: the name of a volume, or
+    /// a table with it.
     fn is_unit(&self, path: &[String]) -> bool {
         let [list, _, .., map, _] = path else { return false };
         self.target(list).is_some_and(|tables| tables.units.contains(&map.as_str()))

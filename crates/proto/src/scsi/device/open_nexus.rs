@@ -58,8 +58,8 @@ impl OpenNexus {
         NexusKey { nexus: self.id, unit: number }
     }
 
-    /// Begins the state of this nexus in a unit, unless another session has begun it. `inventory` is
-    /// the generation that last added or removed a unit of the target.
+    /// Begins the state of this nexus in a unit, unless another session has begun it. `inventory`
+    /// is the generation that last added or removed a unit of the target.
     pub(super) fn attach(&self, number: u16, own: &TargetUnit, inventory: u64) {
         let TargetUnit { mapping: LunMapping { unit, is_read_only, .. }, added_at } = own;
         let mut units = self.lock();
