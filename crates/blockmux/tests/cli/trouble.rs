@@ -89,9 +89,9 @@ fn a_device_error_is_logged_with_its_offset_and_repeats_are_counted() {
 /// Bytes that a client sends in the transmission phase, and the message about them.
 const BREACHES: [(&[u8], &str); 3] = [
     (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "wrong magic number"),
-    // A write of 64 MiB.
+    // A write of 128 MiB.
     (
-        b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\x04\0\0\0",
+        b"\x25\x60\x95\x13\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\0\x08\0\0\0",
         "more payload than the advertised maximum",
     ),
     // A write of 512 bytes that ends after the first four.
