@@ -32,9 +32,9 @@ pub(crate) struct Audit {
 
 impl Audit {
     /// State of a new connection; `sessions` lists the session after its login.
-    pub(crate) fn new(peer: &str, sessions: Sessions) -> Audit {
+    pub(crate) fn new(peer: Arc<str>, sessions: Sessions) -> Audit {
         let (login, session) = (None, None);
-        Audit { peer: peer.into(), login, is_refused: false, is_member: false, sessions, session }
+        Audit { peer, login, is_refused: false, is_member: false, sessions, session }
     }
 
     /// Logs an event; `volume` returns a volume's name.
@@ -149,7 +149,7 @@ impl StationAudits {
                 if self.entries.len() >= MAX_STATIONS {
                     self.entries.remove(0);
                 }
-                let mut audit = Audit::new(&login.initiator, self.sessions.clone());
+                let mut audit = Audit::new(login.initiator.as_str().into(), self.sessions.clone());
                 audit.on_event(AuditEvent::Login(login.clone()), volume);
                 if let Some(session) = audit.session() {
                     session.add_reader(meter);
@@ -162,13 +162,13 @@ impl StationAudits {
                     Some(at) if is_departure => self.entries.remove(at).1.on_event(*event, volume),
                     Some(at) => self.entries[at].1.on_event(*event, volume),
                     None => {
-                        let mut audit = Audit::new(&login.initiator, self.sessions.clone());
+                        let mut audit = Audit::new(login.initiator.as_str().into(), self.sessions.clone());
                         audit.login = Some(login.into());
                         audit.on_event(*event, volume);
                     }
                 }
             }
-            event => Audit::new("", Sessions::default()).on_event(event, volume),
+            event => Audit::new("".into(), Sessions::default()).on_event(event, volume),
         }
     }
 }

@@ -185,7 +185,7 @@ impl Channels {
         if self.session.is_none() {
             for open in &mut self.open {
                 session.add(&open.meter);
-                open.throttles.set_client(session.client().clone());
+                open.throttles.set_client(session.client());
             }
             self.session = Some(session.clone());
         }
@@ -416,7 +416,7 @@ impl Channels {
         if let Some(session) = &self.session {
             session.add(&meter);
         }
-        let client = self.session.as_ref().map(|session| session.client().clone());
+        let client = self.session.as_ref().map(|session| session.client());
         let (core, waker) = (self.core.clone(), self.waker.clone());
         let mut throttles = Throttles::new(volume_state.limiter().clone(), client, core, waker);
         if self.is_lifted {

@@ -18,6 +18,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A core that runs connections.
 pub trait Host: Core + Sized + 'static {
@@ -70,6 +71,9 @@ pub trait ByteStream: Sized {
 
     /// The peer's address, for messages.
     fn peer(&self) -> &str;
+
+    /// The peer's address, shared with the stream.
+    fn shared_peer(&self) -> Arc<str>;
 
     /// Maximum segment size in bytes, if the transport has segments and it is known.
     fn segment_len(&self) -> Option<usize> {
@@ -250,6 +254,10 @@ impl ByteStream for Stream {
 
     fn peer(&self) -> &str {
         Stream::peer(self)
+    }
+
+    fn shared_peer(&self) -> Arc<str> {
+        Stream::shared_peer(self)
     }
 
     fn segment_len(&self) -> Option<usize> {

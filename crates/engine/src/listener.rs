@@ -27,7 +27,11 @@ pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
 
 /// Limits the connections of a process; a clone is another handle to the same limit.
 #[derive(Clone)]
-pub struct ConnectionLimit {
+pub struct ConnectionLimit(Arc<LimitHandle>);
+
+/// What the permits of a handle share with it.
+#[derive(Clone)]
+struct LimitHandle {
     open: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     /// Open connections of this handle and its clones.
@@ -99,24 +103,16 @@ impl ListenerState {
 
 /// One connection's share of the limit.
 pub struct Permit {
-    open: Arc<AtomicUsize>,
-    open_of_protocol: Arc<AtomicUsize>,
-    orphaned: Arc<AtomicUsize>,
+    limit: ConnectionLimit,
     /// The peer has disconnected, and the share was released.
     is_orphaned: bool,
-    protocol: &'static str,
     /// The peer's address; `None` if it has no IP address.
     peer: Option<IpAddr>,
-    login_timeout: Option<Duration>,
     /// Login deadline. It stays the same if the connection moves to another core.
     login_by: Option<Instant>,
-    listener: Arc<ListenerState>,
-    sessions: Sessions,
-    session_handover: Arc<SessionHandover>,
     /// The list of replaceable connections that holds this one: during its handshake, or once it
     /// lingers.
     entry: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
-    lingering: Arc<Mutex<Replaceable>>,
 }
 
 /// Connections that may be closed for a new one: those in their handshake, and those that are
@@ -188,7 +184,7 @@ impl ConnectionLimit {
     /// A limit of `most` simultaneous connections.
     #[must_use]
     pub fn new(most: usize) -> ConnectionLimit {
-        ConnectionLimit {
+        ConnectionLimit(Arc::new(LimitHandle {
             open: Arc::default(),
             most: Arc::new(AtomicUsize::new(most)),
             open_of_protocol: Arc::default(),
@@ -201,13 +197,20 @@ impl ConnectionLimit {
             sessions: Sessions::default(),
             session_handover: Arc::default(),
             login_timeout_s: Arc::default(),
-        }
+        }))
+    }
+
+    /// Another handle to this limit, changed by `change`.
+    fn with(&self, change: impl FnOnce(&mut LimitHandle)) -> ConnectionLimit {
+        let mut handle = LimitHandle::clone(&self.0);
+        change(&mut handle);
+        ConnectionLimit(Arc::new(handle))
     }
 
     /// A handle to this limit for one protocol's connections, which are also counted separately.
     #[must_use]
     pub fn for_protocol(&self, protocol: &'static str) -> ConnectionLimit {
-        ConnectionLimit { open_of_protocol: Arc::default(), protocol, ..self.clone() }
+        self.with(|handle| (handle.open_of_protocol, handle.protocol) = (Arc::default(), protocol))
     }
 
     /// A handle for the connections of one listener, which are also counted separately, and whose
@@ -215,37 +218,38 @@ impl ConnectionLimit {
     #[must_use]
     pub fn for_listener(&self, address: &str) -> ConnectionLimit {
         let listener = ListenerState { address: address.into(), ..ListenerState::default() };
-        ConnectionLimit { listener: Arc::new(listener), sessions: self.sessions.at(address), ..self.clone() }
+        let sessions = self.sessions().at(address);
+        self.with(|handle| (handle.listener, handle.sessions) = (Arc::new(listener), sessions))
     }
 
     /// This handle's listener.
     #[must_use]
     pub fn listener(&self) -> &Arc<ListenerState> {
-        &self.listener
+        &self.0.listener
     }
 
     /// Changes the limit. Connections beyond it stay; new ones are refused until there is room.
     pub fn set_most(&self, most: usize) {
-        self.most.store(most, Ordering::Relaxed);
+        self.0.most.store(most, Ordering::Relaxed);
     }
 
     /// Sets the login timeout of later connections, in whole seconds. If it is `None`, or longer
     /// than the protocol's own timeout, only the latter applies.
     pub fn set_login_timeout(&self, timeout: Option<Duration>) {
         let seconds = timeout.map_or(0, |timeout| timeout.as_secs().max(1));
-        self.login_timeout_s.store(seconds, Ordering::Relaxed);
+        self.0.login_timeout_s.store(seconds, Ordering::Relaxed);
     }
 
     /// The list of sessions of all protocols.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
-        &self.sessions
+        &self.0.sessions
     }
 
     /// The connections of all protocols that move to another process.
     #[must_use]
     pub fn session_handover(&self) -> &Arc<SessionHandover> {
-        &self.session_handover
+        &self.0.session_handover
     }
 
     /// Also limits address space, under RLIMIT_AS: no connection is accepted while less than
@@ -253,45 +257,45 @@ impl ConnectionLimit {
     /// counts as free.
     #[must_use]
     pub fn reserving_space(self, bytes: u64) -> ConnectionLimit {
-        ConnectionLimit { reserved_space_bytes: bytes, ..self }
+        self.with(|handle| handle.reserved_space_bytes = bytes)
     }
 
     /// The free address space in bytes if it is below the reserve; costs a system call.
     #[must_use]
     pub fn lacks_space(&self) -> Option<u64> {
-        let still_kept = self.reserved_space_bytes.saturating_sub(bytes_from_system() as u64);
+        let still_kept = self.0.reserved_space_bytes.saturating_sub(bytes_from_system() as u64);
         sys::address_space_left().filter(|left| *left < still_kept)
     }
 
     /// Number of open connections of this protocol.
     #[must_use]
     pub fn open_of_protocol(&self) -> usize {
-        self.open_of_protocol.load(Ordering::Relaxed)
+        self.0.open_of_protocol.load(Ordering::Relaxed)
     }
 
     /// The limit.
     #[must_use]
     pub fn most(&self) -> usize {
-        self.most.load(Ordering::Relaxed)
+        self.0.most.load(Ordering::Relaxed)
     }
 
     /// Number of open connections.
     #[must_use]
     pub fn open(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        self.0.open.load(Ordering::Relaxed)
     }
 
     /// Number of closed connections with I/O in flight: see [`Permit::orphan`].
     #[must_use]
     pub fn orphaned(&self) -> usize {
-        self.orphaned.load(Ordering::Relaxed)
+        self.0.orphaned.load(Ordering::Relaxed)
     }
 
     /// A share for one more connection until it is dropped; `None` if the limit is reached.
     #[must_use]
     pub fn permit(&self) -> Option<Permit> {
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.most() {
-            self.open.fetch_sub(1, Ordering::Relaxed);
+        if self.0.open.fetch_add(1, Ordering::Relaxed) >= self.most() {
+            self.0.open.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         Some(self.share())
@@ -302,47 +306,30 @@ impl ConnectionLimit {
     /// connection replaces a lingering one, else one in its handshake; `None` if there is none.
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
-        let mut half_open = self.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut half_open = self.0.half_open.lock().unwrap_or_else(PoisonError::into_inner);
         if half_open.len() >= MAX_HALF_OPEN {
             half_open.replace_one();
         }
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner).replace_one();
+                let lingering = self.0.lingering.lock().unwrap_or_else(PoisonError::into_inner).replace_one();
                 let replaced = lingering.or_else(|| half_open.replace_one())?;
                 replaced.is_replaced.store(true, Ordering::Relaxed);
                 self.share()
             }
         };
         permit.peer = peer;
-        let entry = half_open.enter((self.protocol, peer), hang_up);
-        permit.entry = Some((self.half_open.clone(), entry));
+        let entry = half_open.enter((self.0.protocol, peer), hang_up);
+        permit.entry = Some((self.0.half_open.clone(), entry));
         Some(permit)
     }
 
     fn share(&self) -> Permit {
-        self.open_of_protocol.fetch_add(1, Ordering::Relaxed);
-        self.listener.open.fetch_add(1, Ordering::Relaxed);
-        self.listener.accepted.fetch_add(1, Ordering::Relaxed);
-        Permit {
-            open: self.open.clone(),
-            open_of_protocol: self.open_of_protocol.clone(),
-            orphaned: self.orphaned.clone(),
-            is_orphaned: false,
-            protocol: self.protocol,
-            peer: None,
-            login_timeout: match self.login_timeout_s.load(Ordering::Relaxed) {
-                0 => None,
-                seconds => Some(Duration::from_secs(seconds)),
-            },
-            login_by: None,
-            listener: self.listener.clone(),
-            sessions: self.sessions.clone(),
-            session_handover: self.session_handover.clone(),
-            entry: None,
-            lingering: self.lingering.clone(),
-        }
+        self.0.open_of_protocol.fetch_add(1, Ordering::Relaxed);
+        self.0.listener.open.fetch_add(1, Ordering::Relaxed);
+        self.0.listener.accepted.fetch_add(1, Ordering::Relaxed);
+        Permit { limit: self.clone(), is_orphaned: false, peer: None, login_by: None, entry: None }
     }
 }
 
@@ -350,25 +337,25 @@ impl Permit {
     /// The list of sessions for this connection's session.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
-        &self.sessions
+        &self.limit.0.sessions
     }
 
     /// The connections that move to another process.
     #[must_use]
     pub fn session_handover(&self) -> &Arc<SessionHandover> {
-        &self.session_handover
+        &self.limit.0.session_handover
     }
 
     /// The listener's protocol; empty if not set.
     #[must_use]
     pub fn protocol(&self) -> &'static str {
-        self.protocol
+        self.limit.0.protocol
     }
 
     /// The listener that accepted the connection.
     #[must_use]
     pub fn origin(&self) -> Origin {
-        Origin { protocol: self.protocol, listener: self.listener.address.clone() }
+        Origin { protocol: self.limit.0.protocol, listener: self.limit.0.listener.address.clone() }
     }
 
     /// The peer's address; `None` if it has no IP address.
@@ -381,12 +368,15 @@ impl Permit {
     /// the networks changed may complete its handshake afterwards.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
-        self.listener.admits(self.peer)
+        self.limit.0.listener.admits(self.peer)
     }
 
     /// Login deadline, if there is a login timeout; `now` is when the connection was accepted.
     pub(crate) fn login_by(&mut self, now: Instant) -> Option<Instant> {
-        let timeout = self.login_timeout?;
+        let timeout = match self.limit.0.login_timeout_s.load(Ordering::Relaxed) {
+            0 => return None,
+            seconds => Duration::from_secs(seconds),
+        };
         Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
     }
 
@@ -411,9 +401,9 @@ impl Permit {
         if self.is_replaced() {
             return;
         }
-        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = lingering.enter((self.protocol, self.peer), || {});
-        self.entry = Some((self.lingering.clone(), entry));
+        let mut lingering = self.limit.0.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = lingering.enter((self.limit.0.protocol, self.peer), || {});
+        self.entry = Some((self.limit.0.lingering.clone(), entry));
     }
 
     /// Whether a new connection has taken its share.
@@ -426,17 +416,17 @@ impl Permit {
     /// never end. Such connections are counted separately, and limited for each volume.
     pub fn orphan(&mut self) {
         if !std::mem::replace(&mut self.is_orphaned, true) {
-            self.orphaned.fetch_add(1, Ordering::Relaxed);
+            self.limit.0.orphaned.fetch_add(1, Ordering::Relaxed);
             self.give_back();
         }
     }
 
     fn give_back(&self) {
         self.leave();
-        self.open_of_protocol.fetch_sub(1, Ordering::Relaxed);
-        self.listener.open.fetch_sub(1, Ordering::Relaxed);
+        self.limit.0.open_of_protocol.fetch_sub(1, Ordering::Relaxed);
+        self.limit.0.listener.open.fetch_sub(1, Ordering::Relaxed);
         if !self.is_replaced() {
-            self.open.fetch_sub(1, Ordering::Relaxed);
+            self.limit.0.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -444,7 +434,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.is_orphaned {
-            self.orphaned.fetch_sub(1, Ordering::Relaxed);
+            self.limit.0.orphaned.fetch_sub(1, Ordering::Relaxed);
         } else {
             self.give_back();
         }
@@ -518,28 +508,28 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
-        if !self.limit.listener.admits(stream.peer_ip()) {
-            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
+        if !self.limit.0.listener.admits(stream.peer_ip()) {
+            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(
                 target: AUDIT,
-                protocol = self.limit.protocol,
+                protocol = self.limit.0.protocol,
                 peer = stream.peer(),
                 "connection refused: the `allow` list of the listener {} does not have this address",
-                self.limit.listener.address
+                self.limit.0.listener.address
             );
             return;
         }
         if let Some(left) = self.limit.lacks_space() {
             let (peer, left) = (stream.peer(), left >> 20);
-            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
+            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
             return;
         }
         let Some(permit) = self.limit.admit(stream.peer_ip(), stream.hang_up()) else {
-            self.limit.listener.refused.fetch_add(1, Ordering::Relaxed);
+            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(
                 target: AUDIT,
-                protocol = self.limit.protocol,
+                protocol = self.limit.0.protocol,
                 peer = stream.peer(),
                 "login refused: {} connections are open already; raise --max-connections",
                 self.limit.most()
@@ -645,7 +635,7 @@ mod tests {
         drop(lingering);
         assert_eq!(limit.open(), 2, "the new connection has one share");
         drop((new_one, handshake));
-        assert_eq!((limit.open(), limit.lingering.lock().unwrap().len()), (0, 0));
+        assert_eq!((limit.open(), limit.0.lingering.lock().unwrap().len()), (0, 0));
     }
 
     #[test]
@@ -681,7 +671,7 @@ mod tests {
         let other: Vec<_> = (300..600).map(|number| admit(&nbd, &hung_up, number)).collect();
         assert!(!hung_up.lock().unwrap().iter().any(|number| [1000, 2000].contains(number)));
         drop((slow, from_elsewhere, other));
-        assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
+        assert_eq!((limit.open(), limit.0.half_open.lock().unwrap().len()), (0, 0));
     }
 
     #[test]
@@ -701,6 +691,6 @@ mod tests {
         assert!(permits.iter().all(Option::is_some));
         assert_eq!((*hung_up.lock().unwrap()).as_slice(), [0, 1]);
         drop(permits);
-        assert_eq!((limit.open(), limit.half_open.lock().unwrap().len()), (0, 0));
+        assert_eq!((limit.open(), limit.0.half_open.lock().unwrap().len()), (0, 0));
     }
 }

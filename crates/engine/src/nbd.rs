@@ -42,6 +42,7 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
     helpers::prepare();
     Arc::new(move |core, stream, permit| {
         let pool = core.pool().for_peer_at(stream.peer_ip());
+        // The selection of exports is only needed until the client has chosen one.
         let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
         let arrival = ArrivedConnection::new(stream, permit);
         let (session, secure) = match &tls {
@@ -55,7 +56,7 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
             core,
             (arrival, secure),
             (session, pool),
-            exports.clone(),
+            exports.all(),
             PROCESS_HANDOVER,
         );
     })
@@ -73,7 +74,7 @@ pub fn resume(
     match NbdTargetSession::resumed(exports, pool.clone(), core.now(), state) {
         Ok(session) => {
             let arrival = (ArrivedConnection { unread, ..ArrivedConnection::new(stream, permit) }, None);
-            TargetTask::receive_movable(core, arrival, (session, pool), exports.clone(), PROCESS_HANDOVER);
+            TargetTask::receive_movable(core, arrival, (session, pool), exports.all(), PROCESS_HANDOVER);
         }
         Err(error) => warn!("{}: a session that was handed over is closed: {error}", stream.peer()),
     }

@@ -25,8 +25,6 @@ impl Default for Sessions {
 pub struct Session {
     login: Arc<Login>,
     peer: Arc<str>,
-    /// See [`client_of`].
-    client: Arc<str>,
     listener: Arc<str>,
     since: SystemTime,
     /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
@@ -85,7 +83,6 @@ impl Sessions {
     pub fn begin(&self, login: impl Into<Arc<Login>>, peer: impl Into<Arc<str>>) -> Arc<Session> {
         let (login, peer) = (login.into(), peer.into());
         let session = Arc::new(Session {
-            client: client_of(&login, &peer).into(),
             login,
             peer,
             listener: self.listener.clone(),
@@ -160,8 +157,8 @@ impl Session {
     }
 
     /// The client, as [`SessionInfo::client`].
-    pub(crate) fn client(&self) -> &Arc<str> {
-        &self.client
+    pub(crate) fn client(&self) -> Arc<str> {
+        client_of(&self.login, &self.peer).into()
     }
 
     /// Why the session was asked to end.

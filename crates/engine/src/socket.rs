@@ -77,7 +77,7 @@ impl Address {
 pub struct Stream {
     /// Shared with handles that may shut the connection down.
     socket: Arc<Socket>,
-    peer: String,
+    peer: Arc<str>,
 }
 
 impl Stream {
@@ -109,7 +109,7 @@ impl Stream {
             // A server may wait for ever, but an initiator must notice that its target is gone.
             socket.set_tcp_user_timeout(Some(ANSWER_TIMEOUT))?;
         }
-        Ok(Stream { socket: Arc::new(socket), peer: address.to_string() })
+        Ok(Stream { socket: Arc::new(socket), peer: address.to_string().into() })
     }
 
     /// A stream over an accepted socket.
@@ -127,7 +127,7 @@ impl Stream {
         };
         socket.set_nonblocking(true)?;
         prepare(&socket, tcp_peer)?;
-        Ok(Stream { socket: Arc::new(socket), peer })
+        Ok(Stream { socket: Arc::new(socket), peer: peer.into() })
     }
 
     /// A connected socket that another process has handed over.
@@ -157,6 +157,12 @@ impl Stream {
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer
+    }
+
+    /// The peer's address, shared with the stream.
+    #[must_use]
+    pub fn shared_peer(&self) -> Arc<str> {
+        self.peer.clone()
     }
 
     /// The local address of the connection; `None` for a Unix socket.

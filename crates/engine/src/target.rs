@@ -191,7 +191,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
         let ArrivedConnection { stream, unread, mut permit, .. } = arrival;
         let login_by = permit.login_by(core.now());
         let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
-        let audit = Audit::new(stream.peer(), permit.sessions().clone());
+        let audit = Audit::new(stream.shared_peer(), permit.sessions().clone());
         let origin = permit.origin();
         core.spawn(|waker| TargetTask {
             audit,
@@ -557,6 +557,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
         let is_new = !self.is_established && self.session.stage() != SessionStage::Handshake;
         if is_new {
             self.is_established = true;
+            self.session.outbox().release();
             self.permit.iter_mut().for_each(Permit::establish);
             if self.process_handover.is_some() && self.connection.is_secured() {
                 self.secured = self.permit.as_ref().map(|permit| permit.session_handover().count_secured());

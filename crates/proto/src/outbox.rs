@@ -179,6 +179,13 @@ impl Outbox {
         bytes
     }
 
+    /// Frees the memory of an empty outbox, which a connection that idles does not need.
+    pub fn release(&mut self) {
+        if self.is_empty() {
+            *self = Outbox::default();
+        }
+    }
+
     /// Drops everything, because the connection is closed.
     pub fn clear(&mut self) {
         self.filled = 0;

@@ -29,16 +29,25 @@ pub struct Export {
 pub struct Exports {
     shared: Arc<SharedExports>,
     /// Selects the exports that this handle finds; `None`: all.
-    offered: Option<Offered>,
-    /// For the log: why an export is hidden.
-    why_hidden: Option<WhyHidden>,
+    selection: Option<Arc<dyn ExportSelection>>,
 }
 
-/// Why the export with this name is hidden, if that is known.
-type WhyHidden = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+/// Selects exports, as those for one client.
+pub trait ExportSelection: Send + Sync {
+    /// The access to the export with this name.
+    fn access(&self, name: &str) -> ExportAccess;
 
-/// The access that a handle gives to the export with this name.
-type Offered = Arc<dyn Fn(&str) -> ExportAccess + Send + Sync>;
+    /// Why the export with this name is hidden, if that is known: for the log, not for clients.
+    fn why_hidden(&self, _name: &str) -> Option<String> {
+        None
+    }
+}
+
+impl<F: Fn(&str) -> ExportAccess + Send + Sync> ExportSelection for F {
+    fn access(&self, name: &str) -> ExportAccess {
+        self(name)
+    }
+}
 
 /// Access of clients to an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,31 +98,27 @@ impl Exports {
     pub fn with_states(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
         let entry = |(export, volume_state)| Some(ExportEntry { export: Arc::new(export), volume_state });
         let list = RwLock::new(exports.into_iter().map(entry).collect());
-        Exports {
-            shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }),
-            offered: None,
-            why_hidden: None,
-        }
+        Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), selection: None }
     }
 
-    /// Another handle to this list, which finds only exports for which `access` currently returns
+    /// Another handle to this list, which finds only exports to which `selection` currently gives
     /// [`ExportAccess::Offered`]. Ids are valid with every handle.
     #[must_use]
-    pub fn offering(&self, access: impl Fn(&str) -> ExportAccess + Send + Sync + 'static) -> Exports {
-        Exports { shared: self.shared.clone(), offered: Some(Arc::new(access)), why_hidden: None }
+    pub fn offering(&self, selection: impl ExportSelection + 'static) -> Exports {
+        Exports { shared: self.shared.clone(), selection: Some(Arc::new(selection)) }
     }
 
-    /// This handle with reasons why exports are hidden. They are for the log, not for clients.
+    /// Another handle to this list, which finds all exports.
     #[must_use]
-    pub fn explaining(self, why: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Exports {
-        Exports { why_hidden: Some(Arc::new(why)), ..self }
+    pub fn all(&self) -> Exports {
+        Exports { shared: self.shared.clone(), selection: None }
     }
 
     /// Why the export with this name is hidden; `None` if it is not, or there is none.
     #[must_use]
     pub fn why_hidden(&self, name: &str) -> Option<String> {
-        let why = self.why_hidden.as_ref().filter(|_| self.access(name) == ExportAccess::Hidden)?;
-        self.entries().any(|(_, export)| export.name == name).then(|| why(name))?
+        let selection = self.selection.as_ref().filter(|_| self.access(name) == ExportAccess::Hidden)?;
+        self.entries().any(|(_, export)| export.name == name).then(|| selection.why_hidden(name))?
     }
 
     /// Whether the export with this name exists and is refused for the client's address. The empty
@@ -129,7 +134,7 @@ impl Exports {
     }
 
     fn access(&self, name: &str) -> ExportAccess {
-        self.offered.as_ref().map_or(ExportAccess::Offered, |access| access(name))
+        self.selection.as_ref().map_or(ExportAccess::Offered, |selection| selection.access(name))
     }
 
     /// The first export that is not hidden.
@@ -197,10 +202,8 @@ impl Exports {
 
     /// All exports that are currently offered, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
-        let offered = self.offered.clone();
-        let is_offered =
-            move |name: &str| offered.as_ref().is_none_or(|access| access(name) == ExportAccess::Offered);
-        self.entries().filter(move |(_, export)| is_offered(&export.name))
+        let handle = self.clone();
+        self.entries().filter(move |(_, export)| handle.access(&export.name) == ExportAccess::Offered)
     }
 
     /// All exports, in order.
@@ -250,7 +253,7 @@ mod tests {
     #[test]
     fn a_handle_that_offers_some_exports_finds_no_others() {
         let exports = Exports::with_states(vec![export("a"), export("b")]);
-        let some = exports.offering(|name| match name {
+        let some = exports.offering(|name: &str| match name {
             "a" => ExportAccess::Hidden,
             _ => ExportAccess::Offered,
         });
@@ -264,7 +267,7 @@ mod tests {
     #[test]
     fn a_refused_export_is_neither_found_nor_replaced_by_another_as_the_default() {
         let exports = Exports::with_states(vec![export("a"), export("b"), export("c")]);
-        let some = exports.offering(|name| match name {
+        let some = exports.offering(|name: &str| match name {
             "a" => ExportAccess::Hidden,
             "b" => ExportAccess::Refused,
             _ => ExportAccess::Offered,

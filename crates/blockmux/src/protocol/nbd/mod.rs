@@ -16,7 +16,7 @@ use blockmux_engine::sessions::SessionInfo;
 use blockmux_engine::socket::Address;
 use blockmux_engine::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::exports::{ExportAccess, Exports};
+use blockmux_proto::exports::{ExportAccess, ExportSelection, Exports};
 use blockmux_proto::nbd::server::TlsMode;
 use blockmux_proto::nbd::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, NbdServer, NbdUri, TlsFiles, UriTls};
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_MINIMUM_BLOCK, NBD_MAX_STRING};
@@ -79,21 +79,26 @@ struct NbdState {
     is_newly_restricted: bool,
 }
 
-/// The exports of a listener for a client with this IP address.
-fn exports_for(
-    exports: &Exports,
-    policy: &Policy,
-    place: &ListenerAddress,
+/// The exports of a listener for a client.
+struct ClientExports {
+    policy: Policy,
+    place: ListenerAddress,
+    /// The client's IP address.
     client: Option<IpAddr>,
-) -> Exports {
-    let (policy, place) = (policy.clone(), place.clone());
-    let (why, at) = (policy.clone(), place.clone());
-    let offered = exports.offering(move |volume| match policy.serves(&NBD, &place, volume) {
-        true if policy.networks_of(volume).admits(client) => ExportAccess::Offered,
-        true => ExportAccess::Refused,
-        false => ExportAccess::Hidden,
-    });
-    offered.explaining(move |volume| why.why_not(&NBD, &at, volume))
+}
+
+impl ExportSelection for ClientExports {
+    fn access(&self, volume: &str) -> ExportAccess {
+        match self.policy.serves(&NBD, &self.place, volume) {
+            true if self.policy.networks_of(volume).admits(self.client) => ExportAccess::Offered,
+            true => ExportAccess::Refused,
+            false => ExportAccess::Hidden,
+        }
+    }
+
+    fn why_hidden(&self, volume: &str) -> Option<String> {
+        self.policy.why_not(&NBD, &self.place, volume)
+    }
 }
 
 impl LiveFrontend for LiveNbd {
@@ -101,7 +106,8 @@ impl LiveFrontend for LiveNbd {
         let (exports, policy, place) = (self.exports.clone(), self.policy.clone(), place.clone());
         let tls = self.tls.clone();
         Arc::new(move |core, stream, permit| {
-            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
+            let (policy, place, client) = (policy.clone(), place.clone(), stream.peer_ip());
+            let exports = exports.offering(ClientExports { policy, place, client });
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
             nbd::serve(exports, tls)(core, stream, permit);
         })
@@ -115,7 +121,8 @@ impl LiveFrontend for LiveNbd {
             return None;
         }
         Some(Box::new(move |core, HandedSession { stream, unread, state, .. }, permit| {
-            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
+            let (policy, place, client) = (policy.clone(), place.clone(), stream.peer_ip());
+            let exports = exports.offering(ClientExports { policy, place, client });
             nbd::resume(core, &exports, (stream, unread, &state), permit);
         }))
     }

@@ -16,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The network with its clock and random numbers; a clone is another handle to it.
@@ -46,7 +47,7 @@ pub struct SimStream {
     wire: Rc<SimLink>,
     /// 0: connected, 1: accepted; it sends into the pipe of that index.
     side: usize,
-    peer: String,
+    peer: Arc<str>,
     /// Shared by all owners; the last one closes the stream.
     owners: Rc<()>,
     /// The stream has been closed.
@@ -209,7 +210,7 @@ impl SimNet {
             net: self.clone(),
             wire: wire.clone(),
             side,
-            peer: peer.to_owned(),
+            peer: peer.into(),
             owners: Rc::default(),
             is_closed: Rc::default(),
             tls: Rc::default(),

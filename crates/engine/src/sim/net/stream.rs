@@ -8,6 +8,7 @@ use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::{Chunk, SgList};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl SimStream {
@@ -136,6 +137,10 @@ impl ByteStream for SimStream {
 
     fn peer(&self) -> &str {
         &self.peer
+    }
+
+    fn shared_peer(&self) -> Arc<str> {
+        self.peer.clone()
     }
 
     fn connect_result(&self) -> Option<io::Result<()>> {

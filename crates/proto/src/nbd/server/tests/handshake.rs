@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::event::AuditEvent;
-use crate::exports::ExportAccess;
+use crate::exports::{ExportAccess, ExportSelection};
 use std::time::Instant;
 
 #[test]
@@ -105,7 +105,7 @@ fn list_names_every_export() {
 #[test]
 fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
     let exports = exports();
-    let offered = exports.offering(|name| match name {
+    let offered = exports.offering(|name: &str| match name {
         "disk0" => ExportAccess::Refused,
         _ => ExportAccess::Offered,
     });
@@ -138,11 +138,16 @@ fn an_export_whose_networks_do_not_have_the_client_is_refused_and_not_listed() {
 #[test]
 fn only_the_log_says_why_an_export_is_hidden() {
     let exports = exports();
-    let offered = exports.offering(|name| match name {
-        "disk0" => ExportAccess::Hidden,
-        _ => ExportAccess::Offered,
-    });
-    let offered = offered.explaining(|name| Some(format!("{name} is for others")));
+    struct ForOthers;
+    impl ExportSelection for ForOthers {
+        fn access(&self, name: &str) -> ExportAccess {
+            if name == "disk0" { ExportAccess::Hidden } else { ExportAccess::Offered }
+        }
+        fn why_hidden(&self, name: &str) -> Option<String> {
+            Some(format!("{name} is for others"))
+        }
+    }
+    let offered = exports.offering(ForOthers);
     let mut session =
         Pump::new(NbdTargetSession::new(offered, Pool::new(usize::MAX), Instant::now()), &exports);
     assert_eq!(session.sent(), GREETING);
