@@ -20,9 +20,15 @@ const KEYS: [&str; 2] = [
     "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:",
 ];
-/// The volume has the same identity after the target has been restarted.
-const VOLUME: &str = "[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
-                      uuid = '6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d'\nshared = true\n";
+/// The volume has the same identity after the target has been restarted, and another one than those
+/// of concurrent tests; each test has its own number.
+fn volume(number: u16) -> String {
+    let process = std::process::id();
+    format!(
+        "[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+         uuid = '6f9a4c2e-1d3b-4f5b-{number:04x}-{process:012x}'\nshared = true\n"
+    )
+}
 
 fn secret_file(directory: &Path, name: &str, content: &str) -> String {
     let path = directory.join(name);
@@ -95,9 +101,10 @@ fn nvme_hosts_and_controllers_get_new_secrets_over_tcp_and_rdma() {
             theirs: &[("host", both), ("controller", reversed)],
             ours: &[("own", both), ("other", reversed)],
             config: |address, files| {
+                let volume = volume(1);
                 let files = files.display();
                 format!(
-                    "nvme_tcp = ['{address}']\n{VOLUME}[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n\
+                    "nvme_tcp = ['{address}']\n{volume}[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n\
                      namespaces = {{ 1 = 'disk' }}\n[[nvme_subsystem.host]]\nhostnqn = '{HOST}'\n\
                      dhchap_secret_file = '{files}/host'\ndhchap_ctrl_secret_file = '{files}/controller'\n"
                 )
@@ -123,8 +130,9 @@ fn nvme_hosts_get_new_tls_keys() {
         theirs: &[("key", KEYS)],
         ours: &[("own", KEYS)],
         config: |address, files| {
+            let volume = volume(2);
             format!(
-                "nvme_tcp = ['{address}']\n{VOLUME}[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n\
+                "nvme_tcp = ['{address}']\n{volume}[[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\n\
                  namespaces = {{ 1 = 'disk' }}\n[[nvme_subsystem.host]]\nhostnqn = '{HOST}'\n\
                  tls_key_file = '{}/key'\n",
                 files.display()
@@ -148,9 +156,10 @@ fn iscsi_initiators_and_targets_get_new_secrets() {
         theirs: &[("secret", both), ("mutual", mutual)],
         ours: &[("own", both), ("other", mutual)],
         config: |address, files| {
+            let volume = volume(3);
             let files = files.display();
             format!(
-                "iscsi = ['{address}']\n{VOLUME}[[iscsi_target]]\nTargetName = '{TARGET}'\n\
+                "iscsi = ['{address}']\n{volume}[[iscsi_target]]\nTargetName = '{TARGET}'\n\
                  luns = {{ 0 = 'disk' }}\n[[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{files}/secret'\n\
                  target_CHAP_N = 'them'\ntarget_secret_file = '{files}/mutual'\n"
             )
