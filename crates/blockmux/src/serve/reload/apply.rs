@@ -426,7 +426,7 @@ pub(in crate::serve) fn check_not_deleted(name: &str, volume: &dyn Volume) -> Re
 ///
 /// # Errors
 /// Names the first path and what to do.
-pub(in crate::serve) fn check_paths(exports: &Exports) -> Result<(), String> {
+pub(super) fn check_paths(exports: &Exports) -> Result<(), String> {
     for (_, export) in exports.iter() {
         let Export { name, volume, .. } = &*export;
         check_not_deleted(name, &**volume)?;

@@ -17,7 +17,8 @@ mod plan;
 mod record;
 mod save;
 
-pub(super) use self::apply::{check_not_deleted, check_paths};
+pub(super) use self::apply::check_not_deleted;
+use self::apply::check_paths;
 use self::model::Model;
 use self::plan::{
     ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
@@ -330,6 +331,16 @@ impl Reloader {
         Ok(DaemonOffer { listeners: listeners.collect(), volumes, text: config.running.text() })
     }
 
+    /// Checks that each path still leads to what is served, within the time limit of work that may
+    /// hang.
+    ///
+    /// # Errors
+    /// Names the first path and what to do.
+    pub(super) fn check_paths(&self) -> Result<(), String> {
+        let exports = self.exports.clone();
+        self.blocking.run(PATHS, move || check_paths(&exports)).map_err(|failure| failure.to_string())?
+    }
+
     /// The offers of all volumes, if each path still leads to what is served. Paths may hang, so no
     /// lock is held.
     fn volume_offers(&self, config: &Arc<RunningConfig>) -> Result<Vec<VolumeOffer>, String> {
@@ -347,7 +358,7 @@ impl Reloader {
             };
             Ok(config.running.volumes.iter().map(offer).collect())
         };
-        self.blocking.run("the paths of the volumes", look).map_err(|failure| failure.to_string())?
+        self.blocking.run(PATHS, look).map_err(|failure| failure.to_string())?
     }
 
     /// Continues a session that the daemon before this one has handed over.
@@ -598,6 +609,8 @@ pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure
     Ok(sender)
 }
 
+/// Names the check of paths in messages.
+const PATHS: &str = "the paths of the volumes";
 /// Maximum number of queries that read the config file at the same time. With the changes they take
 /// fewer threads than the API has.
 const MAX_READINGS: usize = 16;

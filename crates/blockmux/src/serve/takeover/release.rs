@@ -4,7 +4,7 @@
 use super::wire::{Offer, SessionOffer, TakeoverConnection, TakeoverMessage};
 use crate::failure::Failure;
 use crate::serve::offer::{DaemonOffer, OfferedListener};
-use crate::serve::reload::{Reloader, check_paths};
+use crate::serve::reload::Reloader;
 use crate::serve::{DaemonEvent, flush};
 use blockmux_engine::handover::SessionHandover;
 use blockmux_engine::socket::ListenerHandle;
@@ -82,11 +82,11 @@ impl TakeoverServer {
         };
         listeners.extend(self.endpoints.iter().cloned());
         let offer = Offer { volumes, state: self.state.clone() };
-        let (events, exports) = (self.events.clone(), self.reloader.exports.clone());
+        let (events, reloader) = (self.events.clone(), self.reloader.clone());
         let negotiate = move || match wait_until_ready(&connection, &listeners, offer) {
             Ok(()) => {
                 // Files may have been moved since the offer.
-                if let Err(reason) = check_paths(&exports) {
+                if let Err(reason) = reloader.check_paths() {
                     return refuse(&connection, &reason);
                 }
                 let handles = listeners.into_iter().map(|(_, handle)| handle).collect();
