@@ -3,6 +3,7 @@
 
 use super::policy::PublicAccess;
 use super::units::VolumeUnit;
+use blockmux_proto::exports::VolumeId;
 use blockmux_proto::scsi::{LunMapping, MAX_LUN, ScsiTarget, ShownLuns, UnitChange};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
@@ -46,16 +47,22 @@ pub(super) struct WantedLuns {
 }
 
 impl LunMap {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn has(&self, lun: u16) -> bool {
         self.0.contains_key(&lun)
     }
 
     pub(super) fn iter(&self) -> Iter<'_, u16, LunEntry> {
         self.0.iter()
+    }
+
+    /// Checks that there are LUNs, unless each entry of the ACL has its own.
+    pub(super) fn check_any<'a>(&self, acl: impl Iterator<Item = &'a AclLuns>) -> Result<(), String> {
+        let mut acl = acl.peekable();
+        let has_own = acl.peek().is_some() && acl.all(|luns| matches!(luns, AclLuns::Own(_)));
+        if self.0.is_empty() && !has_own {
+            return Err("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned());
+        }
+        Ok(())
     }
 
     /// The names of the volumes.
@@ -71,11 +78,17 @@ pub(super) fn public_access<'a>(
 ) -> Vec<(String, PublicAccess)> {
     let mut volumes: BTreeMap<&str, PublicAccess> = all.map(|name| (name, PublicAccess::Nothing)).collect();
     for LunEntry { volume, is_read_only } in seen_by_everybody {
-        let public = if *is_read_only { PublicAccess::Read } else { PublicAccess::Write };
+        let public = PublicAccess::of_lun(*is_read_only);
         let known = volumes.entry(volume).or_insert(public);
         *known = public.max(*known);
     }
     volumes.into_iter().map(|(name, public)| (name.to_owned(), public)).collect()
+}
+
+/// What everybody can do with a volume through a view of a target, which everybody gets if it
+/// `is_open`; `None` if the view does not show the volume.
+pub(super) fn public_access_by(view: &ScsiTarget, volume: VolumeId, is_open: bool) -> Option<PublicAccess> {
+    Some(PublicAccess::of_lun(!view.may_write(volume)?).only_if(is_open))
 }
 
 impl AclLuns {

@@ -65,6 +65,11 @@ impl PublicAccess {
         PublicAccess::Write.only_if(is_open)
     }
 
+    /// What everybody can do who sees the volume as this LUN.
+    pub(crate) fn of_lun(is_read_only: bool) -> PublicAccess {
+        if is_read_only { PublicAccess::Read } else { PublicAccess::Write }
+    }
+
     /// This access, or nothing.
     pub(crate) fn only_if(self, is_open: bool) -> PublicAccess {
         if is_open { self } else { PublicAccess::Nothing }

@@ -210,10 +210,8 @@ impl ConfiguredTarget {
         }
         let luns = entry.luns.clone();
         let redirect = entry.redirect().map_err(wrong)?;
-        let has_own_luns = |acl: &AclEntry| matches!(acl.luns, AclLuns::Own(_));
-        let needs_luns = entry.acl.is_empty() || !entry.acl.iter().all(has_own_luns);
-        if luns.is_empty() && needs_luns && redirect.is_none() {
-            return Err(wrong("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned()));
+        if redirect.is_none() {
+            luns.check_any(entry.acl.iter().map(|acl| &acl.luns)).map_err(wrong)?;
         }
         let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
         let portals =

@@ -3,6 +3,7 @@
 use super::node::{Portals, of_volume, wanted};
 use super::{Iscsi, IscsiCtlCommand, default_target, name};
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::lun_map;
 use crate::protocol::policy::{ListenerAddress, LiveAccess, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::iscsi;
@@ -119,8 +120,8 @@ impl LiveFrontend for LiveTargets {
         }
     }
 
-    /// A session may continue if its initiator would get the same view of the target again through
-    /// the same port, and authenticated at least as the new config requires.
+    /// A session may continue if a new login of its initiator would get the same view of the target
+    /// through the same port, and its authentication is sufficient for the new config.
     fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
@@ -174,11 +175,8 @@ impl LiveFrontend for LiveTargets {
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let of_access = |access: &IscsiAccess| {
-            let may_write = access.target.may_write(volume)?;
-            let own = if may_write { PublicAccess::Write } else { PublicAccess::Read };
-            Some(own.only_if(admits_all(access)))
-        };
+        let of_access =
+            |access: &IscsiAccess| lun_map::public_access_by(&access.target, volume, admits_all(access));
         let of_target = |target: Arc<TargetNode>| {
             let public = target.access.iter().filter_map(of_access).max()?;
             Some(live_access(&target, public))

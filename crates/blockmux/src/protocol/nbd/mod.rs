@@ -79,12 +79,22 @@ struct NbdState {
     is_newly_restricted: bool,
 }
 
-/// The exports of a listener for a client.
+/// Selects the exports of a listener for a client.
 struct ClientExports {
     policy: Policy,
     place: ListenerAddress,
     /// The client's IP address.
     client: Option<IpAddr>,
+}
+
+/// The exports of a listener for a client with this IP address.
+fn exports_for(
+    exports: &Exports,
+    policy: &Policy,
+    place: &ListenerAddress,
+    client: Option<IpAddr>,
+) -> Exports {
+    exports.offering(ClientExports { policy: policy.clone(), place: place.clone(), client })
 }
 
 impl ExportSelection for ClientExports {
@@ -106,8 +116,7 @@ impl LiveFrontend for LiveNbd {
         let (exports, policy, place) = (self.exports.clone(), self.policy.clone(), place.clone());
         let tls = self.tls.clone();
         Arc::new(move |core, stream, permit| {
-            let (policy, place, client) = (policy.clone(), place.clone(), stream.peer_ip());
-            let exports = exports.offering(ClientExports { policy, place, client });
+            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
             nbd::serve(exports, tls)(core, stream, permit);
         })
@@ -121,8 +130,7 @@ impl LiveFrontend for LiveNbd {
             return None;
         }
         Some(Box::new(move |core, HandedSession { stream, unread, state, .. }, permit| {
-            let (policy, place, client) = (policy.clone(), place.clone(), stream.peer_ip());
-            let exports = exports.offering(ClientExports { policy, place, client });
+            let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
             nbd::resume(core, &exports, (stream, unread, &state), permit);
         }))
     }

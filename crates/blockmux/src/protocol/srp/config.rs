@@ -70,10 +70,7 @@ impl ConfiguredSrpTarget {
         let id = SrpPortId::parse(&written)
             .ok_or_else(|| wrong(format!("port_id `{written}` is not a port identifier; {advice}")))?;
         let luns = entry.luns;
-        let has_own_luns = |acl: &SrpAclEntry| matches!(acl.luns, AclLuns::Own(_));
-        if luns.is_empty() && (entry.acl.is_empty() || !entry.acl.iter().all(has_own_luns)) {
-            return Err(wrong("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned()));
-        }
+        luns.check_any(entry.acl.iter().map(|acl| &acl.luns)).map_err(wrong)?;
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
             let written = &acl.initiator_port;

@@ -3,6 +3,7 @@
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::lun_map;
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::listener::Serve;
@@ -145,9 +146,7 @@ impl LiveFrontend for LiveSrpTargets {
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         let of_access = |access: &SrpAccess| {
-            let may_write = access.target.may_write(volume)?;
-            let own = if may_write { PublicAccess::Write } else { PublicAccess::Read };
-            Some(own.only_if(access.initiator.is_none()))
+            lun_map::public_access_by(&access.target, volume, access.initiator.is_none())
         };
         let of_target = |target: Arc<SrpTarget>| {
             let public = target.access.iter().filter_map(of_access).max()?;

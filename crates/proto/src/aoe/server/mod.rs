@@ -1,8 +1,8 @@
 //! The AoE target: any number of disks at any number of ports.
 //!
 //! ```text
-//!   on_frame ─▶ header: version, address ─▶ mask ─┬▶ command.rs: registers ─▶ recent_writes.rs ─▶ Pending ─▶ poll_io
-//!                                                 └▶ control.rs: config string, masks, reservation ─▶ store
+//!   on_frame ─▶ header ─▶ mask ─┬▶ command.rs: registers ─▶ recent_writes.rs ─▶ poll_io
+//!                               └▶ control.rs: config string, masks, reservation ─▶ store
 //!   frames  ◀─ reply.rs: registers and data ◀── on_io
 //! ```
 //! Every answer goes to the port and the station that the request came from. Malformed requests get

@@ -66,7 +66,7 @@ impl LongWrite {
         }
     }
 
-    /// Handles that the memory is filled. Returns the piece to write, unless the write has failed.
+    /// Called when the memory is filled. Returns the piece to write, unless the write has failed.
     pub(super) fn on_placed(&mut self) -> Option<(PendingRequest, SgList)> {
         let (piece, memory) = (self.piece(), self.place.take()?);
         self.at = piece.end();
@@ -77,7 +77,7 @@ impl LongWrite {
         Some((piece, memory))
     }
 
-    /// Handles that a piece is written, or why not.
+    /// Records the result of writing a piece.
     pub(super) fn on_written(&mut self, result: Result<(), NbdRequestRefusal>) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let Err(refusal) = result {

@@ -496,7 +496,7 @@ impl ServerTransmission {
         self.finish_long(outbox);
     }
 
-    /// Handles that a piece of the long write is written, or why not.
+    /// Records the result of writing a piece of the long write, and replies if it was the last.
     fn on_piece(&mut self, written: Result<(), NbdRequestRefusal>, outbox: &mut Outbox) {
         // The connection may have ended meanwhile.
         if let AwaitedRequest::Pieces(long) = &mut self.awaiting {

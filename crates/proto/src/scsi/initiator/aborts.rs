@@ -1,7 +1,7 @@
 //! The order in which an initiator's session ends commands without a response.
 //!
 //! ```text
-//!   overdue commands ─▶ ABORT TASK, one after the other ─▶ a reset ─▶ ... ─▶ the driver ends the session
+//!   overdue commands ─▶ ABORT TASK for each ─▶ a reset ─▶ ... ─▶ the driver ends the session
 //! ```
 //! One task management function is outstanding at a time. Each tick of the driver without an
 //! answer, or after a refusal, is one step further; which reset comes next is up to the transport.

@@ -137,7 +137,7 @@ fn a_failed_read_fails_the_write_and_nothing_is_written() {
         fail_one(&mut session);
         assert_eq!((session.sent(), session.submitted.len()), (simple(5), 0));
         session.holds_io = false;
-        // The blocks are not locked any more.
+        // The blocks are no longer locked.
         let answer = session.exchange(&request(Cmd::NBD_CMD_READ, 0, 0, 2048));
         assert_eq!(answer, join(&[&simple(0), &[0; 2048]]));
     }
