@@ -12,7 +12,7 @@ use crate::protocol::Carrier;
 use crate::protocol::policy::ListenerAddress;
 use blockmux_engine::socket::Address;
 use blockmux_engine::zone;
-use blockmux_proto::networks::{AllowedNetworks, Network, NetworkError};
+use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! `allow` in the config file: the networks from which clients may connect.
 
-use blockmux_proto::networks::{AllowedNetworks, Network, NetworkError};
+use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
 use serde::{Deserialize, Deserializer, de};
 use std::net::IpAddr;
 use std::str::FromStr;

@@ -17,7 +17,7 @@ use blockmux_engine::memory::map_pages;
 use blockmux_engine::populate;
 use blockmux_engine::state::{self, has_note};
 use blockmux_engine::sys::address_space_left;
-use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec, NullSpec, Url};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{

@@ -11,9 +11,9 @@ use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession, AtaDi
 use blockmux_proto::aoe::discovery::{AoeDiscoverySession, FoundDisk};
 use blockmux_proto::aoe::server::{AoeTargetSession, DuplicateAddress};
 use blockmux_proto::aoe::unit::AoeUnit;
+use blockmux_proto::driver::frames::PortId;
+use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::frames::PortId;
-use blockmux_proto::session::Initiator;
 use blockmux_volume::Pool;
 use std::io;
 use std::rc::Rc;

@@ -7,7 +7,7 @@
 //! `docs/decisions/0038-one-event-type-for-all-audit-lines.md`.
 
 use crate::sessions::{Session, Sessions};
-use blockmux_proto::event::{AuditEvent, Login};
+use blockmux_proto::driver::audit_event::{AuditEvent, Login};
 use blockmux_proto::exports::VolumeId;
 use std::sync::Arc;
 use tracing::{info, warn};

@@ -3,8 +3,8 @@
 use crate::connection::Broken;
 use crate::secure::Secure;
 use crate::socket::Address;
-use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{
     BYTES_BEFORE_TLS, Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed,
 };
 use blockmux_tls::TlsError;

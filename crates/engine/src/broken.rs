@@ -1,6 +1,6 @@
 //! Errors that end connections.
 
-use blockmux_proto::session::ProtocolError;
+use blockmux_proto::driver::session::ProtocolError;
 use blockmux_tls::TlsError;
 use std::io;
 

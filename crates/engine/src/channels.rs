@@ -12,8 +12,8 @@
 use crate::reactor::Progress;
 use crate::sessions::Session;
 use crate::throttles::Throttles;
+use blockmux_proto::driver::session::Target;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::session::Target;
 use blockmux_proto::volume_state::{
     MAX_ORPHANS, Meter, NotAdmitted, Origin, OrphanedUser, RequestKind, VolumeState,
 };
@@ -453,10 +453,10 @@ const MAX_SLOTS: usize = 1 << 16;
 mod tests {
     use super::*;
     use crate::sessions::Sessions;
-    use blockmux_proto::event::{AuditEvent, Login};
+    use blockmux_proto::driver::audit_event::{AuditEvent, Login};
+    use blockmux_proto::driver::frames::Mac;
+    use blockmux_proto::driver::session::{SessionStage, Timed};
     use blockmux_proto::exports::Export;
-    use blockmux_proto::frames::Mac;
-    use blockmux_proto::session::{SessionStage, Timed};
     use blockmux_proto::volume_state::error_kind;
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{Cost, Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};

@@ -6,7 +6,7 @@
 //! `docs/decisions/0075-public-key-work-runs-on-helper-threads.md`.
 
 use crate::sys;
-use blockmux_proto::computation::{Job, RunJob};
+use blockmux_proto::driver::computation::{Job, RunJob};
 use blockmux_volume::peer_network;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -148,7 +148,7 @@ const MAX_SOURCES: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::computation::{Computation, Helpers};
+    use blockmux_proto::driver::computation::{Computation, Helpers};
     use std::sync::mpsc;
 
     /// A job that sends this number when it runs, and its computation.

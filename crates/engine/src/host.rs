@@ -10,8 +10,8 @@ use crate::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent, cross_thread_wak
 use crate::ring::Registration;
 use crate::socket::{Address, Stream};
 use crate::sys;
-use blockmux_proto::computation::Helpers;
-use blockmux_proto::outbox::Outbox;
+use blockmux_proto::driver::computation::Helpers;
+use blockmux_proto::driver::outbox::Outbox;
 use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use std::io;

@@ -7,7 +7,7 @@ use crate::ring::Registration;
 use crate::sessions::Sessions;
 use crate::socket::{Listener, Stream};
 use crate::sys;
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker, bytes_from_system};
 use std::cmp::Reverse;

@@ -10,13 +10,13 @@ use crate::reactor::EngineCore;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::{Address, Stream};
 use crate::target::{ArrivedConnection, ProcessHandover, TargetTask};
+use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     ExportInfo, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession,
     NbdSessionMode,
 };
 use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
-use blockmux_proto::session::NoControl;
 use blockmux_tls::ServerCredentials;
 use blockmux_volume::{Core, Pool, VolumeInfo};
 use std::rc::Rc;

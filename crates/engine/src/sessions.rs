@@ -1,6 +1,6 @@
 //! The list of sessions that `blockmux ctl sessions` shows.
 
-use blockmux_proto::event::Login;
+use blockmux_proto::driver::audit_event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
 use crate::host::StreamEnd;
-use blockmux_proto::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Chunk, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;

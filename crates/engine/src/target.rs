@@ -20,9 +20,11 @@ use crate::reactor::{EngineCore, Progress, Task};
 use crate::secure::Secure;
 use crate::sessions::NOT_IN_CONFIG;
 use crate::stall::StallWatch;
-use blockmux_proto::event::AuditEvent;
+use blockmux_proto::driver::audit_event::AuditEvent;
+use blockmux_proto::driver::session::{
+    CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target,
+};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target};
 use blockmux_volume::{PeerAccount, Pool, Waker};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -663,10 +665,10 @@ mod tests {
     use crate::socket::Address;
     use crate::socket::{Listener, Stream};
 
+    use blockmux_proto::driver::outbox::Outbox;
+    use blockmux_proto::driver::session::Timed;
     use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::NbdTargetSession;
-    use blockmux_proto::outbox::Outbox;
-    use blockmux_proto::session::Timed;
     use blockmux_proto::volume_state::NotAdmitted;
     use blockmux_volume::{
         Chunk, Completion, Core, Cost, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,

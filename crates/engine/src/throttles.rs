@@ -3,7 +3,7 @@
 //!
 //! Without limits a request costs one load of a number that changes with the limits.
 
-use blockmux_proto::frames::Mac;
+use blockmux_proto::driver::frames::Mac;
 use blockmux_proto::volume_state::Meter;
 use blockmux_volume::{Core, Cost, Io, Limiter, SgList, Tag, Throttle, Waker};
 use std::rc::Rc;

@@ -11,11 +11,11 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::nbd::{self, NbdEndpoint};
 use blockmux_engine::reactor::PollPolicy;
 use blockmux_engine::socket::{Address, Listener};
+use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
     HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
-use blockmux_proto::session::NoControl;
 use blockmux_volume::{Limit, Limits, MemVolume, Pool, Volume, VolumeInfo, VolumeLimits};
 use conforms::{conforms, disk_and_frozen};
 use std::num::NonZeroU64;

@@ -18,12 +18,12 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::{HELD_BUFFERS_TIMEOUT, TargetTask};
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{StreamSession, Target};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::nbd::server::NbdTargetSession;
-use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{StreamSession, Target};
 use blockmux_proto::{iscsi, nvme_tcp};
 use blockmux_rdma::iwarp;
 use blockmux_volume::{

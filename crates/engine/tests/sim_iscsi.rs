@@ -14,12 +14,12 @@ mod seeds;
 
 use blockmux_engine::sim::{NetworkConditions, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
 use blockmux_engine::socket::Address;
+use blockmux_proto::driver::session::CoreHandle;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
-use blockmux_proto::session::CoreHandle;
 use blockmux_volume::Pool;
 use iscsi_dialer::IscsiDialer;
 use iscsi_sides::node;

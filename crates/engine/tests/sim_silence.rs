@@ -17,6 +17,7 @@ use blockmux_engine::listener::ConnectionLimit;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_engine::socket::Address;
 use blockmux_engine::target::TargetTask;
+use blockmux_proto::driver::session::{CoreHandle, StreamSession, Target};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -24,7 +25,6 @@ use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_proto::nvme_tcp;
-use blockmux_proto::session::{CoreHandle, StreamSession, Target};
 use blockmux_proto::srp::client::UnitInfo;
 use blockmux_rdma::iwarp;
 use blockmux_volume::{

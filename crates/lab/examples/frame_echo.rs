@@ -13,7 +13,7 @@
 
 use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::memory::map_pages;
-use blockmux_proto::frames::{Frame, FrameOutbox, Mac, PortId, Station};
+use blockmux_proto::driver::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Write as _};

@@ -16,7 +16,7 @@
 //! the peer would close the connection for a wrong digest. Private memory does not change: nobody
 //! else writes a write's data until it completes, or a borrowed buffer until it is dropped.
 
-use crate::outbox::Outbox;
+use crate::driver::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, SgList};
 
 /// The digest of `bytes` in wire order.
@@ -50,7 +50,7 @@ const DIGEST_LEN: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::OutboxPiece;
+    use crate::driver::outbox::OutboxPiece;
     use blockmux_volume::{Memory, Pages, Seg};
 
     #[test]

@@ -5,6 +5,7 @@ mod counted_initiator;
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
+use blockmux_proto::driver::session::{StreamSession, Target};
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
@@ -14,7 +15,6 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
-use blockmux_proto::session::{StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Chunk, MemVolume, Pool, Volume, Waker};
 use counted_initiator::CountedInitiator;

@@ -5,12 +5,12 @@ mod counted_target;
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
+use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, UnitIdentity};
-use blockmux_proto::session::StreamSession;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
 use std::sync::Arc;

@@ -4,6 +4,7 @@
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
+use blockmux_proto::driver::session::{Initiator, Target};
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
@@ -14,7 +15,6 @@ use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, Stag, WorkId, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
-use blockmux_proto::session::{Initiator, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, MemVolume, Memory, Op, Output, Pool, SgList, Tag, Volume, Waker,

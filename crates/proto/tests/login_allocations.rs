@@ -4,23 +4,23 @@
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
+use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::IscsiTargetSession;
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, WorkRequest};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
-use blockmux_proto::session::StreamSession;
 use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::SrpTargetSession;
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,10 +1,10 @@
 //! Servers that refuse an option with a rare error. The session continues without optional
 //! features; otherwise the refusal has the server's own message.
 
+use blockmux_proto::driver::session::{Demand, Initiator, StreamSession};
 use blockmux_proto::nbd::client::{
     HeaderFormat, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
-use blockmux_proto::session::{Demand, Initiator, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::*;
 use std::time::Instant;

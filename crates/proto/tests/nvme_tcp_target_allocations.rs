@@ -5,13 +5,13 @@ mod counted_target;
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
+use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::NvmeNode;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
-use blockmux_proto::session::StreamSession;
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, Crc32c, MemVolume, Pool};
 use counted_target::CountedTarget;
 use std::sync::Arc;

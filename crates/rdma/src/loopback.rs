@@ -9,10 +9,10 @@
 
 use crate::queue_pair::{Caps, Fault, Provider, Violation};
 use crate::regions::{Regions, Seed};
+use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::{
     Endpoint, Event, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
 };
-use blockmux_proto::session::Timed;
 use blockmux_volume::{LocalKey, ProtectionDomain, RegistrationError, Seg, SgList};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -1,10 +1,10 @@
 //! The trait of a queue-pair provider, in the terms of the verbs and of RFC 5040.
 
 use crate::regions::Refusal;
+use blockmux_proto::driver::session::Timed;
 #[cfg(doc)]
 use blockmux_proto::rdma::WorkRequest;
 use blockmux_proto::rdma::{Event, QueuePair};
-use blockmux_proto::session::Timed;
 
 /// One end of a reliable connection, from its creation until all of its work is flushed.
 ///

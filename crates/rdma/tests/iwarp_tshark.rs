@@ -3,10 +3,10 @@
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
+use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
 };
-use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool, SgList};

@@ -2,16 +2,16 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use blockmux_proto::driver::session::{Connections, Control, Initiator, Target};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::fabrics::host::{AdminConfig, ControllerQuery, Names, QueueConfig};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_rdma::client::{NvmeRdmaAdminSession, NvmeRdmaQueueSession};
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_proto::session::{Connections, Control, Initiator, Target};
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_volume::conformance::TestCore;

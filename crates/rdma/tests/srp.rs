@@ -3,11 +3,11 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use blockmux_proto::driver::session::{Connections, Initiator, StreamConnections, Target, Timed};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
-use blockmux_proto::session::{Connections, Initiator, StreamConnections, Target, Timed};
 use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::SrpTargetSession;

@@ -12,6 +12,9 @@ use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
+use blockmux_proto::driver::session::{
+    Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
+};
 use blockmux_proto::iscsi::client::{
     BurstSize, Function, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
 };
@@ -19,9 +22,6 @@ use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, Operatio
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{
-    Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
-};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementFunctionRequest};

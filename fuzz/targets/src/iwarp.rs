@@ -10,10 +10,10 @@
 
 use crate::choices::Choices;
 use crate::wire::Wire;
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_proto::rdma::{
     Endpoint, Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
 };
-use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};

@@ -4,10 +4,10 @@ use crate::choices::Choices;
 use crate::nbd_client_stream::{ClientStream, Limits};
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
+use blockmux_proto::driver::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_proto::nbd::client::{
     HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
-use blockmux_proto::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Pool;
 use std::time::Instant;
 

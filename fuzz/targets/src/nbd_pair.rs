@@ -4,10 +4,10 @@
 use crate::choices::Choices;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
+use blockmux_proto::driver::session::{Demand, Initiator, StreamSession, Target, Timed};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use blockmux_proto::nbd::server::NbdTargetSession;
-use blockmux_proto::session::{Demand, Initiator, StreamSession, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
     Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Volume, Waker,

@@ -13,13 +13,13 @@ use crate::nvme_auth;
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests};
 use crate::wire::Wire;
+use blockmux_proto::driver::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_proto::nvme::auth::{Concatenation, DhChapSecret, DhGroup, HostCredentials, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     AdminConfig, ControllerInfo, ControllerQuery, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
     NvmeTcpQueueSession, QueueConfig,
 };
-use blockmux_proto::session::{Initiator, ProtocolError, StreamConnections, StreamSession, Timed};
 use blockmux_volume::Pool;
 use blockmux_wire::nvme::opcode::{Transfer, transfer};
 use blockmux_wire::nvme::{Cqe, SglSubtype, Sqe};

@@ -3,13 +3,13 @@
 
 use crate::choices::Choices;
 use crate::target_side::{ProtocolChecks, Sent, TargetRun};
+use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
-use blockmux_proto::session::StreamSession;
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use blockmux_wire::nvmeof::tcp::{CommonHeader, PduType};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The outbox against a model, a queue of bytes: all pushed bytes must be sent once and in order.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use blockmux_proto::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 

@@ -8,10 +8,10 @@
 use crate::choices::Choices;
 use crate::records::Records;
 use crate::served::Served;
+use blockmux_proto::driver::session::{ProtocolError, Target};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, WorkError, WorkId, WorkRequest};
-use blockmux_proto::session::{ProtocolError, Target};
 use blockmux_volume::{Pool, Seg, SgList};
 use std::time::{Duration, Instant};
 

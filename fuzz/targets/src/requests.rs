@@ -1,7 +1,7 @@
 //! The requests that a fuzz target submits to an initiator: each must complete exactly once.
 
 use crate::choices::Choices;
-use blockmux_proto::session::Initiator;
+use blockmux_proto::driver::session::Initiator;
 use blockmux_volume::{Completion, Io, Op, Output, Seg, SgList, Tag, VolumeInfo};
 use std::collections::HashMap;
 

@@ -2,8 +2,8 @@
 //! it.
 
 use crate::choices::Choices;
+use blockmux_proto::driver::session::Target;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::session::Target;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::time::Instant;

@@ -8,7 +8,7 @@ use crate::iscsi_target::exports;
 use crate::rdma_target_side::{RdmaProtocolChecks, RdmaRun};
 use crate::records::Records;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::SrpTargetSession;

@@ -4,9 +4,9 @@
 use crate::choices::Choices;
 use crate::served::Served;
 use crate::wire::Wire;
+use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::outbox::{Outbox, OutboxPiece};
-use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 

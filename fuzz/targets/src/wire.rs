@@ -1,7 +1,7 @@
-//! A byte stream to a session, delivered as [`blockmux_proto::session`] specifies.
+//! A byte stream to a session, delivered as [`blockmux_proto::driver::session`] specifies.
 
 use crate::choices::Choices;
-use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, SecuredBy, StreamSession};
+use blockmux_proto::driver::session::{Demand, MAX_DEMAND, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Memory};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ pub(crate) struct Wire {
     received: usize,
     chunk: Chunk,
     /// Received length and total length of the current
-    /// [`Demand::Place`](blockmux_proto::session::Demand::Place).
+    /// [`Demand::Place`](blockmux_proto::driver::session::Demand::Place).
     placed: usize,
     placing: usize,
 }

@@ -252,7 +252,7 @@ mod tests {
     use crate::protocol::NBD;
     use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::networks::AllowedNetworks;
+    use blockmux_proto::names::networks::AllowedNetworks;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
 

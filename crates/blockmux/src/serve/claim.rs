@@ -7,7 +7,7 @@
 
 use crate::data_part::DataPart;
 use crate::failure::Failure;
-use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;

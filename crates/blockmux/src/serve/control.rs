@@ -31,7 +31,7 @@ use blockmux_engine::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::reactor::CoreStats;
 use blockmux_engine::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
 };

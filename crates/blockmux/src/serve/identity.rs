@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::protocol::policy::Policy;
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::warn;

@@ -148,7 +148,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(50);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::event::Login;
+    use blockmux_proto::driver::audit_event::Login;
     use blockmux_proto::volume_state::VolumeTraffic;
     use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
     use std::time::SystemTime;

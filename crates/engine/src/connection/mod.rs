@@ -14,7 +14,7 @@ pub use crate::broken::Broken;
 use crate::host::{ByteStream, Host, StreamEnd};
 use crate::reactor::EngineCore;
 use crate::secure::Secure;
-use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_proto::driver::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
 use std::io;
 use std::rc::Rc;

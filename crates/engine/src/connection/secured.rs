@@ -5,8 +5,8 @@ use crate::host::{ByteStream, Host};
 use crate::secure::Received;
 #[cfg(test)]
 use crate::secure::Secure;
-use blockmux_proto::outbox::Outbox;
-use blockmux_proto::session::{BYTES_BEFORE_TLS, StreamSession};
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{BYTES_BEFORE_TLS, StreamSession};
 use blockmux_tls::TlsError;
 use std::io;
 use tracing::debug;

@@ -2,8 +2,8 @@
 
 use super::target::PortError;
 use super::{PacketPort, ReceivedFrame, Side, kernel};
-use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
-use blockmux_proto::session::FrameSession;
+use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
+use blockmux_proto::driver::session::FrameSession;
 use blockmux_volume::{Chunk, Memory};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,8 +1,8 @@
 //! Packet sockets (`packet(7)`): system calls that no safe crate offers.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
-use blockmux_proto::frames::{EtherType, Mac};
-use blockmux_proto::frames::{FrameOutbox, OutFrame, PortId};
+use blockmux_proto::driver::frames::{EtherType, Mac};
+use blockmux_proto::driver::frames::{FrameOutbox, OutFrame, PortId};
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_error};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;

@@ -1,5 +1,5 @@
 //! Raw frames: network interfaces as ports of a
-//! [`FrameSession`](blockmux_proto::session::FrameSession).
+//! [`FrameSession`](blockmux_proto::driver::session::FrameSession).
 //!
 //! ```text
 //!   interface ────Ring────▶ FramePorts ──Frame──▶ session ──poll_io──▶ channel
@@ -31,7 +31,7 @@ pub use queue_id::QueueId;
 use crate::host::{Host, SocketWatch};
 use crate::reactor::EngineCore;
 use blockmux_proto::aoe::AoeAddress;
-use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
+use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::io;
 

@@ -2,8 +2,8 @@
 
 use super::kernel::{self, Instruction, ReceivedFrame};
 use super::ring::FrameRing;
-use blockmux_proto::frames::EtherType;
-use blockmux_proto::frames::{FrameOutbox, FramePortInfo, PortId};
+use blockmux_proto::driver::frames::EtherType;
+use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::cell::Cell;
 use std::io;
@@ -208,7 +208,7 @@ const MAX_MTU: usize = 65_535;
 mod tests {
     use super::*;
     use crate::network::Network;
-    use blockmux_proto::frames::{Mac, Station};
+    use blockmux_proto::driver::frames::{Mac, Station};
     use blockmux_volume::{Memory, SgList};
     use std::process::Command;
     use std::time::Duration;

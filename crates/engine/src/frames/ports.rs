@@ -2,8 +2,8 @@
 
 use super::{FrameHost, FramePort, ReceivedFrame, Side};
 use crate::reactor::{EngineCore, Progress};
-use blockmux_proto::frames::{Frame, FramePortInfo, PortId, Station};
-use blockmux_proto::session::FrameSession;
+use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
+use blockmux_proto::driver::session::FrameSession;
 use blockmux_volume::{Chunk, Waker};
 use std::io;
 use std::rc::Rc;

@@ -11,7 +11,7 @@
 #![expect(unsafe_code, reason = "memory that is shared with the kernel, and the calls that make it")]
 
 use super::kernel::{self, ReceivedFrame, check};
-use blockmux_proto::frames::Mac;
+use blockmux_proto::driver::frames::Mac;
 use blockmux_volume::Chunk;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

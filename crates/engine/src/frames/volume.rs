@@ -8,7 +8,7 @@ use super::{FrameHost, FramePorts, QueueId, Side};
 use crate::reactor::{EngineCore, Progress, Task};
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
-use blockmux_proto::session::Initiator;
+use blockmux_proto::driver::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
 use std::marker::PhantomData;

@@ -5,7 +5,7 @@ use crate::connection::{Broken, Connection, Inflow};
 use crate::host::{ByteStream, Host};
 use crate::secure::ClientTls;
 use crate::socket::Address;
-use blockmux_proto::session::{StreamConnections, StreamSession};
+use blockmux_proto::driver::session::{StreamConnections, StreamSession};
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};

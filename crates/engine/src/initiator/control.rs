@@ -10,7 +10,7 @@
 use crate::connection::{Broken, Connection, Inflow};
 use crate::host::Host;
 use crate::reactor::Progress;
-use blockmux_proto::session::{Control, PathRank, StreamSession};
+use blockmux_proto::driver::session::{Control, PathRank, StreamSession};
 
 /// A control session with its connection.
 pub(super) struct ControlLink<C, H: Host> {

@@ -2,11 +2,11 @@
 
 pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
+use blockmux_proto::driver::session::{Initiator, Overdue, RetryRules, StreamConnections, StreamSession};
 use blockmux_proto::iscsi::client::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::session::{Initiator, Overdue, RetryRules, StreamConnections, StreamSession};
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;

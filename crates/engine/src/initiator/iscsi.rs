@@ -22,6 +22,7 @@ use crate::blocking::{self, FirstConnection, has_hung_up, run_session};
 use crate::connection::Broken;
 use crate::socket::Address;
 use crate::{sys, zone};
+use blockmux_proto::driver::session::{NoControl, RetryRules};
 use blockmux_proto::iscsi::client::{
     BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
     IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
@@ -31,7 +32,6 @@ use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_volume::{Pool, VolumeInfo};
 use std::net::ToSocketAddrs;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //!                                           │ connection lost: dial again, replay what had not completed
 //! ```
 //! A channel has one or more `Link`s. Each is a session of its own with one connection or, where
-//! the protocol supports it, several ([`blockmux_proto::session`]). A link that loses its
+//! the protocol supports it, several ([`blockmux_proto::driver::session`]). A link that loses its
 //! connection keeps every uncompleted request, reconnects after growing pauses, and replays the
 //! requests on the new session, so that each completes exactly once. A link that cannot connect
 //! while others can hands its requests to them: some targets accept fewer connections than
@@ -56,9 +56,10 @@ use crate::host::Host;
 use crate::reactor::EngineCore;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
-use blockmux_proto::session::{
-    Control, DEFAULT_TIMEOUT, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
+use blockmux_proto::driver::session::{
+    Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
+use blockmux_proto::names::uri::DEFAULT_TIMEOUT;
 use blockmux_tls::TlsError;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
 pub use current_secrets::CurrentSecrets;
@@ -117,8 +118,8 @@ pub trait Dialer: Send + Sync + 'static {
     type Session: Initiator + Overdue + StreamConnections + 'static;
 
     /// The control session that must be open before a session opens and as long as it lasts, on a
-    /// connection of its own; [`NoControl`](blockmux_proto::session::NoControl) for protocols
-    /// without one.
+    /// connection of its own; [`NoControl`](blockmux_proto::driver::session::NoControl) for
+    /// protocols without one.
     type Control: Control + StreamSession + 'static;
 
     /// The paths to the volume.

@@ -21,13 +21,13 @@ use crate::nvme_tcp::tls_key;
 pub use crate::rdma::OverIwarp;
 use crate::secure::{ClientTls, Secure};
 use crate::socket::Address;
+use blockmux_proto::driver::session::PathRank;
 use blockmux_proto::fabrics::host::{
     AdminConfig, AdminResults, ControllerInfo, ControllerQuery, FoundSubsystem, Names, NamespaceInfo,
     NvmeRefused, QueueConfig, uuid_text,
 };
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, TlsPsk};
 use blockmux_proto::nvme::auth::{Concatenation, HostCredentials, HostSecrets};
-use blockmux_proto::session::PathRank;
 use blockmux_tls::{ClientCredentials, Psk, TlsError};
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The transports of an NVMe host: TCP and RDMA.
 
 use crate::rdma::{OverIwarp, Setup};
-use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
-use blockmux_proto::session::{
+use blockmux_proto::driver::session::{
     Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
+use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
 use blockmux_proto::{nvme_rdma, nvme_tcp};
 use blockmux_rdma::iwarp::Iwarp;
 use blockmux_rdma::{Driven, Seed};

@@ -8,9 +8,9 @@
 //! over another one. A request without a reply for the volume's reconnect timeout fails.
 //!
 //! No time is stored per request. Four times in the timeout, a tick asks the session for the age of
-//! its oldest request ([`tick`](blockmux_proto::session::Overdue::tick)); a request that is the
-//! oldest in five ticks in a row is overdue, by at most a quarter of the timeout. A core that did
-//! not run for a while counts one tick, however long that was.
+//! its oldest request ([`tick`](blockmux_proto::driver::session::Overdue::tick)); a request that is
+//! the oldest in five ticks in a row is overdue, by at most a quarter of the timeout. A core that
+//! did not run for a while counts one tick, however long that was.
 
 use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};

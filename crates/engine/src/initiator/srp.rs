@@ -18,8 +18,8 @@ pub use crate::rdma::OverIwarp;
 use crate::rdma::Setup;
 use crate::socket::Address;
 use crate::sys;
+use blockmux_proto::driver::session::{NoControl, RetryRules};
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::{NoControl, RetryRules};
 use blockmux_proto::srp::client::{
     LoginRejectReason, ResponseCode, SrpInitiatorConfig, SrpInitiatorSession, SrpRefused, SrpSessionMode,
     TaskManagementFunction, UnitInfo,

@@ -4,13 +4,13 @@
 //! is passed to the session over TCP.
 
 use crate::target::Relocation;
-use blockmux_proto::event::AuditEvent;
-use blockmux_proto::exports::VolumeId;
-use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::RdmaSession;
-use blockmux_proto::session::{
+use blockmux_proto::driver::audit_event::AuditEvent;
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{
     CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
 };
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};

@@ -5,7 +5,7 @@ use crate::connection::{Connection, Inflow};
 use crate::host::{ByteStream, Direction, Host};
 use crate::sim::{NetworkConditions, SimCore, SimNet, SystemTls, World};
 use crate::socket::Address;
-use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_tls::{HANDSHAKE, Hash, RecordKeys};
 use blockmux_volume::{ReadyList, Seg, SgList};
 use std::cell::RefCell;

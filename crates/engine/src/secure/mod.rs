@@ -31,9 +31,9 @@ mod kernel;
 
 use crate::broken::Broken;
 use crate::host::ByteStream;
-use blockmux_proto::computation::{Computation, Helpers};
-use blockmux_proto::outbox::{Outbox, OutboxPiece};
-use blockmux_proto::session::SecuredBy;
+use blockmux_proto::driver::computation::{Computation, Helpers};
+use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::session::SecuredBy;
 use blockmux_tls::ReceivedBytes;
 pub use blockmux_tls::{
     CertifiedKey, ClientCertificates, ClientCredentials, Psk, PskFile, ServerCertificates, ServerCredentials,
@@ -171,7 +171,8 @@ impl Secure {
         Secure { helpers, ..self }
     }
 
-    /// Delays TLS until the session demands it ([`blockmux_proto::session::Demand::StartTls`]).
+    /// Delays TLS until the session demands it
+    /// ([`blockmux_proto::driver::session::Demand::StartTls`]).
     #[must_use]
     pub fn on_demand(self) -> Secure {
         Secure { is_dormant: true, ..self }

@@ -4,7 +4,7 @@ use super::*;
 use crate::host::Host;
 use crate::sim::{NetworkConditions, SimNet, SimStream, World};
 use crate::socket::Address;
-use blockmux_proto::computation::{Job, RunJob};
+use blockmux_proto::driver::computation::{Job, RunJob};
 use blockmux_tls::Hash;
 use blockmux_volume::Seg;
 use std::cell::RefCell;

@@ -3,11 +3,11 @@
 use crate::iscsi_names::target_name;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
+use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::iscsi::client::{BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
-use blockmux_proto::session::NoControl;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

@@ -3,12 +3,12 @@
 use crate::iscsi_dialer::IscsiDialer;
 use blockmux_engine::initiator::{Dialer, Opening, Paths};
 use blockmux_engine::socket::Address;
+use blockmux_proto::driver::session::{CoreHandle, NoControl};
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
-use blockmux_proto::session::{CoreHandle, NoControl};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;

@@ -3,8 +3,8 @@
 use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
 use blockmux_engine::secure::ClientTls;
 use blockmux_engine::socket::Address;
+use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
-use blockmux_proto::session::NoControl;
 use std::time::Duration;
 
 pub(crate) struct NbdDialer {

@@ -4,8 +4,10 @@
 use blockmux_engine::initiator::Policy;
 use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeDialer, NvmeEndpoint, NvmeOverTcp};
 use blockmux_engine::socket::Address;
+use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::ana::AnaGroup;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
@@ -13,8 +15,6 @@ use blockmux_proto::nvme_tcp::client::{
     AdminConfig, ControllerQuery, Digests, Names, NamespaceInfo, NvmeTcpAdminSession,
 };
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
-use blockmux_proto::session::{Demand, StreamSession};
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::{Chunk, MemVolume, Pool};
 use std::collections::BTreeMap;
 use std::sync::Arc;

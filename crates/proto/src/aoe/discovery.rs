@@ -2,8 +2,8 @@
 
 use super::AoeAddress;
 use super::identify::AtaDisk;
-use crate::frames::{Frame, FrameOutbox, FramePortInfo, MAX_HEAD, PortId, Station};
-use crate::session::{FrameSession, Timed};
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, MAX_HEAD, PortId, Station};
+use crate::driver::session::{FrameSession, Timed};
 use blockmux_volume::SgList;
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_ATA_HEAD, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, AtaMessage, ConfigMessage,
@@ -161,7 +161,7 @@ impl Timed for AoeDiscoverySession {
         self.ask_at.map(|at| at.min(self.ends))
     }
 
-    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
+    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::driver::session::ProtocolError> {
         if now >= self.ends {
             self.ask_at = None;
         } else if self.ask_at.is_some_and(|at| at <= now) {

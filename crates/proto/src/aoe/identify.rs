@@ -1,7 +1,7 @@
 //! IDENTIFY DEVICE data: describing a volume as an ATA disk, and parsing a disk's description.
 
 use super::{AoeAddress, SECTOR};
-use crate::volume_uuid::VolumeUuid;
+use crate::names::volume_uuid::VolumeUuid;
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::ata::{
     ATA_SECTOR, IDENTIFY_CAN_LBA, IDENTIFY_FLUSH_CACHE, IDENTIFY_FLUSH_CACHE_EXT, IDENTIFY_LBA48,

@@ -4,8 +4,8 @@
 use super::client::{AoeInitiatorConfig, AoeInitiatorSession};
 use super::server::AoeTargetSession;
 use super::*;
-use crate::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
-use crate::session::{FrameSession, Initiator, Target, Timed};
+use crate::driver::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
+use crate::driver::session::{FrameSession, Initiator, Target, Timed};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::random::SplitMix;
 use blockmux_volume::{Channel, Chunk, Io, Op, Pool, Seg, SgList, Tag, Waker};

@@ -3,7 +3,7 @@
 //! `?reconnect=DURATION` (default 60s) is how long I/O waits for a disk that does not answer.
 
 use super::AoeAddress;
-use crate::uri::{self, DEFAULT_RECONNECT, ParameterError, ParameterTable, UrlParameters};
+use crate::names::uri::{self, DEFAULT_RECONNECT, ParameterError, ParameterTable, UrlParameters};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;

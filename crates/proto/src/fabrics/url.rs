@@ -32,13 +32,13 @@
 
 pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
-use crate::nvme::auth::{DhGroup, Hash};
-use crate::nvme::nqn::Nqn;
-use crate::uri::{
+use crate::names::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
     Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode, shown,
 };
-pub use crate::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+use crate::nvme::auth::{DhGroup, Hash};
+use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
 use std::fmt;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@
 //! sends them. The sessions' datamovers transfer the data of commands.
 //! `docs/decisions/0017-iser-is-iscsi-with-another-datamover.md` explains the structure.
 
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use blockmux_volume::Seg;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
 use blockmux_wire::iser::{ControlHeader, HEADER_LEN, IserOpcode};

@@ -8,7 +8,7 @@ use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, SessionTable};
 use crate::exports::VolumeId;
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
 use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 

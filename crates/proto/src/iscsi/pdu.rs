@@ -2,7 +2,7 @@
 
 use super::digests::IscsiDigests;
 use crate::digest;
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use blockmux_wire::iscsi::{BHS_LEN, Bhs};
 use zerocopy::FromBytes;
 

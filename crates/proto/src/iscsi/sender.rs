@@ -7,7 +7,7 @@
 use super::digests::IscsiDigests;
 use super::iser::HEADERS_LEN;
 use crate::digest;
-use crate::outbox::Outbox;
+use crate::driver::outbox::Outbox;
 use crate::rdma::{MessageHead, QueuePair, Remote, Stag};
 use blockmux_volume::{Crc32c, Pool, SgList};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};

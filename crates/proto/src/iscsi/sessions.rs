@@ -15,7 +15,7 @@
 //! here (§6.3.4).
 
 use super::name::Name;
-use crate::session::CoreHandle;
+use crate::driver::session::CoreHandle;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

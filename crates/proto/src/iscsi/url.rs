@@ -27,11 +27,11 @@
 
 use super::login::chap::{ChapAlgorithm, ChapSecret, SECRET_LENGTH};
 use super::name::{Name, NameError};
-use crate::uri::{
+use crate::names::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter,
     ParameterError, ParameterTable, UrlParameters, decode_text, encode,
 };
-pub use crate::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
 use blockmux_volume::spec::split_user;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;

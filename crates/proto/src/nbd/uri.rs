@@ -15,9 +15,9 @@
 //! nbdkit write: `tls-certificates=DIRECTORY` and `tls-psk-file=FILE`. The user of the
 //! key is before the host, or in `tls-username=USER`. `ktls=off` disables kernel TLS.
 
-pub use crate::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
+pub use crate::names::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
-use crate::uri::{
+use crate::names::uri::{
     self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, RESERVED, UrlParameters,
     decode_text, encode,
 };

@@ -12,7 +12,7 @@ use super::errors::ErrorLog;
 use super::event_queue::{AbortOrder, AbortReply, EventQueue, QueueEvent};
 use super::nqn::Nqn;
 use super::{MAX_IO_QUEUES, MQES};
-use crate::session::HangUp;
+use crate::driver::session::HangUp;
 use crate::volume_state::Registrant;
 use blockmux_wire::nvmeof::fabrics::CNTLID_MAX;
 use std::collections::BTreeMap;

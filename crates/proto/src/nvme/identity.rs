@@ -4,7 +4,7 @@
 //! Hosts take two namespaces with the same identifier for one namespace on two paths, or refuse
 //! both. So each identifier is unique in a subsystem.
 
-use crate::volume_uuid::VolumeUuid;
+use crate::names::volume_uuid::VolumeUuid;
 use sha2::{Digest, Sha256};
 
 /// The identifiers of a namespace.

@@ -46,7 +46,7 @@ pub mod subsystem;
 mod temperature;
 pub(crate) mod traffic;
 
-pub use crate::session::HangUp;
+pub use crate::driver::session::HangUp;
 pub use event_queue::Notifier;
 pub(crate) use outcome::NvmeOutcome;
 

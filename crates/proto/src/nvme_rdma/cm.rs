@@ -1,8 +1,8 @@
 //! Private data of connection requests, accepts and rejects (RDMA Transport 1.0 §3.2).
 
+use crate::driver::session::ProtocolError;
 use crate::fabrics::host::QueueShape;
 use crate::nvme::{MAX_IO_QUEUES, MQES};
-use crate::session::ProtocolError;
 use blockmux_wire::nvmeof::rdma::{CmAccept, CmReject, CmRequest, CmStatus, RECFMT};
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -2,7 +2,7 @@
 //! §3.6.2.1).
 
 use crate::digest;
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;

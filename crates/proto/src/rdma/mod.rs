@@ -18,10 +18,11 @@
 //! message consumes one, and [`QueuePair::receive`] posts more. A message without a buffer, or with
 //! a buffer that is too short, ends the connection; protocols prevent this with credits.
 
+pub(crate) mod cm;
 pub(crate) mod progress_watchdog;
 pub mod testing;
 
-use crate::session::{Connections, ProtocolError, Timed};
+use crate::driver::session::{Connections, ProtocolError, Timed};
 use blockmux_volume::{Seg, SgList};
 use smallvec::SmallVec;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! A time limit for a peer whose transfers block other work.
 
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use std::time::{Duration, Instant};
 
 /// Detects a peer that makes no progress within a minute.

@@ -1,8 +1,8 @@
 //! Parses SRP_CMD: the SCSI command and the location of its data.
 
+use crate::driver::session::ProtocolError;
 use crate::rdma::{Remote, Stag};
 use crate::scsi::{Cdb, Command, Lun, Sense, TaskAttribute};
-use crate::session::ProtocolError;
 use blockmux_volume::Seg;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use blockmux_wire::srp::{

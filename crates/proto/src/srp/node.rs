@@ -5,10 +5,10 @@
 //! for single-channel operation ends the initiator's other channels and waits until they are
 //! closed, because a late write of theirs could overwrite data that the new channel has written.
 
+use crate::driver::session::HangUp;
 use crate::exports::VolumeId;
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
 use crate::scsi::{LogicalUnit, OpenNexus, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
-use crate::session::HangUp;
 use data_encoding::HEXLOWER;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};

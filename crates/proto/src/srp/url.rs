@@ -16,11 +16,11 @@
 //! - `timeout=DURATION`: how long an answer may take before the connection counts as lost.
 
 use super::node::SrpPortId;
-use crate::uri::{
+use crate::names::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, ParameterError, ParameterTable,
     UrlParameters,
 };
-pub use crate::uri::{HostPort, Portals, Rdma};
+pub use crate::names::uri::{HostPort, Portals, Rdma};
 use data_encoding::HEXLOWER;
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,9 @@
 //! Test driver of an initiator session, which delivers the peer's bytes in pieces of any size.
 
+use crate::driver::session::{
+    Demand, Initiator, MAX_DEMAND, ProtocolError, StreamConnections, StreamSession,
+};
 use crate::fabrics::host::{HostAdmin, HostQueues, HostTransport};
-use crate::session::{Demand, Initiator, MAX_DEMAND, ProtocolError, StreamConnections, StreamSession};
 use crate::{iscsi, nbd};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Op, Output, SgList, Tag};
 use std::time::Instant;

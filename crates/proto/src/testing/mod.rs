@@ -1,6 +1,8 @@
-//! Test drivers for target and initiator sessions, without a socket or an engine.
+//! Test drivers for target and initiator sessions, without a socket or an engine, and
+//! tests of several protocols over one volume.
 
 mod driver;
+mod one_volume;
 mod pump;
 
 pub(crate) use driver::{Driver, Streams};

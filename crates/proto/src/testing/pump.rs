@@ -1,8 +1,8 @@
 //! Test driver of a target session with real volumes: a minimal engine.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
+use crate::driver::session::{Demand, ProtocolError, StreamSession, Target};
 use crate::exports::{Exports, VolumeId};
-use crate::session::{Demand, ProtocolError, StreamSession, Target};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker};
 use std::collections::VecDeque;

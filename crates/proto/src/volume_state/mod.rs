@@ -25,8 +25,6 @@ mod traffic;
 
 #[cfg(test)]
 mod model;
-#[cfg(test)]
-mod tests;
 
 /// The synchronization primitives of `in_flight`, which its model check replaces.
 mod sync {
@@ -54,7 +52,7 @@ pub(crate) use reservations::{
 #[cfg(test)]
 pub(crate) use reservations::Registration;
 
-use crate::volume_uuid::VolumeUuid;
+use crate::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limiter, Resize, ResizeError, Volume, VolumeLimits};
 use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;

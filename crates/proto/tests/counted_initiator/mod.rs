@@ -2,7 +2,7 @@
 //! counted.
 
 use crate::counting;
-use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
+use blockmux_proto::driver::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_volume::{Chunk, Io, Memory, Op, Output, SgList, Tag};
 use std::time::Instant;
 

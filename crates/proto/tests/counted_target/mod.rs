@@ -2,7 +2,7 @@
 //! once.
 
 use crate::counting;
-use blockmux_proto::session::{StreamSession, Target};
+use blockmux_proto::driver::session::{StreamSession, Target};
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
 use std::time::Instant;
 

@@ -1,9 +1,9 @@
 //! One connection of a session: its queue pair, and the loop between them.
 
 use crate::queue_pair::Provider;
-use blockmux_proto::outbox::Outbox;
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{ProtocolError, StreamSession};
 use blockmux_proto::rdma::{Event, RdmaSession};
-use blockmux_proto::session::{ProtocolError, StreamSession};
 use std::time::Instant;
 
 /// Record of the driver's calls, shared by the ends of a session.

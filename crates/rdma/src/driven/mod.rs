@@ -15,14 +15,14 @@
 mod end;
 
 use crate::queue_pair::Provider;
-use blockmux_proto::event::AuditEvent;
-use blockmux_proto::exports::VolumeId;
-use blockmux_proto::outbox::Outbox;
-use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_proto::session::{
+use blockmux_proto::driver::audit_event::AuditEvent;
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{
     Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
     StreamConnections, StreamSession, Target, Timed,
 };
+use blockmux_proto::exports::VolumeId;
+use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Tag, Waker};
 use end::{DrivenEnd, DriverCalls};

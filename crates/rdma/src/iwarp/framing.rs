@@ -6,7 +6,7 @@
 //! memory of the pool, which nobody else writes. Private memory is summed in place. With markers,
 //! at most 508 bytes lie between two of them, so all payload is copied into the outbox.
 
-use blockmux_proto::outbox::Outbox;
+use blockmux_proto::driver::outbox::Outbox;
 use blockmux_volume::{Crc32c, Pool, Seg, SgList};
 use blockmux_wire::iwarp::mpa::{
     CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MULPDU_MIN, Marker, padding,
@@ -228,7 +228,7 @@ const TAIL: usize = 3 + CRC_LEN;
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
-    use blockmux_proto::outbox::OutboxPiece;
+    use blockmux_proto::driver::outbox::OutboxPiece;
     use blockmux_volume::{Memory, Pages};
 
     fn pool() -> Pool {

@@ -7,8 +7,8 @@ use super::Iwarp;
 use super::setup::Rtr;
 use super::terminate::{self, TerminateReason};
 use super::transmit::PeerReadRequest;
+use blockmux_proto::driver::session::ProtocolError;
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
-use blockmux_proto::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, Memory, Seg};
 use blockmux_wire::iwarp::ddp::{
     DDP_VERSION, QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged,

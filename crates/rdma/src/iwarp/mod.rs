@@ -47,9 +47,9 @@ mod tests;
 
 use crate::queue_pair::{Fault, Violation};
 use crate::regions::{Regions, Seed};
-use blockmux_proto::outbox::Outbox;
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_proto::rdma::{Endpoint, Event};
-use blockmux_proto::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::iwarp::ddp::{Control, FLAG_LAST, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged};
 /// The first bytes of every connection request.

@@ -11,7 +11,7 @@
 
 use super::IwarpConfig;
 use super::terminate::{BAD_REPLY, NO_RTR, ORD_ABOVE_IRD, TerminateReason};
-use blockmux_proto::session::ProtocolError;
+use blockmux_proto::driver::session::ProtocolError;
 use blockmux_wire::iwarp::mpa::{
     ENHANCED_LEN, Enhanced, FLAG_CRC, FLAG_ENHANCED, FLAG_MARKERS, FLAG_REJECT, IRD_PEER_TO_PEER,
     IRD_RTR_SEND, KEY_REPLY, KEY_REQUEST, MAX_PRIVATE_DATA, ORD_RTR_READ, ORD_RTR_WRITE, READS_MASK,

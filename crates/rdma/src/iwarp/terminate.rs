@@ -2,7 +2,7 @@
 
 use crate::queue_pair::Violation;
 use crate::regions::Refusal;
-use blockmux_proto::session::ProtocolError;
+use blockmux_proto::driver::session::ProtocolError;
 use blockmux_wire::iwarp::ddp::{
     Control, DdpErrorType, QUEUE_READ, TAGGED_LEN, TaggedError, UNTAGGED_LEN, Untagged, UntaggedError,
 };

@@ -9,7 +9,7 @@ use super::pending::PostedTransfer;
 use super::setup::Rtr;
 use super::terminate::TerminateReason;
 use super::{Iwarp, IwarpPhase, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES};
-use blockmux_proto::outbox::Outbox;
+use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::rdma::{MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{

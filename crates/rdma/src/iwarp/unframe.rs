@@ -88,7 +88,7 @@ impl Unframer {
 mod tests {
     use super::super::framing::Framer;
     use super::*;
-    use blockmux_proto::outbox::Outbox;
+    use blockmux_proto::driver::outbox::Outbox;
     use blockmux_volume::{Crc32c, Pool};
 
     /// FPDUs of these ULPDU lengths, with markers.

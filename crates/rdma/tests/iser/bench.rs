@@ -1,7 +1,8 @@
 //! Fixtures: a target with two volumes, and an initiator at the other end of an in-memory
 //! connection. [`ManualSession`] is a session whose other end is the test itself.
 
-use blockmux_proto::event::AuditEvent;
+use blockmux_proto::driver::audit_event::AuditEvent;
+use blockmux_proto::driver::session::{CoreHandle, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose,
@@ -14,7 +15,6 @@ use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, Local
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
-use blockmux_proto::session::{CoreHandle, Initiator, ProtocolError, SessionStage, Target, Timed};
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};

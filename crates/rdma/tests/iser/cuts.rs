@@ -1,9 +1,9 @@
 //! Connections that are lost at every point.
 
 use crate::bench::{InitiatorAndTarget, ServedTarget, connect, initiator, list, pattern};
+use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
 use std::collections::BTreeMap;
 

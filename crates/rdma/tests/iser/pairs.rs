@@ -1,6 +1,7 @@
 //! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
+use blockmux_proto::driver::session::{Connections, Initiator, Target};
 use blockmux_proto::iscsi::client::{
     FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
 };
@@ -10,7 +11,6 @@ use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, QueuePair, RdmaConnections, RdmaSession, WorkId, WorkRequest,
 };
-use blockmux_proto::session::{Connections, Initiator, Target};
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Fault, Provider, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
@@ -335,7 +335,7 @@ fn an_initiator_that_logs_in_again_replaces_its_session() {
     assert!(!second.client.is_ready(), "the first session still exists");
     drop(first);
     let later = Instant::now() + std::time::Duration::from_secs(1);
-    blockmux_proto::session::Timed::on_timeout(&mut second.server.driven, later).unwrap();
+    blockmux_proto::driver::session::Timed::on_timeout(&mut second.server.driven, later).unwrap();
     second.run();
     assert!(second.client.is_ready(), "{:?}", second.client.session().refused());
 }

@@ -1,12 +1,12 @@
 //! The target's protocol rules, message by message: valid and invalid messages of an initiator.
 
 use crate::bench::{INITIATOR, ManualSession, ServedTarget, TARGET, TargetEnd, pattern};
+use blockmux_proto::driver::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, Stag, WorkError, WorkRequest};
-use blockmux_proto::session::{ProtocolError, StreamSession, Target, Timed};
 use blockmux_volume::{Chunk, Seg};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;

@@ -1,9 +1,9 @@
 //! Both sides over adapters that reach only registered memory.
 
 use crate::bench::{ServedTarget, connect_on, initiator, pattern};
+use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::node::offer;
-use blockmux_proto::session::Initiator;
 use blockmux_rdma::loopback::LoopbackAdapter;
 use blockmux_volume::{Io, Op, Tag};
 

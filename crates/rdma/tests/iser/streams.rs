@@ -2,12 +2,12 @@
 //! after any byte.
 
 use crate::bench::{Pumped, ServedTarget, TargetEnd, initiator, list, pattern};
+use blockmux_proto::driver::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
-use blockmux_proto::session::{Demand, Initiator, StreamConnections, StreamSession};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Io, Op, Output, Pool, Tag};

@@ -2,6 +2,7 @@
 //! it, and which messages it refuses.
 
 use crate::bench::{ManualSession, ManuallyDriven, ServedTarget, TargetEnd, initiator, list, pattern};
+use blockmux_proto::driver::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::node::offer;
@@ -9,7 +10,6 @@ use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{
     Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkId, WorkRequest,
 };
-use blockmux_proto::session::{Initiator, Overdue, ProtocolError, Timed};
 use blockmux_volume::{Io, IoError, Op, SgList, Tag};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;

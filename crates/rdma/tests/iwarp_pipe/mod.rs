@@ -1,9 +1,9 @@
 //! Two ends of an iWARP connection in one thread, with a stream between them that allocates
 //! nothing.
 
-use blockmux_proto::outbox::OutboxPiece;
+use blockmux_proto::driver::outbox::OutboxPiece;
+use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
-use blockmux_proto::session::{Demand, StreamSession};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool};

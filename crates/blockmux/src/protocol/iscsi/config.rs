@@ -15,7 +15,7 @@ use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSec
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};

@@ -14,7 +14,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, Redirect, TargetNode, offer};
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget, TargetPort};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -15,13 +15,13 @@ use blockmux_engine::initiator::{CurrentSecrets, GeneratedKeys, IdentityOrder, P
 use blockmux_engine::socket::Address;
 use blockmux_engine::zone;
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{AuthFailure, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
     ControllerInfo, Digests, FoundSubsystem, HostId, Names, NamespaceInfo, NvmeRefused,
 };
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};

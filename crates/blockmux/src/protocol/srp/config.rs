@@ -7,7 +7,7 @@ use crate::protocol::alua::AluaStateName;
 use crate::protocol::lun_map::{self, AclLuns, LunMap, WantedLuns};
 use crate::protocol::policy::{Policy, TargetAccess};
 use crate::protocol::units::VolumeUnit;
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::scsi::{AccessState, PortGroupStates, ScsiTarget};
 use blockmux_proto::srp::node::{SrpAccess, SrpInitiators, SrpNode, SrpPortId, SrpTarget};
 use serde::Deserialize;

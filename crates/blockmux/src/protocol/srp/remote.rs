@@ -7,13 +7,13 @@ use crate::reach;
 use crate::reset::ResetFunction;
 use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpoint};
 use blockmux_engine::socket::Address;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{
     LoginRejectReason, ResponseCode, SrpRefused, TaskManagementFunction, UnitRefused,
 };
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_proto::srp::url::{Rdma, SrpUrl};
-use blockmux_proto::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use data_encoding::HEXLOWER;
 use std::sync::Arc;

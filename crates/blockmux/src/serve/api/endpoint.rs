@@ -14,7 +14,7 @@ use blockmux_engine::safe_path;
 use blockmux_engine::secure::TlsPeer;
 use blockmux_engine::socket::{Address, Listener};
 use blockmux_engine::zone;
-use blockmux_proto::networks::AllowedNetworks;
+use blockmux_proto::names::networks::AllowedNetworks;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};

@@ -2,7 +2,7 @@
 
 use blockmux_engine::helpers;
 use blockmux_engine::secure::{ServerCertificates, ServerCredentials, Tls, TlsError, TlsPeer};
-use blockmux_proto::computation::{Computation, Helpers, RunJob};
+use blockmux_proto::driver::computation::{Computation, Helpers, RunJob};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::future::poll_fn;
 use std::io;

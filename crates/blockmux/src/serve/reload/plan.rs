@@ -420,7 +420,7 @@ fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, sessi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::event::Login;
+    use blockmux_proto::driver::audit_event::Login;
     use blockmux_proto::volume_state::VolumeTraffic;
     use std::time::SystemTime;
 

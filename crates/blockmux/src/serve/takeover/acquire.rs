@@ -14,7 +14,7 @@ use crate::serve::reload::Reloader;
 use crate::serve::setup::Setup;
 use blockmux_engine::socket::{Listener, ListenerHandle, Stream};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::volume_uuid::VolumeUuid;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;

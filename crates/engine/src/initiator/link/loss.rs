@@ -8,7 +8,7 @@ use crate::initiator::overdue;
 use crate::initiator::redirections::Redirection;
 use crate::initiator::retry::{MAX_PAUSE, RetryDecision};
 use crate::reactor::Progress;
-use blockmux_proto::session::{Connections, Initiator, ProtocolError};
+use blockmux_proto::driver::session::{Connections, Initiator, ProtocolError};
 use blockmux_volume::{Completion, Op};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};

@@ -19,7 +19,7 @@ use crate::host::{ByteStream, Host};
 use crate::reactor::{Progress, Task};
 use crate::secure::ClientTls;
 use crate::socket::Address;
-use blockmux_proto::session::{Initiator, PathRank};
+use blockmux_proto::driver::session::{Initiator, PathRank};
 use blockmux_volume::{Completion, Io, IoError, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;

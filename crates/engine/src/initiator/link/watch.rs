@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::initiator::overdue::{self, TICKS};
 use crate::initiator::{Dialer, silence};
 use crate::reactor::Progress;
-use blockmux_proto::session::{Initiator, Overdue};
+use blockmux_proto::driver::session::{Initiator, Overdue};
 use tracing::warn;
 
 impl<D: Dialer, H: Host> Link<D, H> {

@@ -3,7 +3,7 @@
 use super::{SimStream, SimTls, SimWatch, StreamSegment, SystemTls};
 use crate::host::{ByteStream, Direction, StreamEnd};
 use crate::sim::conditions::MAX_STALL;
-use blockmux_proto::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};
 use blockmux_volume::{Chunk, SgList};
 use std::collections::VecDeque;

@@ -29,8 +29,8 @@ use self::path::AoePaths;
 use self::request::{AoeRequest, MAX_FRAME_DATA};
 use super::AoeAddress;
 pub use super::identify::AtaDisk;
-use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
-use crate::session::{FrameSession, Initiator, PathRank, Timed};
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
+use crate::driver::session::{FrameSession, Initiator, PathRank, Timed};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
@@ -123,7 +123,7 @@ impl AoeInitiatorSession {
     }
 
     /// The stations of the disk, and the number of sectors for which frames are known to pass.
-    pub fn stations(&self) -> impl Iterator<Item = (crate::frames::Station, u8)> {
+    pub fn stations(&self) -> impl Iterator<Item = (crate::driver::frames::Station, u8)> {
         self.paths.iter().map(|path| (path.station, path.sectors))
     }
 
@@ -203,7 +203,7 @@ impl Timed for AoeInitiatorSession {
         }
     }
 
-    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
+    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::driver::session::ProtocolError> {
         self.retransmit_due(now);
         Ok(())
     }

@@ -8,7 +8,7 @@
 //! frames have two sectors, which pass everywhere.
 
 use crate::aoe::sectors_in;
-use crate::frames::{FramePortInfo, PortId, Station};
+use crate::driver::frames::{FramePortInfo, PortId, Station};
 use std::time::Instant;
 
 pub(super) struct AoePaths {

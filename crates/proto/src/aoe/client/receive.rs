@@ -4,7 +4,7 @@ use super::commands::{AoeCommandKind, OutstandingCommand};
 use super::path::SAFE_SECTORS;
 use super::{AoeInitiatorSession, AtaDisk, later};
 use crate::aoe::{SECTOR, error};
-use crate::frames::{Frame, Station};
+use crate::driver::frames::{Frame, Station};
 use blockmux_volume::{IoError, SgList};
 use blockmux_wire::aoe::{
     AOE_ATA_HEAD, AOE_VERSION, AoeCommand, AtaMessage, ConfigMessage, ErrorCode, Header,

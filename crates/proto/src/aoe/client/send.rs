@@ -6,7 +6,7 @@ use super::path::SAFE_SECTORS;
 use super::request::{AoeRequest, RequestPhase};
 use super::{AoeInitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
 use crate::aoe::SECTOR;
-use crate::frames::{MAX_HEAD, PortId, Station};
+use crate::driver::frames::{MAX_HEAD, PortId, Station};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, IoError, SgList};
 use blockmux_wire::aoe::{

@@ -2,7 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
-use crate::frames::Station;
+use crate::driver::frames::Station;
 use blockmux_volume::{Chunk, Op, Tag};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ConfigMessage, Header};
 use blockmux_wire::ata;

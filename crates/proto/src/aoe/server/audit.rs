@@ -3,7 +3,7 @@
 //! [`STATION_TIMEOUT`].
 
 use crate::aoe::AoeAddress;
-use crate::event::{AuditEvent, AuditEvents, Login};
+use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::volume_state::UserMeter;
 use blockmux_volume::Io;
 use blockmux_wire::ethernet::Mac;

@@ -4,7 +4,7 @@ use super::recent_writes::{WriteHistory, WriteIdentity};
 use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
-use crate::frames::Frame;
+use crate::driver::frames::Frame;
 use crate::volume_state::{NotAdmitted, RequiredAccess};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};

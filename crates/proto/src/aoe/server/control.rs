@@ -8,7 +8,7 @@
 use super::{AoeTargetSession, MAX_BUFFERS, refusing};
 use crate::aoe::sectors_in;
 use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED, SettingsChange};
-use crate::frames::{PortId, Station};
+use crate::driver::frames::{PortId, Station};
 use crate::volume_state::SaveTicket;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::aoe::{

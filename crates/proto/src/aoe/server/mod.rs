@@ -25,13 +25,13 @@ use self::recent_writes::RecentWrites;
 use self::reply::{PendingAoeCommand, ReplyForm};
 use super::AoeAddress;
 use super::unit::{AoeUnit, DiskSettings};
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
+use crate::driver::session::{FrameSession, SessionStage, Target, Timed};
 use crate::exports::{Export, Exports, VolumeId};
-use crate::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
-use crate::session::{FrameSession, SessionStage, Target, Timed};
+use crate::names::volume_uuid::VolumeUuid;
 use crate::slots::{SlotKey, Slots};
 use crate::volume_state::{Admissions, NotAdmitted, RequiredAccess};
-use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Completion, Cost, Io, IoError, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, AoeCommand, ErrorCode, Header,
@@ -143,7 +143,7 @@ impl AoeTargetSession {
 
     /// Queues an answer: `header`, `message`, then `data`.
     fn answer(&mut self, to: Station, header: Header, message: &[u8], data: SgList) {
-        let mut head = [0; crate::frames::MAX_HEAD];
+        let mut head = [0; crate::driver::frames::MAX_HEAD];
         let len = size_of::<Header>();
         let (first, rest) = head.split_at_mut(len);
         first.copy_from_slice(header.as_bytes());
@@ -225,7 +225,7 @@ impl Timed for AoeTargetSession {
         [self.poll_at, self.audit.next_expiry()].into_iter().flatten().min()
     }
 
-    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::session::ProtocolError> {
+    fn on_timeout(&mut self, now: Instant) -> Result<(), crate::driver::session::ProtocolError> {
         self.poll_changes(now);
         self.audit.expire(now);
         Ok(())

@@ -3,8 +3,8 @@
 use super::AoeTargetSession;
 use crate::aoe::AoeAddress;
 use crate::aoe::error::{AoeRefusal, refusal};
+use crate::driver::frames::Station;
 use crate::exports::VolumeId;
-use crate::frames::Station;
 use crate::slots::SlotKey;
 use crate::volume_state::IoGuard;
 use blockmux_volume::{IoError, Output, SgList};

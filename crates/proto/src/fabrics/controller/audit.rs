@@ -4,7 +4,7 @@
 use super::ControllerQueue;
 use super::connect::ConnectedQueue;
 use super::transport::FabricsTransport;
-use crate::event::{AuditEvent, Login, bounded};
+use crate::driver::audit_event::{AuditEvent, Login, bounded};
 use crate::nvme::NvmeOutcome;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::opcode::NvmOpcode;

@@ -2,7 +2,7 @@
 
 use super::node::{NvmeNode, SecureChannel};
 use super::unconnected::ConnectPermit;
-use crate::computation::{Helpers, RunJob};
+use crate::driver::computation::{Helpers, RunJob};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::association::{ConnectRefusal, HostIdentity, IoQueueGuard};

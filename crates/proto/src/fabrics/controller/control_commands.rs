@@ -7,7 +7,7 @@ use super::connect::{self, Connected, ConnectedQueue, NotConnected};
 use super::discovery;
 use super::keep_alive::KeepAlive;
 use super::transport::FabricsTransport;
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
 use crate::nvme::NvmeOutcome;
 use crate::nvme::admin::AdminResult;
 use crate::nvme::auth::MAX_MESSAGE;

@@ -1,6 +1,6 @@
 //! Keep Alive Timer of a controller (Base 2.0 §3.9).
 
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use std::time::{Duration, Instant};
 
 /// The Keep Alive Timer of a controller that has a timeout.

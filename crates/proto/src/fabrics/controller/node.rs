@@ -2,7 +2,7 @@
 
 use super::unconnected::{ConnectPermit, UnconnectedQueues};
 use crate::fabrics::keyring::Keyring;
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
 use crate::nvme::HangUp;
 use crate::nvme::event_queue::QueueEvent;
 use crate::nvme::hosts::{HostAccess, OpenToAll};

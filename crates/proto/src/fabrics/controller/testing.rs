@@ -3,9 +3,9 @@
 
 use super::node::{FabricsPort, NvmeNode};
 use crate::exports::{Export, Exports, VolumeId};
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
-use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::MemVolume;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;

@@ -1,7 +1,7 @@
 //! The deadlines of a controller's queue.
 
 use super::keep_alive::KeepAlive;
-use crate::backoff::Backoff;
+use crate::driver::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// The deadlines of one queue.

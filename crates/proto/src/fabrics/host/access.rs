@@ -10,8 +10,8 @@
 //! permanent. The failed command is handed back and the path is not used for a while. The pause
 //! grows until a command succeeds. If there is no other path, the I/O waits.
 
-use super::queue::NamespaceQueue;
-use crate::session::PathRank;
+use super::namespace_queue::NamespaceQueue;
+use crate::driver::session::PathRank;
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState};
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;

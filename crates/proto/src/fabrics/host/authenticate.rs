@@ -2,7 +2,7 @@
 
 use super::command;
 use super::{Names, NvmeRefused};
-use crate::io_queue::DataTransfer;
+use crate::initiator::command_queue::DataTransfer;
 use crate::nvme::auth::MAX_MESSAGE;
 use crate::nvme::auth::host::{AuthFailure, AuthStep, Concatenation, HostAuthenticator, HostCredentials};
 use crate::nvme::auth::psk::InputPsk;

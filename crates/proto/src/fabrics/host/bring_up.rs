@@ -13,7 +13,7 @@ use super::command;
 use super::discovery::{DiscoveryLogReader, DiscoveryNext, FoundSubsystem};
 use super::info::{ControllerInfo, NamespaceInfo};
 use super::refused::NvmeRefused;
-use crate::io_queue::DataTransfer;
+use crate::initiator::command_queue::DataTransfer;
 use crate::nvme::auth::HostCredentials;
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_volume::{Memory, Seg, SgList};

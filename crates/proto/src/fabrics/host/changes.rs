@@ -13,8 +13,8 @@
 use super::access;
 use super::command;
 use super::info::{ControllerInfo, NamespaceInfo, UUID};
-use crate::io_queue::DataTransfer;
-use crate::session::PathRank;
+use crate::driver::session::PathRank;
+use crate::initiator::command_queue::DataTransfer;
 use blockmux_volume::{Memory, SgList};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};

@@ -1,7 +1,7 @@
 //! The table from completion status to what the host does next (Base 2.0 §3.3.3.2.1; NVM Command
 //! Set 1.0 §3.2).
 
-use crate::io_queue::CompletionClass;
+use crate::initiator::command_queue::CompletionClass;
 use blockmux_volume::IoError;
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};
 

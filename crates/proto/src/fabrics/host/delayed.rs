@@ -4,7 +4,7 @@
 //! Command Retry Delay Times of Identify Controller (Base 2.0 §3.3.3.2.1), which it may use once
 //! the host has set ACRE. Without CRD, the delay grows with each retry of a command.
 
-use super::queue::NvmePiece;
+use super::namespace_queue::NvmePiece;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

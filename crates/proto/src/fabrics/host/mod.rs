@@ -20,11 +20,11 @@ mod command;
 mod completion_class;
 mod delayed;
 mod discovery;
+mod host_queue;
+mod host_queues;
 mod info;
-mod io_queue;
-mod io_queues;
+mod namespace_queue;
 mod plan;
-mod queue;
 mod refused;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -36,15 +36,15 @@ mod tests;
 pub use admin::{AdminConfig, AdminResults, ControllerQuery, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
+pub use host_queue::HostQueue;
+pub use host_queues::{HostQueues, QueueConfig};
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
-pub use io_queue::HostQueue;
-pub use io_queues::{HostQueues, QueueConfig};
 pub use refused::NvmeRefused;
 
-pub use crate::io_queue::DEPTH;
-pub(crate) use crate::io_queue::DataTransfer;
+pub use crate::initiator::command_queue::DEPTH;
+pub(crate) use crate::initiator::command_queue::DataTransfer;
 pub(crate) use bring_up::ADMIN_ENTRIES;
-pub(crate) use io_queue::QueueShape;
+pub(crate) use host_queue::QueueShape;
 pub(crate) use transport::{Commands, HostTransport, NvmeRequest};
 
 use crate::nvme::nqn::Nqn;

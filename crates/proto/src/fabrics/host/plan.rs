@@ -2,8 +2,8 @@
 
 use super::command::{self, NamespaceBlocks};
 use super::info::NamespaceInfo;
-use crate::io_queue::{self, DataTransfer, ZEROES};
-use crate::job;
+use crate::initiator::command_queue::{self, DataTransfer, ZEROES};
+use crate::initiator::job;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::nvm::{DEAC, DsmRange, FUA};
@@ -24,7 +24,7 @@ pub(super) struct NamespaceCapabilities {
     zeroes_fast: bool,
 }
 
-pub(super) type NvmePlan = io_queue::IoPlan<NvmeCommandKind>;
+pub(super) type NvmePlan = command_queue::IoPlan<NvmeCommandKind>;
 pub(super) type NvmePieces = job::CommandPieces<NvmeCommandKind>;
 
 /// The kinds of commands.

@@ -1,7 +1,7 @@
 //! The interface between a host's queue and its transport.
 
-use crate::coverage::Coverage;
-use crate::io_queue::{self, DataTransfer};
+use crate::initiator::command_queue::{self, DataTransfer};
+use crate::initiator::coverage::Coverage;
 use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
@@ -39,7 +39,7 @@ pub trait HostTransport {
 }
 
 /// A command to send. The transport fills in CID and DPTR.
-pub(crate) type NvmeRequest = io_queue::CommandRequest<Sqe>;
+pub(crate) type NvmeRequest = command_queue::CommandRequest<Sqe>;
 
 /// Progress of a command's data transfer.
 #[derive(Default)]

@@ -20,8 +20,8 @@ use super::connection::InitiatorConnection;
 use super::datamover::{AfterInvalidation, RegistrationState};
 use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, FUNCTION_TAG};
+use crate::driver::session::ProtocolError;
 use crate::scsi::initiator::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
 use blockmux_wire::iscsi::scsi::{
@@ -33,15 +33,15 @@ use zerocopy::transmute_ref;
 pub(super) type IscsiAbortLadder = AbortLadder<Function, FunctionResponse>;
 
 impl FullFeatureSession {
-    /// Implements [`Overdue::tick`](crate::session::Overdue::tick). A function that is unanswered
-    /// at the second tick is overdue regardless of the limit.
+    /// Implements [`Overdue::tick`](crate::driver::session::Overdue::tick). A function that is
+    /// unanswered at the second tick is overdue regardless of the limit.
     pub(super) fn tick(&mut self) -> u32 {
         let seen = self.queue.tick();
         self.aborts.tick(seen)
     }
 
-    /// Implements [`Overdue::abort_overdue`](crate::session::Overdue::abort_overdue), directly
-    /// after a tick.
+    /// Implements [`Overdue::abort_overdue`](crate::driver::session::Overdue::abort_overdue),
+    /// directly after a tick.
     pub(super) fn abort_overdue(
         &mut self,
         ticks: u32,

@@ -1,6 +1,6 @@
 //! `TargetAddress` values (RFC 7143 §13.8), in login redirections and SendTargets responses.
 
-use crate::uri::portal;
+use crate::names::uri::portal;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
 use std::str::FromStr;

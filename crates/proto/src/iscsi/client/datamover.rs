@@ -8,10 +8,10 @@
 //! has answered its abort. Commands are sent in the order of CmdSN, so one without a completed
 //! registration delays those after it; registrations complete in the same driver turn.
 
+use crate::driver::session::ProtocolError;
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::InitiatorUnexpectedPdus;
 use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;

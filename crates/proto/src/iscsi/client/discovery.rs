@@ -8,6 +8,8 @@ use super::immediate::{RequestNumbers, TEXT_TAG};
 use super::login::LoginExchange;
 use super::receive::error;
 use super::{IscsiRefused, LOGIN_TIMED_OUT, LOGIN_TIMEOUT};
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, StreamSession, Timed};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::initiator::{
@@ -19,8 +21,6 @@ use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::text::{self, TextBuilder};
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, StreamSession, Timed};
 use blockmux_volume::Chunk;
 use blockmux_wire::iscsi::session::{NopIn, TextResponse};
 use blockmux_wire::iscsi::{BHS_LEN, FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};

@@ -10,13 +10,13 @@
 
 use super::datamover::MAX_COMMANDS;
 use super::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionConnection};
+use crate::driver::session::{Demand, ProtocolError, StreamSession};
 use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
-use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Pool, Seg};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
 use std::time::Instant;

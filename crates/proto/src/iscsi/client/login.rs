@@ -1,5 +1,6 @@
 //! Logins of a session, and framing of login responses.
 
+use crate::driver::session::ProtocolError;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::chap::SEED_LEN;
 use crate::iscsi::login::initiator::{InitiatorLogin, InitiatorLoginProgress, LoginIdentity};
@@ -7,7 +8,6 @@ use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalP
 use crate::iscsi::node::Chap;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
-use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::IscsiLoginResponse;
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use zerocopy::transmute_ref;

@@ -4,9 +4,10 @@
 //!   Login ──FullFeaturePhase──▶ Full: bring-up ──▶ I/O ──on_stop, all complete──▶ logout ──▶ Over
 //!     └──────── refused ─────────────┴───────────────────────────────────────────────────────▶ Over
 //! ```
-//! [`crate::session`] describes how a driver uses [`IscsiInitiatorSession`]. `login` negotiates the
-//! parameters, [`crate::scsi::initiator`] identifies the unit and splits I/O into commands, and
-//! this module numbers commands, transfers data and processes responses (`full`, `burst`,
+//! [`crate::driver::session`] describes how a driver uses [`IscsiInitiatorSession`]. `login`
+//! negotiates the parameters, [`crate::scsi::initiator`] identifies the unit and splits I/O into
+//! commands, and this module numbers commands, transfers data and processes responses (`full`,
+//! `burst`,
 //! `receive`). [`IscsiDiscoverySession`] lists the targets of a portal.
 //!
 //! *Limits of a session*: 30 seconds for login and bring-up; 1024 I/O requests of up to four
@@ -18,8 +19,8 @@
 //! A session may have several connections if both sides agree (`MaxConnections`): one queue of
 //! commands with one CmdSN sequence. Each burst of commands uses one connection, which also carries
 //! their data and status (RFC 7143 §4.2.2.1, connection allegiance). `connection` is one of them.
-//! The driver handles them through [`crate::session::Connections`]: the session requests further
-//! connections, and each is a stream session.
+//! The driver handles them through [`crate::driver::session::Connections`]: the session requests
+//! further connections, and each is a stream session.
 //!
 //! At error recovery level 0, any error below SCSI ends the session with all its connections, and a
 //! new session replays the I/O. At level 1, damaged PDUs are retransmitted; at level 2, a lost
@@ -62,9 +63,9 @@ pub use discovery::{FoundTarget, IscsiDiscoverySession};
 use super::login::chap::SEED_LEN;
 use super::login::initiator::{FIRST_CID, InitiatorLoginProgress, InitiatorLoginResult, LoginIdentity};
 use super::login::operational::{OperationalKey, OperationalParameters};
-use crate::outbox::Outbox;
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, RetryRules, StreamConnections, StreamSession, Timed};
 use crate::scsi::Lun;
-use crate::session::{Demand, ProtocolError, RetryRules, StreamConnections, StreamSession, Timed};
 use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
 use connection::{ConnectionPhase, InitiatorConnection};
 use full::FullFeatureSession;

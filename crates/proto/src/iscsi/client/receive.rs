@@ -13,6 +13,7 @@ use super::connection::InitiatorConnection;
 use super::datamover::{AfterInvalidation, RegistrationState, ResponseData};
 use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
+use crate::driver::session::{Demand, ProtocolError};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::iser::IserMessage;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
@@ -20,7 +21,6 @@ use crate::iscsi::text::{self, MAX_TEXT};
 use crate::rdma::Stag;
 use crate::scsi::ScsiStatus;
 use crate::scsi::initiator::{DataTransfer, ScsiOutcome, SenseCode};
-use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::iscsi::scsi::{

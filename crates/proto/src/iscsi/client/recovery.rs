@@ -15,9 +15,9 @@ use super::full::{FullFeatureSession, SERIAL_HALF};
 use super::immediate::REASSIGN_TAG;
 use super::receive::error;
 use super::statuses::StatusArrival;
+use crate::driver::session::ProtocolError;
 use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::scsi::initiator::DataTransfer;
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::scsi::{
     DataIn, FLAG_STATUS, Function, FunctionResponse, SnackRequest, SnackType, TaskManagementFunctionRequest,

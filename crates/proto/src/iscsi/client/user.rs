@@ -4,8 +4,8 @@ use super::connection::{ConnectionPhase, InitiatorConnection};
 use super::datamover::InitiatorDatamover;
 use super::login::LoginExchange;
 use super::{IscsiInitiatorSession, SessionPurpose};
+use crate::driver::session::{Connections, Initiator, Overdue, PathRank};
 use crate::iscsi::login::initiator::ConnectionJoin;
-use crate::session::{Connections, Initiator, Overdue, PathRank};
 use blockmux_volume::{Completion, Io, IoError};
 use std::time::{Duration, Instant};
 

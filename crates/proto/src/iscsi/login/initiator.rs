@@ -11,11 +11,11 @@ use super::initiator_security::{ChapExchange, ChapStep};
 use super::operational::{NegotiationError, OperationalNegotiation, OperationalParameters};
 use super::rdma::LoginSide;
 use super::refused::IscsiRefused;
+use crate::driver::session::ProtocolError;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::iscsi::sender::Sender;
 use crate::iscsi::text::{self, KeyValue, TextBuilder};
-use crate::session::ProtocolError;
 use blockmux_wire::iscsi::session::{
     FLAG_TRANSIT, IscsiLoginRequest, IscsiLoginResponse, LoginStatus, Stage, VERSION, current_stage,
     next_stage, stages,

@@ -4,9 +4,9 @@ use super::chap::{ChapAlgorithm, ChapChallenge, MAX_BINARY, SEED_LEN};
 use super::initiator::error;
 use super::refused::IscsiRefused;
 use super::security::ChapPairs;
+use crate::driver::session::ProtocolError;
 use crate::iscsi::node::Chap;
 use crate::iscsi::text::{self, NONE, TextBuilder};
-use crate::session::ProtocolError;
 
 /// State of the authentication of both sides.
 pub(super) struct ChapExchange {

@@ -17,13 +17,13 @@ use super::failure::{LoginFailure, authentication_failure, failure, initiator_er
 use super::joinable::JoinableSession;
 use super::operational::{NegotiationError, OperationalKey, OperationalNegotiation, OperationalParameters};
 use super::security::{ChapPairs, SecurityState};
-use crate::event::bounded;
+use crate::driver::audit_event::bounded;
+use crate::driver::session::CoreHandle;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, TargetNode, offer};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, SessionName, SessionRegistration};
 use crate::iscsi::text::{self, TextBuilder};
-use crate::session::CoreHandle;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, IscsiOpcode, U24};
 use core::net::IpAddr;

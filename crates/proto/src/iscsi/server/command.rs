@@ -24,7 +24,7 @@ use super::request::ValidatedCommand;
 use super::shared::ConnectionEvent;
 use super::tasks::{TaskEntry, TaskState, TaskTransfer, Tasks};
 use super::transfer::{DataOutMismatch, DataOutTransfer};
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::scsi::task_set::{FunctionDone, ScsiTransport, TaskEvent, TaskRouter, TransportParts};
 use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};

@@ -1,8 +1,8 @@
 //! The sessions of one core, for connections that join them (MC/S).
 
 use super::shared::SharedSession;
+use crate::driver::session::CoreHandle;
 use crate::iscsi::node::IscsiNode;
-use crate::session::CoreHandle;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};

@@ -2,6 +2,7 @@
 
 use super::local::{LocalSessions, SessionCore};
 use super::shared::SharedSession;
+use crate::driver::session::{CoreHandle, Demand, ProtocolError};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::failure::{LoginFailure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
@@ -10,7 +11,6 @@ use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
-use crate::session::{CoreHandle, Demand, ProtocolError};
 use blockmux_wire::iscsi::session::{IscsiLoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use core::net::IpAddr;

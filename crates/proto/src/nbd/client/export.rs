@@ -1,7 +1,7 @@
 //! The description of an export from the handshake, and its properties as a volume.
 
+use crate::driver::session::ProtocolError;
 use crate::nbd::HeaderFormat;
-use crate::session::ProtocolError;
 use blockmux_volume::{MAX_TRANSFER, VolumeInfo};
 use blockmux_wire::nbd::NBD_MAX_MINIMUM_BLOCK;
 use blockmux_wire::nbd::handshake::{InfoBlockSize, TransmissionFlags};

@@ -15,9 +15,9 @@ use super::export::{BlockSize, ExportInfo, ListedExport};
 use super::option::{self, InfoReply};
 use super::refusal::NbdHandshakeRefusal;
 use super::{NbdInitiatorConfig, NbdSessionMode};
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{BYTES_BEFORE_TLS, ProtocolError};
 use crate::nbd::HeaderFormat;
-use crate::outbox::Outbox;
-use crate::session::{BYTES_BEFORE_TLS, ProtocolError};
 use blockmux_wire::nbd::handshake::{
     ClientFlags, ExportNameReply, Greeting, NBD_CLISERV_MAGIC, NBD_EXPORT_NAME_ZEROES,
     NBD_FLAG_C_FIXED_NEWSTYLE, NBD_FLAG_C_NO_ZEROES, NBD_FLAG_FIXED_NEWSTYLE, NBD_FLAG_NO_ZEROES, NBD_MAGIC,

@@ -2,8 +2,8 @@
 //! "Structured reply chunk message", "Extended reply chunk message").
 
 use super::reply::{TRANSMISSION, error};
+use crate::driver::session::ProtocolError;
 use crate::nbd::HeaderFormat;
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_wire::nbd::transmission::{
     ExtendedReply, NBD_EXTENDED_REPLY_MAGIC, NBD_REPLY_FLAG_DONE, NBD_SIMPLE_REPLY_MAGIC,

@@ -4,8 +4,8 @@
 //!   Handshake ──GO acknowledged──▶ Transmission ──on_stop, nothing in flight──▶ over
 //!        └──── refused, or the export is described or listed ──────────────────▶ over
 //! ```
-//! [`crate::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session is
-//! over, its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the
+//! [`crate::driver::session`] describes how a driver uses [`NbdInitiatorSession`]. When the session
+//! is over, its demand is [`Demand::Close`], and [`NbdInitiatorSession::refusal`] says whether the
 //! server refused it.
 
 mod export;
@@ -22,13 +22,13 @@ mod transmission;
 mod tests;
 
 pub use super::HeaderFormat;
-pub use crate::io_queue::DEPTH;
+pub use crate::initiator::command_queue::DEPTH;
 pub use blockmux_wire::nbd::handshake::TransmissionFlags;
 pub use export::{BlockSize, ExportInfo, ListedExport};
 pub use refusal::NbdHandshakeRefusal;
 
-use crate::outbox::Outbox;
-use crate::session::{
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{
     Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SecuredBy, StreamConnections,
     StreamSession, Timed,
 };

@@ -2,8 +2,8 @@
 //! types").
 
 use super::export::{BlockSize, ListedExport};
-use crate::outbox::Outbox;
-use crate::session::ProtocolError;
+use crate::driver::outbox::Outbox;
+use crate::driver::session::ProtocolError;
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::{Info, InfoBlockSize, InfoExport, NBD_OPTS_MAGIC, Opt, OptionHead};
 use zerocopy::{FromBytes, IntoBytes};

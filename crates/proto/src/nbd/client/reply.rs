@@ -7,11 +7,11 @@
 
 use super::head::{self, ReplyHead, ReplyKind, shortest};
 use super::transmission::ClientTransmission;
-use crate::coverage::RangeError;
-use crate::io_queue::MAX_BORROWED;
+use crate::driver::outbox::Outbox;
+use crate::driver::session::ProtocolError;
+use crate::initiator::command_queue::MAX_BORROWED;
+use crate::initiator::coverage::RangeError;
 use crate::nbd::HeaderFormat;
-use crate::outbox::Outbox;
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Extent, SgList};
 use blockmux_wire::nbd::NBD_MAX_STRING;

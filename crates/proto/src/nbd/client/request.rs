@@ -1,8 +1,8 @@
 //! Planning and writing requests (proto.md, "Request message").
 
 use super::transmission::SentRequest as InFlight;
+use crate::driver::outbox::Outbox;
 use crate::nbd::HeaderFormat;
-use crate::outbox::Outbox;
 use crate::slots::SlotKey;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nbd::handshake::TransmissionFlags;

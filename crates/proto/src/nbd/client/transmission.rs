@@ -15,10 +15,10 @@ use super::export::ExportInfo;
 use super::extents::ExtentCollector;
 use super::reply::ReplyState;
 use super::request::{ClientParams, NbdPieces, NbdPlan, ZEROES, push_disconnect};
-use crate::coverage::Coverage;
-use crate::io_queue::{MAX_BORROWED, memory};
+use crate::driver::outbox::Outbox;
+use crate::initiator::command_queue::{MAX_BORROWED, memory};
+use crate::initiator::coverage::Coverage;
 use crate::nbd::errno::to_io_error;
-use crate::outbox::Outbox;
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use blockmux_wire::nbd::transmission::{Cmd, CmdFlags, Errno};
@@ -191,7 +191,7 @@ impl ClientTransmission {
         self.disconnect_when_idle(outbox);
     }
 
-    /// Ages the requests in flight; see [`Overdue`](crate::session::Overdue).
+    /// Ages the requests in flight; see [`Overdue`](crate::driver::session::Overdue).
     pub(super) fn tick(&mut self) -> u32 {
         self.requests.tick(|request| !matches!(request.cmd, Cmd::NBD_CMD_READ | Cmd::NBD_CMD_WRITE))
     }

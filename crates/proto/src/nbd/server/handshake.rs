@@ -21,11 +21,11 @@ use super::option::{BASE_ALLOCATION, InfoRequest, MalformedOption, MetaContextRe
 use super::params::ServerParams;
 use super::reply::BASE_ALLOCATION_ID;
 use super::tls::{NbdTls, TlsMode};
-use crate::event::bounded;
+use crate::driver::audit_event::bounded;
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{BYTES_BEFORE_TLS, Demand, ProtocolError, SecuredBy};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::HeaderFormat;
-use crate::outbox::Outbox;
-use crate::session::{BYTES_BEFORE_TLS, Demand, ProtocolError, SecuredBy};
 use crate::volume_state::VolumeState;
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;

@@ -8,7 +8,7 @@
 use super::multi_step::piece_end;
 use super::pending::PendingRequest;
 use super::request::NbdRequestRefusal;
-use crate::session::Demand;
+use crate::driver::session::Demand;
 use blockmux_volume::SgList;
 
 /// A long write in progress.

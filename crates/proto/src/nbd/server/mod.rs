@@ -44,10 +44,10 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
-use crate::event::{AuditEvent, AuditEvents, Login};
+use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::exports::{Exports, VolumeId};
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
 use crate::volume_state::{Admission, NotAdmitted};
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
 pub use handover::NbdResumeError;

@@ -7,8 +7,8 @@
 
 use super::pending::PendingRequest;
 use super::request::NbdRequestRefusal;
+use crate::driver::outbox::Outbox;
 use crate::nbd::HeaderFormat;
-use crate::outbox::Outbox;
 use blockmux_volume::{Extent, IoError, Op, Output, SgList};
 use blockmux_wire::nbd::transmission::*;
 use zerocopy::{BigEndian as BE, Immutable, IntoBytes, U16, U32, U64, Unaligned};

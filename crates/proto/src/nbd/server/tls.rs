@@ -1,6 +1,6 @@
 //! TLS settings of a server (proto.md, "TLS support").
 
-use crate::session::SecuredBy;
+use crate::driver::session::SecuredBy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

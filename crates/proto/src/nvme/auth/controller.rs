@@ -4,7 +4,7 @@ use super::{
     AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
     head, is_same,
 };
-use crate::computation::{Computation, Helpers};
+use crate::driver::computation::{Computation, Helpers};
 use crate::nvme::auth::psk::InputPsk;
 use blockmux_wire::nvmeof::auth::*;
 use std::sync::Arc;

@@ -16,7 +16,8 @@
 //!
 //! Private exponents have 512 bits, more than RFC 7919 requires for any of its groups. A controller
 //! computes two exponentiations for each attempt, for any peer that knows the NQN of a host with a
-//! secret. So it starts a [`crate::computation::Computation`] for each, which may run elsewhere.
+//! secret. So it starts a [`crate::driver::computation::Computation`] for each, which may run
+//! elsewhere.
 //!
 //! `hash.rs` and `group.rs` have the mathematics, `secret.rs` the secrets, `psk.rs` the TLS PSKs,
 //! `controller.rs` the controller's side of one queue's authentication and `host.rs` the host's.

@@ -18,6 +18,7 @@
 mod tests;
 
 use super::cm;
+use crate::driver::session::ProtocolError;
 use crate::fabrics::host::{
     ADMIN_ENTRIES, Commands, DataTransfer, HostAdmin, HostQueue, HostQueues, HostTransport, NvmeRequest,
     QueueShape,
@@ -25,7 +26,6 @@ use crate::fabrics::host::{
 use crate::rdma::{
     Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkId,
 };
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{CQE_LEN, Cqe, PSDT_SGL, SglDescriptor, Sqe};

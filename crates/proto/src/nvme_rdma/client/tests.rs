@@ -2,11 +2,11 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
+use crate::driver::session::Initiator;
 use crate::fabrics::host::testing::{ScriptedSubsystem, controller, names, namespace};
 use crate::fabrics::host::{AdminConfig, ControllerQuery, NvmeRefused, QueueConfig};
 use crate::rdma::WorkRequest;
 use crate::rdma::testing::Recorder;
-use crate::session::Initiator;
 use blockmux_volume::{Io, Op, Tag};
 use blockmux_wire::nvme::identify::{SGLS_ALIGNED_ANY, SGLS_KEYED, SGLS_OFFSET};
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};

@@ -17,12 +17,12 @@
 mod tests;
 
 use super::cm;
+use crate::driver::session::ProtocolError;
 use crate::fabrics::controller::node::NvmeNode;
 use crate::fabrics::controller::{CommandSlot, ControllerQueue, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
+use crate::rdma::cm::OtherProtocol;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, Stag, WorkError, WorkId};
-use crate::rdma_cm::OtherProtocol;
-use crate::session::ProtocolError;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::identify::SGLS_KEYED;
 use blockmux_wire::nvme::status::NvmeStatus;

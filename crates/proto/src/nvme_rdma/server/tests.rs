@@ -2,12 +2,12 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
+use crate::driver::session::Target;
 use crate::exports::Exports;
 use crate::fabrics::controller::testing::*;
 use crate::nvme_rdma::cm::tests::asking;
 use crate::rdma::WorkRequest;
 use crate::rdma::testing::Recorder;
-use crate::session::Target;
 use crate::testing::Pump;
 use blockmux_wire::nvme::SglDescriptor;
 use blockmux_wire::nvme::identify::{IdentifyController, SGLS_OFFSET, SGLS_TRANSPORT};

@@ -3,9 +3,9 @@
 
 use super::Digests;
 use super::pdu::{self, ControllerViolation, PduHeader};
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError};
 use crate::fabrics::host::{Commands, HostTransport, NvmeRequest};
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, Pool, SgList};
 use blockmux_wire::nvmeof::fabrics::CONNECT_DATA_LEN;

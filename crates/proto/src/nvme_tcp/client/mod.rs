@@ -22,9 +22,9 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, StreamSession};
 use crate::fabrics::host::{HostAdmin, HostQueue, HostQueues};
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, StreamSession};
 use blockmux_volume::Chunk;
 use link::TcpHostLink;
 use std::time::Instant;

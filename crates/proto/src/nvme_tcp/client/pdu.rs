@@ -2,7 +2,7 @@
 
 use super::Digests;
 use crate::digest;
-use crate::session::ProtocolError;
+use crate::driver::session::ProtocolError;
 use blockmux_wire::nvmeof::tcp::{
     CapsuleResp, CommonHeader, DATA_LEN, DIGEST_LEN, Data, FLAG_DDGST, FLAG_HDGST, FatalError, NvmeTcpR2t,
     PduType, TermReq,

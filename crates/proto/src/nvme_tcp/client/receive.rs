@@ -10,9 +10,9 @@
 
 use super::link::{NvmeStreamState, TcpHostLink};
 use super::pdu::{self, ControllerViolation, NvmeTcpHeader, ParsedNvmePdu};
-use crate::coverage::RangeError;
 use crate::digest;
 use crate::fabrics::host::{Commands, DataTransfer};
+use crate::initiator::coverage::RangeError;
 use crate::slots::SlotKey;
 use blockmux_volume::{Chunk, Crc32c, SgList};
 use blockmux_wire::nvme::status::{NvmeStatus, StatusField};

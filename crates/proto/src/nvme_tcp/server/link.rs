@@ -2,10 +2,10 @@
 
 use super::receive::AwaitedNvmePdu;
 use crate::digest;
+use crate::driver::outbox::Outbox;
 use crate::fabrics::controller::{CommandSlot, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
 use crate::nvme_tcp::pdu::{HostViolation, MAXH2CDATA, NvmeTcpDigests};
-use crate::outbox::Outbox;
 use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};

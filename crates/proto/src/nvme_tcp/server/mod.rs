@@ -22,10 +22,10 @@ mod receive;
 #[cfg(test)]
 mod tests;
 
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession};
 use crate::fabrics::controller::ControllerQueue;
 use crate::fabrics::controller::node::NvmeNode;
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, SecuredBy, StreamSession};
 use blockmux_volume::{Chunk, Pool};
 use link::TcpTargetLink;
 use std::sync::Arc;

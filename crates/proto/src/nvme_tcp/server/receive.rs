@@ -3,8 +3,8 @@
 use super::NvmeTcpTargetSession;
 use super::link::MAX_BORROWED_PAYLOAD;
 use crate::digest;
+use crate::driver::session::{Demand, ProtocolError};
 use crate::nvme_tcp::pdu::{self, HostViolation};
-use crate::session::{Demand, ProtocolError};
 use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;

@@ -76,7 +76,8 @@ impl<F: Copy, R: Copy> AbortLadder<F, R> {
         self.response
     }
 
-    /// Implements [`Overdue::tick`](crate::session::Overdue::tick), for commands that the queue has
+    /// Implements [`Overdue::tick`](crate::driver::session::Overdue::tick), for commands that the
+    /// queue has
     /// `seen` in that many ticks. A function that is unanswered at its second tick is overdue
     /// regardless of the limit.
     pub(crate) fn tick(&mut self, seen: u32) -> u32 {

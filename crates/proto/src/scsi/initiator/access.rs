@@ -5,7 +5,7 @@
 //! standby or unavailable port is returned to be sent on one of them.
 
 use super::queue::ScsiQueue;
-use crate::session::PathRank;
+use crate::driver::session::PathRank;
 use blockmux_wire::scsi::alua::{AccessState, PortGroupDescriptor};
 use blockmux_wire::scsi::sense::Asc;
 use zerocopy::FromBytes;

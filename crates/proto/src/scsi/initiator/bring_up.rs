@@ -10,7 +10,7 @@
 use super::command;
 use super::sense::SenseCode;
 use super::unit::{Luns, MAX_LUNS, UnitInfo, UnmapLimits};
-use crate::io_queue::CompletionClass;
+use crate::initiator::command_queue::CompletionClass;
 use crate::scsi::Lun;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::capacity::{LBPME, LBPRZ, ReadCapacity10, ReadCapacity16};

@@ -10,7 +10,7 @@ use super::command;
 use super::plan::ScsiCommandKind;
 use super::queue::{ScsiQueue, ScsiQueuedCommand, received};
 use super::sense::SenseCode;
-use crate::io_queue::{CompletionClass, DataTransfer, MAX_TRIES};
+use crate::initiator::command_queue::{CompletionClass, DataTransfer, MAX_TRIES};
 use blockmux_wire::scsi::mode::PAGE_CACHING;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 

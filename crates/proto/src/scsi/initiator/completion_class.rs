@@ -1,7 +1,7 @@
 //! Classification of command results (SAM-5 §5.3.1, SPC-5).
 
 use super::sense::SenseCode;
-use crate::io_queue::CompletionClass;
+use crate::initiator::command_queue::CompletionClass;
 use blockmux_volume::IoError;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use blockmux_wire::scsi::status::ScsiStatus;

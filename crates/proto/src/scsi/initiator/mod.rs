@@ -31,7 +31,7 @@ pub use bring_up::UnitRefused;
 pub use sense::SenseCode;
 pub use unit::{UnitInfo, UnmapLimits};
 
-pub(crate) use crate::io_queue::DataTransfer;
+pub(crate) use crate::initiator::command_queue::DataTransfer;
 
 pub(crate) use aborts::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
 pub(crate) use queue::{ScsiOutcome, ScsiQueue, ScsiRequest};

@@ -3,8 +3,8 @@
 use super::changes::UnitQuery;
 use super::command::{self, UnitBlocks};
 use super::unit::UnitInfo;
-use crate::io_queue::{self, DataTransfer, ZEROES};
-use crate::job;
+use crate::initiator::command_queue::{self, DataTransfer, ZEROES};
+use crate::initiator::job;
 use blockmux_volume::{IoError, Op};
 
 /// Capabilities of the unit that determine its commands. Unsupported ones are cleared when the unit
@@ -28,7 +28,7 @@ pub(super) struct UnitCapabilities {
     pub(super) unmapped_is_zero: bool,
 }
 
-pub(super) type ScsiPlan = io_queue::IoPlan<ScsiCommandKind>;
+pub(super) type ScsiPlan = command_queue::IoPlan<ScsiCommandKind>;
 pub(super) type ScsiPieces = job::CommandPieces<ScsiCommandKind>;
 
 /// The purpose of a command.

@@ -11,8 +11,8 @@ use super::plan::{STATUS_LEN, ScsiCommandKind, ScsiPlan, UNMAP_LEN, UnitCapabili
 use super::sense::SenseCode;
 use super::unit::UnitInfo;
 use super::{completion_class, extents};
-use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
-use crate::job;
+use crate::initiator::command_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
+use crate::initiator::job;
 use crate::scsi::{Lun, ScsiStatus};
 use crate::slots::SlotKey;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Pool, SgList};
@@ -22,10 +22,10 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// I/O in progress at one logical unit. `T` is the transport's state of each command.
-pub(crate) type ScsiQueue<T> = io_queue::CommandQueue<RemoteUnit, T>;
+pub(crate) type ScsiQueue<T> = command_queue::CommandQueue<RemoteUnit, T>;
 /// A command with a CDB padded by zeroes.
-pub(crate) type ScsiRequest = io_queue::CommandRequest<[u8; 16]>;
-pub(super) type ScsiQueuedCommand<T> = io_queue::QueuedCommand<RemoteUnit, T>;
+pub(crate) type ScsiRequest = command_queue::CommandRequest<[u8; 16]>;
+pub(super) type ScsiQueuedCommand<T> = command_queue::QueuedCommand<RemoteUnit, T>;
 pub(super) type ScsiJob = job::IoJob<ScsiCommandKind>;
 pub(super) type ScsiPiece = job::CommandPiece<ScsiCommandKind>;
 
@@ -108,7 +108,7 @@ impl<T: Default> ScsiQueue<T> {
         self.again.extend(self.set.delayed.drain(..).map(|piece| piece.after(delay)));
     }
 
-    /// Ages pending commands: see [`Overdue::tick`](crate::session::Overdue::tick).
+    /// Ages pending commands: see [`Overdue::tick`](crate::driver::session::Overdue::tick).
     pub(crate) fn tick(&mut self) -> u32 {
         if self.commands.is_empty() && self.set.delayed.is_empty() {
             // The target accepts no command, so only whole I/O requests can age.

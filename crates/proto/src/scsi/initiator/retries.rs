@@ -1,7 +1,7 @@
 //! Timers of a session's queue: retries of commands that ended with BUSY, and ALUA state queries.
 
 use super::ScsiQueue;
-use crate::session::PathRank;
+use crate::driver::session::PathRank;
 use std::time::{Duration, Instant};
 
 /// Deadlines of a session's queue.

@@ -3,8 +3,8 @@
 
 use super::bring_up::UnitRefused;
 use super::{DataTransfer, ScsiOutcome, ScsiQueue, ScsiRequest};
+use crate::driver::session::RetryRules;
 use crate::scsi::{Lun, ScsiStatus, Sense};
-use crate::session::RetryRules;
 use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn ready(pool: Pool) -> ScsiQueue<()> {
     while let Some(request) = queue.next() {
         finish(&mut queue, &request, answer(&request.command)).unwrap();
     }
-    assert!(queue.unit().is_some() && queue.room() == crate::io_queue::DEPTH);
+    assert!(queue.unit().is_some() && queue.room() == crate::initiator::command_queue::DEPTH);
     queue
 }
 

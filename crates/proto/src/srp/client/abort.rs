@@ -20,8 +20,8 @@
 use super::channel::{AfterClose, Channel, Exposure};
 use super::response::function_code;
 use super::{Ending, SrpInitiatorSession, SrpSessionMode, violation};
+use crate::driver::session::{Overdue, ProtocolError};
 use crate::scsi::initiator::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
-use crate::session::{Overdue, ProtocolError};
 use crate::slots::SlotKey;
 use blockmux_volume::Seg;
 use blockmux_wire::srp::{

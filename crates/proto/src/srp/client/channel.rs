@@ -8,8 +8,8 @@
 use super::login::{IMMEDIATE_OFFSET, LoginParameters};
 use super::response::CommandOutcome;
 use super::{MAX_COMMANDS, violation};
+use crate::driver::session::ProtocolError;
 use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
-use crate::session::ProtocolError;
 use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::srp::{

@@ -2,8 +2,8 @@
 //! connection request, and reads SRP_LOGIN_RSP or SRP_LOGIN_REJ.
 
 use super::{MAX_COMMANDS, SrpInitiatorConfig};
+use crate::driver::session::ProtocolError;
 use crate::scsi::initiator::UnitRefused;
-use crate::session::ProtocolError;
 use blockmux_wire::srp::{
     BUFFER_FORMAT_DIRECT, IMMEDIATE_REQUESTED, IMMEDIATE_SUPPORTED, ImmediateDescriptor, LoginReject,
     LoginRejectReason, LoginRequestRdma, LoginResponse, MULTICHANNEL_MULTI, SrpCommand, SrpOpcode,

@@ -31,10 +31,10 @@ mod tests;
 mod user;
 
 use super::node::SrpPortId;
+use crate::driver::session::{ProtocolError, RetryRules, Timed};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, RemoteRights, Stag};
 use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
-use crate::session::{ProtocolError, RetryRules, Timed};
 use crate::slots::SlotKey;
 use abort::SrpAbortLadder;
 use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};

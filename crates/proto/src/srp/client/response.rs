@@ -1,9 +1,9 @@
 //! Parses the messages of a target: SRP_RSP and the target's own requests.
 
 use super::violation;
+use crate::driver::session::ProtocolError;
 use crate::scsi::ScsiStatus;
 use crate::scsi::initiator::{DataTransfer, ScsiOutcome};
-use crate::session::ProtocolError;
 use blockmux_volume::Seg;
 use blockmux_wire::srp::{ResponseCode, ResponseFlags, SrpResponse, TaskManagementResponseData};
 use smallvec::SmallVec;

@@ -2,12 +2,12 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
 use super::*;
+use crate::driver::session::{Connections, Initiator, Overdue};
 use crate::exports::{Export, Exports, VolumeId};
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
 use crate::rdma::testing::Recorder;
 use crate::rdma::{MessageHead, Remote, WorkRequest};
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
-use crate::session::{Connections, Initiator, Overdue};
 use crate::srp::node::{SrpAccess, SrpNode, SrpTarget};
 use crate::srp::server::SrpTargetSession;
 use crate::testing::Pump;

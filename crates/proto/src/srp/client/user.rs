@@ -2,7 +2,7 @@
 
 use super::channel::{Channel, InitiatorChannelPhase};
 use super::{Ending, LOGIN_TIMEOUT, SrpInitiatorSession, SrpSessionMode};
-use crate::session::{Connections, Initiator, PathRank};
+use crate::driver::session::{Connections, Initiator, PathRank};
 use blockmux_volume::{Completion, Io};
 use std::time::{Duration, Instant};
 

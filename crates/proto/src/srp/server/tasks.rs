@@ -2,13 +2,13 @@
 //! the responses.
 
 use super::{Answer, AnswerData, SrpTargetSession};
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
+use crate::driver::session::ProtocolError;
 use crate::rdma::Remote;
 use crate::scsi::task_set::{
     FunctionDone, ScsiTransport, TaskEntry, TaskEvent, TaskRouter, TaskState, TransportParts,
 };
 use crate::scsi::{Command, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement};
-use crate::session::ProtocolError;
 use crate::srp::information_unit::{CheckedCommand, CommandError, DataBuffer, ranges, slices};
 use blockmux_volume::{MAX_TRANSFER, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::exports::{Export, Exports};
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
 use crate::scsi::{AccessState, LogicalUnit, Lun, PortGroupStates, ScsiTarget, TargetPort, UnitIdentity};

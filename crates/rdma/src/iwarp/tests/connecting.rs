@@ -6,8 +6,8 @@ use super::{
     untagged,
 };
 use crate::queue_pair::{Fault, Provider, Violation};
+use blockmux_proto::driver::session::{StreamSession, Timed};
 use blockmux_proto::rdma::{Endpoint, Event, MessageHead, WorkId, WorkRequest};
-use blockmux_proto::session::{StreamSession, Timed};
 use blockmux_volume::{Pool, SgList};
 use std::time::{Duration, Instant};
 

@@ -11,8 +11,8 @@ mod splits;
 
 use super::{Iwarp, IwarpConfig};
 use crate::queue_pair::Provider;
+use blockmux_proto::driver::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair, WorkRequest};
-use blockmux_proto::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
 use blockmux_volume::{Chunk, Crc32c, Memory, Pool, SgList};
 use std::time::Instant;
 
@@ -144,7 +144,7 @@ impl TestDriver {
 
     /// Takes up to `most` bytes of the outbox.
     pub(super) fn sent(&mut self, most: usize) -> Vec<u8> {
-        use blockmux_proto::outbox::OutboxPiece;
+        use blockmux_proto::driver::outbox::OutboxPiece;
         let outbox = self.iwarp.outbox();
         let mut bytes = Vec::new();
         for piece in outbox.pieces() {

@@ -233,7 +233,7 @@ fn the_outbox_is_bounded_whatever_is_posted_or_read() {
             let events = end.events();
             has_moved |= !events.is_empty();
             done += events.len();
-            let len = blockmux_proto::session::StreamSession::outbox(&mut end.iwarp).len();
+            let len = blockmux_proto::driver::session::StreamSession::outbox(&mut end.iwarp).len();
             assert!(len < super::super::OUTBOX_FULL + 70_000, "{len}");
         }
         if !has_moved {

@@ -1,8 +1,8 @@
 //! ANA: groups of namespaces with different states at two ports.
 
 use super::*;
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::ana::AnaGroup;
-use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, FeatureId};
 use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamespace};
 use blockmux_wire::nvme::log::AnaState;
@@ -120,7 +120,7 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
 
 #[test]
 fn io_that_limits_hold_does_not_start_once_its_path_is_inaccessible() {
-    use crate::session::Target;
+    use crate::driver::session::Target;
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::IoError;
     let (node, subsystem) = asymmetric();

@@ -1,15 +1,15 @@
 //! Hosts that have to authenticate.
 
 use super::*;
-use crate::computation::Job;
+use crate::driver::computation::Job;
+use crate::driver::session::{ProtocolError, SessionStage, Target, Timed};
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
 use crate::nvme::auth::host::{AuthStep, HostAuthenticator};
 use crate::nvme::auth::{
     AuthFailure, Concatenation, DhChapSecret, DhGroup, Hash, HostCredentials, HostSecrets, MAX_MESSAGE,
 };
 use crate::nvme::hosts::HostAccess;
-use crate::session::{ProtocolError, SessionStage, Target, Timed};
-use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::Waker;
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvmeof::auth::{Explanation, SECURITY_PROTOCOL_NVME};

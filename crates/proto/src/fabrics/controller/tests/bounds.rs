@@ -1,7 +1,7 @@
 //! Limits of a queue: which commands are accepted, and which wait.
 
 use super::*;
-use crate::session::{Target, Timed};
+use crate::driver::session::{Target, Timed};
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use std::collections::VecDeque;

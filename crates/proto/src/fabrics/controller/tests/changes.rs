@@ -2,14 +2,14 @@
 //! discovery log.
 
 use super::*;
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
 use crate::fabrics::controller::node::Referral;
-use crate::networks::AllowedNetworks;
+use crate::names::networks::AllowedNetworks;
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::HangUp;
 use crate::nvme::hosts::HostAccess;
 use crate::nvme::identity::GivenIdentity;
 use crate::nvme::subsystem::{AttachError, unique_discovery_nqn};
-use crate::volume_uuid::VolumeUuid;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::feature::{AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE, FeatureId};
 use blockmux_wire::nvme::identify::{IdentifyController, IdentifyNamespace};
@@ -106,7 +106,7 @@ fn commands_that_wait_for_a_detached_volume_end() {
     // The namespace is detached while the reads wait.
     subsystem.detach(|_| true);
     assert!(node.1.remove("a").is_some());
-    crate::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
+    crate::driver::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
     let ends: Vec<_> = io.received().iter().map(|sent| refusal(&sent.cqe())).collect();
     assert_eq!(ends, [NvmeStatus::INVALID_NAMESPACE_OR_FORMAT; 2]);
     drop(guard);
@@ -127,7 +127,7 @@ fn a_removed_volume_is_an_invalid_namespace_before_its_namespace_is_detached() {
 
 #[test]
 fn io_that_limits_hold_does_not_start_once_its_namespace_is_detached() {
-    use crate::session::Target;
+    use crate::driver::session::Target;
     use crate::volume_state::NotAdmitted;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();

@@ -1,11 +1,11 @@
 //! Commands, features and log pages.
 
 use super::*;
+use crate::driver::session::Timed;
 use crate::exports::Export;
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::identity::GivenIdentity;
-use crate::session::Timed;
 use crate::volume_state::VolumeState;
-use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{Fault, FaultVolume, MemVolume, Op, OpKind, OpSet};
 use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
@@ -427,8 +427,8 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
-    crate::session::Target::on_stop(&mut io.pump.session, Instant::now());
-    crate::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
+    crate::driver::session::Target::on_stop(&mut io.pump.session, Instant::now());
+    crate::driver::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
     // The I/O queue would end with the admin queue.
     assert!(!io.is_closed() && !admin_queue.is_closed());
     assert!(admin_queue.run(admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0), &[]).1.status.is_success());

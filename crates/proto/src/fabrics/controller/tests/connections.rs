@@ -1,8 +1,8 @@
 //! Connect, the states of a controller, discovery.
 
 use super::*;
+use crate::driver::session::{ProtocolError, Timed};
 use crate::nvme::HangUp;
-use crate::session::{ProtocolError, Timed};
 use blockmux_wire::nvme::identify::{IdentifyController, LPA_EXTENDED, OFCS_DISCONNECT};
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::status::ConnectStatus;

@@ -1,7 +1,7 @@
 //! Asynchronous events, and aborted commands.
 
 use super::*;
-use crate::session::Timed;
+use crate::driver::session::Timed;
 use blockmux_volume::{Completion, IoError};
 use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, AEC_TEMPERATURE, FeatureId};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
@@ -141,7 +141,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
         if is_ended_early {
             let (_, cut) = io.pump.submitted.pop_front().unwrap();
             let done = Completion { tag: cut.tag, result: Err(IoError::Aborted) };
-            crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
+            crate::driver::session::Target::on_io(&mut io.pump.session, done, Instant::now());
             let cqe = io.received()[0].cqe();
             assert_eq!(cqe.status.status(), NvmeStatus::COMMAND_ABORT_REQUESTED);
             assert!(!cqe.status.do_not_retry());
@@ -171,7 +171,7 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
         });
         halves.iter_mut().for_each(|half| io.send(half, &[0; 512]));
         if let Some((_, read)) = io.pump.submitted.front() {
-            crate::session::Target::on_held(&mut io.pump.session, read.tag);
+            crate::driver::session::Target::on_held(&mut io.pump.session, read.tag);
         }
         let cid = u32::from(halves[half].cid.get());
         let mut abort = admin(AdminOpcode::ABORT, 0, cid << 16 | 1, 0, 0);
@@ -181,7 +181,7 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
             assert_eq!(io.pump.cancelled.len(), 1);
             let (_, read) = io.pump.submitted.pop_front().unwrap();
             let done = Completion { tag: read.tag, result: Err(IoError::Aborted) };
-            crate::session::Target::on_io(&mut io.pump.session, done, Instant::now());
+            crate::driver::session::Target::on_io(&mut io.pump.session, done, Instant::now());
         }
         let ends: Vec<_> = io.received().iter().map(|sent| sent.cqe().status.status()).collect();
         assert_eq!(

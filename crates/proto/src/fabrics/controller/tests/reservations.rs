@@ -1,10 +1,10 @@
 //! Reservations among hosts, and between hosts and SCSI initiators of the same volume.
 
 use super::*;
+use crate::driver::session::Timed;
 use crate::exports::Export;
 use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, ScsiStatus, UnitIdentity};
-use crate::session::Timed;
 use crate::volume_state::{RangeGuard, ReservationStore, SaveTicket, VolumeState};
 use blockmux_volume::MemVolume;
 use blockmux_volume::Volume;
@@ -275,13 +275,13 @@ fn preempt_and_abort_aborts_a_fused_operation_that_is_held_or_waits_for_its_rang
         }
         let read = a.pump.submitted.pop_front().map(|(_, io)| io.tag);
         assert_eq!(read.is_some(), is_held);
-        read.into_iter().for_each(|tag| crate::session::Target::on_held(&mut a.pump.session, tag));
+        read.into_iter().for_each(|tag| crate::driver::session::Target::on_held(&mut a.pump.session, tag));
         assert_eq!(acquire(&mut b, PREEMPT_AND_ABORT, 1, [2, 1]), OK);
         a.pump.turn();
         if let Some(tag) = read {
             assert_eq!(a.pump.cancelled, [(VolumeId(0), tag)]);
             let done = blockmux_volume::Completion { tag, result: Err(blockmux_volume::IoError::Aborted) };
-            crate::session::Target::on_io(&mut a.pump.session, done, Instant::now());
+            crate::driver::session::Target::on_io(&mut a.pump.session, done, Instant::now());
         }
         let ends: Vec<_> = a.received().iter().map(|sent| refusal(&sent.cqe())).collect();
         assert_eq!(
@@ -317,7 +317,7 @@ fn preempt_and_abort_aborts_outstanding_io_and_waits_for_it() {
     // The volume could cancel it.
     let (_, io) = a.pump.submitted.pop_front().unwrap();
     let result = Err(blockmux_volume::IoError::Aborted);
-    crate::session::Target::on_io(
+    crate::driver::session::Target::on_io(
         &mut a.pump.session,
         blockmux_volume::Completion { tag: io.tag, result },
         Instant::now(),

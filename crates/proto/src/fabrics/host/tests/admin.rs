@@ -1,8 +1,8 @@
 //! Initialization of a controller, Keep Alive, and shutdown.
 
 use super::*;
+use crate::driver::session::{Control, Initiator, Timed};
 use crate::nvme::nqn::Nqn;
-use crate::session::{Control, Initiator, Timed};
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
 use blockmux_wire::nvmeof::fabrics::{DiscoveryEntry, DiscoveryHeader};
 use std::time::Duration;

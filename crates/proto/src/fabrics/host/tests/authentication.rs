@@ -1,10 +1,10 @@
 //! DH-HMAC-CHAP with controllers that return less data than the host asked for.
 
 use super::*;
+use crate::driver::session::Initiator;
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::auth::controller::tests::secrets;
 use crate::nvme::auth::{AuthFailure, Concatenation, DhGroup, Hash, HostSecrets, MAX_MESSAGE};
-use crate::session::Initiator;
 use blockmux_wire::nvmeof::auth::Explanation;
 use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ATR, FabricsType, fabrics_type};
 use data_encoding::HEXLOWER;

@@ -9,9 +9,9 @@ mod queue;
 
 use super::testing::*;
 use super::*;
+use crate::driver::outbox::Outbox;
+use crate::driver::session::{Demand, ProtocolError, StreamSession};
 use crate::nvme::auth::HostCredentials;
-use crate::outbox::Outbox;
-use crate::session::{Demand, ProtocolError, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::{Chunk, Pool, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;

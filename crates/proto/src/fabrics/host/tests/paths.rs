@@ -1,7 +1,7 @@
 //! ANA states and path failures: what the admin queue learns, and how an I/O queue reacts.
 
 use super::*;
-use crate::session::{Control, Initiator, PathRank, RetryRules, Timed};
+use crate::driver::session::{Control, Initiator, PathRank, RetryRules, Timed};
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::log::{AnaGroupDescriptor, AnaHeader, AnaState, LogPage};

@@ -1,7 +1,7 @@
 //! I/O of a queue: how each ends, and what a controller may do.
 
 use super::*;
-use crate::session::{Initiator, RetryRules, Timed};
+use crate::driver::session::{Initiator, RetryRules, Timed};
 use blockmux_volume::{Extent, IoError, Op, Output};
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::{DEAC, FUA};

@@ -2,9 +2,9 @@
 
 use super::connections;
 use super::script::*;
+use crate::driver::session::{Connections, Initiator, Overdue};
 use crate::iscsi::client::SessionPurpose;
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Connections, Initiator, Overdue};
 use blockmux_volume::{Memory, Op, SgList};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode};

@@ -1,8 +1,8 @@
 //! Commands and their data on the wire.
 
 use super::script::*;
+use crate::driver::session::{Initiator, StreamSession};
 use crate::scsi::ScsiStatus;
-use crate::session::{Initiator, StreamSession};
 use blockmux_volume::{Extent, IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
@@ -128,10 +128,9 @@ fn write_payload_is_sent_without_a_copy() {
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
     client.submit(0, Op::Write { fua: false }, 0, 4096, Some(data));
-    let has_it =
-        client.stream().outbox().pieces().any(
-            |piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address),
-        );
+    let has_it = client.stream().outbox().pieces().any(
+        |piece| matches!(piece, crate::driver::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address),
+    );
     assert!(has_it);
 }
 

@@ -1,11 +1,11 @@
 //! Multiple connections per session, and the commands of lost connections.
 
 use super::script::*;
+use crate::driver::session::{Connections, Demand, Initiator, StreamSession, Timed};
 use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::text;
 use crate::scsi::ScsiStatus;
-use crate::session::{Connections, Demand, Initiator, StreamSession, Timed};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};

@@ -1,9 +1,9 @@
 //! Asynchronous messages of the target, and text negotiations that it requests (RFC 7143 §11.9).
 
 use super::script::*;
+use crate::driver::session::{Connections, Demand, Initiator, ProtocolError, StreamSession, Timed};
 use crate::iscsi::client::immediate::TEXT_TAG;
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Connections, Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -139,7 +139,10 @@ fn asynchronous_sense_data_counts_like_that_of_a_command() {
     for cut in [&data[..1], &data[..2], &[]] {
         client.event(AsyncEvent::SCSI_ASYNC_EVENT, 0, cut).unwrap();
     }
-    assert!(client.sent().is_empty() && !matches!(client.stream().demand(), crate::session::Demand::Close));
+    assert!(
+        client.sent().is_empty()
+            && !matches!(client.stream().demand(), crate::driver::session::Demand::Close)
+    );
 }
 
 #[test]

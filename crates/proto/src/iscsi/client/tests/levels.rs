@@ -1,10 +1,10 @@
 //! Error recovery level 1: retransmission of damaged PDUs.
 
 use super::script::*;
+use crate::driver::session::{Demand, Initiator, StreamSession, Timed};
 use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::{CRC32C, OperationalKey};
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Demand, Initiator, StreamSession, Timed};
 use blockmux_volume::IoError;
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;

@@ -1,12 +1,12 @@
 //! Login and bring-up, response by response.
 
 use super::script::*;
+use crate::driver::session::{Initiator, StreamSession, Timed};
 use crate::iscsi::client::{IscsiRefused, SessionPurpose, UnitRefused, default_proposal};
 use crate::iscsi::login::chap::{ChapAlgorithm, ChapChallenge, ChapCredentials, ChapSecret};
 use crate::iscsi::node::Chap;
 use crate::iscsi::text;
 use crate::scsi::{Lun, ScsiStatus, Sense};
-use crate::session::{Initiator, StreamSession, Timed};
 use blockmux_volume::{IoError, VolumeInfo};
 use blockmux_wire::iscsi::IscsiOpcode;
 use blockmux_wire::iscsi::session::*;

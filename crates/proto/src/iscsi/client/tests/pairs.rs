@@ -1,6 +1,7 @@
 //! This crate's initiator with its target: the same bytes over iSCSI and in the RAM volume.
 
 use super::script::{INITIATOR, TARGET, at_every_split, list, pattern};
+use crate::driver::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::client::{
     BurstSize, FoundTarget, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, IscsiRefused,
@@ -12,7 +13,6 @@ use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode, offer};
 use crate::iscsi::server::IscsiTargetSession;
 use crate::scsi::{self, LogicalUnit, Lun, UnitIdentity};
-use crate::session::{Demand, Initiator, ProtocolError, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
 use blockmux_volume::{Extent, Io, IoError, MemVolume, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -251,7 +251,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 
 #[test]
 fn commands_in_flight_complete_at_a_stopping_target_and_the_rest_is_returned() {
-    use crate::session::Target;
+    use crate::driver::session::Target;
     let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     for n in 0..3 {

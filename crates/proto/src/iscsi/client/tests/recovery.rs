@@ -1,8 +1,8 @@
 //! Failures: statuses, unresponsive targets, closed connections and protocol violations.
 
 use super::script::*;
+use crate::driver::session::{Initiator, PathRank, StreamSession, Timed};
 use crate::scsi::{ScsiStatus, Sense};
-use crate::session::{Initiator, PathRank, StreamSession, Timed};
 use blockmux_volume::{IoError, Op, Output};
 use blockmux_wire::iscsi::scsi::*;
 use blockmux_wire::iscsi::session::*;
@@ -321,10 +321,10 @@ fn receiving_pauses_while_ping_replies_are_unsent() {
     ping[16..20].fill(0xff);
     client.step = 48;
     client.feed(&ping.repeat(1000)).unwrap();
-    assert!(matches!(client.stream().demand(), crate::session::Demand::Nothing));
+    assert!(matches!(client.stream().demand(), crate::driver::session::Demand::Nothing));
     assert!(client.sent().len() < 300);
     client.feed(&[]).unwrap();
-    assert!(matches!(client.stream().demand(), crate::session::Demand::Bytes(_)));
+    assert!(matches!(client.stream().demand(), crate::driver::session::Demand::Bytes(_)));
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! A scripted target, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
+use crate::driver::session::{Initiator, ProtocolError, RetryRules};
 use crate::iscsi::client::{
     BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
 };
 use crate::iscsi::login::operational::OperationalParameters;
 use crate::iscsi::name::Name;
 use crate::scsi::{Lun, ScsiStatus, Sense};
-use crate::session::{Initiator, ProtocolError, RetryRules};
 use crate::testing::Driver;
 use blockmux_volume::{Op, Pool, Seg, SgList};
 use blockmux_wire::iscsi::scsi::*;

@@ -1,7 +1,7 @@
 //! Reads and writes with all forms of data transfer.
 
 use super::*;
-use crate::session::{Target, Timed};
+use crate::driver::session::{Target, Timed};
 use std::time::Duration;
 
 #[test]
@@ -244,7 +244,7 @@ fn a_write_without_memory_waits_and_an_impossible_one_is_busy() {
     assert!(initiator.exchange(&command, b"").is_empty());
     drop(taken);
     let now = Instant::now();
-    crate::session::Timed::on_timeout(&mut initiator.pump.session, now).unwrap();
+    crate::driver::session::Timed::on_timeout(&mut initiator.pump.session, now).unwrap();
     let [r2t] = initiator.receive().try_into().unwrap();
     let ttt = r2t.as_a::<IscsiR2t>().target_transfer_tag.get();
     let [answer] = initiator.exchange(&data_out(itt, ttt, 0, 0, true), &pattern(4096)).try_into().unwrap();

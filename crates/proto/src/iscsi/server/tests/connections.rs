@@ -2,7 +2,7 @@
 
 use super::text_and_nop::text_request;
 use super::*;
-use crate::session::{CoreHandle, Timed};
+use crate::driver::session::{CoreHandle, Timed};
 use crate::testing::Pump;
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,9 +1,9 @@
 //! Successful and failing logins.
 
 use super::*;
+use crate::driver::session::Timed;
 use crate::iscsi::login::chap::ChapChallenge;
 use crate::iscsi::node::Redirect;
-use crate::session::Timed;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use std::time::Instant;

@@ -2,7 +2,7 @@
 
 use super::connections::{logout, logout_result};
 use super::*;
-use crate::session::{SessionStage, Target, Timed};
+use crate::driver::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 use std::time::Instant;
 

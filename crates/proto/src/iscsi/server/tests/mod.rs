@@ -12,13 +12,13 @@ mod text_and_nop;
 
 use super::{IscsiTargetSession, LocalSessions};
 use crate::digest;
+use crate::driver::session::{Demand, ProtocolError, StreamSession};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret};
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Chap, IscsiAccess, IscsiNode, Portal, TargetNode};
 use crate::iscsi::text;
 use crate::scsi::{self, LogicalUnit, UnitIdentity};
-use crate::session::{Demand, ProtocolError, StreamSession};
 use crate::testing::Pump;
 use blockmux_volume::{MemVolume, Pool};
 use blockmux_wire::iscsi::scsi::*;

@@ -2,8 +2,8 @@
 
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
+use crate::driver::session::{SessionStage, Target, Timed};
 use crate::scsi::ScsiStatus;
-use crate::session::{SessionStage, Target, Timed};
 use std::time::Duration;
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! Recovery within a connection and within a command (error recovery level 1).
 
 use super::*;
-use crate::session::Timed;
+use crate::driver::session::Timed;
 
 fn snack(kind: SnackType, itt: u32, ttt: u32, run: (u32, u32)) -> SnackRequest {
     let mut request = SnackRequest::new_zeroed();

@@ -1,8 +1,8 @@
 //! NOP, text, logout and task management requests.
 
 use super::*;
-use crate::networks::AllowedNetworks;
-use crate::session::Timed;
+use crate::driver::session::Timed;
+use crate::names::networks::AllowedNetworks;
 use std::time::Instant;
 
 pub(super) fn text_request(ttt: u32, flags: u8, cmd_sn: u32) -> TextRequest {

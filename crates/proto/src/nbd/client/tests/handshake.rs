@@ -1,12 +1,12 @@
 //! Tests of the handshake with correct and faulty servers.
 
 use super::script::*;
+use crate::driver::session::{Demand, Initiator, StreamSession, Timed};
 use crate::nbd::client::handshake::{MAX_EXPORTS, MAX_LIST_BYTES, MAX_OPTION_REPLY};
 use crate::nbd::client::{
     BlockSize, ExportInfo, HeaderFormat, ListedExport, NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig,
     NbdInitiatorSession, NbdSessionMode, TransmissionFlags,
 };
-use crate::session::{Demand, Initiator, StreamSession, Timed};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::nbd::handshake::{Opt, Rep};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Tests of replies in every form, in any order and cut at any byte, and of invalid replies.
 
 use super::script::*;
+use crate::driver::session::StreamSession;
 use crate::nbd::client::HeaderFormat;
-use crate::session::StreamSession;
 use blockmux_volume::{Chunk, Extent, IoError, Op, Output, Pool, Seg};
 use blockmux_wire::nbd::handshake::TransmissionFlags;
 use blockmux_wire::nbd::transmission::{CmdFlags, ReplyType};
@@ -79,7 +79,7 @@ fn complete_payloads_are_borrowed_from_the_receive_buffer() {
             "all replies in one call"
         );
         let range = input.unread().as_ptr_range();
-        use crate::session::Initiator;
+        use crate::driver::session::Initiator;
         for _ in 0..2 {
             let data = client.session.poll_done().unwrap().result.unwrap().into_data();
             assert!(range.contains(&data.segs()[0].as_ptr().cast_const()), "not a copy");

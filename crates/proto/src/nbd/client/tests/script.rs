@@ -1,9 +1,9 @@
 //! A scripted server for tests. A driver delivers its bytes in pieces of any size.
 
+use crate::driver::session::Initiator;
 use crate::nbd::client::{
     HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
-use crate::session::Initiator;
 use crate::testing::Driver;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nbd::handshake::{NBD_OPTS_MAGIC, NBD_REP_MAGIC, Opt, Rep};

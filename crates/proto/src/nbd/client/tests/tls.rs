@@ -1,10 +1,10 @@
 //! Tests of a client that requires TLS. Its driver makes the TLS connection.
 
 use super::script::*;
+use crate::driver::session::{Demand, Initiator, SecuredBy, StreamSession};
 use crate::nbd::client::{
     NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
-use crate::session::{Demand, Initiator, SecuredBy, StreamSession};
 use crate::testing::Driver;
 use blockmux_volume::Pool;
 use blockmux_wire::nbd::handshake::{Opt, Rep};

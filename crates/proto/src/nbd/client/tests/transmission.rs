@@ -1,10 +1,10 @@
 //! Tests of requests and of their results.
 
 use super::script::*;
+use crate::driver::session::{Initiator, StreamSession};
 use crate::nbd::client::request::ZEROES;
 use crate::nbd::client::transmission::WINDOW;
 use crate::nbd::client::{DEPTH, HeaderFormat};
-use crate::session::{Initiator, StreamSession};
 use blockmux_volume::{Extent, IoError, Op, Output, Pool, SgList, Tag};
 use blockmux_wire::nbd::handshake::*;
 use blockmux_wire::nbd::transmission::*;
@@ -60,10 +60,9 @@ fn write_payload_is_sent_without_a_copy() {
     let data = list(&pattern(4096));
     let address = data.segs()[0].as_ptr();
     client.submit(0, WRITE, 0, 4096, Some(data));
-    let has_it =
-        client.session.outbox().pieces().any(
-            |piece| matches!(piece, crate::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address),
-        );
+    let has_it = client.session.outbox().pieces().any(
+        |piece| matches!(piece, crate::driver::outbox::OutboxPiece::Payload(seg) if seg.as_ptr() == address),
+    );
     assert!(has_it);
 }
 

@@ -1,7 +1,7 @@
 //! Sessions that another process continues.
 
 use super::*;
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
 use crate::nbd::server::NbdResumeError;
 
 /// A session that continues one with this state, over the same or other exports.

@@ -1,7 +1,7 @@
 //! The handshake, option by option.
 
 use super::*;
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
 use crate::exports::{ExportAccess, ExportSelection};
 use std::time::Instant;
 

@@ -9,8 +9,8 @@ mod tls;
 mod transmission;
 
 use super::NbdTargetSession;
+use crate::driver::session::{Demand, StreamSession, Target, Timed};
 use crate::exports::{Export, Exports};
-use crate::session::{Demand, StreamSession, Target, Timed};
 use crate::testing::Pump;
 use blockmux_volume::{Completion, IoError, MAX_TRANSFER, MemVolume, Op, Output, Pool};
 use blockmux_wire::nbd::handshake::*;

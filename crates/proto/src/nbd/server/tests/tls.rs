@@ -1,9 +1,9 @@
 //! The upgrade to TLS, which the driver makes.
 
 use super::*;
-use crate::event::{AuditEvent, Login};
+use crate::driver::audit_event::{AuditEvent, Login};
+use crate::driver::session::SecuredBy;
 use crate::nbd::server::{NbdTls, TlsMode};
-use crate::session::SecuredBy;
 
 /// A client of a server with TLS that has set its flags.
 fn haggle_with(tls: NbdTls) -> Session {

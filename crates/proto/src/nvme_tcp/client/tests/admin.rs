@@ -1,8 +1,8 @@
 //! Initialization of a controller.
 
 use super::script::*;
+use crate::driver::session::Control;
 use crate::nvme_tcp::client::*;
-use crate::session::Control;
 use crate::testing::Driver;
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};

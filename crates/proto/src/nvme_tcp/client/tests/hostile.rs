@@ -1,8 +1,8 @@
 //! Protocol violations by a controller, and the H2CTermReq for each.
 
 use super::script::*;
+use crate::driver::session::StreamSession;
 use crate::nvme_tcp::client::*;
-use crate::session::StreamSession;
 use crate::testing::Driver;
 use blockmux_volume::Pool;
 use blockmux_wire::nvmeof::tcp::*;

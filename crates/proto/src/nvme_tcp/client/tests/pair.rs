@@ -1,16 +1,16 @@
 //! This implementation's host against its target.
 
+use crate::driver::session::{Connections, Control, Initiator, SecuredBy, StreamSession};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
+use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::auth::controller::tests::secrets;
 use crate::nvme::auth::{AuthFailure, Concatenation, DhGroup, Hash, HostCredentials, HostSecrets};
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
 use crate::nvme_tcp::client::*;
 use crate::nvme_tcp::server::NvmeTcpTargetSession;
-use crate::session::{Connections, Control, Initiator, SecuredBy, StreamSession};
 use crate::testing::{Driver, Pump, Streams};
-use crate::volume_uuid::VolumeUuid;
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
 use blockmux_wire::nvmeof::auth::{Explanation, MessageId, MessageType};
 use std::collections::BTreeMap;

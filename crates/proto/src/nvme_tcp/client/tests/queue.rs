@@ -1,7 +1,7 @@
 //! Data transfer of I/O.
 
 use super::script::*;
-use crate::session::{StreamSession, Timed};
+use crate::driver::session::{StreamSession, Timed};
 use blockmux_volume::{Op, Output, Seg, SgList};
 use blockmux_wire::nvme::SglDescriptor;
 use blockmux_wire::nvme::opcode::NvmOpcode;

@@ -1,9 +1,9 @@
 //! A scripted controller, whose bytes a driver delivers in pieces of any size.
 
 use crate::digest;
+use crate::driver::session::ProtocolError;
 pub(super) use crate::fabrics::host::testing::*;
 use crate::nvme_tcp::client::*;
-use crate::session::ProtocolError;
 use crate::testing::{Driver, Streams};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::feature::FeatureId;

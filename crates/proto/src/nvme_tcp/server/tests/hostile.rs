@@ -1,8 +1,8 @@
 //! Protocol violations by hosts, and the C2HTermReq for each.
 
 use super::*;
+use crate::driver::session::Timed;
 use crate::nvme::MAX_DATA;
-use crate::session::Timed;
 use std::time::Duration;
 use std::time::Instant;
 

@@ -7,10 +7,10 @@ mod transfer;
 
 use super::NvmeTcpTargetSession;
 use crate::digest;
+use crate::driver::session::{Demand, StreamSession};
 use crate::exports::Exports;
 use crate::fabrics::controller::node::NvmeNode;
 use crate::fabrics::controller::testing::*;
-use crate::session::{Demand, StreamSession};
 use crate::testing::Pump;
 use blockmux_volume::Pool;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};

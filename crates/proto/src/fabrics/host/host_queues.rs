@@ -8,13 +8,13 @@
 //! the completed commands of all. The session does without a queue that cannot be connected, except
 //! the first; the loss of a connected queue ends the session.
 
-use super::io_queue::HostQueue;
+use super::host_queue::HostQueue;
 use super::transport::HostTransport;
 use super::{ControllerInfo, Names, NamespaceInfo, NvmeRefused};
-use crate::nvme::auth::HostCredentials;
-use crate::session::{
+use crate::driver::session::{
     Connections, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
+use crate::nvme::auth::HostCredentials;
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -11,10 +11,10 @@ use super::info::NamespaceInfo;
 use super::plan::{NamespaceCapabilities, NvmeCommandKind, NvmePlan, RANGE_LEN};
 use super::transport::{Commands, NvmeRequest, TransferProgress};
 use super::{DEPTH, Names, NvmeRefused};
-use crate::io_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
-use crate::job;
+use crate::driver::session::PathRank;
+use crate::initiator::command_queue::{self, CommandSet, CompletionClass, DataTransfer, Zeroes, memory};
+use crate::initiator::job;
 use crate::nvme::auth::HostCredentials;
-use crate::session::PathRank;
 use crate::slots::SlotKey;
 use blockmux_volume::{Io, IoError, Op, Pool, Seg, SgList};
 use blockmux_wire::nvme::status::StatusField;
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The outstanding I/O to one namespace over one I/O queue.
-pub(crate) type NamespaceQueue = io_queue::CommandQueue<RemoteNamespace, TransferProgress>;
-pub(super) type NvmeQueuedCommand = io_queue::QueuedCommand<RemoteNamespace, TransferProgress>;
+pub(crate) type NamespaceQueue = command_queue::CommandQueue<RemoteNamespace, TransferProgress>;
+pub(super) type NvmeQueuedCommand = command_queue::QueuedCommand<RemoteNamespace, TransferProgress>;
 pub(super) type NvmeJob = job::IoJob<NvmeCommandKind>;
 pub(super) type NvmePiece = job::CommandPiece<NvmeCommandKind>;
 
@@ -133,7 +133,7 @@ impl NamespaceQueue {
         self.set.retry_delays = delays;
     }
 
-    /// [`Overdue::tick`](crate::session::Overdue::tick) for this queue.
+    /// [`Overdue::tick`](crate::driver::session::Overdue::tick) for this queue.
     pub(crate) fn tick(&mut self) -> u32 {
         self.commands.tick(NvmeQueuedCommand::is_long)
     }

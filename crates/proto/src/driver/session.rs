@@ -16,10 +16,10 @@
 //! [`StreamConnections::connection`] returns the stream session of one of them. [`Connections`]
 //! returns when to open another one, and is notified when one is established or lost.
 
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
+use crate::driver::outbox::Outbox;
 use crate::exports::VolumeId;
-use crate::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
-use crate::outbox::Outbox;
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, SgList, Tag, Waker};
 use std::any::Any;
@@ -73,9 +73,6 @@ pub const BYTES_BEFORE_TLS: ProtocolError = ProtocolError {
 
 /// The maximum of [`Demand::Bytes`]; a receive buffer holds at least this many bytes.
 pub const MAX_DEMAND: usize = 128 << 10;
-
-/// The default timeout of an initiator's oldest request; the value of Linux's initiators.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Deadlines of a session: keep-alive, login and recovery timers.
 pub trait Timed {
@@ -436,7 +433,7 @@ pub struct RetryRules {
 
 impl Default for RetryRules {
     fn default() -> RetryRules {
-        RetryRules { has_other_paths: false, busy_timeout: crate::uri::DEFAULT_RECONNECT }
+        RetryRules { has_other_paths: false, busy_timeout: crate::names::uri::DEFAULT_RECONNECT }
     }
 }
 

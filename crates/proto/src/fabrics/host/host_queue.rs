@@ -1,10 +1,10 @@
 //! One I/O queue of a host, on its own connection.
 
 use super::DEPTH;
-use super::io_queues::QueueConfig;
-use super::queue::NamespaceQueue;
+use super::host_queues::QueueConfig;
+use super::namespace_queue::NamespaceQueue;
 use super::transport::HostTransport;
-use crate::session::{ProtocolError, Timed};
+use crate::driver::session::{ProtocolError, Timed};
 use blockmux_volume::{Io, Pool};
 use std::time::{Duration, Instant};
 

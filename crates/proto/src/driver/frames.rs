@@ -2,7 +2,7 @@
 //!
 //! A frame here begins after the Ethernet header, which belongs to the driver. A received frame is
 //! in a [`Chunk`], from which its payload can be borrowed. An outgoing frame has a short head by
-//! value and payload by reference, as in [`crate::outbox`].
+//! value and payload by reference, as in [`crate::driver::outbox`].
 
 use blockmux_volume::{Chunk, Seg, SgList};
 pub use blockmux_wire::ethernet::{EtherType, Mac};

@@ -1,7 +1,6 @@
 //! Common parts of all protocols' URIs (RFC 3986): hosts and ports, percent-encoding, and query
 //! parameters.
 
-pub use crate::session::DEFAULT_TIMEOUT;
 use blockmux_volume::text::is_unprintable;
 use blockmux_volume::units::{format_duration, parse_duration};
 use core::net::Ipv6Addr;
@@ -16,6 +15,9 @@ use std::time::Duration;
 
 /// The maximum number of connections of one channel.
 pub const MAX_CONNECTIONS: u32 = 16;
+/// Default of the `timeout` parameter, the limit of an initiator's oldest request; the value of
+/// Linux's initiators.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Default of the `reconnect` parameter.
 pub const DEFAULT_RECONNECT: Duration = Duration::from_secs(60);
 /// Maximum of the `reconnect` and `timeout` parameters.

@@ -1,11 +1,11 @@
 //! Audit events of a target session: logins, refusals, logouts and changed reservations.
 //!
 //! A session queues an [`AuditEvent`]; its driver takes it by
-//! [`crate::session::Target::poll_event`], adds the peer's address and logs it. A lost connection
-//! is the driver's own event: only it sees the end of a socket.
+//! [`crate::driver::session::Target::poll_event`], adds the peer's address and logs it. A lost
+//! connection is the driver's own event: only it sees the end of a socket.
 
+use crate::driver::session::ProtocolError;
 use crate::exports::VolumeId;
-use crate::session::ProtocolError;
 use crate::volume_state::MeterReader;
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -9,8 +9,8 @@
 //! the pool is empty. If no other command is in flight, it takes memory from the heap instead, so
 //! that there is always a completion after which the pool is tried again.
 
-use crate::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
-use crate::session::RetryRules;
+use crate::driver::session::RetryRules;
+use crate::initiator::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
 use std::collections::VecDeque;

@@ -1,15 +1,15 @@
 //! Tests of one volume behind an NBD session and SCSI sessions, which affect each other.
 
-use super::VolumeState;
-use super::exports::{Export, Exports, VolumeId};
-use crate::event::AuditEvent;
+use crate::driver::audit_event::AuditEvent;
+use crate::driver::session::{Demand, StreamSession, Target as _, Timed};
+use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::server::NbdTargetSession;
 use crate::scsi::testing::{DeviceBench, TestNexus, answer, command, port};
 use crate::scsi::{
     DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, TaskManagement, TaskStep, UnitIdentity,
 };
-use crate::session::{Demand, StreamSession, Target as _, Timed};
 use crate::testing::Pump;
+use crate::volume_state::{Admission, NotAdmitted, RequiredAccess, VolumeState};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{IoError, MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
@@ -265,12 +265,12 @@ fn an_excluding_command_completes_when_the_excluded_writes_have_left_the_volume(
 fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let nameless = super::Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
+    let nameless = Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
-    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), super::RequiredAccess::Writing, false);
+    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, false);
     drop(write().unwrap());
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), ScsiStatus::GOOD);
-    assert!(matches!(write(), Err(super::NotAdmitted::Denied(IoError::Reserved))));
+    assert!(matches!(write(), Err(NotAdmitted::Denied(IoError::Reserved))));
 }
 
 #[test]

@@ -1,0 +1,9 @@
+//! Between a session and its driver: the traits of [`session`], what a session sends ([`outbox`],
+//! [`frames`]), what it reports ([`audit_event`]), and work for other threads ([`computation`]).
+
+pub mod audit_event;
+pub(crate) mod backoff;
+pub mod computation;
+pub mod frames;
+pub mod outbox;
+pub mod session;
