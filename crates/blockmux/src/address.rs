@@ -10,8 +10,8 @@
 use crate::failure::Failure;
 use crate::protocol::Carrier;
 use crate::protocol::policy::ListenerAddress;
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};

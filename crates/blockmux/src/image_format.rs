@@ -1,6 +1,6 @@
 //! Detection of disk image formats by their magic numbers.
 
-use blockmux_engine::safe_path;
+use blockmux_engine::sys::safe_path;
 use rustix::fs::{Mode, OFlags};
 use std::os::unix::fs::FileExt;
 use std::path::Path;

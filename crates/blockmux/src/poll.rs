@@ -1,6 +1,6 @@
 //! `--poll`: when an idle core goes to sleep.
 
-use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::core::reactor::PollPolicy;
 use serde::{Deserialize, Serialize};
 
 /// Polling policy: poll for a short time after the last activity, always poll, or sleep at once.

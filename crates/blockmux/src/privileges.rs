@@ -6,8 +6,9 @@
 //! logs, signals and populating memory, drop theirs when they start.
 
 use crate::failure::Failure;
-use blockmux_engine::syscall_filter::deny_unused;
-use blockmux_engine::{state, sys};
+use blockmux_engine::sys;
+use blockmux_engine::sys::syscall_filter::deny_unused;
+use blockmux_engine::volume::state;
 use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
 use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};

@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::protocol::{PROTOCOLS, Remote};
-use blockmux_engine::blocking::BlockingConnectError;
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::carrier::blocking::BlockingConnectError;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
 use blockmux_proto::iscsi::url::{HostPort, MAX_PORTALS, Portals};
 use blockmux_volume::spec;
 use std::fmt::Display;

@@ -1,6 +1,6 @@
 //! Opens regular files that the user has named.
 
-use blockmux_engine::safe_path;
+use blockmux_engine::sys::safe_path;
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs::File;
 use std::io;

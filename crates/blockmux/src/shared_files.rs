@@ -2,7 +2,7 @@
 //! other writer.
 
 use crate::failure::Failure;
-use blockmux_engine::file::FileVolume;
+use blockmux_engine::volume::file::FileVolume;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::path::Path;

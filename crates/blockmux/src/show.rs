@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output;
-use blockmux_engine::safe_path;
+use blockmux_engine::sys::safe_path;
 use blockmux_lab::result::Comparison;
 use blockmux_lab::suite::{Study, Suite};
 use blockmux_lab::{fio_json, page, table};

@@ -9,13 +9,13 @@
 mod counting;
 mod nbd_dialer;
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::RemoteVolume;
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::memory::map_pages;
-use blockmux_engine::nbd::serve;
-use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::{EngineCore, PollPolicy, Progress, Task};
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::nbd::target::serve;
+use blockmux_engine::remote::RemoteVolume;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::sys::memory::map_pages;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_volume::{

@@ -6,10 +6,10 @@
 
 mod conforms;
 
-use blockmux_engine::aoe::{AoeEndpoint, Share, connect, serve};
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::sessions::Sessions;
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::protocol::aoe::{AoeEndpoint, Share, connect, serve};
+use blockmux_engine::serve::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports};

@@ -2,8 +2,8 @@
 
 mod conforms;
 
-use blockmux_engine::file::{BlockOptions, FileOptions, FileVolume, OpenError};
-use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_engine::core::reactor::{PollPolicy, Reactor};
+use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_volume::{
     BlockSizes, Channel, Chunk, Completion, Core, Extent, Io, IoError, MAX_TRANSFER, Memory, Op, Output,
     ReadyList, Resize, Seg, SgList, Tag, Volume,

@@ -6,15 +6,15 @@ mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::blocking::{FirstConnection, run_session};
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::RemoteVolume;
-use blockmux_engine::initiator::iscsi::{IscsiEndpoint, OverTcp, connect, discover, luns};
-use blockmux_engine::iscsi;
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::carrier::blocking::{FirstConnection, run_session};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::iscsi::initiator::{IscsiEndpoint, OverTcp, connect, discover, luns};
+use blockmux_engine::protocol::iscsi::target;
+use blockmux_engine::remote::RemoteVolume;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::volume::file::{FileOptions, FileVolume};
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose, default_proposal};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
@@ -44,7 +44,7 @@ impl Target {
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
         let exports = disk_and_frozen(&volume);
-        let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
+        let (serve, inboxes) = (target::serve(&node(&exports), &exports, 1), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });

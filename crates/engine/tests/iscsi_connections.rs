@@ -5,11 +5,11 @@
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::iscsi;
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::iscsi::target;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::MemVolume;
 use iscsi_sides::node;
@@ -36,7 +36,7 @@ impl Target {
             read_only: false,
             volume: Arc::new(MemVolume::new(1 << 20)),
         }]);
-        let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
+        let (serve, inboxes) = (target::serve(&node(&exports), &exports, 1), cores.inboxes());
         let limit = ConnectionLimit::new(64);
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));

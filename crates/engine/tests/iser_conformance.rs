@@ -6,14 +6,14 @@ mod first_revision;
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::iscsi::{
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::iscsi::initiator::{
     Datamover, IscsiEndpoint, OverIwarp, OverTcp, connect, discover, luns,
 };
-use blockmux_engine::iscsi;
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::protocol::iscsi::target;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
@@ -43,7 +43,7 @@ impl Target {
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = disk_and_frozen(&volume);
-        let (serve, inboxes) = (iscsi::serve(&node(&exports), &exports, 1), cores.inboxes());
+        let (serve, inboxes) = (target::serve(&node(&exports), &exports, 1), cores.inboxes());
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
         Target { address, limit, _cores: cores }

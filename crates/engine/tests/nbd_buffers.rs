@@ -1,10 +1,10 @@
 //! A core's buffers are shared fairly: no client, and no number of clients, can starve others.
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::nbd;
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::nbd::target;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::MemVolume;
 use blockmux_wire::nbd::transmission::{Cmd, NBD_REQUEST_MAGIC, NBD_SIMPLE_REPLY_MAGIC};
@@ -34,7 +34,7 @@ impl Target {
         let inboxes = cores.inboxes();
         let limit = ConnectionLimit::new(1000);
         cores
-            .ask(0, |core| ListenerTask::spawn(core, listener, inboxes, nbd::serve(exports, None), limit))
+            .ask(0, |core| ListenerTask::spawn(core, listener, inboxes, target::serve(exports, None), limit))
             .unwrap();
         Target { folder, _cores: cores }
     }

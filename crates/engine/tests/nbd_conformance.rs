@@ -3,14 +3,15 @@
 
 mod conforms;
 
-use blockmux_engine::blocking::run_session;
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::{Dialer, Opening, Paths, RemoteVolume};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::nbd::{self, NbdEndpoint};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::carrier::blocking::run_session;
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::nbd::initiator::{self, NbdEndpoint};
+use blockmux_engine::protocol::nbd::target;
+use blockmux_engine::remote::{Dialer, Opening, Paths, RemoteVolume};
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::volume::file::{FileOptions, FileVolume};
 use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{
@@ -53,7 +54,7 @@ impl Target {
         let address = listener.address().clone();
         let cores =
             Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
-        let (serve, inboxes) = (nbd::serve(exports, None), cores.inboxes());
+        let (serve, inboxes) = (target::serve(exports, None), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });
@@ -161,7 +162,7 @@ fn an_export_named_by_a_url_conforms_over_tcp() {
     let [volume, read_only] = ["disk", "frozen"].map(|export| -> Arc<dyn Volume> {
         let (address, export) = (target.address.clone(), export.to_owned());
         Arc::new(
-            nbd::connect(NbdEndpoint {
+            initiator::connect(NbdEndpoint {
                 tls: None,
                 address,
                 export,

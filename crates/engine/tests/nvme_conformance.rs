@@ -4,16 +4,17 @@
 mod conforms;
 mod first_revision;
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::file::{FileOptions, FileVolume};
-use blockmux_engine::initiator::nvme::{
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::nvme::initiator::{
     NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect, namespaces,
 };
-use blockmux_engine::initiator::{CurrentSecrets, GeneratedKeys, Policy};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::nvme_tcp;
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::protocol::nvme::target;
+use blockmux_engine::protocol::nvme::GeneratedKeys;
+use blockmux_engine::remote::{CurrentSecrets, Policy};
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::volume::file::{FileOptions, FileVolume};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::keyring::Keyring;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
@@ -58,7 +59,7 @@ impl Target {
             subsystem.with_secrets(secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect());
         let port = FabricsPort { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
         let node = Arc::new(with(NvmeNode::new(vec![Arc::new(subsystem)], vec![port], "machine")));
-        let (serve, inboxes) = (nvme_tcp::serve(&node, 1, &exports, true), cores.inboxes());
+        let (serve, inboxes) = (target::serve(&node, 1, &exports, true), cores.inboxes());
         cores.inboxes()[0].send(move |core| {
             ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(64));
         });

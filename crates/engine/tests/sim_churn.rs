@@ -10,11 +10,11 @@ mod iscsi_sides;
 mod nbd_dialer;
 mod nvme_sides;
 
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::{Dialer, RemoteVolume};
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_engine::socket::Address;
-use blockmux_engine::target::TargetTask;
 use blockmux_proto::driver::session::{StreamSession, Target};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;

@@ -12,12 +12,12 @@ mod nbd_dialer;
 #[allow(dead_code, reason = "there is one path")]
 mod nvme_sides;
 
-use blockmux_engine::host::{ByteStream, Host};
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::net::host::{ByteStream, Host};
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::{Dialer, RemoteVolume};
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
-use blockmux_engine::socket::Address;
-use blockmux_engine::target::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{StreamSession, Target};
 use blockmux_proto::exports::{Export, Exports};

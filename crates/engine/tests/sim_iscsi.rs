@@ -12,8 +12,8 @@ mod iscsi_sides;
 mod scenarios;
 mod seeds;
 
+use blockmux_engine::net::socket::Address;
 use blockmux_engine::sim::{NetworkConditions, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
-use blockmux_engine::socket::Address;
 use blockmux_proto::driver::session::CoreHandle;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;

@@ -7,10 +7,10 @@ mod iscsi_names;
 #[allow(dead_code, reason = "only the NVMe tests count completions")]
 mod two_paths;
 
-use blockmux_engine::initiator::{self, Dialer, Opening, RemoteVolume};
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::remote::{self, Dialer, Opening, RemoteVolume};
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_engine::target::TargetTask;
 use blockmux_proto::driver::session::{NoControl, RetryRules};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, default_proposal};
@@ -35,7 +35,7 @@ impl Dialer for TwoPaths {
     type Session = IscsiInitiatorSession;
     type Control = NoControl;
 
-    fn paths(&self) -> &initiator::Paths {
+    fn paths(&self) -> &remote::Paths {
         self.0.paths()
     }
 

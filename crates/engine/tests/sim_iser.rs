@@ -12,8 +12,8 @@ mod iser_sides;
 mod scenarios;
 mod seeds;
 
+use blockmux_engine::net::socket::Address;
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome};
-use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};

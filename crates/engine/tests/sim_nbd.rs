@@ -7,9 +7,9 @@ mod nbd_dialer;
 mod scenarios;
 mod seeds;
 
-use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, Secure, ServerCredentials};
+use blockmux_engine::carrier::tls::{ClientCredentials, ClientTls, Psk, Secure, ServerCredentials};
+use blockmux_engine::net::socket::Address;
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, SystemTls};
-use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls, TlsMode};

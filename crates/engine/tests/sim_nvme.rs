@@ -9,11 +9,11 @@ mod nvme_sides;
 mod scenarios;
 mod seeds;
 
-use blockmux_engine::initiator::CurrentSecrets;
-use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
-use blockmux_engine::secure::Secure;
+use blockmux_engine::carrier::tls::Secure;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::nvme::initiator::{NvmeDialer, NvmeEndpoint, NvmeOverTcp};
+use blockmux_engine::remote::CurrentSecrets;
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, SystemTls};
-use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
 use blockmux_proto::fabrics::keyring::Keyring;

@@ -5,11 +5,11 @@ mod nvme_sides;
 #[allow(dead_code, reason = "only the iSCSI tests need the volume")]
 mod two_paths;
 
-use blockmux_engine::initiator::nvme::NvmeEndpoint;
-use blockmux_engine::initiator::{Policy, RemoteVolume};
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
+use blockmux_engine::remote::{Policy, RemoteVolume};
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme::subsystem::Subsystem;

@@ -9,9 +9,9 @@ mod nvme_sides;
 mod scenarios;
 mod seeds;
 
-use blockmux_engine::initiator::nvme::{NvmeDialer, NvmeEndpoint, OverIwarp};
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::nvme::initiator::{NvmeDialer, NvmeEndpoint, OverIwarp};
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome};
-use blockmux_engine::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;

@@ -4,11 +4,11 @@ mod iscsi_dialer;
 mod iscsi_names;
 mod iscsi_sides;
 
-use blockmux_engine::initiator::RemoteVolume;
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::RemoteVolume;
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_engine::socket::Address;
-use blockmux_engine::target::TargetTask;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::server::IscsiTargetSession;

@@ -10,13 +10,13 @@ mod nvme_sides;
 #[allow(dead_code, reason = "only an initiator of SRP is needed")]
 mod srp_sides;
 
-use blockmux_engine::initiator::nvme::{self, NvmeEndpoint};
-use blockmux_engine::initiator::srp::{self, SrpDialer};
-use blockmux_engine::initiator::{Dialer, RemoteVolume};
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
+use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer};
+use blockmux_engine::remote::{Dialer, RemoteVolume};
+use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_engine::socket::Address;
-use blockmux_engine::target::TargetTask;
 use blockmux_proto::driver::session::{CoreHandle, StreamSession, Target};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
@@ -300,12 +300,12 @@ fn requests_to_a_target_that_accepts_connections_and_is_silent_fail_after_the_re
     fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal));
     fails_in_time(|| IserDialer::new(&address(), "disk0", proposal, config.clone()));
     fails_in_time(|| {
-        let endpoint = srp_sides::endpoint(&address(), 0, srp::OverIwarp::default());
+        let endpoint = srp_sides::endpoint(&address(), 0, OverIwarp::default());
         SrpDialer::of(endpoint, UnitInfo::default()).unwrap()
     });
     fails_in_time(|| nvme_sides::dialer(nvme_sides::endpoint(&[address()])));
     fails_in_time(|| {
-        let over = nvme::OverIwarp::default();
+        let over = OverIwarp::default();
         nvme_sides::dialer(nvme_sides::endpoint_over(over, &[address()]))
     });
 }

@@ -8,10 +8,10 @@ mod scenarios;
 mod seeds;
 mod srp_sides;
 
-use blockmux_engine::initiator::srp::{OverIwarp, SrpDialer, SrpEndpoint};
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer, SrpEndpoint};
+use blockmux_engine::remote::{Dialer, Opening, Paths};
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome};
-use blockmux_engine::socket::Address;
 use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::RdmaSession;

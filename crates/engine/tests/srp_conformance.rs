@@ -3,12 +3,12 @@
 mod conforms;
 mod srp_sides;
 
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::initiator::srp::{OverIwarp, SrpEndpoint, connect, describe, luns, manage};
-use blockmux_engine::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::reactor::PollPolicy;
-use blockmux_engine::socket::{Address, Listener};
-use blockmux_engine::srp;
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpEndpoint, connect, describe, luns, manage};
+use blockmux_engine::protocol::srp::target;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{ResponseCode, TaskManagementFunction};
 use blockmux_volume::{MemVolume, Volume};
@@ -32,7 +32,7 @@ impl Target {
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = disk_and_frozen(&volume);
-        let (serve, inboxes) = (srp::serve(&node(&exports), &exports), cores.inboxes());
+        let (serve, inboxes) = (target::serve(&node(&exports), &exports), cores.inboxes());
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
         Target { address, limit, _cores: cores }

@@ -1,7 +1,7 @@
 //! The filter of system calls, which applies to the whole process: so this is a program with one
 //! test.
 
-use blockmux_engine::syscall_filter::deny_unused;
+use blockmux_engine::sys::syscall_filter::deny_unused;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::thread::set_no_new_privs;

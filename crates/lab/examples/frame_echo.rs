@@ -11,8 +11,8 @@
 //! complete when as many frames have arrived as its block size needs. Prints one line: I/O per
 //! second.
 
-use blockmux_engine::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
-use blockmux_engine::memory::map_pages;
+use blockmux_engine::net::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
+use blockmux_engine::sys::memory::map_pages;
 use blockmux_proto::driver::frames::{Frame, FrameOutbox, Mac, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -4,7 +4,7 @@
 
 use crate::figure::UNKNOWN;
 use crate::result::Machine;
-use blockmux_engine::congestion::Congestion;
+use blockmux_engine::sys::congestion::Congestion;
 use blockmux_volume::text::replaced;
 use std::fs;
 use std::thread::available_parallelism;

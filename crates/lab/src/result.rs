@@ -2,7 +2,7 @@
 
 use crate::figure::UNKNOWN;
 use crate::job::Job;
-use blockmux_engine::congestion::Congestion;
+use blockmux_engine::sys::congestion::Congestion;
 use serde::{Deserialize, Serialize};
 
 /// A finished comparison: everything that table, JSON and page show.

@@ -23,13 +23,13 @@ const BANS: &[BannedWords] = &[
         may: &[
             ("crates/volume/src/buf/mod.rs", "shared I/O memory is handled by address"),
             ("crates/volume/src/buf/caches.rs", "prefetches and streaming stores by address"),
-            ("crates/engine/src/ring", "the kernel owns submitted memory until its completion"),
-            ("crates/engine/src/sys", "system calls that no crate wraps"),
-            ("crates/engine/src/memory", "mapped and huge pages"),
+            ("crates/engine/src/core/ring", "the kernel owns submitted memory until its completion"),
+            ("crates/engine/src/sys/mod.rs", "system calls that no crate wraps"),
+            ("crates/engine/src/sys/memory", "mapped and huge pages"),
             ("crates/tls/src/pipe.rs", "the callbacks of a library in C"),
-            ("crates/engine/src/frames/kernel", "packet sockets, which take addresses of I/O memory"),
-            ("crates/engine/src/frames/ring", "frames in memory that is shared with the kernel"),
-            ("crates/engine/src/file/kernel", "submission entries and the system calls of files"),
+            ("crates/engine/src/net/frames/kernel", "packet sockets, which take addresses of I/O memory"),
+            ("crates/engine/src/net/frames/ring", "frames in memory that is shared with the kernel"),
+            ("crates/engine/src/volume/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],
         tests_may: false,
@@ -224,13 +224,16 @@ mod tests {
     fn unsafe_is_for_the_named_files() {
         let source = "fn f() { unsafe { g() } }";
         let files = [
-            ("crates/engine/src/ring.rs", source),
-            ("crates/engine/src/socket.rs", source),
+            ("crates/engine/src/core/ring.rs", source),
+            ("crates/engine/src/net/socket.rs", source),
             ("crates/volume/src/buf/mod.rs", source),
             ("crates/volume/src/mem.rs", source),
         ];
         let findings = check(&tree(&files));
-        assert_eq!(places(&findings), [("crates/engine/src/socket.rs", 1), ("crates/volume/src/mem.rs", 1)]);
+        assert_eq!(
+            places(&findings),
+            [("crates/engine/src/net/socket.rs", 1), ("crates/volume/src/mem.rs", 1)]
+        );
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use super::tls::TlsConnection;
 use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER, tls_error};
 use crate::failure::Failure;
-use blockmux_engine::safe_path;
-use blockmux_engine::secure::{ClientCertificates, TlsError};
+use blockmux_engine::carrier::tls::{ClientCertificates, TlsError};
+use blockmux_engine::sys::safe_path;
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};

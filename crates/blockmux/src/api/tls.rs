@@ -1,6 +1,6 @@
 //! TLS of the API's blocking client.
 
-use blockmux_engine::secure::{ClientCertificates, ClientCredentials, Tls, TlsError};
+use blockmux_engine::carrier::tls::{ClientCertificates, ClientCredentials, Tls, TlsError};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 

@@ -7,7 +7,7 @@ use super::plan::{BenchPlan, BenchVolume};
 use super::veth::VethPair;
 use crate::failure::Failure;
 use crate::protocol;
-use blockmux_engine::reactor::PollPolicy;
+use blockmux_engine::core::reactor::PollPolicy;
 use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link, Links};
 use blockmux_lab::suite::Suite;

@@ -8,7 +8,7 @@ use super::case::BenchCase;
 use super::plan::BenchPlan;
 use crate::failure::Failure;
 use crate::signals;
-use blockmux_engine::initiator::missing_connections;
+use blockmux_engine::remote::missing_connections;
 use blockmux_lab::figure::{count, title};
 use blockmux_lab::job::Job;
 use blockmux_lab::pattern::shuffled;

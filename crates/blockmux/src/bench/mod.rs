@@ -19,7 +19,7 @@ use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word};
 use crate::poll::Poll;
 use crate::show;
-use blockmux_engine::congestion::Congestion;
+use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
 use blockmux_volume::spec::without_secrets;

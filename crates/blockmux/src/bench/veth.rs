@@ -4,8 +4,8 @@
 //! same time. `ip` and `tc` configure the interfaces.
 
 use crate::failure::Failure;
-use blockmux_engine::cores::Cores;
-use blockmux_engine::network::Network;
+use blockmux_engine::core::cores::Cores;
+use blockmux_engine::net::namespace::Network;
 use blockmux_lab::link::Link;
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;

@@ -13,7 +13,7 @@ use crate::failure::{self, Failure, cores_cannot_start};
 use crate::open::{self, Access, Opened, Use};
 use crate::output::print;
 use crate::signals;
-use blockmux_engine::cores::{Cores, CoresConfig};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_volume::units::{human_size, parse_size};
 use blockmux_volume::{MAX_TRANSFER, Spec, VolumeInfo};
 use progress::CopyProgress;

@@ -10,7 +10,7 @@
 
 use super::map::{Map, Segment};
 use super::progress::CopyProgress;
-use blockmux_engine::reactor::{EngineCore, Progress, Task};
+use blockmux_engine::core::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 
 use super::TrafficStatus;
 use crate::output::printable;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::serve::sessions::SessionInfo;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

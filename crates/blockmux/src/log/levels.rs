@@ -1,8 +1,7 @@
 //! Log levels by area: `--verbose` sets all of them, `--log` single ones, and `ctl log` changes
 //! them while a daemon runs.
 
-use crate::protocol::PROTOCOLS;
-use blockmux_engine::audit::AUDIT;
+use blockmux_engine::serve::audit::AUDIT;
 use std::str::FromStr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::Level;
@@ -22,25 +21,39 @@ struct Area {
     targets: &'static [&'static str],
 }
 
-const PROTOCOL: &str = "protocol";
-
-/// The areas. A module includes its submodules; all other modules use the level of `--verbose`.
+/// The areas. A module includes its submodules, unless these have an area of their own; all other
+/// modules use the level of `--verbose`.
 static AREAS: [Area; 5] = [
     Area { name: "audit", targets: &[AUDIT] },
     Area {
-        name: PROTOCOL,
+        name: "protocol",
         targets: &[
-            "blockmux_engine::connection",
-            "blockmux_engine::frames",
-            "blockmux_engine::listener",
-            "blockmux_engine::secure",
-            "blockmux_engine::target",
+            "blockmux_engine::protocol",
+            "blockmux_engine::carrier::connection",
+            "blockmux_engine::net::frames",
+            "blockmux_engine::serve::listener",
+            "blockmux_engine::carrier::tls",
+            "blockmux_engine::serve::target_task",
         ],
     },
-    Area { name: "initiator", targets: &["blockmux_engine::initiator"] },
+    Area {
+        name: "initiator",
+        targets: &[
+            "blockmux_engine::remote",
+            "blockmux_engine::protocol::iscsi::initiator",
+            "blockmux_engine::protocol::nvme::identity_order",
+            "blockmux_engine::protocol::nvme::initiator",
+            "blockmux_engine::protocol::scsi_unit",
+            "blockmux_engine::protocol::srp::initiator",
+        ],
+    },
     Area {
         name: "volume",
-        targets: &["blockmux_engine::channels", "blockmux_engine::file", "blockmux_engine::state"],
+        targets: &[
+            "blockmux_engine::serve::channels",
+            "blockmux_engine::volume::file",
+            "blockmux_engine::volume::state",
+        ],
     },
     Area { name: "control", targets: &["blockmux::serve"] },
 ];
@@ -50,16 +63,10 @@ pub(super) fn area_of(target: &str) -> Option<&'static str> {
     let is_below = |module: &str| {
         target.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
     };
-    AREAS.iter().find(|area| area.all().any(|module| is_below(&module))).map(|area| area.name)
-}
-
-impl Area {
-    /// The targets of the area, including the engine's modules of the protocols.
-    fn all(&self) -> impl Iterator<Item = String> {
-        let protocols = PROTOCOLS.iter().filter(|_| self.name == PROTOCOL);
-        let modules = protocols.map(|protocol| format!("blockmux_engine::{}", protocol.key()));
-        self.targets.iter().map(ToString::to_string).chain(modules)
-    }
+    let all =
+        AREAS.iter().flat_map(|area| area.targets.iter().map(move |module| (module.len(), area, module)));
+    let found = all.filter(|(_, _, module)| is_below(module)).max_by_key(|(len, ..)| *len);
+    found.map(|(_, area, _)| area.name)
 }
 
 impl FromStr for Levels {
@@ -93,7 +100,8 @@ impl Levels {
             _ => LevelFilter::TRACE,
         };
         let audit = if is_daemon { level.max(LevelFilter::INFO) } else { level };
-        let asked = self.0.iter().flat_map(|(area, level)| area.all().map(|target| (target, *level)));
+        let asked =
+            self.0.iter().flat_map(|(area, level)| area.targets.iter().map(|target| (*target, *level)));
         Targets::new().with_default(level).with_target(AUDIT, audit).with_targets(asked)
     }
 }
@@ -147,12 +155,17 @@ mod tests {
     fn a_level_applies_to_its_area_only() {
         let levels: Levels = "protocol=debug,audit=off".parse().unwrap();
         let targets = levels.targets(0, true);
-        for target in
-            ["blockmux_engine::target", "blockmux_engine::nvme_tcp", "blockmux_engine::iscsi::portal"]
-        {
+        for target in [
+            "blockmux_engine::serve::target_task",
+            "blockmux_engine::protocol::nvme::target",
+            "blockmux_engine::protocol::iscsi::target::portal",
+        ] {
             assert!(targets.would_enable(target, &Level::DEBUG));
+            assert_eq!(area_of(target), Some("protocol"));
         }
-        assert!(!targets.would_enable("blockmux_engine::file::volume", &Level::INFO));
+        assert_eq!(area_of("blockmux_engine::protocol::nvme::initiator"), Some("initiator"));
+        assert_eq!(area_of("blockmux_engine::protocols"), None);
+        assert!(!targets.would_enable("blockmux_engine::volume::file::volume", &Level::INFO));
         assert!(!targets.would_enable(AUDIT, &Level::ERROR));
     }
 

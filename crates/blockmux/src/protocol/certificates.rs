@@ -4,7 +4,7 @@
 
 use super::secret;
 use crate::failure::Failure;
-use blockmux_engine::secure::{
+use blockmux_engine::carrier::tls::{
     CertifiedKey, ClientCertificates, ServerCertificates, TlsError, Trust, canonical_subject,
 };
 use std::path::{Path, PathBuf};

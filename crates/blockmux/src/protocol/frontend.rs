@@ -6,11 +6,11 @@ use super::frontends::KeyError;
 use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
 use super::units::LogicalUnits;
 use crate::failure::Failure;
-use blockmux_engine::cores::Cores;
-use blockmux_engine::listener::{Permit, Serve};
-use blockmux_engine::reactor::EngineCore;
-use blockmux_engine::sessions::{SessionInfo, Sessions};
-use blockmux_engine::socket::Stream;
+use blockmux_engine::core::cores::Cores;
+use blockmux_engine::core::reactor::EngineCore;
+use blockmux_engine::net::socket::Stream;
+use blockmux_engine::serve::listener::{Permit, Serve};
+use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
@@ -293,7 +293,7 @@ impl Portal {
     /// A portal whose listener is bound to this address.
     #[cfg(test)]
     pub(crate) fn at(address: &str) -> Portal {
-        use blockmux_engine::socket::Address;
+        use blockmux_engine::net::socket::Address;
         let place = ListenerAddress::Socket(Address::Tcp(address.parse().expect("a test names addresses")));
         Portal { listener: place.clone(), reached_at: place }
     }

@@ -13,7 +13,7 @@
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::address::matches_listener;
 use crate::data_part::DataPart;
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
 use blockmux_proto::names::networks::AllowedNetworks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -2,8 +2,8 @@
 //! never serve them.
 
 use super::DaemonEvent;
-use blockmux_engine::cores::Cores;
-use blockmux_engine::reactor::{EngineCore, Progress, Task};
+use blockmux_engine::core::cores::Cores;
+use blockmux_engine::core::reactor::{EngineCore, Progress, Task};
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
@@ -45,7 +45,7 @@ impl Drop for Alive {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_engine::cores::CoresConfig;
+    use blockmux_engine::core::cores::CoresConfig;
     use std::sync::mpsc;
     use std::time::Duration;
 

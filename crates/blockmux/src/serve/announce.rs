@@ -7,7 +7,7 @@ use crate::output::{printable, shell_word};
 use crate::protocol::Frontends;
 use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, Policy};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::units::human_size;
 use serde::Serialize;

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::poll::Poll;
 use crate::protocol::{Frontends, KeyError};
 use crate::{limits, networks};
-use blockmux_engine::congestion::Congestion;
+use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limits, Spec, SpecError, VolumeLimits};

@@ -2,7 +2,7 @@
 
 use crate::api::ApiError;
 use crate::output::{masked, shortened};
-use blockmux_engine::audit::AUDIT;
+use blockmux_engine::serve::audit::AUDIT;
 use blockmux_volume::spec::with_hidden_secrets;
 use std::fmt;
 use tracing::{info, warn};

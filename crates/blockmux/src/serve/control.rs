@@ -26,10 +26,10 @@ use crate::open::Populate;
 use crate::protocol::frontend::{Change, FilesRead, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use blockmux_engine::handover::SessionHandover;
-use blockmux_engine::listener::{ConnectionLimit, ListenerState};
-use blockmux_engine::reactor::CoreStats;
-use blockmux_engine::sessions::{SessionInfo, Sessions};
+use blockmux_engine::core::reactor::CoreStats;
+use blockmux_engine::serve::handover::SessionHandover;
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
+use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{

@@ -5,8 +5,8 @@
 //! that core are then flushed on further cores.
 
 use crate::failure::Failure;
-use blockmux_engine::cores::{Cores, CoresConfig};
-use blockmux_engine::reactor::{EngineCore, PollPolicy, Progress, Task};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::{EngineCore, PollPolicy, Progress, Task};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Tag, Volume};
 use std::rc::Rc;

@@ -7,8 +7,8 @@
 use super::control::ConnectionLimits;
 use super::setup::Setup;
 use crate::failure::Failure;
-use blockmux_engine::reactor::Inbox;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::core::reactor::Inbox;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::nvme::subsystem::is_discovery_nqn;
 use std::collections::BTreeMap;
 use std::sync::Arc;

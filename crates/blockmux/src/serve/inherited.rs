@@ -9,7 +9,7 @@ use crate::address::{ListenAddress, ListenerEntry};
 use crate::failure::Failure;
 use crate::protocol::policy::PolicyListener;
 use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
-use blockmux_engine::socket::{Address, Listener};
+use blockmux_engine::net::socket::{Address, Listener};
 use listenfd::ListenFd;
 use std::env;
 

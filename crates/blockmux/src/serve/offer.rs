@@ -1,6 +1,6 @@
 //! The offer of a daemon to a process that takes over from it: its listeners and volumes.
 
-use blockmux_engine::socket::ListenerHandle;
+use blockmux_engine::net::socket::ListenerHandle;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

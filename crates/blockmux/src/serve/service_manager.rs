@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::privileges;
-use blockmux_engine::reactor::Inbox;
+use blockmux_engine::core::reactor::Inbox;
 use sd_notify::NotifyState;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -94,7 +94,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(10);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_engine::cores::{Cores, CoresConfig};
+    use blockmux_engine::core::cores::{Cores, CoresConfig};
 
     #[test]
     fn a_core_that_is_stuck_in_a_task_is_detected_and_one_that_sleeps_is_not() {

@@ -1,7 +1,7 @@
 //! Log messages of a daemon that stops: the connections that it waits for, and those that have not
 //! ended at the timeout.
 
-use blockmux_engine::listener::ConnectionLimit;
+use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_proto::exports::Exports;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(started(&limit, grace), "stopping; no connection is open");
         let mut permits: Vec<_> = (0..3).map(|_| limit.permit()).collect();
         assert_eq!(started(&limit, grace), "stopping; waiting up to 10 s for I/O in flight of 3 connections");
-        permits.iter_mut().take(1).flatten().for_each(blockmux_engine::listener::Permit::orphan);
+        permits.iter_mut().take(1).flatten().for_each(blockmux_engine::serve::listener::Permit::orphan);
         assert_eq!(
             started(&limit, grace),
             "stopping; waiting up to 10 s for I/O in flight of 2 connections and 1 lost connection"

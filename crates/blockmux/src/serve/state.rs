@@ -2,7 +2,7 @@
 //! the state of a volume.
 
 use crate::failure::Failure;
-use blockmux_engine::state::StateFile;
+use blockmux_engine::volume::state::StateFile;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
 use blockmux_volume::Volume;
 use rustix::process::geteuid;

@@ -3,7 +3,7 @@
 
 use super::core::SimCore;
 use super::ledger::{BLOCK, Covered, Ledger, Started, WriteResult, content};
-use crate::reactor::{Progress, Task};
+use crate::core::reactor::{Progress, Task};
 use blockmux_volume::random::SplitMix;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, Output, Seg, SgList, Tag};
 use std::cell::Cell;

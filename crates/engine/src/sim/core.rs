@@ -2,9 +2,9 @@
 
 use super::lan::SimLan;
 use super::net::{SimNet, SimStream, SimWatch};
-use crate::host::Host;
-use crate::reactor::{Progress, Task};
-use crate::socket::Address;
+use crate::core::reactor::{Progress, Task};
+use crate::net::host::Host;
+use crate::net::socket::Address;
 use blockmux_volume::{Core, Pool, ReadyList, Waker};
 use std::any::Any;
 use std::cell::{Cell, RefCell};

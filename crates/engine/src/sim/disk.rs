@@ -4,7 +4,7 @@ use super::client::{Client, Plan};
 use super::core::SimCore;
 use super::crash::CrashVolume;
 use super::ledger::Ledger;
-use crate::host::Host;
+use crate::net::host::Host;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{Core, Volume};
 use std::cell::Cell;

@@ -2,7 +2,7 @@
 
 use super::core::SimCore;
 use super::net::{SimNet, SimWatch};
-use crate::frames::{FrameHost, FramePort, QueueId, ReceivedFrame, Side};
+use crate::net::frames::{FrameHost, FramePort, QueueId, ReceivedFrame, Side};
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::driver::frames::Mac;
 use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};

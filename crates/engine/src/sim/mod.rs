@@ -10,10 +10,10 @@
 //!
 //! Protocols on frames use a [`SimLan`] as network and [`FrameScenario`] in place of [`Scenario`].
 //!
-//! The code under test is that of real sockets: [`crate::target::TargetTask`],
-//! [`crate::initiator::RemoteVolume`] and [`crate::connection::Connection`], on a [`SimCore`] in
-//! place of a thread with a ring. The clock stands still while any task can run, then jumps to the
-//! next event, so that hours pass in seconds. Everything follows from one seed: a run can be
+//! The code under test is that of real sockets: [`crate::serve::target_task::TargetTask`],
+//! [`crate::remote::RemoteVolume`] and [`crate::carrier::connection::Connection`], on a [`SimCore`]
+//! in place of a thread with a ring. The clock stands still while any task can run, then jumps to
+//! the next event, so that hours pass in seconds. Everything follows from one seed: a run can be
 //! repeated exactly.
 
 mod client;

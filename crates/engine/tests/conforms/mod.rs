@@ -1,6 +1,6 @@
 //! Runs the volume conformance suite on a real core.
 
-use blockmux_engine::reactor::{PollPolicy, Reactor};
+use blockmux_engine::core::reactor::{PollPolicy, Reactor};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::conformance::{self, Harness};
 use blockmux_volume::{Core, Volume, Waker};

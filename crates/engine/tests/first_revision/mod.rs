@@ -1,6 +1,6 @@
 //! A target that supports only revision 1 of MPA (RFC 5044).
 
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 

@@ -1,8 +1,8 @@
 //! A dialer for tests: connects to the targets of `iscsi_names` over TCP.
 
 use crate::iscsi_names::target_name;
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::{Dialer, Opening, Paths};
 use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::iscsi::client::{BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;

@@ -1,8 +1,8 @@
 //! Target and initiator of iSER on iWARP, for tests.
 
 use crate::iscsi_dialer::IscsiDialer;
-use blockmux_engine::initiator::{Dialer, Opening, Paths};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::{Dialer, Opening, Paths};
 use blockmux_proto::driver::session::{CoreHandle, NoControl};
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;

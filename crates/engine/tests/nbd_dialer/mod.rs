@@ -1,8 +1,8 @@
 //! A dialer for tests: connects to the export `disk0` with these NBD features.
 
-use blockmux_engine::initiator::{Dialer, Opening, Paths, TlsKeys};
-use blockmux_engine::secure::ClientTls;
-use blockmux_engine::socket::Address;
+use blockmux_engine::carrier::tls::ClientTls;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::remote::{Dialer, Opening, Paths, TlsKeys};
 use blockmux_proto::driver::session::NoControl;
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Target and host of NVMe/TCP for tests: a node that serves an export as namespace 1, and
 //! endpoints and dialers for it.
 
-use blockmux_engine::initiator::Policy;
-use blockmux_engine::initiator::nvme::{NvmeCarrier, NvmeDialer, NvmeEndpoint, NvmeOverTcp};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::nvme::initiator::{NvmeCarrier, NvmeDialer, NvmeEndpoint, NvmeOverTcp};
+use blockmux_engine::remote::Policy;
 use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};

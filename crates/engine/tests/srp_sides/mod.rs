@@ -1,7 +1,7 @@
 //! Target and initiator of SRP on iWARP, for tests.
 
-use blockmux_engine::initiator::srp::{OverIwarp, SrpEndpoint};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpEndpoint};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};

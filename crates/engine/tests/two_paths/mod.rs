@@ -1,7 +1,7 @@
 //! A volume behind two portals of a target, and a client that uses both.
 
+use blockmux_engine::net::socket::Address;
 use blockmux_engine::sim::World;
-use blockmux_engine::socket::Address;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Seg, SgList, Tag, Volume,

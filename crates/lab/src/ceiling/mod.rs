@@ -32,7 +32,7 @@
 
 use crate::job::{Job, MAX_BS, MAX_IODEPTH, MAX_NUMJOBS, Rw};
 use crate::result;
-use blockmux_engine::congestion::Congestion;
+use blockmux_engine::sys::congestion::Congestion;
 use memmap2::{Advice, MmapMut};
 use std::io;
 use std::time::Duration;

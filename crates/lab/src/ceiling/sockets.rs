@@ -1,8 +1,8 @@
 //! Connected pairs of non-blocking sockets, and pinning of threads.
 
 use super::{CeilingError, CeilingJob, Transport, system};
-use blockmux_engine::congestion::Congestion;
-use blockmux_engine::socket::PACED_BUFFER;
+use blockmux_engine::net::socket::PACED_BUFFER;
+use blockmux_engine::sys::congestion::Congestion;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;

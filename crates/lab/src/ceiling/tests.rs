@@ -115,7 +115,7 @@ fn with_a_pacing_congestion_control_the_send_buffers_are_those_of_the_engine() {
     };
     for socket in servers.iter().chain(&clients) {
         let bytes = rustix::net::sockopt::socket_send_buffer_size(socket).unwrap();
-        assert_eq!(bytes, blockmux_engine::socket::PACED_BUFFER);
+        assert_eq!(bytes, blockmux_engine::net::socket::PACED_BUFFER);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Assignment, Control, Phase, WorkerResult};
 use crate::content::{self, Expect, Stamp};
 use crate::job::{Job, Range, Verify};
 use crate::pattern::{Action, Pattern};
-use blockmux_engine::reactor::{EngineCore, Progress, Task};
+use blockmux_engine::core::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

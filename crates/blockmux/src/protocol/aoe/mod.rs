@@ -13,9 +13,9 @@ use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, Volu
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
-use blockmux_engine::aoe::{self, ServeError, Share};
-use blockmux_engine::cores::Cores;
-use blockmux_engine::sessions::Sessions;
+use blockmux_engine::core::cores::Cores;
+use blockmux_engine::protocol::aoe::{self, ServeError, Share};
+use blockmux_engine::serve::sessions::Sessions;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::AoeAddress as Disk;
 use blockmux_proto::aoe::unit::AoeUnit;
@@ -219,7 +219,7 @@ fn cannot_serve(error: &ServeError) -> Failure {
 }
 
 /// The failure of an interface that cannot be opened, with advice.
-fn cannot_open(port: &blockmux_engine::frames::target::PortError) -> Failure {
+fn cannot_open(port: &blockmux_engine::net::frames::PortError) -> Failure {
     let advice = match port.error.kind() {
         ErrorKind::PermissionDenied if privileges::has_dropped(CapabilitySet::NET_RAW) => {
             START_WITH_PRIVILEGES

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
-use blockmux_engine::aoe::{self, AoeConnectError, AoeEndpoint};
+use blockmux_engine::protocol::aoe::{self, AoeConnectError, AoeEndpoint};
 use blockmux_proto::aoe::discovery;
 use blockmux_proto::aoe::url::AoeUrl;
 use blockmux_volume::Volume;

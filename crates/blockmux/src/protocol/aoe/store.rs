@@ -1,7 +1,7 @@
 //! Persistent settings that initiators make on AoE disks, in one file per disk: `e7.3.aoe`.
 
 use crate::failure::Failure;
-use blockmux_engine::state::StateFile;
+use blockmux_engine::volume::state::StateFile;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::unit::DiskSettings;
 use blockmux_proto::volume_state::ReservationStore;

@@ -6,9 +6,9 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::{ListenerAddress, LiveAccess, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
-use blockmux_engine::iscsi;
-use blockmux_engine::listener::Serve;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::protocol::iscsi::target;
+use blockmux_engine::serve::listener::Serve;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode};
@@ -94,7 +94,7 @@ impl LiveFrontend for LiveTargets {
         let state = self.state();
         // Each listener of the frontend has a number.
         let listener = place.tcp().and_then(|tcp| state.portals.number_of(tcp)).unwrap_or(u16::MAX);
-        iscsi::serve(&self.node, &self.exports, listener)
+        target::serve(&self.node, &self.exports, listener)
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -17,7 +17,7 @@ use super::{Carrier, KeyError, Protocol};
 use crate::address::tcp_address;
 use crate::failure::Failure;
 use crate::output::shell_word;
-use blockmux_engine::zone;
+use blockmux_engine::net::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;

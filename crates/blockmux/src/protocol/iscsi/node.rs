@@ -9,7 +9,7 @@ use crate::protocol::frontend::{LiveFrontend, Service, VolumeNames};
 use crate::protocol::lun_map::WantedLuns;
 use crate::protocol::policy::{ListenerAddress, Policy};
 use crate::protocol::units::{LogicalUnits, VolumeUnit};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;

@@ -6,13 +6,13 @@ use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
-use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::CurrentSecrets;
-use blockmux_engine::initiator::iscsi::{
+use blockmux_engine::carrier::connection::Broken;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
+use blockmux_engine::protocol::iscsi::initiator::{
     self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
 };
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::remote::CurrentSecrets;
 use blockmux_proto::iscsi::client::{
     FoundTarget, Function, FunctionResponse, IscsiRefused, TargetAddress, UnitInfo, UnitRefused,
     default_proposal,
@@ -71,7 +71,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, connections);
-            iscsi::connect(
+            initiator::connect(
                 IscsiEndpoint { further: reach::beside(address, &further), ..endpoint },
                 self.over.clone(),
             )
@@ -90,7 +90,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
         let further = self.further(target)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(address, target, 1);
-            iscsi::describe(
+            initiator::describe(
                 &IscsiEndpoint { further: reach::beside(address, &further), ..endpoint },
                 &self.over,
             )
@@ -118,7 +118,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
             }
         };
         let response =
-            self.ask(|address| iscsi::manage(&self.endpoint(address, target, 1), &self.over, function))?;
+            self.ask(|address| initiator::manage(&self.endpoint(address, target, 1), &self.over, function))?;
         let why = match response {
             FunctionResponse::FUNCTION_COMPLETE => return Ok(done),
             FunctionResponse::LUN_DOES_NOT_EXIST => "it has no such logical unit",
@@ -182,7 +182,7 @@ impl<D: Datamover> IscsiRemote<D> {
     /// Discovers the targets at a portal; also returns how many more there are than the list holds.
     fn targets_at(&self, address: &Address) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
         let chap = self.discovery_chap.as_ref().or(self.chap.as_ref()).cloned();
-        iscsi::discover(address, &self.initiator, chap, &self.over)
+        initiator::discover(address, &self.initiator, chap, &self.over)
     }
 
     /// Discovers all portals of the target.
@@ -191,7 +191,7 @@ impl<D: Datamover> IscsiRemote<D> {
         let is_own = |found: &FoundTarget| Name::new(&found.name).is_ok_and(|name| name == *target);
         let own = targets.into_iter().filter(is_own);
         let places = own.flat_map(|found| found.addresses);
-        Ok(places.filter_map(|place| iscsi::resolve(&place.parse().ok()?, address)).collect())
+        Ok(places.filter_map(|place| initiator::resolve(&place.parse().ok()?, address)).collect())
     }
 
     /// Calls `ask` with one address of the portal after another, until one can be reached.
@@ -248,15 +248,15 @@ impl<D: Datamover> IscsiRemote<D> {
         Failure::request(format!("{url}: {error}; {advice}"))
     }
 
-    fn rows(&self, described: &iscsi::IscsiDescription) -> Vec<(&'static str, String)> {
+    fn rows(&self, described: &initiator::IscsiDescription) -> Vec<(&'static str, String)> {
         let target = self.url.target.as_ref().map(Name::to_string).unwrap_or_default();
         let mut rows = unit_rows(target, self.url.lun, &described.unit);
         rows.push(("session", session(&described.parameters)));
         rows
     }
 
-    fn json(&self, described: &iscsi::IscsiDescription) -> Value {
-        let iscsi::IscsiDescription { unit, parameters } = described;
+    fn json(&self, described: &initiator::IscsiDescription) -> Value {
+        let initiator::IscsiDescription { unit, parameters } = described;
         let protocol = if self.url.rdma.is_some() { "iser" } else { "iscsi" };
         let target = self.url.target.as_ref().map(Name::as_str);
         let mut json = unit_json((self.url.to_string(), protocol), target, self.url.lun, unit);
@@ -338,10 +338,10 @@ impl<D: Datamover> IscsiRemote<D> {
     ) -> Result<Vec<DiscoveredExport>, IscsiConnectError> {
         let endpoint = self.endpoint(address, name, 1);
         let mut units = Vec::new();
-        for lun in iscsi::luns(&IscsiEndpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
+        for lun in initiator::luns(&IscsiEndpoint { lun: Lun::new(0), ..endpoint.clone() }, &self.over)? {
             let Some(number) = lun.number() else { continue };
             let url = IscsiUrl { lun: number, ..url.clone() };
-            match iscsi::describe(&IscsiEndpoint { lun, ..endpoint.clone() }, &self.over) {
+            match initiator::describe(&IscsiEndpoint { lun, ..endpoint.clone() }, &self.over) {
                 Ok(told) => units.push(found(&url, Some(&told.unit))),
                 // Some targets have a storage controller at LUN 0.
                 Err(IscsiConnectError::Refused { refused: IscsiRefused::Unit(refused), .. }) => {

@@ -10,11 +10,11 @@ use super::policy::{ListenerAddress, Policy};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;
-use blockmux_engine::listener::Serve;
-use blockmux_engine::nbd::{self, NbdServerTls};
-use blockmux_engine::sessions::SessionInfo;
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
+use blockmux_engine::protocol::nbd::target::{self, NbdServerTls};
+use blockmux_engine::serve::listener::Serve;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::exports::{ExportAccess, ExportSelection, Exports};
 use blockmux_proto::nbd::server::TlsMode;
@@ -118,7 +118,7 @@ impl LiveFrontend for LiveNbd {
         Arc::new(move |core, stream, permit| {
             let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
             let tls = tls.read().unwrap_or_else(PoisonError::into_inner).clone();
-            nbd::serve(exports, tls)(core, stream, permit);
+            target::serve(exports, tls)(core, stream, permit);
         })
     }
 
@@ -131,7 +131,7 @@ impl LiveFrontend for LiveNbd {
         }
         Some(Box::new(move |core, HandedSession { stream, unread, state, .. }, permit| {
             let exports = exports_for(&exports, &policy, &place, stream.peer_ip());
-            nbd::resume(core, &exports, (stream, unread, &state), permit);
+            target::resume(core, &exports, (stream, unread, &state), permit);
         }))
     }
 

@@ -6,10 +6,10 @@ use crate::output::both_sizes;
 use crate::privileges::{self, START_WITH_PRIVILEGES};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
-use blockmux_engine::connection::Broken;
-use blockmux_engine::nbd::{self, NbdConnectError, NbdEndpoint};
-use blockmux_engine::secure::ClientTls;
-use blockmux_engine::socket::Address;
+use blockmux_engine::carrier::connection::Broken;
+use blockmux_engine::carrier::tls::ClientTls;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::nbd::initiator::{self, NbdConnectError, NbdEndpoint};
 use blockmux_proto::nbd::client::{BlockSize, ExportInfo, HeaderFormat, ListedExport, NbdHandshakeRefusal};
 use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles};
 use blockmux_volume::Volume;
@@ -38,7 +38,7 @@ impl Remote for NbdRemote {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let NbdRemote { uri, tls, .. } = self;
         let volume = ask(uri, |address| {
-            nbd::connect(NbdEndpoint {
+            initiator::connect(NbdEndpoint {
                 tls: tls.clone(),
                 address: address.clone(),
                 export: uri.export.clone(),
@@ -63,7 +63,7 @@ impl Remote for NbdRemote {
 
     fn describe(&self) -> Result<Description, Failure> {
         let NbdRemote { url, uri, tls } = self;
-        let export = ask(uri, |address| nbd::describe(address, tls.as_ref(), &uri.export))?;
+        let export = ask(uri, |address| initiator::describe(address, tls.as_ref(), &uri.export))?;
         Ok(Description { rows: rows(&export), json: json(url, &export) })
     }
 
@@ -184,7 +184,7 @@ fn headers(headers: HeaderFormat) -> &'static str {
 }
 
 fn list(uri: &NbdUri, tls: Option<&ClientTls>, address: &Address) -> Result<Discovery, NbdConnectError> {
-    let (listed, left_out) = nbd::list(address, tls)?;
+    let (listed, left_out) = initiator::list(address, tls)?;
     // A server may open an export only when it is requested, which takes time.
     let mut exports = Vec::with_capacity(listed.len());
     for some in listed.chunks(AT_A_TIME) {
@@ -212,7 +212,7 @@ fn describe_all(
     listed: &[ListedExport],
 ) -> Vec<Result<ExportInfo, NbdConnectError>> {
     let described: Vec<_> = thread::scope(|scope| {
-        let ask = |name| move || nbd::describe(address, tls, name);
+        let ask = |name| move || initiator::describe(address, tls, name);
         let asked: Vec<_> = listed.iter().map(|export| scope.spawn(ask(&export.name))).collect();
         // Passes on a panic of the thread.
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
@@ -221,7 +221,7 @@ fn describe_all(
     all.map(|(listed, described)| {
         let described = match described {
             Err(NbdConnectError::Broken { .. }) if !is_no_answer(&described) => {
-                nbd::describe(address, tls, &listed.name)
+                initiator::describe(address, tls, &listed.name)
             }
             described => described,
         };

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use crate::protocol::{certificates, secret};
-use blockmux_engine::nbd::NbdServerTls;
-use blockmux_engine::secure::{ClientCredentials, ClientTls, Psk, PskFile, ServerCredentials};
+use blockmux_engine::carrier::tls::{ClientCredentials, ClientTls, Psk, PskFile, ServerCredentials};
+use blockmux_engine::protocol::nbd::target::NbdServerTls;
 use blockmux_proto::nbd::server::{NbdTls, TlsMode};
 use blockmux_proto::nbd::uri::{NbdServer, NbdUri, TlsFiles, UriTls};
 use clap::ValueEnum;

@@ -6,7 +6,7 @@ use super::config::{ConfiguredSubsystem, Treq, read_name};
 use super::discovery_names;
 use crate::failure::Failure;
 use crate::output::shell_word;
-use blockmux_engine::ktls;
+use blockmux_engine::net::ktls;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
 use blockmux_proto::fabrics::url::{NvmeUrl, read_uuid};
 use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskError};

@@ -7,9 +7,9 @@ use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
 use crate::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
-use blockmux_engine::listener::Serve;
-use blockmux_engine::nvme_tcp;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::protocol::nvme::target;
+use blockmux_engine::serve::listener::Serve;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_engine::sys::random_bytes;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
@@ -215,7 +215,7 @@ impl LiveFrontend for LiveSubsystems {
         let state = self.state();
         let port =
             state.ports.iter().find(|port| place.tcp() == Some(port.address)).map_or(0, |port| port.id);
-        nvme_tcp::serve(&self.node, port, &state.volumes.exports, self.ktls)
+        target::serve(&self.node, port, &state.volumes.exports, self.ktls)
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -3,8 +3,8 @@
 //! Referrals are followed breadth-first, each address once. Discovery controllers may refer to each
 //! other in circles or endlessly, so the number of referrals and of hops is bounded.
 
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::FoundSubsystem;
 use blockmux_wire::nvmeof::fabrics::{SubsystemType, TransportType};

@@ -7,13 +7,14 @@ use crate::machine::machine_id;
 use crate::output::both_sizes;
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use crate::reach;
-use blockmux_engine::connection::Broken;
-use blockmux_engine::initiator::nvme::{
+use blockmux_engine::carrier::connection::Broken;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
+use blockmux_engine::protocol::nvme::initiator::{
     self, NvmeCarrier, NvmeConnectError, NvmeEndpoint, NvmeOverTcp, OverIwarp, host_nqn_of,
 };
-use blockmux_engine::initiator::{CurrentSecrets, GeneratedKeys, IdentityOrder, Policy};
-use blockmux_engine::socket::Address;
-use blockmux_engine::zone;
+use blockmux_engine::protocol::nvme::{GeneratedKeys, IdentityOrder};
+use blockmux_engine::remote::{CurrentSecrets, Policy};
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
@@ -82,7 +83,7 @@ impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
         let further = self.further(subsystem)?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(&self.url, address, subsystem, connections);
-            nvme::connect(NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
+            initiator::connect(NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         Ok(Arc::new(volume))
     }
@@ -98,7 +99,7 @@ impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
         let further = self.further(subsystem)?;
         let told = self.ask(|address| {
             let endpoint = self.endpoint(&self.url, address, subsystem, 1);
-            nvme::describe(&NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
+            initiator::describe(&NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
     }
@@ -180,7 +181,10 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         nqn: &Nqn,
     ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
         // Discovery uses no generated keys, because it does not authenticate.
-        nvme::discover(&NvmeEndpoint { generated_keys: None, ..self.endpoint(&self.url, address, nqn, 1) })
+        initiator::discover(&NvmeEndpoint {
+            generated_keys: None,
+            ..self.endpoint(&self.url, address, nqn, 1)
+        })
     }
 
     /// Calls `ask` with one address of the host after another, until one can be reached.
@@ -235,8 +239,8 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         Failure::request(format!("{url}: {error}; {advice}"))
     }
 
-    fn rows(&self, subsystem: &Nqn, told: &nvme::NvmeDescription) -> Vec<(&'static str, String)> {
-        let nvme::NvmeDescription { controller, namespace } = told;
+    fn rows(&self, subsystem: &Nqn, told: &initiator::NvmeDescription) -> Vec<(&'static str, String)> {
+        let initiator::NvmeDescription { controller, namespace } = told;
         let access = if namespace.read_only { "read-only" } else { "read-write" };
         let cache = if namespace.write_cache { "writes are stable after a flush" } else { "none" };
         let device = format!("{} {}", controller.model, controller.firmware);
@@ -269,8 +273,8 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         format!("{queues}, header digest {header}, data digest {data}")
     }
 
-    fn json(&self, subsystem: &Nqn, told: &nvme::NvmeDescription) -> Value {
-        let nvme::NvmeDescription { controller, namespace } = told;
+    fn json(&self, subsystem: &Nqn, told: &initiator::NvmeDescription) -> Value {
+        let initiator::NvmeDescription { controller, namespace } = told;
         let mut description = json!({
             "url": self.url.to_string(),
             "protocol": if self.url.rdma.is_some() { "nvme-rdma" } else { "nvme-tcp" },
@@ -352,7 +356,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         nqn: &Nqn,
         url: &NvmeUrl,
     ) -> Result<Vec<DiscoveredExport>, NvmeConnectError> {
-        let (controller, namespaces) = nvme::namespaces(&self.endpoint(url, address, nqn, 1))?;
+        let (controller, namespaces) = initiator::namespaces(&self.endpoint(url, address, nqn, 1))?;
         let of_namespace = |namespace: &NamespaceInfo| {
             export(&NvmeUrl { nsid: namespace.nsid, ..url.clone() }, &controller, namespace)
         };

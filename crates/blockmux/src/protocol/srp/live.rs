@@ -6,9 +6,9 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
-use blockmux_engine::listener::Serve;
-use blockmux_engine::sessions::SessionInfo;
-use blockmux_engine::srp;
+use blockmux_engine::protocol::srp::target;
+use blockmux_engine::serve::listener::Serve;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::scsi::UnitChange;
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
@@ -85,7 +85,7 @@ fn live_access(target: &SrpTarget, public: PublicAccess) -> LiveAccess {
 
 impl LiveFrontend for LiveSrpTargets {
     fn serve(&self, _place: &ListenerAddress) -> Serve {
-        srp::serve(&self.node, &self.exports)
+        target::serve(&self.node, &self.exports)
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -5,8 +5,8 @@ use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
 use crate::reach;
 use crate::reset::ResetFunction;
-use blockmux_engine::initiator::srp::{self, OverIwarp, SrpConnectError, SrpEndpoint};
-use blockmux_engine::socket::Address;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::protocol::srp::initiator::{self, OverIwarp, SrpConnectError, SrpEndpoint};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{
@@ -38,7 +38,11 @@ impl Remote for SrpRemote {
         let further = reach::further(&self.url, &self.url.portals, [])?;
         let volume = self.ask(|address| {
             let endpoint = self.endpoint(address, target, self.url.lun);
-            srp::connect(SrpEndpoint { channels, further: reach::beside(address, &further), ..endpoint })
+            initiator::connect(SrpEndpoint {
+                channels,
+                further: reach::beside(address, &further),
+                ..endpoint
+            })
         })?;
         Ok(Arc::new(volume))
     }
@@ -54,7 +58,7 @@ impl Remote for SrpRemote {
         let further = reach::further(&self.url, &self.url.portals, [])?;
         let unit = self.ask(|address| {
             let endpoint = self.endpoint(address, target, self.url.lun);
-            srp::describe(&SrpEndpoint { further: reach::beside(address, &further), ..endpoint })
+            initiator::describe(&SrpEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
         let (name, lun) = (target.to_string(), self.url.lun);
         let json = unit_json((self.url.to_string(), "srp"), Some(&name), lun, &unit);
@@ -82,7 +86,8 @@ impl Remote for SrpRemote {
                 return Err(Failure::request(format!("{url}: {advice}")));
             }
         };
-        let response = self.ask(|address| srp::manage(&self.endpoint(address, target, url.lun), function))?;
+        let response =
+            self.ask(|address| initiator::manage(&self.endpoint(address, target, url.lun), function))?;
         let why = match response {
             ResponseCode::NO_FAILURE => return Ok(done),
             ResponseCode::FUNCTION_NOT_SUPPORTED => "it does not support the function",
@@ -160,9 +165,9 @@ impl SrpRemote {
     /// Lists the logical units of the target port that are disks.
     fn list(&self, address: &Address, target: SrpPortId) -> Result<Discovery, SrpConnectError> {
         let mut exports = Vec::new();
-        for lun in srp::luns(&self.endpoint(address, target, 0))? {
+        for lun in initiator::luns(&self.endpoint(address, target, 0))? {
             let Some(number) = lun.number() else { continue };
-            match srp::describe(&self.endpoint(address, target, number)) {
+            match initiator::describe(&self.endpoint(address, target, number)) {
                 Ok(unit) => exports.push(DiscoveredExport {
                     name: format!("{target}/{number}"),
                     url: SrpUrl { lun: number, ..self.url.clone() }.to_string(),

@@ -9,11 +9,11 @@ use crate::serve::access::{RequiredCredentials, RequiredTls, plain_warning, tcp_
 use crate::serve::config_audit::Caller;
 use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::{API, CONTROL, ListenerOffer, OfferedListener};
-use blockmux_engine::audit::AUDIT;
-use blockmux_engine::safe_path;
-use blockmux_engine::secure::TlsPeer;
-use blockmux_engine::socket::{Address, Listener};
-use blockmux_engine::zone;
+use blockmux_engine::carrier::tls::TlsPeer;
+use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::net::zone;
+use blockmux_engine::serve::audit::AUDIT;
+use blockmux_engine::sys::safe_path;
 use blockmux_proto::names::networks::AllowedNetworks;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::Mode;

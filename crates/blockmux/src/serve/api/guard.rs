@@ -9,7 +9,7 @@ use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use blockmux_engine::audit::AUDIT;
+use blockmux_engine::serve::audit::AUDIT;
 use tokio::time;
 use tracing::warn;
 

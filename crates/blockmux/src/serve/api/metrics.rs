@@ -5,7 +5,7 @@
 
 use super::process::Process;
 use crate::serve::control::{ControlServer, Snapshot, VolumeCounters};
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::volume_state::{ERROR_KINDS, LATENCY_BUCKETS, LatencyHistogram, VolumeTraffic};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -84,7 +84,7 @@ impl DaemonCollector {
         )?;
         let help = "Closed connections whose I/O has not ended";
         out.single("blockmux_orphaned_connections", help, None, ConstGauge::new(status.orphaned as f64))?;
-        let of = |value: fn(&blockmux_engine::listener::ListenerState) -> u64| {
+        let of = |value: fn(&blockmux_engine::serve::listener::ListenerState) -> u64| {
             listeners.iter().map(move |(protocol, listener)| {
                 (vec![("protocol", *protocol), ("listener", listener.address())], value(listener))
             })
@@ -259,7 +259,7 @@ impl DaemonCollector {
 
     fn cores(&self, out: &mut Output<'_>) -> fmt::Result {
         let names: Vec<String> = (0..self.snapshot.cores.len()).map(|nth| nth.to_string()).collect();
-        let rows = |value: fn(&blockmux_engine::reactor::CoreStats) -> u64| {
+        let rows = |value: fn(&blockmux_engine::core::reactor::CoreStats) -> u64| {
             let all = names.iter().zip(&self.snapshot.cores);
             all.map(move |(name, core)| (vec![("core", name.as_str())], value(core)))
         };

@@ -31,7 +31,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
-use blockmux_engine::helpers;
+use blockmux_engine::core::helpers;
 use endable::{EndableStream, Ending};
 use endpoint::{AnyListener, AnyStream, Guard};
 use history::{Samples, TICK};

@@ -1,7 +1,7 @@
 //! TLS of the API's server, for its asynchronous runtime.
 
-use blockmux_engine::helpers;
-use blockmux_engine::secure::{ServerCertificates, ServerCredentials, Tls, TlsError, TlsPeer};
+use blockmux_engine::carrier::tls::{ServerCertificates, ServerCredentials, Tls, TlsError, TlsPeer};
+use blockmux_engine::core::helpers;
 use blockmux_proto::driver::computation::{Computation, Helpers, RunJob};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::future::poll_fn;

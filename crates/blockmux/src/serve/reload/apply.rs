@@ -18,7 +18,7 @@ use crate::serve::flush;
 use crate::serve::identity::{served_data, warn_of_same_data};
 use crate::serve::listen::{self, BoundListener};
 use crate::serve::setup::{OpenedVolumes, Setup};
-use blockmux_engine::sessions::{NOT_IN_CONFIG, SessionInfo};
+use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Exports, Removed};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};

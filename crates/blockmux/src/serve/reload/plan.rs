@@ -11,7 +11,7 @@ use crate::output::masked;
 use crate::protocol::frontend::TargetTables;
 use crate::protocol::{Carrier, Frontends};
 use crate::serve::setup::VOLUMES;
-use blockmux_engine::sessions::SessionInfo;
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::ResizeError;
 use std::collections::BTreeSet;
 use toml::{Table, Value};

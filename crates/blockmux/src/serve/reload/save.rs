@@ -8,7 +8,7 @@ use crate::api::ApiError;
 use crate::serve::opening::NamedVolume;
 use crate::serve::setup::{Setup, VOLUMES};
 use crate::serve::sources::Sources;
-use blockmux_engine::safe_path::{self, SafePath};
+use blockmux_engine::sys::safe_path::{self, SafePath};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use std::fs::{self, File};
 use std::io::{self, Write};

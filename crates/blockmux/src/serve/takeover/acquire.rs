@@ -12,7 +12,7 @@ use crate::serve::inherited::InheritedListeners;
 use crate::serve::offer::ListenerOffer;
 use crate::serve::reload::Reloader;
 use crate::serve::setup::Setup;
-use blockmux_engine::socket::{Listener, ListenerHandle, Stream};
+use blockmux_engine::net::socket::{Listener, ListenerHandle, Stream};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;

@@ -1,7 +1,7 @@
 //! Data transfer over a simulated stream, including kTLS.
 
 use super::{SimStream, SimTls, SimWatch, StreamSegment, SystemTls};
-use crate::host::{ByteStream, Direction, StreamEnd};
+use crate::net::host::{ByteStream, Direction, StreamEnd};
 use crate::sim::conditions::MAX_STALL;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};

@@ -1,0 +1,492 @@
+//! A socket joined with the session that parses and produces its bytes.
+//!
+//! A poll parses what is buffered, receives, parses that, and later sends everything queued with
+//! one gathering call. Data is received into a large [`Chunk`], from which sessions borrow
+//! payload without a copy; larger payload is received straight to where the session wants it. An
+//! idle connection holds no buffer.
+//!
+//! A connection may use TLS ([`Secure`]), from its beginning or from when the session demands it;
+//! the session is notified when TLS is established and sees plaintext.
+
+mod secured;
+
+pub use crate::carrier::broken::Broken;
+use crate::carrier::tls::Secure;
+use crate::core::reactor::EngineCore;
+use crate::net::host::{ByteStream, Host, StreamEnd};
+use blockmux_proto::driver::session::{Demand, MAX_DEMAND, ProtocolError, StreamSession};
+use blockmux_volume::{Chunk, Memory, Pool, SgList, Waker};
+use std::io;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A stream socket and its receive buffer; the owner holds the session.
+pub struct Connection<H: Host = EngineCore> {
+    // Declared first, so that it is dropped before the stream is closed.
+    watch: H::Watch,
+    stream: H::Stream,
+    core: Rc<H>,
+    waker: Waker,
+    /// TLS, if the listener requires or permits it.
+    secure: Option<Box<Secure>>,
+    chunk: Option<Chunk>,
+    /// Bytes received so far of the payload that is placed.
+    placed: usize,
+    /// Whether [`Connection::park`] must wait for input.
+    wants_input: bool,
+    wants_output: bool,
+    /// The session accepts no input for now.
+    is_blocked: bool,
+    /// A wait for the end of the stream is armed.
+    watches_end: bool,
+    /// The end of stream that the ring has reported.
+    ended: StreamEnd,
+    /// The peer has closed its side.
+    has_ended: bool,
+    deadline: Option<Instant>,
+    /// Bytes that the socket has received and sent.
+    transferred_bytes: u64,
+    /// Maximum bytes of one receive on a core that sleeps when idle.
+    at_once: usize,
+}
+
+/// Result of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inflow {
+    /// Bytes were received, and the socket may hold more.
+    More,
+    /// Bytes were received, and the socket is empty.
+    Drained,
+    /// Nothing was received.
+    Empty,
+    /// The session accepts no input now.
+    Blocked,
+    /// The session is over, or the peer has closed its side.
+    Finished,
+}
+
+impl<H: Host> Connection<H> {
+    /// A connection that wakes `waker` when it is parked and the socket becomes ready.
+    #[must_use]
+    pub fn new(stream: H::Stream, core: &Rc<H>, waker: &Waker) -> Connection<H> {
+        Connection {
+            watch: core.watch(waker),
+            stream,
+            core: core.clone(),
+            waker: waker.clone(),
+            secure: None,
+            chunk: None,
+            placed: 0,
+            wants_input: true,
+            wants_output: false,
+            is_blocked: false,
+            watches_end: false,
+            ended: StreamEnd::Not,
+            has_ended: false,
+            deadline: None,
+            transferred_bytes: 0,
+            at_once: AT_ONCE_AFTER_SLEEP,
+        }
+    }
+
+    /// A connection over a stream from which `unread` was received earlier.
+    #[must_use]
+    pub fn resumed(stream: H::Stream, unread: &[u8], core: &Rc<H>, waker: &Waker) -> Connection<H> {
+        let mut connection = Connection::new(stream, core, waker);
+        if !unread.is_empty() {
+            let memory = core.pool().take(CHUNK.max(unread.len()));
+            let memory = memory.unwrap_or_else(|| Memory::from_heap(unread.len() + SMALL_CHUNK));
+            let mut chunk = Chunk::new(memory);
+            chunk.extend(unread);
+            connection.chunk = Some(chunk);
+        }
+        connection
+    }
+
+    /// Adds TLS below the session, if `secure` is given.
+    #[must_use]
+    pub fn secured(mut self, secure: Option<Secure>) -> Connection<H> {
+        self.secure = secure.map(Box::new);
+        self
+    }
+
+    /// The stream, and bytes that were received but not parsed, for another owner.
+    pub fn hand_over(&mut self) -> (H::Stream, Vec<u8>) {
+        let unread = self.chunk.take().map(|chunk| chunk.unread().to_vec());
+        (self.stream.share(), unread.unwrap_or_default())
+    }
+
+    /// Whether the connection uses TLS.
+    #[must_use]
+    pub fn is_secured(&self) -> bool {
+        self.secure.as_ref().is_some_and(|secure| secure.is_in_use())
+    }
+
+    /// The peer's address, for messages.
+    #[must_use]
+    pub fn peer(&self) -> &str {
+        self.stream.peer()
+    }
+
+    /// Bytes that the peer has sent and acknowledged; costs a system call.
+    #[must_use]
+    pub fn moved_bytes(&self) -> u64 {
+        self.transferred_bytes.saturating_sub(self.stream.unacknowledged() as u64)
+    }
+
+    /// Bytes that the socket has received and sent; costs no system call.
+    #[must_use]
+    pub fn transferred_bytes(&self) -> u64 {
+        self.transferred_bytes
+    }
+
+    /// The underlying stream.
+    #[must_use]
+    pub fn stream(&self) -> &H::Stream {
+        &self.stream
+    }
+
+    /// Feeds the session what is buffered, receiving once. If the session mostly places payload,
+    /// receives again while the socket is not empty, up to the size of a receive buffer: each
+    /// placed payload ends a receive, and a turn for each reply would also cost the peer a turn for
+    /// each.
+    ///
+    /// # Errors
+    /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
+    /// it may hold an error reply.
+    #[inline]
+    pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
+        let mut inflow = Inflow::Empty;
+        let received_before = self.transferred_bytes;
+        self.is_blocked = false;
+        loop {
+            let (wanted, place) = match self.feed(session)? {
+                Feed::Wants(bytes) => (bytes, None),
+                Feed::WantsPlaced(list) => (1, Some(list)),
+                Feed::StartsTls => {
+                    self.start_tls()?;
+                    (1, None)
+                }
+                Feed::Blocked => {
+                    self.wants_input = false;
+                    self.is_blocked = true;
+                    self.check_end()?;
+                    return Ok(Inflow::Blocked);
+                }
+                Feed::Closed => {
+                    // Input stays in the socket meanwhile; a wake-up for it would be useless.
+                    self.wants_input = false;
+                    return Ok(Inflow::Finished);
+                }
+            };
+            self.wants_input = true;
+            if self.has_ended {
+                return Ok(Inflow::Finished);
+            }
+            let is_enough = self.transferred_bytes - received_before >= CHUNK as u64;
+            if inflow != Inflow::Empty && (is_enough || inflow != Inflow::More || !session.is_mostly_placed())
+            {
+                return Ok(inflow);
+            }
+            let len = match wanted {
+                ..=MAX_IN_HEADER_CHUNK if session.is_mostly_placed() => HEADER_CHUNK,
+                _ if self.pool().is_short() => SHORT_CHUNK,
+                _ => CHUNK,
+            };
+            let received = match self.secure {
+                Some(ref secure) if !secure.is_plain() => self.receive_secured(session, wanted)?,
+                _ => self.receive_once(wanted, place.as_ref(), len)?,
+            };
+            match received {
+                Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
+                None if self.has_ended => {
+                    session.on_end(self.core.now())?;
+                    if self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
+                        return Err(CLOSED_WITHIN_MESSAGE.into());
+                    }
+                    return Ok(Inflow::Finished);
+                }
+                None if inflow == Inflow::Empty => return Ok(Inflow::Empty),
+                None => return Ok(Inflow::Drained),
+            }
+        }
+    }
+
+    /// Sends as much of the session's outbox as the socket takes; returns whether anything was
+    /// sent. Asks the session for more output after each call, because sending frees room.
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    #[inline]
+    pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
+        if let Some(secure) = &mut self.secure
+            && !secure.hand_over(&mut self.stream)?
+        {
+            return self.send_secured(session);
+        }
+        let mut any = false;
+        for _ in 0..SENDS_PER_TURN {
+            let outbox = session.outbox();
+            if outbox.is_empty() {
+                break;
+            }
+            match self.send_once(outbox) {
+                Ok(sent) => {
+                    any = true;
+                    self.transferred_bytes += sent as u64;
+                }
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(broken) => return Err(broken),
+            }
+        }
+        self.wants_output = !session.outbox().is_empty();
+        Ok(any)
+    }
+
+    /// Arms the wake-ups that the connection needs, and frees its buffer if it is empty.
+    pub fn park(&mut self) {
+        if self.wants_input && !self.has_ended {
+            self.stream.wake_when_readable(&self.watch);
+        } else if self.is_blocked {
+            // Nothing is received meanwhile, so the end of the stream needs its own wake-up.
+            self.watches_end = true;
+            self.stream.wake_when_ended(self.ended, &self.watch);
+        }
+        if self.wants_output {
+            self.stream.wake_when_writable(&self.watch);
+        }
+        self.at_once = AT_ONCE_AFTER_SLEEP;
+        self.shrink();
+    }
+
+    /// Whether the peer has closed its side while the session does not consume the remaining input.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.ended != StreamEnd::Not && self.is_blocked
+    }
+
+    /// Arms the wake-up for the result of connecting.
+    pub fn park_connecting(&mut self) {
+        self.stream.wake_when_writable(&self.watch);
+    }
+
+    /// Runs the session's deadline when it has passed, and arms the next one.
+    ///
+    /// # Errors
+    /// If the peer missed the deadline.
+    #[inline]
+    pub fn check_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
+        let Some(mut when) = session.poll_timeout() else { return Ok(()) };
+        let now = self.core.now();
+        if when <= now {
+            session.on_timeout(now)?;
+            match session.poll_timeout() {
+                Some(next) => when = next,
+                None => return Ok(()),
+            }
+        }
+        if self.deadline.is_none_or(|armed| when < armed || armed <= now) {
+            self.deadline = Some(when);
+            self.core.wake_at(when, &self.waker);
+        }
+        Ok(())
+    }
+
+    /// Checks the session's deadline only if it differs from the armed one, which is rare.
+    ///
+    /// # Errors
+    /// If the peer missed the deadline.
+    #[inline]
+    pub fn check_new_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
+        match session.poll_timeout() {
+            Some(when) if self.deadline.is_none_or(|kept| when != kept) => self.check_deadline(session),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks whether the last wake-up was for the end of the stream.
+    fn check_end(&mut self) -> Result<(), Broken> {
+        if std::mem::take(&mut self.watches_end) {
+            self.ended = self.stream.ended();
+            if self.ended == StreamEnd::Both {
+                return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Feeds the session from the chunk until it needs more bytes or accepts none.
+    #[inline]
+    fn feed<S: StreamSession>(&mut self, session: &mut S) -> Result<Feed, Broken> {
+        let now = self.core.now();
+        loop {
+            match session.demand() {
+                Demand::Bytes(wanted) => {
+                    let Some(chunk) = &mut self.chunk else { return Ok(Feed::Wants(wanted)) };
+                    if chunk.unread().len() < wanted {
+                        return Ok(Feed::Wants(wanted));
+                    }
+                    let parsed = session.on_bytes(chunk, now)?;
+                    chunk.take(parsed);
+                }
+                Demand::Place(list) => {
+                    let missing = list.len() - self.placed;
+                    if let Some(chunk) = &mut self.chunk {
+                        let part_len = chunk.unread().len().min(missing);
+                        list.slice(self.placed, part_len).copy_from(&chunk.unread()[..part_len]);
+                        chunk.take(part_len);
+                        self.placed += part_len;
+                    }
+                    if self.placed < list.len() {
+                        return Ok(Feed::WantsPlaced(list));
+                    }
+                    self.placed = 0;
+                    session.on_placed(now)?;
+                }
+                Demand::StartTls => return Ok(Feed::StartsTls),
+                Demand::Nothing => return Ok(Feed::Blocked),
+                Demand::Close => return Ok(Feed::Closed),
+            }
+        }
+    }
+
+    /// Receives once. Returns whether the buffer was filled, or `None` if nothing was received.
+    #[inline]
+    fn receive_once(
+        &mut self,
+        wanted: usize,
+        place: Option<&SgList>,
+        len: usize,
+    ) -> Result<Option<bool>, Broken> {
+        self.make_room(wanted, len);
+        let most = if self.core.spins() { usize::MAX } else { self.at_once };
+        let Some(chunk) = &mut self.chunk else { return Ok(None) };
+        let (result, asked) = match place {
+            None => {
+                let asked = chunk.room().min(most);
+                (self.stream.receive(chunk, asked), asked)
+            }
+            Some(list) => {
+                let missing = list.len() - self.placed;
+                let asked = missing + chunk.room();
+                let result = self.stream.receive_placed(list, self.placed, chunk);
+                if let Ok(received) = &result {
+                    self.placed += (*received).min(missing);
+                }
+                (result, asked)
+            }
+        };
+        match result {
+            Ok(0) => {
+                self.has_ended = true;
+                Ok(None)
+            }
+            Ok(received) => {
+                self.transferred_bytes += received as u64;
+                if received == most {
+                    self.at_once = AT_ONCE_AFTER_SLEEP.max(self.stream.waiting() / 2);
+                }
+                Ok(Some(received == asked))
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(error) => self.on_receive_error(error),
+        }
+    }
+
+    /// Makes room for `needed` contiguous bytes in a chunk of `len` bytes that is mostly free. If
+    /// the pool is exhausted, the chunk is allocated from the heap and just large enough: a
+    /// connection that cannot receive could neither complete the requests that hold buffers nor see
+    /// its peer disconnect.
+    #[inline]
+    fn make_room(&mut self, needed: usize, len: usize) {
+        let mut unread = 0;
+        let mut is_enough = false;
+        if let Some(chunk) = &mut self.chunk {
+            chunk.recycle();
+            unread = chunk.unread().len();
+            let missing = needed.saturating_sub(unread);
+            // A chunk that is larger than it should be is freed once it is empty.
+            let is_too_long = chunk.capacity() > len && unread == 0;
+            if !is_too_long && chunk.room() >= missing.max(len / ROOM) {
+                return;
+            }
+            if chunk.capacity() == len && chunk.compact() && chunk.room() >= missing {
+                return;
+            }
+            is_enough = chunk.room() >= missing.max(1);
+        }
+        let memory = match self.pool().take(len.max(unread + needed)) {
+            Some(memory) => memory,
+            None if is_enough => return,
+            None => Memory::from_heap(needed.max(unread) + SMALL_CHUNK),
+        };
+        let mut fresh = Chunk::new(memory);
+        if let Some(old) = &self.chunk {
+            fresh.extend(old.unread());
+        }
+        self.chunk = Some(fresh);
+    }
+
+    /// Shrinks the buffer to the bytes of a message received in part.
+    fn shrink(&mut self) {
+        if let Some(secure) = &mut self.secure {
+            secure.shrink();
+        }
+        let Some(chunk) = &self.chunk else { return };
+        if chunk.is_idle() {
+            self.chunk = None;
+            return;
+        }
+        let fits = chunk.unread().len().next_power_of_two().max(SMALL_CHUNK);
+        if fits <= SHORT_CHUNK
+            && fits < chunk.capacity() / 2
+            && let Some(memory) = self.pool().take(fits)
+        {
+            let mut small = Chunk::new(memory);
+            small.extend(chunk.unread());
+            self.chunk = Some(small);
+        }
+    }
+
+    fn pool(&self) -> &Pool {
+        self.core.pool()
+    }
+}
+
+enum Feed {
+    Wants(usize),
+    WantsPlaced(SgList),
+    StartsTls,
+    Blocked,
+    Closed,
+}
+
+const CLOSED_WITHIN_MESSAGE: ProtocolError = ProtocolError {
+    what: "closed the connection in the middle of a message",
+    reference: "a message is sent whole",
+};
+/// Size of a receive buffer, in bytes: deep write queues need 128 KiB, and no parser needs half of
+/// it at once.
+const CHUNK: usize = 256 << 10;
+const _: () = assert!(CHUNK >= 2 * MAX_DEMAND);
+/// Maximum bytes received at once by a core that sleeps when idle. A whole deep queue has arrived
+/// when such a core wakes up. If it replied to all of it in one batch, the two sides would sleep
+/// alternately; replies to the first part wake the peer early. Measured with 4 KiB writes: 1.3 to
+/// 1.4 times the IOPS at depth 32. At depth 128 a core that spins would be slower with this limit.
+const AT_ONCE_AFTER_SLEEP: usize = 64 << 10;
+/// A chunk with less than 1/`ROOM` free is replaced: short receives cost more than copying the
+/// rest.
+const ROOM: usize = 4;
+/// Size of the receive buffer of a session that receives most payload in place: only headers pass
+/// through the buffer.
+const HEADER_CHUNK: usize = SMALL_CHUNK;
+/// A session that needs more contiguous bytes than this gets a chunk of full size.
+const MAX_IN_HEADER_CHUNK: usize = HEADER_CHUNK / 2;
+const SMALL_CHUNK: usize = 4096;
+/// Receive buffer while the pool is short of memory.
+const SHORT_CHUNK: usize = 16 << 10;
+/// Gathering send calls of one poll.
+const SENDS_PER_TURN: usize = 16;

@@ -1,0 +1,8 @@
+//! Sockets of byte streams and of raw frames, and what their tasks need from a core.
+
+pub mod frames;
+pub mod host;
+pub mod ktls;
+pub mod namespace;
+pub mod socket;
+pub mod zone;

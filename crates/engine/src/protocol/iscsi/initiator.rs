@@ -1,0 +1,493 @@
+//! The iSCSI initiator: connecting to logical units over TCP or RDMA.
+//!
+//! The first login offers every CHAP algorithm that the endpoint names. If the target rejects that,
+//! another login offers MD5 alone: old targets know no other algorithm, or give the others
+//! different numbers.
+//!
+//! Login redirection is followed up to four times in a row. Host names are resolved only when the
+//! volume is opened, because resolving would block a core: a link follows redirections to
+//! addresses, and to host names that were resolved then.
+//!
+//! Several portals may lead to one unit, which is recognised by its designator and serial number. A
+//! portal that leads to another unit is refused; one that is down when the volume is opened may
+//! come up later.
+
+use super::datamover::IscsiSetup;
+pub use super::datamover::{Datamover, OverIwarp, OverTcp};
+use crate::carrier::blocking::{self, FirstConnection, has_hung_up, run_session};
+use crate::carrier::connection::Broken;
+use crate::net::socket::Address;
+use crate::net::zone;
+use crate::protocol::scsi_unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
+use crate::remote::redirections::Redirections;
+use crate::remote::seeds::Seeds;
+use crate::remote::{CurrentSecrets, Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
+use crate::sys;
+use blockmux_proto::driver::session::{NoControl, RetryRules};
+use blockmux_proto::iscsi::client::{
+    BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
+    IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
+};
+use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
+use blockmux_proto::iscsi::login::operational::OperationalParameters;
+use blockmux_proto::iscsi::name::Name;
+use blockmux_proto::iscsi::node::Chap;
+use blockmux_proto::scsi::Lun;
+use blockmux_volume::{Pool, VolumeInfo};
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Address and login parameters of one logical unit.
+#[derive(Clone, Debug)]
+pub struct IscsiEndpoint {
+    /// The portal.
+    pub address: Address,
+    /// Other portals of the same unit, each a path of its own.
+    pub further: Vec<Address>,
+    /// Our iSCSI name.
+    pub initiator: Name,
+    /// The target's iSCSI name.
+    pub target: Name,
+    /// The logical unit number.
+    pub lun: Lun,
+    /// CHAP credentials, if any.
+    pub chap: Option<Chap>,
+    /// CHAP credentials whose secrets may change while the volume is open, if there are any.
+    pub current_chap: Option<Arc<CurrentSecrets<Chap>>>,
+    /// Operational parameters to propose.
+    pub proposal: OperationalParameters,
+    /// Sessions of each channel over each path.
+    pub connections: u32,
+    /// How long to reconnect before I/O fails.
+    pub reconnect_timeout: Duration,
+    /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
+    pub timeout: Option<Duration>,
+}
+
+/// Why a logical unit cannot be reached.
+pub type IscsiConnectError = blocking::BlockingConnectError<IscsiRefused>;
+
+/// A target's description of one logical unit.
+#[derive(Clone, Debug)]
+pub struct IscsiDescription {
+    /// The unit.
+    pub unit: UnitInfo,
+    /// The operational parameters that were negotiated.
+    pub parameters: OperationalParameters,
+}
+
+/// Connects to the unit for I/O; logs in once to query it.
+///
+/// # Errors
+/// If the target cannot be reached or does not have the unit.
+pub fn connect<D: Datamover>(
+    endpoint: IscsiEndpoint,
+    over: D,
+) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
+    let dialer = IscsiDialer::new(endpoint, over)?;
+    let (connections, reconnect_timeout) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
+    let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
+    Ok(RemoteVolume::new(dialer, info, connections, reconnect_timeout).with_designator(designator))
+}
+
+/// Queries the description of one unit.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn describe(
+    endpoint: &IscsiEndpoint,
+    over: &impl Datamover,
+) -> Result<IscsiDescription, IscsiConnectError> {
+    let described = |path| LoginOutcome::to(&path, over)?.description();
+    let first = blocking::first_answer(endpoint.paths().map(described));
+    first.unwrap_or_else(|| Err(IscsiConnectError::silent(&endpoint.address)))
+}
+
+/// Lists the logical units of a target; the endpoint's own LUN need not exist.
+///
+/// # Errors
+/// If the target cannot be reached or refuses the login.
+pub fn luns(endpoint: &IscsiEndpoint, over: &impl Datamover) -> Result<Vec<Lun>, IscsiConnectError> {
+    let answer = LoginOutcome::to(endpoint, over)?;
+    match answer.iscsi().refused() {
+        Some(refused) if !matches!(refused, IscsiRefused::Unit(_)) => {
+            Err(IscsiConnectError::refused(answer.address(), refused.clone()))
+        }
+        _ => Ok(answer.iscsi().luns().to_vec()),
+    }
+}
+
+/// Sends a task management function over a session of its own and returns the response.
+///
+/// # Errors
+/// If the target cannot be reached, refuses the login, or does not respond.
+pub fn manage(
+    endpoint: &IscsiEndpoint,
+    over: &impl Datamover,
+    function: Function,
+) -> Result<FunctionResponse, IscsiConnectError> {
+    let answer = LoginOutcome::to_mode(endpoint, over, SessionPurpose::Manage(function))?;
+    if let Some(response) = answer.iscsi().function_response() {
+        return Ok(response);
+    }
+    let refused = answer.iscsi().refused().cloned();
+    Err(match refused {
+        Some(refused) => IscsiConnectError::refused(answer.address(), refused),
+        None => IscsiConnectError::silent(answer.address()),
+    })
+}
+
+/// Lists the targets of a portal (SendTargets); also returns the number of targets that the list
+/// leaves out.
+///
+/// # Errors
+/// If the portal cannot be reached or refuses discovery.
+pub fn discover<D: Datamover>(
+    address: &Address,
+    initiator: &Name,
+    chap: Option<Chap>,
+    over: &D,
+) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
+    let random = IscsiRandomness::new(address)?;
+    let mut last = None;
+    for chap in attempts(chap) {
+        let query = |over: &D| {
+            let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
+            let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);
+            let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
+            let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
+            (session, ran)
+        };
+        let (mut session, mut ran) = query(over);
+        if has_hung_up(&ran)
+            && D::is_discovery_misunderstood(&session)
+            && let Some(older) = over.older()
+        {
+            (session, ran) = query(&older);
+        }
+        let session = D::found(&session);
+        match session.refused() {
+            Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
+            Some(refused) => return Err(IscsiConnectError::refused(address, refused.clone())),
+            None => {
+                ran.map_err(|broken| IscsiConnectError::broken(address, broken))?;
+                return Ok((session.targets().to_vec(), session.left_out()));
+            }
+        }
+    }
+    let refused = |refused| IscsiConnectError::refused(address, refused);
+    Err(last.map_or_else(|| IscsiConnectError::silent(address), refused))
+}
+
+/// Result of one login, after redirections; it may be a refusal.
+struct LoginOutcome<D: Datamover> {
+    session: D::Session,
+    /// The transport variant that the target supports.
+    over: D,
+    /// The CHAP credentials that were used.
+    chap: Option<Chap>,
+    redirections: Redirections,
+    /// Host names in redirections, with their resolved addresses.
+    names: Vec<(TargetAddress, Address)>,
+}
+
+impl<D: Datamover> LoginOutcome<D> {
+    fn to(endpoint: &IscsiEndpoint, over: &D) -> Result<LoginOutcome<D>, IscsiConnectError> {
+        LoginOutcome::to_mode(endpoint, over, SessionPurpose::Describe)
+    }
+
+    fn to_mode(
+        endpoint: &IscsiEndpoint,
+        over: &D,
+        purpose: SessionPurpose,
+    ) -> Result<LoginOutcome<D>, IscsiConnectError> {
+        let mut redirections = Redirections::from(endpoint.address.clone());
+        let (mut names, mut over) = (Vec::new(), over.clone());
+        loop {
+            let from = redirections.address().clone();
+            let (session, chap) =
+                query(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
+            let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
+                redirections.settle();
+                return Ok(LoginOutcome { session, over, chap, redirections, names });
+            };
+            let lost = |problem| {
+                let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
+                IscsiConnectError::refused(&from, refused)
+            };
+            let place: TargetAddress = to.parse().map_err(lost)?;
+            let address = resolve(&place, &from).ok_or_else(|| lost("a host that cannot be found"))?;
+            names.push((place, address.clone()));
+            redirections.follow(Redirection { address, is_permanent: *permanent }).map_err(lost)?;
+        }
+    }
+
+    fn address(&self) -> &Address {
+        self.redirections.address()
+    }
+
+    fn iscsi(&self) -> &IscsiInitiatorSession {
+        D::iscsi(&self.session)
+    }
+
+    fn description(&self) -> Result<IscsiDescription, IscsiConnectError> {
+        let (address, session) = (self.address(), self.iscsi());
+        if let Some(refused) = session.refused() {
+            return Err(IscsiConnectError::refused(address, refused.clone()));
+        }
+        let described = session.unit().cloned().zip(session.parameters().copied());
+        let (unit, parameters) = described.ok_or_else(|| IscsiConnectError::silent(address))?;
+        Ok(IscsiDescription { unit, parameters })
+    }
+}
+
+/// The address that a target names in an answer to a connection to `asked`; blocks to resolve a
+/// host name.
+#[must_use]
+pub fn resolve(place: &TargetAddress, asked: &Address) -> Option<Address> {
+    let named = match zone::answered_ip(&place.host) {
+        Some(ip) => (ip, place.port).into(),
+        None => (place.host.as_str(), place.port).to_socket_addrs().ok()?.next()?,
+    };
+    Some(Address::Tcp(zone::complete(named, asked)))
+}
+
+/// Logs in at one address; also returns the CHAP credentials that were used.
+fn query<D: Datamover>(
+    endpoint: &IscsiEndpoint,
+    over: &mut D,
+    purpose: SessionPurpose,
+) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
+    let mut attempts = attempts(endpoint.chap.clone()).peekable();
+    loop {
+        let chap = attempts.next().flatten();
+        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, purpose)?;
+        if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
+            return Ok((session, chap));
+        }
+    }
+}
+
+/// Runs one blocking session with one set of CHAP credentials. Sets `over` to the transport variant
+/// that the target supports.
+fn ask_once<D: Datamover>(
+    endpoint: &IscsiEndpoint,
+    over: &mut D,
+    purpose: SessionPurpose,
+) -> Result<D::Session, IscsiConnectError> {
+    let address = &endpoint.address;
+    let random = IscsiRandomness::new(address)?;
+    let config = endpoint.config(purpose, random.isid(0));
+    let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
+    let mut session = over.session(config, RetryRules::default(), with);
+    let is_over = |session: &FirstConnection<'_, D::Session>| D::iscsi(session.0).is_over();
+    let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
+    let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
+    if has_hung_up(&ran)
+        && D::may_require_revision_1(&session)
+        && let Some(older) = over.older()
+    {
+        *over = older;
+        return ask_once(endpoint, over, purpose);
+    }
+    let described = D::iscsi(&session);
+    match ran {
+        // Only the logout failed.
+        Err(_)
+            if described.unit().is_some()
+                || described.refused().is_some()
+                || described.function_response().is_some() =>
+        {
+            Ok(session)
+        }
+        Err(broken) => Err(IscsiConnectError::broken(address, broken)),
+        Ok(()) => Ok(session),
+    }
+}
+
+/// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
+fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
+    let has_others =
+        |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&ChapAlgorithm::Md5);
+    let plain = chap.as_ref().filter(has_others).map(|chap| {
+        let algorithms = vec![ChapAlgorithm::Md5];
+        Some(Chap { algorithms, ..chap.clone() })
+    });
+    std::iter::once(chap).chain(plain)
+}
+
+/// Whether another CHAP algorithm may help.
+fn is_about_chap(refused: &IscsiRefused) -> bool {
+    matches!(refused, IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
+}
+
+impl IscsiEndpoint {
+    /// One endpoint for each portal, with that portal alone.
+    fn paths(&self) -> impl Iterator<Item = IscsiEndpoint> {
+        std::iter::once(&self.address).chain(&self.further).map(|address| self.with_address(address))
+    }
+
+    fn with_address(&self, address: &Address) -> IscsiEndpoint {
+        IscsiEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() }
+    }
+
+    fn config(&self, purpose: SessionPurpose, isid: [u8; 6]) -> IscsiInitiatorConfig {
+        IscsiInitiatorConfig {
+            initiator: self.initiator.clone(),
+            target: self.target.clone(),
+            lun: self.lun,
+            purpose,
+            chap: self.chap.clone(),
+            proposal: self.proposal,
+            isid,
+            burst: BurstSize::default(),
+        }
+    }
+}
+
+/// Dials one logical unit.
+pub struct IscsiDialer<D: Datamover = OverTcp> {
+    endpoint: IscsiEndpoint,
+    over: D,
+    /// The unit as it was when the volume was opened.
+    first: UnitInfo,
+    /// The initial address of each path.
+    paths: Paths,
+    /// Host names in redirections, as resolved when the volume was opened.
+    names: Vec<(TargetAddress, Address)>,
+    random: IscsiRandomness,
+}
+
+impl<D: Datamover> IscsiDialer<D> {
+    /// Logs in once to query the unit.
+    ///
+    /// # Errors
+    /// As for [`connect`].
+    pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
+        let random = IscsiRandomness::new(&endpoint.address)?;
+        let addresses = (&endpoint.address, &endpoint.further[..]);
+        let (first, found) = first_unit(addresses, IscsiRefused::is_retryable, |address| {
+            let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
+            let unit = answer.description()?.unit;
+            over = answer.over;
+            Ok((unit, (answer.chap, answer.redirections.initial().clone(), answer.names)))
+        })?;
+        let (mut addresses, mut names, mut chap) = (Vec::new(), Vec::new(), None);
+        for (path, found) in endpoint.paths().zip(found) {
+            let Some((used, initial, more)) = found else {
+                addresses.push(path.address);
+                continue;
+            };
+            addresses.push(initial);
+            names.extend(more);
+            chap = chap.or(Some(used));
+        }
+        let chap = chap.flatten();
+        let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
+        Ok(IscsiDialer { endpoint: IscsiEndpoint { chap, ..endpoint }, over, first, paths, names, random })
+    }
+
+    /// The unit's properties when it was first seen.
+    #[must_use]
+    pub fn volume_info(&self) -> VolumeInfo {
+        self.first.volume_info()
+    }
+
+    /// The current credentials, with the algorithms that the target has accepted.
+    fn chap(&self) -> Option<Chap> {
+        let accepted = self.endpoint.chap.as_ref()?;
+        let current = self.endpoint.current_chap.as_ref().map(|current| current.get());
+        let current = current.as_deref().unwrap_or(accepted).clone();
+        Some(Chap { algorithms: accepted.algorithms.clone(), ..current })
+    }
+}
+
+impl<D: Datamover> Dialer for IscsiDialer<D> {
+    type Session = D::Session;
+    type Control = NoControl;
+
+    fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
+        let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
+        let config = IscsiInitiatorConfig { chap: self.chap(), ..config };
+        let with = self.random.with(opening.pool.clone(), opening.now);
+        let with = IscsiSetup { segment_len: opening.segment_len, ..with };
+        self.over.session(config, self.paths.retries(self.endpoint.reconnect_timeout), with)
+    }
+
+    fn check(&self, session: &D::Session) -> Result<(), String> {
+        check_unit(&self.first, D::iscsi(session).unit(), self.endpoint.connections)
+    }
+
+    fn renews_secrets(&self, session: &D::Session) -> bool {
+        let is_about_secrets = matches!(
+            D::iscsi(session).refused(),
+            Some(IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::MutualAuthFailed)
+        );
+        let secrets = self.endpoint.current_chap.as_ref().filter(|_| is_about_secrets);
+        secrets.inspect(|secrets| secrets.read_again()).is_some()
+    }
+
+    fn refusal(&self, session: &D::Session) -> Option<String> {
+        D::iscsi(session).refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
+    }
+
+    fn moved(&self, session: &D::Session, from: &Address) -> Option<Result<Redirection, String>> {
+        let refused = D::iscsi(session).refused();
+        let Some(IscsiRefused::Moved { address: to, permanent }) = refused else { return None };
+        let place: TargetAddress = match to.parse() {
+            Ok(place) => place,
+            Err(problem) => return Some(Err(format!("target redirects to {to}, {problem}"))),
+        };
+        let known =
+            || self.names.iter().find(|(known, _)| (&known.host, known.port) == (&place.host, place.port));
+        let found = match zone::answered_ip(&place.host) {
+            Some(ip) => Some(Address::Tcp(zone::complete((ip, place.port).into(), from))),
+            None => known().map(|(_, address)| address.clone()),
+        };
+        let lost = || {
+            format!("target redirects to {to}, a host name that was not resolved when the volume was opened")
+        };
+        Some(found.map(|address| Redirection { address, is_permanent: *permanent }).ok_or_else(lost))
+    }
+}
+
+/// Unpredictable numbers for sessions.
+struct IscsiRandomness {
+    seeds: Seeds,
+    /// Seeds for memory region keys.
+    region_seeds: Seeds,
+    /// Random part of our ISIDs (RFC 7143 §11.12.5).
+    number: [u8; 3],
+}
+
+impl IscsiRandomness {
+    fn new(address: &Address) -> Result<IscsiRandomness, IscsiConnectError> {
+        let broken = |error| IscsiConnectError::broken(address, Broken::Socket(error));
+        let (seeds, region_seeds) = (Seeds::new().map_err(broken)?, Seeds::new().map_err(broken)?);
+        Ok(IscsiRandomness { seeds, region_seeds, number: sys::random_bytes().map_err(broken)? })
+    }
+
+    /// Parameters of one session.
+    fn with(&self, pool: Pool, now: Instant) -> IscsiSetup {
+        IscsiSetup {
+            pool,
+            seed: self.seeds.next(),
+            region_seed: self.region_seeds.next(),
+            segment_len: None,
+            now,
+        }
+    }
+
+    /// The ISID of a link: type "random", with the link number as qualifier.
+    fn isid(&self, link: u32) -> [u8; 6] {
+        let ([a, b, c], [.., d, e]) = (self.number, link.to_be_bytes());
+        [ISID_RANDOM, a, b, c, d, e]
+    }
+}
+
+const ISID_RANDOM: u8 = 0b10 << 6;

@@ -1,0 +1,118 @@
+//! iSCSI on sockets: serving targets over TCP and over RDMA (iSER) at the same portals.
+//!
+//! A session with all its connections lives on one core. A connection accepted on another core is
+//! moved there as soon as its first login request names the session.
+//!
+//! The initiator is in [`crate::protocol::iscsi::initiator`].
+
+use crate::core::reactor::{EngineCore, Inbox};
+use crate::fabric::{self, Setup};
+use crate::net::host::{ByteStream, StreamEnd};
+use crate::net::socket::Stream;
+use crate::serve::audit::AUDIT;
+use crate::serve::background::Background;
+use crate::serve::listener::{MAX_HALF_OPEN, Serve};
+use crate::serve::port_session::PortSession;
+use crate::serve::target_task::{ArrivedConnection, Relocate, TargetTask};
+use crate::sys;
+use blockmux_proto::driver::session::CoreHandle;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::iscsi::node::IscsiNode;
+use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
+use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
+use blockmux_volume::Core;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use tracing::warn;
+
+/// Serves the node's targets that have a portal at the listener with this number to the
+/// connections that it accepts. Their logical units map to indices of `exports`.
+#[must_use]
+pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
+    let background = Background::new(node.clone(), exports);
+    let (node, exports) = (node.clone(), exports.clone());
+    Arc::new(move |core, stream, permit| {
+        background.begin_on(core);
+        let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
+        portal.serve(core, ArrivedConnection::new(stream, permit));
+    })
+}
+
+// Logins that the listener has closed may not have ended yet. Even with them, a new connection
+// finds a free place.
+const _: () = assert!(MAX_HALF_OPEN <= MAX_LOGINS / 2);
+
+/// State of one listener on every core.
+#[derive(Clone)]
+struct Portal {
+    node: Arc<IscsiNode>,
+    exports: Exports,
+    listener: u16,
+}
+
+impl Portal {
+    fn serve(&self, core: &Rc<EngineCore>, arrival: ArrivedConnection<Stream>) {
+        let stream = &arrival.stream;
+        let Some(login) = self.node.begin_login() else {
+            warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
+            return;
+        };
+        let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
+            (Ok(seed), Ok(region_seed)) => (seed, region_seed),
+            (Err(error), _) | (_, Err(error)) => {
+                warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: no random numbers for its login: {error}");
+                return;
+            }
+        };
+        let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
+        let hang_up = Arc::new(SocketHandle(stream.share()));
+        let sessions = core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())));
+        let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
+        let for_peer = pool.clone();
+        let session =
+            IscsiTargetSession::among(&sessions, node, self.listener, pool.clone(), seed, core.now())
+                .admitted(login, local_ip, hang_up)
+                .with_client(stream.peer_ip());
+        let (segment_len, now) = (stream.segment_len(), core.now());
+        let accept = move |session| {
+            let setup = Setup { pool, seed: region_seed, segment_len, now };
+            fabric::accept(IserTargetSession::new(session), setup)
+        };
+        let session = PortSession::new(session, Box::new(accept), arrival.sent);
+        let portal = self.clone();
+        let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
+            let portal = portal.clone();
+            if let Some(inbox) = owner_core.downcast::<Inbox>() {
+                inbox.send(move |core| portal.serve(core, arrival));
+            }
+        });
+        let moves_to = |session: &mut PortSession<IscsiTargetSession, IserTargetSession>| {
+            session.moves_to(IscsiTargetSession::moves_to, IserTargetSession::moves_to)
+        };
+        let relocate = Relocate { moves_to, hand_over };
+        let exports = self.exports.clone();
+        TargetTask::receive(core, (arrival, None), (session, for_peer), exports, Some(relocate));
+    }
+}
+
+/// An accepted connection, which may be shut down from other cores.
+struct SocketHandle(Stream);
+
+impl ConnectionControl for SocketHandle {
+    fn hang_up(&self) {
+        self.0.close();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.ended() != StreamEnd::Not
+    }
+}
+
+/// The address in brackets if it is IPv6, as before a colon and a port.
+fn in_brackets(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}

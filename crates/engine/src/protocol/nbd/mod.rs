@@ -1,0 +1,4 @@
+//! NBD on sockets.
+
+pub mod initiator;
+pub mod target;

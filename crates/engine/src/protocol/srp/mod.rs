@@ -1,0 +1,4 @@
+//! SRP on sockets.
+
+pub mod initiator;
+pub mod target;

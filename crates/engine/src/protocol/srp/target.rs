@@ -1,0 +1,39 @@
+//! SRP on sockets: serving target ports over software iWARP.
+
+use crate::fabric::{self, Setup};
+use crate::serve::background::Background;
+use crate::serve::listener::Serve;
+use crate::serve::target_task::{ArrivedConnection, TargetTask};
+use crate::sys;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::srp::node::SrpNode;
+use blockmux_proto::srp::server::SrpTargetSession;
+use blockmux_volume::Core;
+use std::sync::Arc;
+use tracing::warn;
+
+/// Serves the node's target ports to accepted connections. Their logical units map to indices of
+/// `exports`. The channels of one initiator port may be on different cores.
+#[must_use]
+pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
+    let background = Background::new(node.clone(), exports);
+    let (node, exports) = (node.clone(), exports.clone());
+    Arc::new(move |core, stream, permit| {
+        background.begin_on(core);
+        let seed = match sys::random_bytes() {
+            Ok(seed) => seed,
+            Err(error) => {
+                warn!(peer = stream.peer(), "refused: no random numbers for its memory keys: {error}");
+                return;
+            }
+        };
+        let pool = core.pool().for_peer_at(stream.peer_ip());
+        let (hang_up, now) = (Arc::new(stream.hang_up()), core.now());
+        let session = SrpTargetSession::new(node.clone(), pool.clone(), hang_up, now);
+        let session = session.with_client(stream.peer_ip());
+        let setup = Setup { pool: pool.clone(), seed, segment_len: stream.segment_len(), now };
+        let session = fabric::accept(session, setup);
+        let arrival = ArrivedConnection::new(stream, permit);
+        TargetTask::receive(core, (arrival, None), (session, pool), exports.clone(), None);
+    })
+}

@@ -1,0 +1,78 @@
+//! The control connection of a link, for protocols that need one, such as an NVMe admin queue.
+//!
+//! ```text
+//!   connect ▶ ControlLink ▶ ready ▶ connect ▶ session
+//! ```
+//! The control connection belongs to its link and runs on the link's core. If the control
+//! connection is lost, the session is closed; if the session ends, the control connection is
+//! closed. See decision 14.
+
+use crate::carrier::connection::{Broken, Connection, Inflow};
+use crate::core::reactor::Progress;
+use crate::net::host::Host;
+use blockmux_proto::driver::session::{Control, PathRank, StreamSession};
+
+/// A control session with its connection.
+pub(super) struct ControlLink<C, H: Host> {
+    connection: Connection<H>,
+    session: C,
+}
+
+impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
+    pub(super) fn new(connection: Connection<H>, session: C) -> ControlLink<C, H> {
+        ControlLink { connection, session }
+    }
+
+    pub(super) fn session(&self) -> &C {
+        &self.session
+    }
+
+    /// Whether the session that depends on it may start.
+    pub(super) fn is_ready(&self) -> bool {
+        self.session.is_ready()
+    }
+
+    /// The volume's size, if it may have changed.
+    pub(super) fn poll_size(&mut self) -> Option<u64> {
+        self.session.poll_size()
+    }
+
+    /// The path's rank, if it was updated.
+    pub(super) fn poll_path_rank(&mut self) -> Option<PathRank> {
+        self.session.poll_path_rank()
+    }
+
+    /// Queries the path's state again, because the session has found that it changed. Send errors
+    /// appear in the next turn.
+    pub(super) fn refresh_path(&mut self) {
+        self.session.query_path_rank();
+        let _ = self.connection.send(&mut self.session);
+    }
+
+    /// Receives and sends.
+    #[inline]
+    pub(super) fn turn(&mut self) -> Result<Progress, Broken> {
+        self.connection.check_deadline(&mut self.session)?;
+        let inflow = self.connection.receive(&mut self.session)?;
+        self.connection.send(&mut self.session)?;
+        match inflow {
+            Inflow::Finished => {
+                let error = std::io::Error::other("the controller closed its admin queue");
+                Err(Broken::Socket(error))
+            }
+            Inflow::More => Ok(Progress::More),
+            Inflow::Drained => Ok(Progress::Drained),
+            Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
+        }
+    }
+
+    pub(super) fn park(&mut self) {
+        self.connection.park();
+    }
+
+    /// Logs out, best effort.
+    pub(super) fn end(&mut self) {
+        self.session.on_stop();
+        let _ = self.connection.send(&mut self.session);
+    }
+}

@@ -1,0 +1,893 @@
+//! The channels of a target session: one for each volume that it uses, opened at the first I/O.
+//!
+//! The I/O of one poll is bounded in rounds and in bytes. A command of several steps continues with
+//! the next I/O after each completion, and a command of a few bytes may transfer gigabytes: WRITE
+//! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
+//! would block all other sessions of the core until it ends.
+//!
+//! Latency is the time between two polls, which is read anyway. I/O that completes in the poll that
+//! submitted it would need another reading of the clock: one such request is timed every
+//! [`SAMPLE_EVERY_NS`], and its latency is counted for all others until the next one is timed.
+
+use crate::core::reactor::Progress;
+use crate::serve::sessions::Session;
+use crate::serve::throttles::Throttles;
+use blockmux_proto::driver::session::Target;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::volume_state::{
+    MAX_ORPHANS, Meter, NotAdmitted, Origin, OrphanedUser, RequestKind, VolumeState,
+};
+use blockmux_volume::{Channel, Completion, Core, IoError, Output, Tag, Waker};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::warn;
+
+/// A session's channels and their I/O in flight.
+pub(crate) struct Channels {
+    exports: Exports,
+    open: Vec<OpenChannel>,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    /// Completions that the session has not taken.
+    done: Vec<Completion>,
+    /// I/O whose completion the session has not taken.
+    in_flight: u32,
+    submitted: u64,
+    /// The last change of `exports` for which channels of removed volumes were closed.
+    seen: u64,
+    /// The session that I/O is counted for, after login.
+    session: Option<Arc<Session>>,
+    origin: Origin,
+    clock: PollClock,
+    /// Limits hold nothing back any more.
+    is_lifted: bool,
+}
+
+/// The clock for latencies: the time of each poll, and a sample of the time within a poll.
+#[derive(Default)]
+struct PollClock {
+    /// The first poll.
+    epoch: Option<Instant>,
+    /// The current poll, in nanoseconds after the first.
+    poll_ns: u64,
+    /// When I/O that completes in its own poll was last timed.
+    sampled_ns: Option<u64>,
+    /// The latency of that I/O.
+    sample_ns: u64,
+}
+
+impl PollClock {
+    #[inline]
+    fn begin(&mut self, now: Instant) {
+        let epoch = *self.epoch.get_or_insert(now);
+        self.poll_ns = now.saturating_duration_since(epoch).as_nanos() as u64;
+    }
+
+    /// Latency of an I/O that was submitted in the poll at `begun_ns` and has completed now.
+    #[inline]
+    fn latency_ns(&mut self, begun_ns: u64, core: &dyn Core) -> u64 {
+        if begun_ns != self.poll_ns {
+            return self.poll_ns.saturating_sub(begun_ns);
+        }
+        if self.sampled_ns.is_none_or(|sampled| self.poll_ns - sampled >= SAMPLE_EVERY_NS) {
+            self.sample(core);
+        }
+        self.sample_ns
+    }
+
+    #[cold]
+    fn sample(&mut self, core: &dyn Core) {
+        let Some(epoch) = self.epoch else { return };
+        let now_ns = core.now().saturating_duration_since(epoch).as_nanos() as u64;
+        (self.sampled_ns, self.sample_ns) = (Some(self.poll_ns), now_ns.saturating_sub(self.poll_ns));
+    }
+}
+
+/// The channel of one volume.
+struct OpenChannel {
+    volume: VolumeId,
+    channel: Box<dyn Channel>,
+    meter: Meter,
+    /// Requests that have not completed.
+    in_flight: u32,
+    begun: BegunIo,
+    throttles: Throttles,
+    volume_state: Arc<VolumeState>,
+    /// Set once the peer has disconnected with I/O in flight.
+    orphan: Option<OrphanedChannel>,
+}
+
+/// The channel of a peer that has disconnected with I/O in flight.
+struct OrphanedChannel {
+    /// What limits hold is aborted.
+    aborts_held: bool,
+    _user: OrphanedUser,
+}
+
+impl OpenChannel {
+    /// Counts completions.
+    #[inline]
+    fn count(&mut self, done: &[Completion], clock: &mut PollClock, core: &dyn Core) {
+        self.in_flight -= done.len() as u32;
+        for Completion { tag, result } in done {
+            if let Some((begun_ns, kind)) = self.begun.of(*tag) {
+                self.meter.complete(kind, clock.latency_ns(begun_ns, core));
+            }
+            if let Err(error) = result {
+                self.meter.fail(error);
+            }
+        }
+    }
+
+    /// Counts the failure of a request that was held, and returns its completion.
+    fn fail_held(&mut self, tag: Tag, error: IoError, clock: &mut PollClock, core: &dyn Core) -> Completion {
+        let failed = Completion { tag, result: Err(error) };
+        self.count(std::slice::from_ref(&failed), clock, core);
+        failed
+    }
+}
+
+/// Submission time and kind of each I/O in flight, indexed by the slot number in its tag.
+#[derive(Default)]
+struct BegunIo(Vec<(u64, RequestKind)>);
+
+impl BegunIo {
+    #[inline]
+    fn begin(&mut self, Tag(tag): Tag, poll_ns: u64, kind: RequestKind) {
+        // The lower half of a tag is the slot; the upper half may be a generation.
+        let slot = tag as u32 as usize;
+        if let Some(begun) = self.0.get_mut(slot) {
+            *begun = (poll_ns, kind);
+        } else {
+            self.grow(slot, (poll_ns, kind));
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, slot: usize, begun: (u64, RequestKind)) {
+        if slot < MAX_SLOTS {
+            self.0.resize((slot + 1).next_power_of_two(), (0, RequestKind::Other));
+            self.0[slot] = begun;
+        }
+    }
+
+    #[inline]
+    fn of(&self, Tag(tag): Tag) -> Option<(u64, RequestKind)> {
+        self.0.get(tag as u32 as usize).copied()
+    }
+}
+
+impl Channels {
+    /// Volume ids of the session are indices of `exports`; completions wake `waker`. I/O is counted
+    /// for `origin`.
+    pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker, origin: Origin) -> Channels {
+        let seen = exports.changes();
+        Channels {
+            exports,
+            open: Vec::new(),
+            core,
+            waker,
+            done: Vec::new(),
+            in_flight: 0,
+            submitted: 0,
+            seen,
+            session: None,
+            origin,
+            clock: PollClock::default(),
+            is_lifted: false,
+        }
+    }
+
+    /// Counts I/O for this session, including I/O counted before this call, and applies the limits
+    /// of each client to its client.
+    pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
+        if self.session.is_none() {
+            for open in &mut self.open {
+                session.add(&open.meter);
+                open.throttles.set_client(session.client());
+            }
+            self.session = Some(session.clone());
+        }
+    }
+
+    /// Whether nothing is in flight.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// Number of requests that the session has submitted.
+    #[inline]
+    pub(crate) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// The volume's name, empty if it was removed.
+    pub(crate) fn name(&self, volume: VolumeId) -> String {
+        self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
+    }
+
+    /// Limits hold nothing back any more, because the session ends.
+    pub(crate) fn lift_limits(&mut self) {
+        if !std::mem::replace(&mut self.is_lifted, true) {
+            self.open.iter_mut().for_each(|open| open.throttles.lift());
+            self.waker.wake();
+        }
+    }
+
+    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected. Held
+    /// requests are aborted if the peer cannot have a use for them: a write that starts much later
+    /// could undo what the peer writes over another connection. They are also aborted if many peers
+    /// have left some already: those would use up the number of orphaned users for as long as
+    /// limits hold their requests. Called again until nothing is in flight.
+    pub(crate) fn orphan(&mut self, aborts_held: bool) {
+        self.session = None;
+        let now = self.core.now();
+        for open in &mut self.open {
+            let aborts_held = match &open.orphan {
+                Some(orphan) => orphan.aborts_held,
+                None => aborts_held || open.volume_state.orphans() >= MAX_HELD_ORPHANS,
+            };
+            while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
+                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
+                self.waker.wake();
+            }
+            if open.in_flight == 0 || open.orphan.is_some() {
+                continue;
+            }
+            open.orphan = Some(OrphanedChannel { aborts_held, _user: open.volume_state.orphan() });
+            if open.volume_state.orphans() == MAX_ORPHANS
+                && let Some(export) = self.exports.get(open.volume)
+            {
+                let name = &export.name;
+                warn!(
+                    "{name}: {MAX_ORPHANS} lost connections still have I/O in flight; new users are refused until some of it completes"
+                );
+            }
+        }
+    }
+
+    /// Submits the session's I/O to its channels and passes completions back. A completion may lead
+    /// to the next I/O; after [`ROUNDS_PER_TURN`] rounds or [`BYTES_PER_TURN`] bytes the rest waits
+    /// for the next poll, and `Progress::More` is returned.
+    #[inline]
+    pub(crate) fn move_io(&mut self, session: &mut impl Target, now: Instant) -> Progress {
+        if self.exports.changes() != self.seen && self.is_idle() {
+            self.seen = self.exports.changes();
+            self.open.retain(|open| self.exports.get(open.volume).is_some());
+        }
+        self.clock.begin(now);
+        let mut progress = Progress::Idle;
+        let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
+        for round in 0..ROUNDS_PER_TURN {
+            // Held requests are older.
+            let started = self.start_held(session, now, &mut to_submit);
+            let submitted = self.submit_io(session, now, &mut to_submit);
+            if started || submitted {
+                progress = Progress::Drained;
+            } else if round > 0 && self.done.is_empty() {
+                return progress;
+            }
+            if self.in_flight == 0 {
+                return progress;
+            }
+            for open in &mut self.open {
+                let before = self.done.len();
+                open.channel.kick();
+                open.channel.poll(&mut self.done);
+                open.count(&self.done[before..], &mut self.clock, &*self.core);
+            }
+            if !self.done.is_empty() {
+                progress = Progress::Drained;
+                self.hand_back(session, now, &mut to_hand_back);
+            } else if to_submit > 0 {
+                return progress;
+            }
+            if to_submit == 0 || to_hand_back == 0 {
+                return Progress::More;
+            }
+        }
+        Progress::More
+    }
+
+    /// Submits and cancels the I/O that the session requests; returns whether any was submitted.
+    /// `budget` is the byte budget: a request that exceeds it is submitted whole, and is the last
+    /// one.
+    #[inline]
+    fn submit_io(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+        let before = self.submitted;
+        while *budget > 0
+            && let Some((volume, io)) = session.poll_io()
+        {
+            self.submitted += 1;
+            *budget = budget.saturating_sub(io.len);
+            let (tag, poll_ns) = (io.tag, self.clock.poll_ns);
+            match self.channel(volume, session.depth()) {
+                Ok(OpenChannel { channel, meter, in_flight, begun, throttles, .. }) => {
+                    meter.count(&io);
+                    begun.begin(tag, poll_ns, RequestKind::of(io.op));
+                    let admitted = if throttles.is_free() {
+                        Some(io)
+                    } else {
+                        let (cost, station) = (session.cost(&io), session.station(tag));
+                        throttles.admit(io, cost, station, meter, now)
+                    };
+                    match admitted {
+                        Some(io) => channel.submit(io),
+                        None => session.on_held(tag),
+                    }
+                    *in_flight += 1;
+                    self.in_flight += 1;
+                }
+                Err(error) => session.on_io(Completion { tag, result: Err(error) }, now),
+            }
+        }
+        while let Some((volume, tag)) = session.poll_cancel() {
+            let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
+            if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now).is_some() {
+                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
+            } else {
+                open.channel.cancel(tag);
+            }
+        }
+        self.submitted > before
+    }
+
+    /// Starts the held requests that may start now, within the byte budget `budget`; returns
+    /// whether any has started or failed.
+    #[inline]
+    fn start_held(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+        let mut has_started = false;
+        for at in 0..self.open.len() {
+            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty()) {
+                has_started |= self.start_held_of(at, session, now, budget);
+            }
+        }
+        has_started
+    }
+
+    #[cold]
+    fn start_held_of(
+        &mut self,
+        at: usize,
+        session: &mut impl Target,
+        now: Instant,
+        budget: &mut u64,
+    ) -> bool {
+        let Some(open) = self.open.get_mut(at) else { return false };
+        let mut has_started = false;
+        while *budget > 0
+            && let Some(io) = open.throttles.peek_due(now)
+        {
+            let tag = io.tag;
+            match session.readmit(open.volume, io) {
+                Ok(()) => {
+                    let Some(io) = open.throttles.start(tag, &open.meter, now) else { break };
+                    *budget = budget.saturating_sub(io.len);
+                    open.channel.submit(io);
+                }
+                Err(NotAdmitted::Locked) => {
+                    open.throttles.postpone(tag, now);
+                    continue;
+                }
+                Err(NotAdmitted::Denied(error)) => {
+                    open.throttles.cancel(tag, &open.meter, now);
+                    self.done.push(open.fail_held(tag, error, &mut self.clock, &*self.core));
+                }
+            }
+            has_started = true;
+        }
+        open.throttles.arm();
+        has_started
+    }
+
+    /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
+    /// up: the session spends CPU time on the data, for example to compare it.
+    #[inline]
+    fn hand_back(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) {
+        let mut count = 0;
+        for done in &self.done {
+            count += 1;
+            if let Ok(Output::Data(data)) = &done.result {
+                *budget = budget.saturating_sub(data.len() as u64);
+                if *budget == 0 {
+                    break;
+                }
+            }
+        }
+        self.in_flight -= count as u32;
+        for completion in self.done.drain(..count) {
+            session.on_io(completion, now);
+        }
+    }
+
+    #[inline]
+    fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut OpenChannel, IoError> {
+        if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
+            return Ok(&mut self.open[at]);
+        }
+        let volume_state = self.exports.volume_state(volume).ok_or(IoError::ShuttingDown)?;
+        if !volume_state.takes_users() {
+            return Err(IoError::NoMemory);
+        }
+        let channel = volume_state.volume().open(&self.core, depth, self.waker.clone())?;
+        let meter = Meter::new(&volume_state, self.origin.clone());
+        if let Some(session) = &self.session {
+            session.add(&meter);
+        }
+        let client = self.session.as_ref().map(|session| session.client());
+        let (core, waker) = (self.core.clone(), self.waker.clone());
+        let mut throttles = Throttles::new(volume_state.limiter().clone(), client, core, waker);
+        if self.is_lifted {
+            throttles.lift();
+        }
+        let begun = BegunIo::default();
+        self.open.push(OpenChannel {
+            volume,
+            channel,
+            meter,
+            in_flight: 0,
+            begun,
+            throttles,
+            volume_state,
+            orphan: None,
+        });
+        self.open.last_mut().ok_or(IoError::PathLost)
+    }
+}
+
+/// Rounds of dependent I/O in one poll.
+const ROUNDS_PER_TURN: u32 = 16;
+/// Bytes of I/O in one poll: a fraction of a millisecond at memory bandwidth, and more than a deep
+/// queue of short requests transfers.
+const BYTES_PER_TURN: u64 = 2 << 20;
+/// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
+const SAMPLE_EVERY_NS: u64 = 1_000_000;
+/// The number of orphaned users of a volume from which on limits hold nothing for them.
+const MAX_HELD_ORPHANS: usize = 64;
+/// Maximum number of requests in flight on one channel whose latency is counted.
+const MAX_SLOTS: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::sessions::Sessions;
+    use blockmux_proto::driver::audit_event::{AuditEvent, Login};
+    use blockmux_proto::driver::frames::Mac;
+    use blockmux_proto::driver::session::{SessionStage, Timed};
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::volume_state::error_kind;
+    use blockmux_volume::conformance::TestCore;
+    use blockmux_volume::{Cost, Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
+    use std::collections::VecDeque;
+    use std::num::NonZeroU64;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    /// A session with endless commands: each completion leads to the next read.
+    struct Endless {
+        queue: VecDeque<Io>,
+        begun: u64,
+        completed: u64,
+        refused: u32,
+        cancels: Vec<Tag>,
+        /// Each command belongs to a station of its own.
+        has_stations: bool,
+        /// Commands whose start was held back.
+        held: Vec<Tag>,
+        /// Whether requests are free of limits.
+        is_free: bool,
+        /// The results of the next admissions of held commands; those after them are admitted.
+        admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
+    }
+
+    impl Endless {
+        fn new(commands: u64, len: u64) -> Endless {
+            let queue = (0..commands).map(|tag| Io::new(Tag(tag), Op::Read, 0, len)).collect();
+            Endless {
+                queue,
+                begun: 0,
+                completed: 0,
+                refused: 0,
+                cancels: Vec::new(),
+                has_stations: false,
+                held: Vec::new(),
+                is_free: false,
+                admissions: VecDeque::new(),
+            }
+        }
+    }
+
+    impl Timed for Endless {}
+
+    impl Target for Endless {
+        fn depth(&self) -> u32 {
+            256
+        }
+
+        fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+            let io = self.queue.pop_front()?;
+            self.begun += io.len;
+            Some((VolumeId(0), io))
+        }
+
+        fn on_io(&mut self, done: Completion, _now: Instant) {
+            let Ok(Output::Data(data)) = done.result else {
+                self.refused += 1;
+                return;
+            };
+            let len = data.len() as u64;
+            self.completed += len;
+            self.queue.push_back(Io::new(done.tag, Op::Read, 0, len));
+        }
+
+        fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+            Some((VolumeId(0), self.cancels.pop()?))
+        }
+
+        fn station(&mut self, Tag(tag): Tag) -> Option<Mac> {
+            self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
+        }
+
+        fn cost(&mut self, io: &Io) -> Option<Cost> {
+            Cost::of(io).filter(|_| !self.is_free)
+        }
+
+        fn on_held(&mut self, tag: Tag) {
+            self.held.push(tag);
+        }
+
+        fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+            assert!(self.held.contains(&io.tag));
+            self.admissions.pop_front().unwrap_or(Ok(()))
+        }
+
+        fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
+
+        fn on_turn(&mut self, _now: Instant) {}
+
+        fn stage(&self) -> SessionStage {
+            SessionStage::Established
+        }
+
+        fn owed(&self) -> Option<u64> {
+            None
+        }
+
+        fn poll_event(&mut self) -> Option<AuditEvent> {
+            None
+        }
+
+        fn on_stop(&mut self, _now: Instant) {}
+    }
+
+    /// Holds requests until they are released, then completes all of them at once.
+    struct HoldingVolume {
+        inner: MemVolume,
+        is_released: Arc<AtomicBool>,
+    }
+
+    struct HoldingChannel {
+        inner: Box<dyn Channel>,
+        is_released: Arc<AtomicBool>,
+        held: Vec<Io>,
+    }
+
+    impl Volume for HoldingVolume {
+        fn info(&self) -> VolumeInfo {
+            self.inner.info()
+        }
+
+        fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+            let inner = self.inner.open(core, depth, waker)?;
+            Ok(Box::new(HoldingChannel { inner, is_released: self.is_released.clone(), held: Vec::new() }))
+        }
+    }
+
+    impl Channel for HoldingChannel {
+        fn submit(&mut self, io: Io) {
+            self.held.push(io);
+        }
+
+        fn poll(&mut self, done: &mut Vec<Completion>) {
+            if self.is_released.load(Ordering::Relaxed) {
+                self.held.drain(..).for_each(|io| self.inner.submit(io));
+                self.inner.poll(done);
+            }
+        }
+    }
+
+    fn exports(is_released: &Arc<AtomicBool>) -> Exports {
+        let volume =
+            Arc::new(HoldingVolume { inner: MemVolume::new(8 << 20), is_released: is_released.clone() });
+        let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
+        Exports::new(vec![export])
+    }
+
+    fn channels(is_released: &Arc<AtomicBool>) -> Channels {
+        Channels::new(exports(is_released), TestCore::new().as_core(), Waker::idle(), Origin::default())
+    }
+
+    #[test]
+    fn a_volume_with_too_many_orphaned_users_refuses_new_ones_until_one_ends() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let exports = exports(&is_released);
+        let volume_state = exports.volume_state(VolumeId(0)).unwrap();
+        let core = TestCore::new().as_core();
+        let open = || Channels::new(exports.clone(), core.clone(), Waker::idle(), Origin::default());
+        let mut early = (open(), Endless::new(1, 512));
+        early.0.move_io(&mut early.1, Instant::now());
+        let mut left: Vec<_> = (0..MAX_ORPHANS).map(|_| (open(), Endless::new(1, 512))).collect();
+        for (channels, session) in &mut left {
+            assert!(volume_state.takes_users());
+            channels.move_io(session, Instant::now());
+            channels.orphan(false);
+            channels.orphan(false);
+        }
+        let mut refused = (open(), Endless::new(1, 512));
+        refused.0.move_io(&mut refused.1, Instant::now());
+        assert_eq!((volume_state.orphans(), refused.1.refused), (MAX_ORPHANS, 1));
+        // A user that opened its channel earlier may continue.
+        early.1.queue.push_back(Io::new(Tag(1), Op::Read, 0, 512));
+        early.0.move_io(&mut early.1, Instant::now());
+        assert_eq!((early.1.begun, early.1.refused), (1024, 0));
+        left.pop();
+        let mut taken = (open(), Endless::new(1, 512));
+        taken.0.move_io(&mut taken.1, Instant::now());
+        assert_eq!((taken.1.begun, taken.1.refused), (512, 0));
+        drop(left);
+        assert_eq!(volume_state.orphans(), 0);
+    }
+
+    #[test]
+    fn a_turn_is_bounded_in_bytes_for_steps_of_any_length() {
+        for (commands, len) in [(1, 8 << 20), (200, 1 << 20), (256, 64 << 10), (256, 512)] {
+            let mut channels = channels(&Arc::new(AtomicBool::new(true)));
+            let mut session = Endless::new(commands, len);
+            for _ in 0..50 {
+                let before = (session.begun, session.completed);
+                assert_eq!(channels.move_io(&mut session, Instant::now()), Progress::More);
+                assert!(
+                    session.begun > before.0 && session.completed > before.1,
+                    "every turn makes progress"
+                );
+                let most = BYTES_PER_TURN + len;
+                assert!(session.begun - before.0 < most, "{commands} commands of {len}");
+                assert!(session.completed - before.1 < most, "{commands} commands of {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_deep_queue_of_short_requests_completes_in_one_turn() {
+        let mut channels = channels(&Arc::new(AtomicBool::new(true)));
+        let mut session = Endless::new(256, 4096);
+        channels.move_io(&mut session, Instant::now());
+        assert!(session.completed >= 256 * 4096);
+    }
+
+    #[test]
+    fn simultaneous_completions_are_delivered_over_several_turns() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let (mut channels, mut session) = (channels(&is_released), Endless::new(8, 1 << 20));
+        while channels.move_io(&mut session, Instant::now()) == Progress::More {}
+        assert_eq!((session.begun, session.completed), (8 << 20, 0));
+        is_released.store(true, Ordering::Relaxed);
+        for turn in 1..=4 {
+            assert_eq!(channels.move_io(&mut session, Instant::now()), Progress::More);
+            assert_eq!(session.completed, turn * BYTES_PER_TURN);
+        }
+        assert!(!channels.is_idle());
+    }
+
+    #[test]
+    fn latencies_and_failures_are_counted_by_origin_and_remain_after_a_user_has_ended() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let exports = exports(&is_released);
+        let volume_state = exports.volume_state(VolumeId(0)).unwrap();
+        let origin = Origin { protocol: "nbd", listener: "127.0.0.1:10809".into() };
+        let core = TestCore::new().as_core();
+        let mut channels = Channels::new(exports.clone(), core, Waker::idle(), origin.clone());
+        let mut session = Endless::new(0, 0);
+        session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
+        session.queue.push_back(Io::new(Tag(7 << 32), Op::Read, 8 << 20, 512));
+        let start = Instant::now();
+        channels.move_io(&mut session, start);
+        let sums = volume_state.traffic_by_origin();
+        assert_eq!((sums[0].traffic.reads, sums[0].latency.reads.count(), sums[0].traffic.users), (2, 0, 1));
+        assert_eq!(sums[0].in_flight(), 2);
+        is_released.store(true, Ordering::Relaxed);
+        // The session submits another read, which completes in its own poll.
+        channels.move_io(&mut session, start + Duration::from_millis(5));
+        drop(channels);
+        let [sum] = &volume_state.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!((&sum.origin, sum.traffic.users, sum.traffic.failed), (&origin, 0, 1));
+        assert_eq!(sum.failures.iter().sum::<u64>(), 1);
+        assert_eq!(sum.failures[error_kind(&IoError::OutOfRange)], 1);
+        let reads = sum.latency.reads;
+        assert_eq!((reads.count(), sum.in_flight()), (sum.traffic.reads, 0));
+        assert_eq!(reads.buckets[13], 2, "two took 5 ms: {reads:?}");
+        assert_eq!(sum.latency.writes.count() + sum.latency.others.count(), 0);
+    }
+
+    /// A volume with limits in requests per second, and channels of its users.
+    struct Limited {
+        core: Rc<TestCore>,
+        exports: Exports,
+        volume_state: Arc<VolumeState>,
+    }
+
+    impl Limited {
+        fn new(volume: u64, client: u64) -> Limited {
+            let exports = exports(&Arc::new(AtomicBool::new(true)));
+            let volume_state = exports.volume_state(VolumeId(0)).unwrap();
+            let limited = Limited { core: TestCore::new(), exports, volume_state };
+            limited.set(volume, client);
+            limited
+        }
+
+        fn set(&self, volume: u64, client: u64) {
+            let limits = |iops| {
+                let total = Limit { iops: NonZeroU64::new(iops), bytes_per_s: None };
+                Limits { total, ..Limits::default() }
+            };
+            let limits = VolumeLimits { volume: limits(volume), client: limits(client) };
+            assert!(self.volume_state.limiter().set_limits(limits));
+        }
+
+        fn channels(&self) -> Channels {
+            let waker = self.core.ready().waker(1);
+            Channels::new(self.exports.clone(), self.core.as_core(), waker, Origin::default())
+        }
+
+        /// Requests that have completed after a turn, and those that are held.
+        fn turn(&self, channels: &mut Channels, session: &mut Endless) -> (u64, u64) {
+            channels.move_io(session, self.core.now());
+            (session.completed / 512, self.volume_state.traffic().held)
+        }
+    }
+
+    #[test]
+    fn requests_beyond_a_limit_are_held_and_start_when_it_permits() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        for completed in 2..5 {
+            assert_eq!(limited.core.ready().pop(), None);
+            assert!(limited.core.jump());
+            assert_eq!(limited.core.ready().pop(), Some(1), "woken when the next one may start");
+            assert_eq!(limited.turn(&mut channels, &mut session), (completed, 3));
+        }
+        assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(300));
+        let traffic = limited.volume_state.traffic();
+        assert_eq!((traffic.throttled, traffic.throttled_ns), (6, (100 + 200 + 300) * 1_000_000));
+        limited.set(0, 0);
+        let (completed, held) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 10 && held == 0, "{completed} completed, {held} held");
+    }
+
+    #[test]
+    fn a_held_request_can_be_cancelled_and_completes_at_once() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        limited.turn(&mut channels, &mut session);
+        session.cancels.push(Tag(2));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
+        let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!(
+            (session.refused, sum.failures[error_kind(&IoError::Aborted)], sum.in_flight()),
+            (1, 1, 2)
+        );
+    }
+
+    #[test]
+    fn a_held_request_is_admitted_again_before_it_starts() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        assert_eq!(session.held, [Tag(1), Tag(2), Tag(0)]);
+        session.admissions = [Err(NotAdmitted::Locked), Err(NotAdmitted::Denied(IoError::Reserved))].into();
+        limited.core.advance(Duration::from_millis(100));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        // The locked range is tried again soon. The denied request returns its tokens to the next.
+        assert!(limited.core.jump());
+        assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(101));
+        assert_eq!(limited.turn(&mut channels, &mut session), (2, 2));
+        assert_eq!(session.refused, 1);
+        let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
+        assert_eq!(sum.failures[error_kind(&IoError::Reserved)], 1);
+    }
+
+    #[test]
+    fn a_free_request_is_not_held_behind_others() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
+        session.is_free = true;
+        let (completed, held) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 1 && held == 3, "{completed} completed, {held} held");
+    }
+
+    #[test]
+    fn held_requests_of_a_lost_connection_are_aborted_and_those_of_a_closed_one_continue() {
+        let limited = Limited::new(10, 0);
+        let user = || (limited.channels(), Endless::new(3, 512));
+        let (mut closed, mut lost) = (user(), user());
+        limited.turn(&mut closed.0, &mut closed.1);
+        limited.turn(&mut lost.0, &mut lost.1);
+        closed.0.orphan(false);
+        assert_eq!((limited.volume_state.orphans(), closed.1.refused), (1, 0));
+        lost.0.orphan(true);
+        assert_eq!(limited.core.ready().pop(), Some(1));
+        assert_eq!(limited.turn(&mut lost.0, &mut lost.1), (0, 3));
+        assert!(lost.0.is_idle() && lost.1.refused == 3 && limited.volume_state.orphans() == 1);
+    }
+
+    #[test]
+    fn limits_hold_nothing_for_further_lost_connections_once_many_have_left_something() {
+        let limited = Limited::new(10, 0);
+        let mut left = Vec::new();
+        for _ in 0..MAX_HELD_ORPHANS + 10 {
+            let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+            limited.turn(&mut channels, &mut session);
+            channels.orphan(false);
+            limited.turn(&mut channels, &mut session);
+            left.push((channels, session));
+        }
+        // As in each of their turns.
+        for (channels, session) in &mut left {
+            channels.orphan(false);
+            limited.turn(channels, session);
+        }
+        assert_eq!(limited.volume_state.traffic().held, 3 * MAX_HELD_ORPHANS as u64);
+        assert!(left.iter().skip(MAX_HELD_ORPHANS).all(|(channels, _)| channels.is_idle()));
+        left.retain(|(channels, _)| !channels.is_idle());
+        assert_eq!((left.len(), limited.volume_state.orphans()), (MAX_HELD_ORPHANS, MAX_HELD_ORPHANS));
+    }
+
+    #[test]
+    fn a_held_request_starts_however_much_else_its_session_requests() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        session.is_free = true;
+        session.queue.extend((10..18).map(|tag| Io::new(Tag(tag), Op::Read, 0, 1 << 20)));
+        limited.turn(&mut channels, &mut session);
+        limited.core.advance(Duration::from_millis(100));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 2);
+    }
+
+    #[test]
+    fn limits_do_not_hold_requests_of_a_session_that_ends_or_of_a_removed_volume() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        limited.turn(&mut channels, &mut session);
+        channels.lift_limits();
+        assert_eq!(limited.core.ready().pop(), Some(1));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 3);
+        limited.volume_state.retire();
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 0);
+    }
+
+    #[test]
+    fn connections_of_one_client_share_its_limit_and_each_station_has_its_own() {
+        let limited = Limited::new(0, 10);
+        let sessions = Sessions::default();
+        let completed = |initiator: &str, peer: &str| {
+            let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+            let login = Login { initiator: initiator.to_owned(), ..Login::default() };
+            channels.count_for(&sessions.begin(login, peer));
+            limited.turn(&mut channels, &mut session).0
+        };
+        let peers = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"];
+        assert_eq!(peers.map(|peer| completed("", peer)), [1, 0, 1]);
+        assert_eq!(peers.map(|peer| completed("iqn.a", peer)), [1, 0, 0]);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        session.has_stations = true;
+        assert_eq!(limited.turn(&mut channels, &mut session), (3, 3));
+    }
+}

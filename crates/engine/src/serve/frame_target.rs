@@ -1,0 +1,109 @@
+//! A target over raw frames: ports, session, and a channel for each volume in use.
+
+use crate::core::reactor::{EngineCore, Progress, Task};
+use crate::net::frames::{FrameHost, FramePorts, PortError, Share, Side};
+use crate::serve::audit::StationAudits;
+use crate::serve::channels::Channels;
+use crate::serve::sessions::Sessions;
+use blockmux_proto::driver::session::{FrameSession, Target};
+use blockmux_proto::exports::Exports;
+use blockmux_proto::volume_state::Origin;
+use blockmux_volume::Waker;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Serves AoE requests until the core stops.
+pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
+    ports: FramePorts<H>,
+    session: S,
+    channels: Channels,
+    stations: StationAudits,
+    core: Rc<H>,
+    waker: Waker,
+    /// Deadline of stopping.
+    ends: Option<Instant>,
+}
+
+impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
+    /// Serves this core's share of the requests at `interfaces` with `session`, whose volume ids
+    /// are indices of `exports`; `sessions` lists the stations that use it.
+    ///
+    /// # Errors
+    /// If an interface cannot be opened.
+    pub fn spawn(
+        core: &Rc<H>,
+        interfaces: &[String],
+        share: Share,
+        session: S,
+        exports: Exports,
+        sessions: Sessions,
+    ) -> Result<(), PortError> {
+        let mut failed = None;
+        core.try_spawn(|waker| match FramePorts::open(core, waker, interfaces, Side::Target(share)) {
+            Ok(ports) => Ok(FrameTargetTask {
+                ports,
+                session,
+                stations: StationAudits::new(sessions),
+                channels: Channels::new(exports, core.clone(), waker.clone(), origin(interfaces)),
+                core: core.clone(),
+                waker: waker.clone(),
+                ends: None,
+            }),
+            Err((interface, error)) => {
+                failed = Some(PortError { interface, error });
+                Err(())
+            }
+        });
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        let now = self.core.now();
+        if self.core.is_stopping() && self.ends.is_none() {
+            self.session.on_stop(now);
+            self.channels.lift_limits();
+            let ends = now + STOP_TIMEOUT;
+            self.ends = Some(ends);
+            self.core.wake_at(ends, &self.waker);
+        }
+        let received = self.ports.take_in(&mut self.session, now);
+        let moved = self.channels.move_io(&mut self.session, now);
+        while let Some(event) = self.session.poll_event() {
+            self.stations.on_event(event, |volume| self.channels.name(volume));
+        }
+        let sent = self.ports.send(&mut self.session, now);
+        self.ports.arm(&self.session, now);
+        if let Some(ends) = self.ends {
+            let is_idle = self.channels.is_idle() && self.session.frames(now).is_empty();
+            if is_idle || now >= ends {
+                return Progress::Done;
+            }
+        }
+        match (received, moved) {
+            (Progress::More, _) | (_, Progress::More) => Progress::More,
+            (Progress::Idle, Progress::Idle) if !sent => Progress::Idle,
+            _ if self.ports.is_stuck() => Progress::Drained,
+            _ if sent && !self.session.frames(now).is_empty() => Progress::More,
+            _ => Progress::Drained,
+        }
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn park(&mut self) {
+        self.ports.park();
+    }
+}
+
+/// The origin of the requests of all interfaces of a session.
+fn origin(interfaces: &[String]) -> Origin {
+    Origin { protocol: "aoe", listener: interfaces.join(",").into() }
+}
+
+/// Longest time to send the remaining replies when the core stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,14 @@
+//! Serves volumes: listeners, the connections of targets, and their channels.
+
+pub mod audit;
+pub(crate) mod background;
+mod channels;
+pub mod frame_target;
+pub mod handover;
+pub mod listener;
+mod peer_core;
+pub(crate) mod port_session;
+pub mod sessions;
+mod stall;
+pub mod target_task;
+mod throttles;

@@ -1,0 +1,249 @@
+//! The list of sessions that `blockmux ctl sessions` shows.
+
+use blockmux_proto::driver::audit_event::Login;
+use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::SystemTime;
+
+/// The sessions of a process; a clone is another handle to the list.
+#[derive(Clone)]
+pub struct Sessions {
+    all: Arc<Mutex<Vec<Weak<Session>>>>,
+    /// The listener of sessions that are added through this handle; empty if none was named.
+    listener: Arc<str>,
+}
+
+impl Default for Sessions {
+    fn default() -> Sessions {
+        Sessions { all: Arc::default(), listener: "".into() }
+    }
+}
+
+/// One session that has logged in; dropping it removes it from the list.
+pub struct Session {
+    login: Arc<Login>,
+    peer: Arc<str>,
+    listener: Arc<str>,
+    since: SystemTime,
+    /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
+    end: AtomicU8,
+    /// Why it was asked to end.
+    end_reason: OnceLock<&'static str>,
+    /// Counters of each volume that it uses or has used.
+    readers: Mutex<Vec<MeterReader>>,
+}
+
+/// Description of one session.
+#[derive(Clone, Debug)]
+pub struct SessionInfo {
+    /// Initiator, target and protocol.
+    pub login: Login,
+    /// The peer's address.
+    pub peer: String,
+    /// The listener that accepted its connection; empty if none was named.
+    pub listener: String,
+    /// When it logged in.
+    pub since: SystemTime,
+    /// Its I/O counters; `users` is the number of volumes that it has used.
+    pub traffic: VolumeTraffic,
+}
+
+impl SessionInfo {
+    /// The peer's IP address; `None` if it has none.
+    #[must_use]
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        peer_ip(&self.peer)
+    }
+
+    /// The client, which may have several sessions: the initiator's name, or where the protocol has
+    /// no names for initiators, the peer's IP address or process.
+    #[must_use]
+    pub fn client(&self) -> String {
+        client_of(&self.login, &self.peer)
+    }
+}
+
+fn peer_ip(peer: &str) -> Option<IpAddr> {
+    peer.parse::<SocketAddr>().ok().map(|address| address.ip())
+}
+
+/// Implements [`SessionInfo::client`].
+fn client_of(login: &Login, peer: &str) -> String {
+    match login.initiator.as_str() {
+        "" => peer_ip(peer).map_or_else(|| peer.to_owned(), |address| address.to_string()),
+        name => name.to_owned(),
+    }
+}
+
+impl Sessions {
+    /// Adds a session to the list.
+    #[must_use]
+    pub fn begin(&self, login: impl Into<Arc<Login>>, peer: impl Into<Arc<str>>) -> Arc<Session> {
+        let (login, peer) = (login.into(), peer.into());
+        let session = Arc::new(Session {
+            login,
+            peer,
+            listener: self.listener.clone(),
+            since: SystemTime::now(),
+            end: AtomicU8::new(OPEN),
+            end_reason: OnceLock::new(),
+            readers: Mutex::default(),
+        });
+        let mut all = self.all();
+        if all.len() == all.capacity() {
+            all.retain(|session| session.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(&session));
+        session
+    }
+
+    /// All sessions, oldest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<SessionInfo> {
+        let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        all.iter().map(|session| session.info()).collect()
+    }
+
+    /// Another handle to this list, for sessions whose connections are accepted by that listener.
+    #[must_use]
+    pub fn at(&self, listener: &str) -> Sessions {
+        Sessions { all: self.all.clone(), listener: listener.into() }
+    }
+
+    /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
+    /// flight completes, new requests are refused, then the connection closes. Their tasks do so
+    /// when they run next; see [`crate::core::cores::Cores::wake_all`]. `reason` is for the log.
+    #[must_use]
+    pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
+        let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        let meant = all.into_iter().filter(|session| is_meant(&session.info()));
+        let drain = |session: Arc<Session>| {
+            let _ = session.end_reason.set(reason);
+            session.end.fetch_max(DRAINING, Ordering::Relaxed);
+            Arc::downgrade(&session)
+        };
+        Draining(meant.map(drain).collect())
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Weak<Session>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sessions that were asked to end.
+pub struct Draining(Vec<Weak<Session>>);
+
+impl Draining {
+    /// The sessions that have not ended yet.
+    #[must_use]
+    pub fn left(&self) -> Vec<SessionInfo> {
+        self.0.iter().filter_map(Weak::upgrade).map(|session| session.info()).collect()
+    }
+
+    /// Closes the connections of the sessions that have not ended yet, even with I/O in flight.
+    pub fn close(&self) {
+        let left = self.0.iter().filter_map(Weak::upgrade);
+        left.for_each(|session| session.end.store(CLOSED, Ordering::Relaxed));
+    }
+}
+
+impl Session {
+    /// Whether the session was asked to end.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.end.load(Ordering::Relaxed) != OPEN
+    }
+
+    /// The client, as [`SessionInfo::client`].
+    pub(crate) fn client(&self) -> Arc<str> {
+        client_of(&self.login, &self.peer).into()
+    }
+
+    /// Why the session was asked to end.
+    pub(crate) fn end_reason(&self) -> &'static str {
+        self.end_reason.get().copied().unwrap_or(NOT_IN_CONFIG)
+    }
+
+    /// Whether the session did not end in time.
+    #[inline]
+    pub(crate) fn must_close(&self) -> bool {
+        self.end.load(Ordering::Relaxed) == CLOSED
+    }
+
+    /// Adds the counters of `meter` to this session.
+    pub(crate) fn add(&self, meter: &Meter) {
+        self.add_reader(meter.reader());
+    }
+
+    /// Adds these counters to this session.
+    pub(crate) fn add_reader(&self, reader: MeterReader) {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+    }
+
+    fn info(&self) -> SessionInfo {
+        let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let traffic = readers.iter().fold(VolumeTraffic::default(), |sum, reader| reader.added_to(sum));
+        let traffic = VolumeTraffic { users: readers.len() as u64, ..traffic };
+        SessionInfo {
+            login: Login::clone(&self.login),
+            peer: self.peer.to_string(),
+            listener: self.listener.to_string(),
+            since: self.since,
+            traffic,
+        }
+    }
+}
+
+/// Reason for ending sessions that a changed config does not allow.
+pub const NOT_IN_CONFIG: &str = "the config no longer includes it";
+
+/// The session continues.
+const OPEN: u8 = 0;
+/// The session finishes what is in flight and closes its connection.
+const DRAINING: u8 = 1;
+/// The session closes its connection at once.
+const CLOSED: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::volume_state::{Origin, VolumeState};
+    use blockmux_volume::{Io, MemVolume, Op, Tag};
+
+    #[test]
+    fn a_session_is_listed_with_its_traffic_until_it_ends() {
+        let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
+        let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
+        let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
+        let meter = Meter::new(&served, Origin::default());
+        one.add(&meter);
+        meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
+        let [first, second] = &sessions.list()[..] else { panic!("there are two sessions") };
+        assert_eq!((&first.login, &*first.peer, first.traffic.read_bytes), (&login, "x:1", 4096));
+        assert_eq!((&*second.peer, second.traffic), ("x:2", VolumeTraffic::default()));
+        drop(one);
+        assert_eq!(sessions.list().len(), 1);
+        drop(other);
+        (0..10_000).for_each(|_| drop(sessions.begin(Login::default(), "")));
+        assert!(sessions.all().capacity() < 64, "ended sessions take no room");
+    }
+
+    #[test]
+    fn only_a_selected_session_drains_and_closes() {
+        let sessions = Sessions::default();
+        let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
+        let selected = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
+        let other = sessions.begin(login("b"), "x:2");
+        let draining =
+            sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
+        assert!(selected.is_draining() && !selected.must_close() && !other.is_draining());
+        assert_eq!(selected.end_reason(), "for a test");
+        assert_eq!(draining.left().len(), 1);
+        draining.close();
+        assert!(selected.must_close() && !other.is_draining());
+        drop(selected);
+        assert!(draining.left().is_empty());
+    }
+}

@@ -1,0 +1,629 @@
+//! State that survives a restart, one file for each: persistent reservations of a volume (APTPL),
+//! and settings of an AoE disk.
+//!
+//! ```text
+//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image of the reservations
+//!   DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
+//!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image of the disk's settings, and lock
+//! ```
+//!
+//! Nothing is created before the first save. A thread then writes each image to a new file, flushes
+//! it, renames it over the old one, and flushes the directory. If several images wait to be
+//! written, only the last one is.
+
+use crate::sys::safe_path::{self, entry_stat};
+use crate::volume::file::lock_exclusive;
+use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
+    unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use tracing::warn;
+
+/// Saves the image of one volume's reservations, or of one disk's settings, to a file.
+pub struct StateFile {
+    shared: Arc<FileState>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Why saved state cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A system call failed.
+    #[error("{}: {error}; check its owner and permissions", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// Other users may write the file or directory, and so could change reservations.
+    #[error("{}: others may write it; run chmod go-w on it, or name another directory", path.display())]
+    Exposed {
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// Another user owns the file or directory, and so could change reservations.
+    #[error("{}: belongs to another user; run as that user, change its owner with chown, or name another directory", path.display())]
+    NotOurs {
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// Another process holds the lock.
+    #[error("{}: is locked by another blockmux; stop it, or give one of them another directory", path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The file has another format or belongs to another volume.
+    #[error("{}: is not the saved state of this volume; move it away to serve the volume without saved reservations", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl StateFile {
+    /// Opens the state of the volume with that UUID; returns it with the saved image, empty if
+    /// there is none.
+    ///
+    /// # Errors
+    /// If there is an image that cannot be used.
+    pub fn open(directory: &Path, uuid: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+        StateFile::open_named(directory, &format!("volume-{uuid}"), "reservations", uuid)
+    }
+
+    /// Opens the state with that name and extension; returns it with the saved image, empty if
+    /// there is none.
+    ///
+    /// # Errors
+    /// As for [`StateFile::open`].
+    pub fn open_named(
+        directory: &Path,
+        name: &str,
+        extension: &str,
+        identity: &str,
+    ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+        let paths = StatePaths::new(directory, name, extension, identity);
+        let (lock, image) = match paths.read()? {
+            Some((lock, image)) => (Some(lock), image),
+            None => (None, Vec::new()),
+        };
+        let shared = FileState { paths, state: Mutex::default(), changed: Condvar::new() };
+        shared.state().lock = lock;
+        let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
+        Ok((Arc::new(file), image))
+    }
+
+    /// The file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shared.paths.file
+    }
+}
+
+/// Checks that state can be saved in this directory, which need not exist: it is created at the
+/// first save.
+///
+/// # Errors
+/// If the path is no directory, cannot be created, or may be written by other users.
+pub fn check_directory(directory: &Path) -> Result<(), StateError> {
+    let absolute = std::path::absolute(directory).map_err(at(directory))?;
+    for ancestor in absolute.ancestors() {
+        match safe_path::stat(ancestor) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(at(ancestor)(error)),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {
+                return Err(at(ancestor)(ErrorKind::NotADirectory.into()));
+            }
+            Ok(stat) if ancestor == absolute => return check_private(ancestor, &stat),
+            Ok(_) => break,
+        }
+    }
+    Ok(())
+}
+
+/// Creates an empty file with this name in a state directory, and the directory if necessary.
+///
+/// # Errors
+/// If others may write the directory, or the file cannot be created.
+pub fn note(directory: &Path, name: &str) -> Result<(), StateError> {
+    OpenDirectory::make(directory)?.checked()?.create(&directory.join(name), OFlags::empty()).map(drop)
+}
+
+/// Whether a state directory that no other user may write has a file with this name.
+#[must_use]
+pub fn has_note(directory: &Path, name: &str) -> bool {
+    let found = OpenDirectory::open(directory).and_then(OpenDirectory::checked);
+    let entry = found.ok().and_then(|found| entry_stat(&found.fd, OsStr::new(name)).ok());
+    entry.is_some_and(|entry| is_file(&entry))
+}
+
+/// Makes a user the owner of a state directory of root's and its files. A directory that does not
+/// exist, or is the user's already, stays as it is.
+///
+/// # Errors
+/// If the directory belongs to somebody else or others may write it, or the system does not permit
+/// it.
+pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), StateError> {
+    let open = match OpenDirectory::open(directory).and_then(OpenDirectory::checked) {
+        Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        open => open?,
+    };
+    if open.stat.st_uid == user {
+        return Ok(());
+    }
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    let entries = Dir::read_from(&open.fd).map_err(|error| at(directory)(error.into()))?;
+    for entry in entries.flatten() {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(&open.fd, name, flags, Mode::empty()) else { continue };
+        // Another name of the file may be in another directory.
+        if fstat(&file).is_ok_and(|stat| is_file(&stat) && stat.st_nlink == 1) {
+            let given = chownat(&file, "", Some(user), Some(group), AtFlags::EMPTY_PATH);
+            given.map_err(|error| at(&directory.join(name))(error.into()))?;
+        }
+    }
+    fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
+}
+
+impl ReservationStore for StateFile {
+    fn save(&self, image: &[u8]) -> SaveTicket {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.state();
+        state.last += 1;
+        let ticket = state.last;
+        state.pending = Some((ticket, image.to_vec()));
+        if writer.is_none() {
+            let shared = self.shared.clone();
+            match thread::Builder::new().name("state".to_owned()).spawn(move || shared.write_all()) {
+                Ok(handle) => *writer = Some(handle),
+                Err(error) => {
+                    warn!("{}: cannot be saved: {error}", self.path().display());
+                    (state.pending, state.failed) = (None, ticket);
+                }
+            }
+        }
+        self.shared.changed.notify_one();
+        SaveTicket(ticket)
+    }
+
+    fn is_saved(&self, ticket: SaveTicket) -> Option<bool> {
+        let state = self.shared.state();
+        match ticket.0 {
+            ticket if ticket <= state.saved => Some(true),
+            ticket if ticket <= state.failed => Some(false),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.changed.notify_one();
+        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(writer) = writer.take() {
+            // The thread only exits; it has logged its errors.
+            let _ = writer.join();
+        }
+    }
+}
+
+/// State shared with the writer thread.
+struct FileState {
+    paths: StatePaths,
+    state: Mutex<WriterState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WriterState {
+    last: u64,
+    pending: Option<(u64, Vec<u8>)>,
+    /// Last ticket whose image, or a later one, is on disk.
+    saved: u64,
+    failed: u64,
+    is_over: bool,
+    /// Held as long as the process owns the volume's reservations.
+    lock: Option<File>,
+}
+
+impl FileState {
+    fn state(&self) -> MutexGuard<'_, WriterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Body of the writer thread.
+    fn write_all(&self) {
+        let mut state = self.state();
+        loop {
+            if let Some((ticket, image)) = state.pending.take() {
+                let lock = state.lock.take();
+                drop(state);
+                let (lock, written) = self.paths.save(lock, &image);
+                state = self.state();
+                state.lock = lock;
+                match written {
+                    Ok(()) => state.saved = ticket,
+                    Err(error) => {
+                        warn!("not saved: {error}");
+                        state.failed = ticket;
+                    }
+                }
+            } else if state.is_over {
+                return;
+            } else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// Paths of one state file.
+struct StatePaths {
+    directory: PathBuf,
+    file: PathBuf,
+    new_file: PathBuf,
+    lock: PathBuf,
+    identity: String,
+}
+
+impl StatePaths {
+    fn new(directory: &Path, name: &str, extension: &str, identity: &str) -> StatePaths {
+        let file = |extension: &str| directory.join(format!("{name}.{extension}"));
+        StatePaths {
+            directory: directory.to_owned(),
+            file: file(extension),
+            new_file: file("new"),
+            lock: file("lock"),
+            identity: identity.to_owned(),
+        }
+    }
+
+    /// The saved image with the lock; `None` if there is no image.
+    fn read(&self) -> Result<Option<(File, Vec<u8>)>, StateError> {
+        let directory = match OpenDirectory::open(&self.directory) {
+            Err(StateError::Io { error, .. })
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(None);
+            }
+            directory => directory?,
+        };
+        if !directory.has(&self.file)? {
+            return Ok(None);
+        }
+        let directory = directory.checked()?;
+        let lock = self.take_lock(&directory)?;
+        let file = directory.open_file(&self.file, OFlags::RDONLY)?;
+        let stat = fstat(&file).map_err(|error| at(&self.file)(error.into()))?;
+        check_private(&self.file, &stat)?;
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE).read_to_end(&mut bytes).map_err(at(&self.file))?;
+        let header = self.header();
+        match bytes.strip_prefix(&header[..]) {
+            // An empty image is never written: the file was truncated.
+            Some(image)
+                if !image.is_empty()
+                    && is_file(&stat)
+                    && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE) =>
+            {
+                Ok(Some((lock, image.to_vec())))
+            }
+            _ => Err(StateError::Foreign { path: self.file.clone() }),
+        }
+    }
+
+    /// Replaces the saved image; an empty image deletes the file.
+    fn write(&self, directory: &OpenDirectory, image: &[u8]) -> Result<(), StateError> {
+        if image.is_empty() {
+            return if directory.remove(&self.file)? { directory.flush() } else { Ok(()) };
+        }
+        // What a crash has left, or somebody has put there, is not written to.
+        directory.remove(&self.new_file)?;
+        let mut file = directory.create(&self.new_file, OFlags::EXCL)?;
+        let written = file.write_all(&self.header()).and_then(|()| file.write_all(image));
+        written.and_then(|()| file.sync_all()).map_err(at(&self.new_file))?;
+        directory.rename(&self.new_file, &self.file)?;
+        directory.flush()
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let identity = self.identity.as_bytes();
+        let len = u16::try_from(identity.len()).unwrap_or(u16::MAX);
+        [&len.to_be_bytes(), &identity[..len.into()]].concat()
+    }
+
+    /// Locks the state against other processes.
+    fn take_lock(&self, directory: &OpenDirectory) -> Result<File, StateError> {
+        let lock = directory.create(&self.lock, OFlags::empty())?;
+        lock_exclusive(&lock).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => StateError::Locked { path: self.lock.clone() },
+            _ => StateError::Io { path: self.lock.clone(), error },
+        })?;
+        Ok(lock)
+    }
+
+    /// Replaces the saved image; takes the lock first unless it is held. Creates the directory if
+    /// necessary.
+    fn save(&self, lock: Option<File>, image: &[u8]) -> (Option<File>, Result<(), StateError>) {
+        let directory = match OpenDirectory::make(&self.directory).and_then(OpenDirectory::checked) {
+            Ok(directory) => directory,
+            Err(error) => return (lock, Err(error)),
+        };
+        match lock.map_or_else(|| self.take_lock(&directory), Ok) {
+            Ok(lock) => (Some(lock), self.write(&directory, image)),
+            Err(error) => (None, Err(error)),
+        }
+    }
+}
+
+/// A directory of state files. Its files are reached by its descriptor and never through links, so
+/// that nobody can replace the directory between two steps.
+struct OpenDirectory {
+    path: PathBuf,
+    fd: File,
+    stat: Stat,
+}
+
+impl OpenDirectory {
+    fn open(path: &Path) -> Result<OpenDirectory, StateError> {
+        let opened = safe_path::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+        OpenDirectory::of(path, opened.map_err(at(path))?)
+    }
+
+    fn of(path: &Path, fd: File) -> Result<OpenDirectory, StateError> {
+        let stat = fstat(&fd).map_err(|error| at(path)(error.into()))?;
+        Ok(OpenDirectory { path: path.to_owned(), fd, stat })
+    }
+
+    /// Opens a directory; creates it, private, and its missing parents, and flushes each parent.
+    fn make(path: &Path) -> Result<OpenDirectory, StateError> {
+        match OpenDirectory::open(path) {
+            Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        let absolute = std::path::absolute(path).map_err(at(path))?;
+        let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
+            return Err(at(path)(ErrorKind::NotFound.into()));
+        };
+        let above = OpenDirectory::make(parent)?;
+        match mkdirat(&above.fd, name, Mode::RWXU) {
+            // A link that leads nowhere is refused below.
+            Ok(()) | Err(Errno::EXIST) => above.flush()?,
+            Err(error) => return Err(at(path)(error.into())),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = openat(&above.fd, name, flags, Mode::empty());
+        OpenDirectory::of(path, made.map_err(|error| at(path)(error.into()))?.into())
+    }
+
+    /// The directory, if no other user may write it.
+    fn checked(self) -> Result<OpenDirectory, StateError> {
+        check_private(&self.path, &self.stat)?;
+        Ok(self)
+    }
+
+    /// Whether the directory has this entry, of any type.
+    fn has(&self, path: &Path) -> Result<bool, StateError> {
+        match entry_stat(&self.fd, name_of(path)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(at(path)(error)),
+        }
+    }
+
+    /// Opens a file of the directory; blocks on no FIFO.
+    fn open_file(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = openat(&self.fd, name_of(path), flags, Mode::RUSR | Mode::WUSR);
+        opened.map(File::from).map_err(|error| at(path)(error.into()))
+    }
+
+    /// Opens a file of the directory for writing; creates it, private, for the directory's owner.
+    fn create(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
+        let is_new = !self.has(path)?;
+        let file = self.open_file(path, flags | OFlags::RDWR | OFlags::CREATE)?;
+        if is_new && self.stat.st_uid != geteuid().as_raw() {
+            let owner = (Uid::from_raw(self.stat.st_uid), Gid::from_raw(self.stat.st_gid));
+            fchown(&file, Some(owner.0), Some(owner.1)).map_err(|error| at(path)(error.into()))?;
+        }
+        Ok(file)
+    }
+
+    /// Removes a file; returns whether there was one.
+    fn remove(&self, path: &Path) -> Result<bool, StateError> {
+        match unlinkat(&self.fd, name_of(path), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(false),
+            removed => removed.map(|()| true).map_err(|error| at(path)(error.into())),
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), StateError> {
+        let renamed = renameat(&self.fd, name_of(from), &self.fd, name_of(to));
+        renamed.map_err(|error| at(to)(error.into()))
+    }
+
+    fn flush(&self) -> Result<(), StateError> {
+        self.fd.sync_all().map_err(at(&self.path))
+    }
+}
+
+/// The last component of the path of a state file.
+fn name_of(path: &Path) -> &OsStr {
+    path.file_name().unwrap_or_default()
+}
+
+fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Sets the user that this process will switch to after opening everything. Files of this user
+/// count as the process's own.
+pub fn set_service_user(user: u32) {
+    SERVICE_USER.get_or_init(|| user);
+}
+
+static SERVICE_USER: OnceLock<u32> = OnceLock::new();
+
+fn check_private(path: &Path, stat: &Stat) -> Result<(), StateError> {
+    let own = geteuid().as_raw();
+    let is_ours = |owner| owner == own || owner == ROOT || SERVICE_USER.get() == Some(&owner);
+    if !is_ours(stat.st_uid) {
+        return Err(StateError::NotOurs { path: path.to_owned() });
+    }
+    if stat.st_mode & OTHERS_WRITE != 0 {
+        return Err(StateError::Exposed { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    |error| StateError::Io { path: path.to_owned(), error }
+}
+
+/// Write permission of group and others.
+const OTHERS_WRITE: u32 = 0o022;
+const ROOT: u32 = 0;
+/// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
+const MAX_FILE: u64 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use tempfile::TempDir;
+
+    fn open(directory: &Path) -> Result<(Arc<StateFile>, Vec<u8>), String> {
+        StateFile::open(directory, "uuid").map_err(|error| error.to_string())
+    }
+
+    fn save(file: &StateFile, image: &[u8]) -> bool {
+        let ticket = file.save(image);
+        loop {
+            match file.is_saved(ticket) {
+                Some(saved) => return saved,
+                None => thread::yield_now(),
+            }
+        }
+    }
+
+    fn kept() -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("a/state");
+        let (file, image) = open(&directory).unwrap();
+        assert!(image.is_empty() && !directory.exists(), "nothing is created before the first save");
+        assert!(save(&file, b"first") && save(&file, b"second"));
+        let path = file.path().to_owned();
+        (dir, path)
+    }
+
+    #[test]
+    fn the_last_image_is_restored_and_an_empty_one_deletes_the_file() {
+        let (_dir, path) = kept();
+        let directory = path.parent().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
+        let (file, image) = open(directory).unwrap();
+        assert_eq!(image, b"second");
+        assert!(StateFile::open(directory, "other").unwrap().1.is_empty());
+        assert!(save(&file, b""));
+        assert!(!path.exists());
+        drop(file);
+        assert!(open(directory).unwrap().1.is_empty());
+    }
+
+    #[test]
+    fn an_unusable_directory_is_found_before_anything_is_saved() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let error = |path: &Path| check_directory(path).unwrap_err().to_string();
+        for path in [file.clone(), file.join("state")] {
+            assert!(error(&path).starts_with(&format!("{}", file.display())), "{}", error(&path));
+        }
+        assert!(check_directory(&dir.path().join("a/b")).is_ok() && !dir.path().join("a").exists());
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(error(dir.path()).contains("others may write it"));
+    }
+
+    #[test]
+    fn two_processes_cannot_both_have_the_reservations_of_one_volume() {
+        let (_dir, path) = kept();
+        let directory = path.parent().unwrap();
+        let (first, _) = open(directory).unwrap();
+        let error = open(directory).map(|_| ()).unwrap_err();
+        assert!(error.contains("is locked by another blockmux"), "{error}");
+        assert!(save(&first, b""));
+        // Without a saved image the conflict is only found at the first save.
+        let (second, image) = open(directory).unwrap();
+        assert!(image.is_empty() && !save(&second, b"third"));
+        drop(first);
+        assert!(save(&second, b"fourth"));
+    }
+
+    #[test]
+    fn state_that_others_may_write_and_state_of_another_volume_are_refused() {
+        let (_dir, path) = kept();
+        let directory = path.parent().unwrap();
+        let refused = || open(directory).map(|_| ()).unwrap_err();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
+        assert!(refused().contains("others may write it"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(refused().contains("others may write it"));
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).unwrap();
+        let content = fs::read(&path).unwrap();
+        for wrong in [&b""[..], &content[1..], b"\0\x04uuiD", b"\0\x04uuid"] {
+            fs::write(&path, wrong).unwrap();
+            assert!(refused().contains("is not the saved state of this volume"));
+        }
+        let elsewhere = directory.join("elsewhere");
+        fs::write(&elsewhere, content).unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        assert!(refused().contains("volume-"), "{}", refused());
+    }
+
+    #[test]
+    fn state_of_another_user_is_refused() {
+        let (_dir, path) = kept();
+        let directory = path.parent().unwrap();
+        let give = |path: &Path, owner: u32| chown(path, Some(owner), None);
+        for entry in [path.as_path(), directory] {
+            if give(entry, NOBODY).is_err() {
+                // Only root can change a file's owner.
+                return;
+            }
+            let error = open(directory).map(|_| ()).unwrap_err();
+            assert!(error.starts_with(&format!("{}: belongs to another user", entry.display())), "{error}");
+            give(entry, ROOT).unwrap();
+        }
+        assert!(open(directory).is_ok());
+        give(directory, NOBODY).unwrap();
+        assert!(matches!(check_directory(directory), Err(StateError::NotOurs { .. })));
+    }
+
+    const NOBODY: u32 = 65534;
+
+    #[test]
+    fn a_failed_save_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_the_way = dir.path().join("file");
+        fs::write(&in_the_way, "").unwrap();
+        let (file, _) = open(&in_the_way.join("state")).unwrap();
+        assert!(!save(&file, b"image"));
+    }
+}
