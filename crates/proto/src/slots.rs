@@ -200,13 +200,9 @@ impl SlotKey {
         (self.generation() as u16) << NARROW_INDEX.count_ones() | self.0 as u16 & NARROW_INDEX
     }
 
-    /// The index of an entry from its 16-bit form.
+    /// The index of the entry, which later entries reuse.
     #[inline]
-    pub(crate) fn index_of_narrow(narrow: u16) -> usize {
-        (narrow & NARROW_INDEX).into()
-    }
-
-    fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         (self.0 & u64::from(u32::MAX)) as usize
     }
 

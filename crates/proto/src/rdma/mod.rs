@@ -19,6 +19,7 @@
 //! a buffer that is too short, ends the connection; protocols prevent this with credits.
 
 pub(crate) mod cm;
+pub(crate) mod exposure;
 pub(crate) mod progress_watchdog;
 pub mod testing;
 

@@ -17,7 +17,7 @@
 //! before the I/O is returned.
 
 use super::connection::InitiatorConnection;
-use super::datamover::{AfterInvalidation, RegistrationState};
+use super::datamover::DelayedResponse;
 use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, FUNCTION_TAG};
 use crate::driver::session::ProtocolError;
@@ -171,21 +171,16 @@ impl FullFeatureSession {
 
     /// Ends an aborted command: returns its I/O, over RDMA after its memory was invalidated.
     fn end_aborted(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
-        let Some((progress, _)) = self.queue.transport(key) else { return };
-        match (progress.registration, &mut connection.mover) {
-            // Its response has arrived and will end it.
-            (RegistrationState::Closing, _) => {}
-            // The target answered for a command that was not sent yet; the command proceeds.
-            (_, Some(mover)) if mover.is_unsent(key) => {}
-            (RegistrationState::Open(stag), Some(mover)) => {
-                progress.registration = RegistrationState::Closing;
-                mover.close(stag, AfterInvalidation::Abort(key));
-            }
-            _ => {
-                connection.in_flight = connection.in_flight.saturating_sub(1);
-                self.queue.abort(key);
-            }
+        if self.queue.transport(key).is_some()
+            && connection.mover.as_mut().is_none_or(|mover| mover.commands.on_abort(key))
+        {
+            self.return_command(connection, key);
         }
+    }
+
+    fn return_command(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
+        connection.in_flight = connection.in_flight.saturating_sub(1);
+        self.queue.abort(key);
     }
 
     /// Ends commands whose memory was invalidated.
@@ -195,19 +190,16 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
     ) -> Result<bool, ProtocolError> {
         let mut has_any = false;
-        while let Some(then) = connection.mover.as_mut().and_then(|mover| mover.next_invalidated()) {
+        while let Some((key, response)) =
+            connection.mover.as_mut().and_then(|mover| mover.invalidated.pop_front())
+        {
             has_any = true;
-            match then {
-                AfterInvalidation::Respond { bhs, data } => {
+            match response {
+                Some(DelayedResponse { bhs, data }) => {
                     let response: &ScsiResponse = transmute_ref!(&bhs);
                     self.on_response(connection, response, &data)?;
                 }
-                AfterInvalidation::Abort(key) => {
-                    if let Some((progress, _)) = self.queue.transport(key) {
-                        progress.registration = RegistrationState::None;
-                        self.end_aborted(connection, key);
-                    }
-                }
+                None => self.return_command(connection, key),
             }
         }
         Ok(has_any)

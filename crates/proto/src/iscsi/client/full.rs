@@ -4,14 +4,13 @@ use super::abort::IscsiAbortLadder;
 use super::burst::CommandBurst;
 use super::config::BurstSize;
 use super::connection::{InitiatorConnection, PING_INTERVAL};
-use super::datamover::RegistrationState;
 use super::immediate::{PING_TAG, RequestNumbers};
 use super::receive::error;
 use super::{LOGIN_TIMED_OUT, UnitInfo, UnitRefused};
 use crate::driver::session::{Demand, ProtocolError};
 use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
-use crate::rdma::{Remote, RemoteRights, Stag, WorkId};
+use crate::rdma::exposure::CommandData;
 use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::slots::SlotKey;
@@ -93,8 +92,6 @@ pub(super) struct CommandTransfer {
     pub(super) is_reassigned: bool,
     /// How often the target rejected the command, or requested data that was sent already.
     pub(super) resends: u32,
-    /// Over RDMA: registration of the command's memory.
-    pub(super) registration: RegistrationState,
 }
 
 /// Progress of the session's end.
@@ -482,8 +479,14 @@ impl FullFeatureSession {
             exp_stat_sn: connection.statuses.expected().into(),
             cdb: request.command,
         };
-        if connection.mover.is_some() {
-            return self.send_over_rdma(connection, request, command, immediate);
+        if let Some(mover) = &mut connection.mover {
+            let data = match request.transfer {
+                DataTransfer::Nothing => None,
+                DataTransfer::In(_) => self.queue.data_in(request.key),
+                DataTransfer::Out(_) => self.queue.data_out(request.key),
+            };
+            let data = CommandData::new(request.transfer, data, immediate);
+            return mover.commands.push(request.key, command, data);
         }
         if immediate > 0 {
             self.send_data(connection, request.key, transmute_ref!(&command), 0, immediate);
@@ -492,53 +495,6 @@ impl FullFeatureSession {
         }
         if unsolicited > immediate {
             self.send_sequence(connection, request.key, RESERVED_TAG, immediate, unsolicited);
-        }
-    }
-
-    /// Queues a command over RDMA. Its `immediate` bytes follow it; otherwise the target reads or
-    /// writes the registered memory.
-    #[inline]
-    fn send_over_rdma(
-        &mut self,
-        connection: &mut InitiatorConnection,
-        request: &ScsiRequest,
-        command: ScsiCommand,
-        immediate: u32,
-    ) {
-        let (mut payload, mut memory) = (SgList::default(), None);
-        match request.transfer {
-            DataTransfer::In(len) if len > 0 => {
-                let place = self.queue.data_in(request.key).map(|(list, base)| part(list, base, len));
-                memory = place.map(|place| (place, RemoteRights::RemoteWrite));
-            }
-            DataTransfer::Out(len) if len > 0 => {
-                let data = self.queue.data_out(request.key).map(|(list, base)| part(list, base, len));
-                match immediate {
-                    0 => memory = data.map(|data| (data, RemoteRights::RemoteRead)),
-                    _ => payload = data.unwrap_or_default(),
-                }
-            }
-            DataTransfer::Nothing | DataTransfer::In(_) | DataTransfer::Out(_) => {}
-        }
-        if let Some(mover) = &mut connection.mover {
-            mover.push(request.key, command, payload, memory);
-        }
-    }
-
-    /// Handles the completed registration of a command's memory, identified by its work request.
-    #[inline]
-    pub(super) fn on_registered(&mut self, connection: &mut InitiatorConnection, id: WorkId, remote: Remote) {
-        let key = connection.mover.as_mut().and_then(|mover| mover.on_registered(id, remote));
-        if let Some(key) = key {
-            self.on_opened(key, remote.stag);
-        }
-    }
-
-    /// Records the STag of a command's registered memory.
-    #[inline]
-    pub(super) fn on_opened(&mut self, key: SlotKey, stag: Stag) {
-        if let Some((progress, _)) = self.queue.transport(key) {
-            progress.registration = RegistrationState::Open(stag);
         }
     }
 
@@ -633,12 +589,6 @@ impl SessionParameters {
             retain: seconds(Name::DefaultTime2Retain),
         }
     }
-}
-
-/// Returns `len` bytes at offset `base` of a list.
-fn part(list: &SgList, base: usize, len: u32) -> SgList {
-    let len = len as usize;
-    if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
 /// Half of the serial number space (RFC 1982): larger distances count as behind.

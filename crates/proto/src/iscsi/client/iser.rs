@@ -8,7 +8,7 @@
 //! Receive buffers are posted for the maximum number of commands in flight, and [`MAX_UNEXPECTED`]
 //! for unexpected PDUs of the target.
 
-use super::datamover::MAX_COMMANDS;
+use super::datamover::{InitiatorDatamover, MAX_COMMANDS};
 use super::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionConnection};
 use crate::driver::session::{Demand, ProtocolError, StreamSession};
 use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
@@ -119,9 +119,12 @@ impl SessionConnection<'_> {
     /// Returns the pending error of a delayed response, if any.
     #[inline]
     pub(super) fn take_pending_error(&mut self) -> Result<(), ProtocolError> {
-        let mover =
-            self.session.connections.get_mut(self.index).and_then(|connection| connection.mover.as_mut());
-        mover.and_then(|mover| mover.pending_error.take()).map_or(Ok(()), Err)
+        self.mover().and_then(|mover| mover.pending_error.take()).map_or(Ok(()), Err)
+    }
+
+    #[inline]
+    fn mover(&mut self) -> Option<&mut InitiatorDatamover> {
+        self.session.connections.get_mut(self.index)?.mover.as_deref_mut()
     }
 }
 
@@ -138,10 +141,8 @@ impl RdmaSession for SessionConnection<'_> {
         match event {
             Event::Received { message, invalidated } => self.on_received(&message, invalidated, now),
             Event::Registered { id, remote } => {
-                let SessionConnection { session, index } = self;
-                let connection = session.connections.get_mut(*index);
-                if let (Some(full), Some(connection)) = (&mut session.full, connection) {
-                    full.on_registered(connection, id, remote);
+                if let Some(mover) = self.mover() {
+                    mover.commands.on_registered(id, remote);
                 }
                 Ok(())
             }
@@ -164,7 +165,7 @@ impl RdmaSession for SessionConnection<'_> {
         let is_closing = matches!(self.demand(), Demand::Close);
         let disconnects =
             is_closing && !self.session.full.as_ref().is_some_and(|full| full.awaits_disconnect());
-        let IscsiInitiatorSession { full, connections, parameters, .. } = &mut *self.session;
+        let IscsiInitiatorSession { connections, parameters, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let Some(connection) = connections.get_mut(self.index) else { return false };
         let has_unsent_replies = connection.has_unsent_replies();
@@ -173,16 +174,13 @@ impl RdmaSession for SessionConnection<'_> {
         if has_progress {
             queue_pair.receive(std::mem::take(&mut mover.receives));
         }
-        has_progress |= mover.post_invalidations(queue_pair);
-        while let Some((key, opened)) = mover.post_registration(queue_pair) {
+        while let Some(ended) = mover.commands.invalidate_next(queue_pair) {
+            mover.invalidated.push_back(ended);
             has_progress = true;
-            if let (Some(full), Some(stag)) = (full.as_mut(), opened) {
-                full.on_opened(key, stag);
-            }
         }
-        has_progress |= mover.send_commands(queue_pair);
+        has_progress |= mover.commands.send(queue_pair, u32::MAX);
         // Other PDUs may refer to commands, so they follow them.
-        if mover.has_sent_commands() || is_closing {
+        if mover.commands.has_sent_all() || is_closing {
             let unexpected = &mut mover.unexpected;
             has_progress |=
                 connection.sender.send_all(queue_pair, |bhs| unexpected.admits(bhs, limit) || is_closing);

@@ -10,7 +10,7 @@
 //! A target may request a negotiation (RFC 7143 §11.9 to §11.11). The initiator has nothing to
 //! change, so its text request is empty. Only MaxRecvDataSegmentLength may be declared again.
 use super::connection::InitiatorConnection;
-use super::datamover::{AfterInvalidation, RegistrationState, ResponseData};
+use super::datamover::{DelayedResponse, ResponseData};
 use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
 use crate::driver::session::{Demand, ProtocolError};
@@ -19,6 +19,7 @@ use crate::iscsi::iser::IserMessage;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
 use crate::iscsi::text::{self, MAX_TEXT};
 use crate::rdma::Stag;
+use crate::rdma::exposure::WrongResponse;
 use crate::scsi::ScsiStatus;
 use crate::scsi::initiator::{DataTransfer, ScsiOutcome, SenseCode};
 use crate::slots::SlotKey;
@@ -328,28 +329,24 @@ impl FullFeatureSession {
         let common: &NopIn = transmute_ref!(bhs);
         self.on_numbers(common.exp_cmd_sn.get(), common.max_cmd_sn.get());
         self.on_status(connection, common.stat_sn.get())?;
-        let key = self.find(connection, bhs.initiator_task_tag.get());
-        let progress = key.and_then(|key| self.queue.transport(key)).map(|(progress, _)| progress);
-        let open = match progress.as_ref().map(|progress| progress.registration) {
-            Some(RegistrationState::Open(stag)) => Some(stag),
-            Some(RegistrationState::Closing) => {
-                return Err(error("answered a command that has ended", "RFC 7143 §11.4"));
+        if let Some(key) = self.find(connection, bhs.initiator_task_tag.get())
+            && let Some(mover) = &mut connection.mover
+        {
+            match mover.commands.on_response(key, invalidated) {
+                Ok(None) => {}
+                Ok(Some(stag)) => {
+                    let response = DelayedResponse { bhs: *bhs, data: bytes(message) };
+                    mover.commands.close(key, stag, Some(response));
+                    return Ok(());
+                }
+                Err(wrong) => return Err(wrong_response(wrong)),
             }
-            Some(RegistrationState::None) | None => None,
-        };
-        if invalidated.is_some() && invalidated != open {
-            return Err(error("invalidated memory of another command than it answered", "RFC 7145 §7.3.2"));
         }
-        match (open, progress, &mut connection.mover) {
-            (Some(stag), Some(progress), Some(mover)) if invalidated.is_none() => {
-                progress.registration = RegistrationState::Closing;
-                mover.close(stag, AfterInvalidation::Respond { bhs: *bhs, data: bytes(message) });
-                Ok(())
-            }
-            // The common case.
-            _ if message.data.is_none() => self.on_response(connection, transmute_ref!(bhs), &[]),
-            _ => self.on_response(connection, transmute_ref!(bhs), &bytes(message)),
+        // The common case.
+        if message.data.is_none() {
+            return self.on_response(connection, transmute_ref!(bhs), &[]);
         }
+        self.on_response(connection, transmute_ref!(bhs), &bytes(message))
     }
 
     /// Processes a PDU other than Data-In, with all its data.
@@ -655,6 +652,17 @@ fn on_reject(reject: &Reject) -> Result<(), ProtocolError> {
 /// A violation of a section of RFC 7143.
 pub(super) fn error(what: &'static str, section: &'static str) -> ProtocolError {
     ProtocolError { what, reference: section }
+}
+
+/// The violation of a response over RDMA that does not fit its command.
+fn wrong_response(wrong: WrongResponse) -> ProtocolError {
+    match wrong {
+        WrongResponse::OtherMemory => {
+            error("invalidated memory of another command than it answered", "RFC 7145 §7.3.2")
+        }
+        WrongResponse::Unsent => error("answered a command that was not sent", "RFC 7143 §11.4"),
+        WrongResponse::Repeated => error("answered a command that has ended", "RFC 7143 §11.4"),
+    }
 }
 
 /// Processes the target's text. Unknown keys are ignored: the target may not ask questions now.

@@ -2,9 +2,9 @@
 //! queue pair.
 //!
 //! ```text
-//!   command ──▶ `unsent` ──work──▶ register its memory ──▶ Send: command with the key [, short data]
+//!   command ──▶ `commands` ──work──▶ register its memory ──▶ Send: command with the key [, short data]
 //!   Received: completion ──┬─ the controller has invalidated the key ──▶ done
-//!                          └─ it has not ──▶ `invalidating` ──work──▶ invalidate ──▶ done
+//!                          └─ it has not ──work──▶ invalidate ──▶ done
 //! ```
 //! The controller reads and writes the caller's memory directly, from the time the command is sent
 //! until its completion. A command completes here only once its key has been invalidated.
@@ -23,13 +23,10 @@ use crate::fabrics::host::{
     ADMIN_ENTRIES, Commands, DataTransfer, HostAdmin, HostQueue, HostQueues, HostTransport, NvmeRequest,
     QueueShape,
 };
-use crate::rdma::{
-    Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkId,
-};
-use crate::slots::SlotKey;
+use crate::rdma::exposure::{CommandData, ExposedCommand, ExposedCommands, WrongResponse};
+use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{CQE_LEN, Cqe, PSDT_SGL, SglDescriptor, Sqe};
-use std::collections::VecDeque;
 use std::time::Instant;
 use zerocopy::{IntoBytes, transmute};
 
@@ -44,14 +41,7 @@ pub struct RdmaHostLink {
     phase: HostLinkPhase,
     /// Longest data that is sent in a capsule, in bytes.
     in_capsule: u32,
-    /// Commands that have not been sent yet, oldest first.
-    unsent: VecDeque<UnsentCommand>,
-    /// State of each command, by its slot in the command table.
-    states: Vec<HostCommandState>,
-    /// Completions that wait until the key of their command has been invalidated.
-    invalidating: VecDeque<(Stag, Cqe)>,
-    /// Number of commands that the controller has and has not completed.
-    sent: u32,
+    commands: ExposedCommands<Sqe, Cqe>,
     /// Number of receive buffers that the controller has for commands.
     max_sent: u32,
     /// Number of consumed receive buffers that have to be posted again.
@@ -64,36 +54,6 @@ enum HostLinkPhase {
     Open,
     /// The connection is closing or closed.
     Over,
-}
-
-/// A command to send.
-struct UnsentCommand {
-    sqe: Sqe,
-    /// Data sent in the capsule.
-    payload: SgList,
-    memory: DataMemory,
-}
-
-/// Registration of a command's data buffer, which the controller accesses by RDMA.
-enum DataMemory {
-    None,
-    /// Still to be registered, with these access rights.
-    Unregistered(SgList, RemoteRights),
-    /// The registration was posted and has not completed.
-    Registering,
-    Registered(Stag),
-}
-
-/// Progress of a command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum HostCommandState {
-    /// The command has not been sent.
-    #[default]
-    Unsent,
-    /// The controller has the command, and the key of its data buffer if it has one.
-    Sent(Option<Stag>),
-    /// The controller has completed the command; its key has not been invalidated yet.
-    Invalidating,
 }
 
 /// State of the connection after an event.
@@ -120,10 +80,7 @@ impl RdmaHostLink {
             Event::Received { message, invalidated } if !is_over => {
                 self.on_received(&message, invalidated, commands)?;
             }
-            Event::Registered { id, remote } => {
-                let asked = self.unsent.front_mut().filter(|next| u64::from(next.sqe.cid.get()) == id.0);
-                asked.into_iter().for_each(|next| next.on_registered(remote));
-            }
+            Event::Registered { id, remote } => self.commands.on_registered(id, remote),
             Event::Refused { private_data } => {
                 self.phase = HostLinkPhase::Over;
                 return Err(cm::rejection(&private_data));
@@ -152,45 +109,19 @@ impl RdmaHostLink {
         let mut bytes = [0; CQE_LEN];
         message.copy_to(&mut bytes);
         let cqe: Cqe = transmute!(bytes);
-        let cid = cqe.cid.get();
-        let Some(key) = commands.find(cid) else {
+        let Some(key) = commands.find(cqe.cid.get()) else {
             return Err(violation("completed a command that does not exist"));
         };
-        let state = self.state(cid);
-        match (*state, invalidated) {
-            (HostCommandState::Sent(open), Some(_)) if open == invalidated => {}
-            (HostCommandState::Sent(None), None) => {}
-            (HostCommandState::Sent(Some(stag)), None) => {
-                *state = HostCommandState::Invalidating;
-                self.invalidating.push_back((stag, cqe));
-                return Ok(());
-            }
-            (HostCommandState::Sent(_), Some(_)) => {
+        match self.commands.on_response(key, invalidated) {
+            Ok(None) => commands.finish(key, &cqe),
+            Ok(Some(stag)) => self.commands.close(key, stag, Some(cqe)),
+            Err(WrongResponse::OtherMemory) => {
                 return Err(violation("invalidated a key of another command than the one it completed"));
             }
-            (HostCommandState::Unsent, _) => return Err(violation("completed a command that was not sent")),
-            (HostCommandState::Invalidating, _) => return Err(violation("completed a command twice")),
+            Err(WrongResponse::Unsent) => return Err(violation("completed a command that was not sent")),
+            Err(WrongResponse::Repeated) => return Err(violation("completed a command twice")),
         }
-        self.finish(key, &cqe, commands);
         Ok(())
-    }
-
-    #[inline]
-    fn finish(&mut self, key: SlotKey, cqe: &Cqe, commands: &mut impl Commands) {
-        *self.state(cqe.cid.get()) = HostCommandState::Unsent;
-        self.sent = self.sent.saturating_sub(1);
-        commands.finish(key, cqe);
-    }
-
-    /// State of the command with this CID. The table has at most 1,024 slots.
-    #[inline]
-    fn state(&mut self, cid: u16) -> &mut HostCommandState {
-        let at = SlotKey::index_of_narrow(cid);
-        if self.states.len() <= at {
-            self.states.resize(at.saturating_add(1), HostCommandState::Unsent);
-        }
-        #[allow(clippy::indexing_slicing, reason = "it was made long enough above")]
-        &mut self.states[at]
     }
 
     /// Posts the work that can be posted now and returns whether there was any. If `is_over`, it
@@ -199,19 +130,14 @@ impl RdmaHostLink {
     fn work(&mut self, queue_pair: &mut impl QueuePair, is_over: bool, commands: &mut impl Commands) -> bool {
         let mut has_moved = false;
         if self.phase == HostLinkPhase::Open {
-            has_moved = self.receives > 0 || !self.invalidating.is_empty();
+            has_moved = self.receives > 0 || self.commands.is_closing();
             queue_pair.receive(std::mem::take(&mut self.receives));
-            while let Some((stag, cqe)) = self.invalidating.pop_front() {
-                queue_pair.invalidate(stag);
-                if let Some(key) = commands.find(cqe.cid.get()) {
-                    self.finish(key, &cqe, commands);
-                }
+            while let Some((key, cqe)) = self.commands.invalidate_next(queue_pair) {
+                cqe.iter().for_each(|cqe| commands.finish(key, cqe));
             }
-            while self.sent < self.max_sent && queue_pair.room() > 0 && self.send_next(queue_pair) {
-                has_moved = true;
-            }
+            has_moved |= self.commands.send(queue_pair, self.max_sent);
         }
-        let has_sent = self.unsent.is_empty() || self.phase == HostLinkPhase::Connecting;
+        let has_sent = self.commands.has_sent_all() || self.phase == HostLinkPhase::Connecting;
         if is_over && has_sent && self.phase != HostLinkPhase::Over {
             queue_pair.disconnect();
             self.phase = HostLinkPhase::Over;
@@ -219,42 +145,22 @@ impl RdmaHostLink {
         }
         has_moved
     }
-
-    /// Sends the oldest unsent command, or posts the registration of its buffer. Returns whether it
-    /// could do either.
-    #[inline]
-    fn send_next(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let Some(next) = self.unsent.front_mut() else { return false };
-        if let DataMemory::Unregistered(list, access) = &mut next.memory {
-            let id = WorkId(next.sqe.cid.get().into());
-            match queue_pair.register(id, list, *access) {
-                Some(remote) => next.on_registered(remote),
-                None => {
-                    next.memory = DataMemory::Registering;
-                    return true;
-                }
-            }
-        }
-        let stag = match next.memory {
-            DataMemory::Unregistered(..) | DataMemory::Registering => return false,
-            DataMemory::None => None,
-            DataMemory::Registered(stag) => Some(stag),
-        };
-        queue_pair.send(next.sqe.as_bytes(), &next.payload, None);
-        let cid = next.sqe.cid.get();
-        self.unsent.pop_front();
-        *self.state(cid) = HostCommandState::Sent(stag);
-        self.sent = self.sent.saturating_add(1);
-        true
-    }
 }
 
-impl UnsentCommand {
-    /// Completes the registration of the command's data buffer.
+impl ExposedCommand for Sqe {
     #[inline]
-    fn on_registered(&mut self, remote: Remote) {
-        self.memory = DataMemory::Registered(remote.stag);
-        self.sqe.dptr = SglDescriptor::keyed(remote.address, remote.len, remote.stag.0, true);
+    fn send(
+        &mut self,
+        payload: &SgList,
+        exposed: Option<(Remote, RemoteRights)>,
+        queue_pair: &mut impl QueuePair,
+    ) {
+        self.dptr = match exposed {
+            Some((remote, _)) => SglDescriptor::keyed(remote.address, remote.len, remote.stag.0, true),
+            None if payload.is_empty() => SglDescriptor::keyed(0, 0, 0, false),
+            None => SglDescriptor::in_capsule(0, payload.len() as u32),
+        };
+        queue_pair.send(self.as_bytes(), payload, None);
     }
 }
 
@@ -271,10 +177,7 @@ impl HostTransport for RdmaHostLink {
             // IOCCSZ applies to I/O queues only; Linux's target accepts no data in capsules of an
             // admin queue.
             in_capsule: in_capsule.unwrap_or(0),
-            unsent: VecDeque::new(),
-            states: Vec::new(),
-            invalidating: VecDeque::new(),
-            sent: 0,
+            commands: ExposedCommands::default(),
             max_sent: u32::MAX,
             receives: 0,
         }
@@ -293,41 +196,30 @@ impl HostTransport for RdmaHostLink {
         let mut sqe = request.command;
         sqe.cid = request.key.narrow().into();
         sqe.flags |= PSDT_SGL;
-        sqe.dptr = SglDescriptor::keyed(0, 0, 0, false);
-        let (mut payload, mut memory) = (SgList::default(), DataMemory::None);
-        let len = match request.transfer {
-            DataTransfer::Nothing => 0,
-            DataTransfer::In(len) | DataTransfer::Out(len) => len,
+        let data = match request.transfer {
+            DataTransfer::Out(_) => commands.data_out(request.key),
+            DataTransfer::In(_) => commands.data_in(request.key),
+            DataTransfer::Nothing => None,
         };
-        if len > 0 {
-            let is_out = matches!(request.transfer, DataTransfer::Out(_));
-            let data = if is_out { commands.data_out(request.key) } else { commands.data_in(request.key) };
-            let list = data.map_or_else(SgList::default, |(list, base)| part(list, base, len as usize));
-            if is_out && len <= self.in_capsule {
-                sqe.dptr = SglDescriptor::in_capsule(0, len);
-                payload = list;
-            } else {
-                let access = if is_out { RemoteRights::RemoteRead } else { RemoteRights::RemoteWrite };
-                memory = DataMemory::Unregistered(list, access);
-            }
-            // The controller transfers the data by RDMA; its completion says whether it has
-            // transferred all of it.
-            if let Some((progress, _)) = commands.transport(request.key)
-                && progress.moved.add(0, len).is_err()
-            {
-                debug_assert!(false, "a new command has transferred no data");
-            }
+        let data = CommandData::new(request.transfer, data, self.in_capsule);
+        // The controller transfers the data by RDMA; its completion says whether it has transferred
+        // all of it.
+        if let DataTransfer::In(len) | DataTransfer::Out(len) = request.transfer
+            && len > 0
+            && let Some((progress, _)) = commands.transport(request.key)
+            && progress.moved.add(0, len).is_err()
+        {
+            debug_assert!(false, "a new command has transferred no data");
         }
-        *self.state(request.key.narrow()) = HostCommandState::Unsent;
-        self.unsent.push_back(UnsentCommand { sqe, payload, memory });
+        self.commands.push(request.key, sqe, data);
     }
 
     fn may_end(&self) -> bool {
-        self.phase != HostLinkPhase::Connecting && self.invalidating.is_empty()
+        self.phase != HostLinkPhase::Connecting && !self.commands.is_closing()
     }
 
     fn discard(&mut self) {
-        self.unsent.clear();
+        self.commands.drop_unsent();
     }
 }
 
@@ -393,12 +285,6 @@ fn endpoint(shape: QueueShape) -> Endpoint {
         regions: entries,
         private_data: cm::request(shape),
     }
-}
-
-/// The `len` bytes of `list` from `base` on.
-#[inline]
-fn part(list: &SgList, base: usize, len: usize) -> SgList {
-    if base == 0 && list.len() == len { list.clone() } else { list.slice(base, len) }
 }
 
 fn violation(what: &'static str) -> ProtocolError {

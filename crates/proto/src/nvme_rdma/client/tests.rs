@@ -109,7 +109,10 @@ fn a_controller_that_violates_the_protocol_loses_its_connection() {
     let mut queue = TestQueue::connected(8);
     queue.read(1);
     let Some(WorkRequest::Register { id, .. }) = queue.next() else { panic!("nothing is registered") };
-    assert!(queue.complete(id.0 as u16, None).is_err(), "completed before it was sent");
+    // The generation and the slot are in both the identifier and the CID.
+    let cid = ((id.0 >> 16) as u16) << 10 | id.0 as u16;
+    let early = queue.complete(cid, None).unwrap_err();
+    assert_eq!(early.what, "completed a command that was not sent");
     let (mut queue, _) = TestQueue::reading();
     let lost = queue.event(Event::Disconnected).unwrap_err();
     assert!(lost.what.contains("in the middle of commands") && lost.reference == REFERENCE);

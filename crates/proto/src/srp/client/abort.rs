@@ -17,7 +17,7 @@
 //! data would overwrite what the replayed command and its successors have written. The login of the
 //! next session closes all channels instead.
 
-use super::channel::{AfterClose, Channel, Exposure};
+use super::channel::Channel;
 use super::response::function_code;
 use super::{Ending, SrpInitiatorSession, SrpSessionMode, violation};
 use crate::driver::session::{Overdue, ProtocolError};
@@ -106,8 +106,9 @@ impl SrpInitiatorSession {
     fn abort_next(&mut self) {
         while let Some(key) = self.aborts.next_task() {
             let Some((state, _)) = self.queue.transport(key) else { continue };
-            let (index, is_sent) = (state.channel, matches!(state.exposure, Exposure::Sent(_)));
-            if is_sent && self.channels.get(index).is_some_and(Channel::has_credit) {
+            let index = state.channel;
+            let Some(channel) = self.channels.get_mut(index) else { continue };
+            if channel.has_credit() && channel.commands.is_sent(key) {
                 return self.send_function(index, TaskManagementFunction::ABORT_TASK, Some(key));
             }
         }
@@ -141,19 +142,8 @@ impl SrpInitiatorSession {
     fn end_aborted(&mut self, key: SlotKey) {
         let Some((state, _)) = self.queue.transport(key) else { return };
         let Some(channel) = self.channels.get_mut(state.channel) else { return };
-        let Exposure::Sent(stag) = state.exposure else {
-            // The command was not sent yet, or its response has arrived and completes it.
-            return;
-        };
-        match stag {
-            Some(stag) => {
-                state.exposure = Exposure::Closing;
-                channel.close(stag, AfterClose::Abort(key));
-            }
-            None => {
-                channel.end_command();
-                self.queue.abort(key);
-            }
+        if channel.commands.on_abort(key) {
+            self.queue.abort(key);
         }
     }
 }

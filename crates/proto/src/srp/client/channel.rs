@@ -1,15 +1,11 @@
-//! One RDMA channel of a session: its unsent messages, its registrations and its credits.
-//!
-//! The target may access a command's memory from before the command is sent until its response
-//! arrives, or until the target reports that it has aborted the command. Commands are sent in
-//! order, so one that waits for its registration delays the commands behind it; the queue pair
-//! completes registrations in the same turn.
+//! One RDMA channel of a session: its commands, its other messages and its credits.
 
 use super::login::{IMMEDIATE_OFFSET, LoginParameters};
 use super::response::CommandOutcome;
 use super::{MAX_COMMANDS, violation};
 use crate::driver::session::ProtocolError;
-use crate::rdma::{QueuePair, Remote, RemoteRights, Stag, WorkId};
+use crate::rdma::exposure::{CommandData, ExposedCommand, ExposedCommands};
+use crate::rdma::{QueuePair, Remote, RemoteRights};
 use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::srp::{
@@ -28,12 +24,7 @@ pub(super) struct Channel {
     parameters: LoginParameters,
     /// Requests that the target accepts at present (its request limit).
     credits: i64,
-    /// Number of its commands in flight.
-    pub(super) in_flight: u32,
-    /// Commands that have not been sent, oldest first.
-    outgoing: VecDeque<Outgoing>,
-    /// Keys to invalidate, and how the command of each ends afterwards.
-    closing: VecDeque<(Stag, AfterClose)>,
+    pub(super) commands: ExposedCommands<SrpCommand, CommandOutcome>,
     /// Messages other than commands, oldest first. They are sent after all unsent commands.
     messages: VecDeque<SmallVec<[u8; 64]>>,
     /// Number of consumed receive buffers that have to be posted again.
@@ -52,52 +43,11 @@ pub(super) enum InitiatorChannelPhase {
     Over,
 }
 
-/// A command to send.
-struct Outgoing {
-    key: SlotKey,
-    command: SrpCommand,
-    data: CommandData,
-}
-
-/// The data of a command.
-pub(super) enum CommandData {
-    None,
-    /// The data is sent with the command.
-    Immediate(SgList),
-    /// The target transfers the data by RDMA. This memory still has to be registered, with these
-    /// access rights.
-    Unregistered(SgList, RemoteRights),
-    /// The registration was posted and has not completed.
-    Registering,
-    Registered(Remote),
-}
-
-/// Whether the target has a command and can access its memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Exposure {
-    /// The command was not sent.
-    #[default]
-    No,
-    /// The command was sent, with this key if the target has to access memory.
-    Sent(Option<Stag>),
-    /// The command has ended, and its key still has to be invalidated.
-    Closing,
-}
-
 /// The transport's state of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SrpCommandState {
     /// Index of its channel.
     pub(super) channel: usize,
-    pub(super) exposure: Exposure,
-}
-
-/// How a command ends once the key of its memory is invalidated.
-pub(super) enum AfterClose {
-    /// With the result of its response.
-    Finish(SlotKey, CommandOutcome),
-    /// Aborted: its I/O is returned to the driver.
-    Abort(SlotKey),
 }
 
 impl Channel {
@@ -107,9 +57,7 @@ impl Channel {
             deadline,
             parameters: LoginParameters { request_limit: 0, max_immediate: 0 },
             credits: 0,
-            in_flight: 0,
-            outgoing: VecDeque::new(),
-            closing: VecDeque::new(),
+            commands: ExposedCommands::default(),
             messages: VecDeque::new(),
             receives: 0,
         }
@@ -141,7 +89,7 @@ impl Channel {
         }
         let kept = self.parameters.request_limit.saturating_sub(1).min(FUNCTION_CREDITS);
         let credits = u32::try_from(self.credits.saturating_sub(kept)).unwrap_or(0);
-        credits.min(MAX_COMMANDS.saturating_sub(self.in_flight))
+        credits.min(MAX_COMMANDS.saturating_sub(self.commands.in_flight()))
     }
 
     /// Whether a request other than a command may be sent.
@@ -171,9 +119,8 @@ impl Channel {
     /// Queues a command, which consumes a credit.
     #[inline]
     pub(super) fn push(&mut self, key: SlotKey, command: SrpCommand, data: CommandData) {
-        self.in_flight = self.in_flight.saturating_add(1);
         self.credits = self.credits.saturating_sub(1);
-        self.outgoing.push_back(Outgoing { key, command, data });
+        self.commands.push(key, command, data);
     }
 
     /// Queues a request other than a command, which consumes a credit.
@@ -194,36 +141,6 @@ impl Channel {
         self.receives = self.receives.saturating_add(1);
     }
 
-    /// Counts a completed command.
-    #[inline]
-    pub(super) fn end_command(&mut self) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-    }
-
-    /// Queues the invalidation of an ended command's key; `then` says how the command ends
-    /// afterwards.
-    pub(super) fn close(&mut self, stag: Stag, then: AfterClose) {
-        self.closing.push_back((stag, then));
-    }
-
-    /// Invalidates the next key. Returns how its command ends.
-    #[inline]
-    pub(super) fn close_next(&mut self, queue_pair: &mut impl QueuePair) -> Option<AfterClose> {
-        let (stag, then) = self.closing.pop_front()?;
-        queue_pair.invalidate(stag);
-        Some(then)
-    }
-
-    /// Completes a registration. One whose command no longer waits for it is ignored.
-    pub(super) fn on_registered(&mut self, id: WorkId, remote: Remote) {
-        let is_it = |next: &&mut Outgoing| {
-            matches!(next.data, CommandData::Registering) && registration(next.key) == id
-        };
-        if let Some(next) = self.outgoing.front_mut().filter(is_it) {
-            next.data = CommandData::Registered(remote);
-        }
-    }
-
     /// Posts consumed receive buffers again; returns whether there were any. It posts none while
     /// many answers to the target's requests are unsent, so a target cannot queue requests without
     /// limit.
@@ -236,49 +153,12 @@ impl Channel {
         true
     }
 
-    /// Sends the next command, or posts the registration of its memory. Returns whether there was
-    /// progress, and the command that was sent with its key.
-    #[inline]
-    pub(super) fn send_next(
-        &mut self,
-        queue_pair: &mut impl QueuePair,
-    ) -> (bool, Option<(SlotKey, Option<Stag>)>) {
-        let Some(next) = self.outgoing.front_mut().filter(|_| queue_pair.room() > 0) else {
-            return (false, None);
-        };
-        if let CommandData::Unregistered(list, access) = &mut next.data {
-            let registered = queue_pair.register(registration(next.key), list, *access);
-            next.data = registered.map_or(CommandData::Registering, CommandData::Registered);
-            if registered.is_none() {
-                return (true, None);
-            }
-        }
-        let nothing = SgList::default();
-        let (head, len, payload, stag) = match &next.data {
-            CommandData::Unregistered(..) | CommandData::Registering => return (false, None),
-            CommandData::None => (head(&next.command, &[]), size_of::<SrpCommand>(), &nothing, None),
-            CommandData::Immediate(payload) => {
-                let descriptor = ImmediateDescriptor { len: (payload.len() as u32).into() };
-                (head(&next.command, descriptor.as_bytes()), IMMEDIATE_OFFSET, payload, None)
-            }
-            CommandData::Registered(Remote { stag, address, len }) => {
-                let descriptor =
-                    DirectDescriptor { va: (*address).into(), key: stag.0.into(), len: (*len).into() };
-                (head(&next.command, descriptor.as_bytes()), DIRECT_LEN, &nothing, Some(*stag))
-            }
-        };
-        queue_pair.send(head.get(..len).unwrap_or(&head), payload, None);
-        let key = next.key;
-        self.outgoing.pop_front();
-        (true, Some((key, stag)))
-    }
-
     /// Sends the messages other than commands, once all commands are sent; returns whether there
     /// were any.
     #[inline]
     pub(super) fn send_messages(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let before = self.messages.len();
-        while self.outgoing.is_empty()
+        while self.commands.has_sent_all()
             && queue_pair.room() > 0
             && let Some(message) = self.messages.pop_front()
         {
@@ -290,56 +170,52 @@ impl Channel {
     /// Whether everything was sent, and the keys of all ended commands are invalidated.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
-        self.outgoing.is_empty() && self.messages.is_empty() && self.closing.is_empty()
-    }
-
-    /// Drops the commands that were not sent.
-    pub(super) fn drop_unsent(&mut self) {
-        self.outgoing.clear();
+        self.commands.has_sent_all() && self.messages.is_empty() && !self.commands.is_closing()
     }
 
     /// Drops everything unsent after the queue pair has ended, which has invalidated all keys.
     pub(super) fn clear(&mut self) {
         self.phase = InitiatorChannelPhase::Over;
-        self.outgoing.clear();
-        self.closing.clear();
+        self.commands = ExposedCommands::default();
         self.messages.clear();
-        self.in_flight = 0;
     }
 }
 
-/// A command with its descriptor, padded with zeroes to the offset of immediate data.
-#[inline]
-fn head(command: &SrpCommand, descriptor: &[u8]) -> [u8; IMMEDIATE_OFFSET] {
-    let mut head = [0; IMMEDIATE_OFFSET];
-    let (place, rest) = head.split_at_mut(size_of::<SrpCommand>());
-    place.copy_from_slice(command.as_bytes());
-    rest.iter_mut().zip(descriptor).for_each(|(to, from)| *to = *from);
-    head
-}
-
-/// BUF_FMT of SRP_CMD: the formats of both data buffer descriptors.
-#[inline]
-pub(super) fn buffer_format(data: &CommandData) -> u8 {
-    match data {
-        CommandData::None => BufferFormat::NONE.0,
-        CommandData::Immediate(_) => BufferFormat::IMMEDIATE.0 << 4,
-        CommandData::Unregistered(_, RemoteRights::RemoteRead) => BufferFormat::DIRECT.0 << 4,
-        CommandData::Unregistered(..) | CommandData::Registering | CommandData::Registered(_) => {
-            BufferFormat::DIRECT.0
-        }
+impl ExposedCommand for SrpCommand {
+    #[inline]
+    fn send(
+        &mut self,
+        payload: &SgList,
+        exposed: Option<(Remote, RemoteRights)>,
+        queue_pair: &mut impl QueuePair,
+    ) {
+        let mut head = [0; IMMEDIATE_OFFSET];
+        let (place, rest) = head.split_at_mut(size_of::<SrpCommand>());
+        let mut describe = |descriptor: &[u8]| {
+            rest.iter_mut().zip(descriptor).for_each(|(to, from)| *to = *from);
+            size_of::<SrpCommand>().saturating_add(descriptor.len())
+        };
+        let len = match exposed {
+            Some((Remote { stag, address, len }, access)) => {
+                self.buf_fmt = match access {
+                    RemoteRights::RemoteRead => BufferFormat::DIRECT.0 << 4,
+                    RemoteRights::RemoteWrite => BufferFormat::DIRECT.0,
+                };
+                let key = stag.0.into();
+                describe(DirectDescriptor { va: address.into(), key, len: len.into() }.as_bytes())
+            }
+            None if payload.is_empty() => size_of::<SrpCommand>(),
+            None => {
+                self.buf_fmt = BufferFormat::IMMEDIATE.0 << 4;
+                describe(ImmediateDescriptor { len: (payload.len() as u32).into() }.as_bytes());
+                // Zeroes pad the descriptor.
+                IMMEDIATE_OFFSET
+            }
+        };
+        place.copy_from_slice(self.as_bytes());
+        queue_pair.send(head.get(..len).unwrap_or(&head), payload, None);
     }
 }
-
-/// The work request identifier of a command's registration.
-fn registration(key: SlotKey) -> WorkId {
-    WorkId(REGISTRATION | u64::from(key.short()))
-}
-
-/// Bit in the work request identifier of each registration.
-const REGISTRATION: u64 = 1 << 32;
-
-const DIRECT_LEN: usize = size_of::<SrpCommand>() + size_of::<DirectDescriptor>();
 
 /// Credits reserved for task management, if the target grants that many.
 const FUNCTION_CREDITS: i64 = 2;

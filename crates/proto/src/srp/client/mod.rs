@@ -32,16 +32,15 @@ mod user;
 
 use super::node::SrpPortId;
 use crate::driver::session::{ProtocolError, RetryRules, Timed};
-use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, RemoteRights, Stag};
+use crate::rdma::exposure::{CommandData, WrongResponse};
+use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
 use crate::scsi::Lun;
 use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::slots::SlotKey;
 use abort::SrpAbortLadder;
-use blockmux_volume::{Pool, Seg, SgList, VolumeInfo};
+use blockmux_volume::{Pool, Seg, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
-use channel::{
-    AfterClose, Channel, CommandData, Exposure, InitiatorChannelPhase, SrpCommandState, buffer_format,
-};
+use channel::{Channel, InitiatorChannelPhase, SrpCommandState};
 use response::{CommandOutcome, read};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -214,7 +213,7 @@ impl SrpInitiatorSession {
     /// Ends the session without the commands that were not sent: the next session sends them.
     fn end(&mut self) {
         self.ending = Ending::Over;
-        self.channels.iter_mut().for_each(Channel::drop_unsent);
+        self.channels.iter_mut().for_each(|channel| channel.commands.drop_unsent());
     }
 
     /// Handles the end of a channel. A target that is stopping ends it while no command is in
@@ -309,23 +308,17 @@ impl SrpInitiatorSession {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
         let key = u32::try_from(response.tag.get()).ok().and_then(|tag| self.queue.find(tag));
         let found = key.and_then(|key| Some((key, self.queue.transport(key)?)));
-        let Some((key, (state, transfer))) = found.filter(|(_, (state, _))| state.channel == index) else {
+        let Some((key, (_, transfer))) = found.filter(|(_, (state, _))| state.channel == index) else {
             return Err(violation("answered a command that does not exist"));
         };
         let outcome = CommandOutcome::read(response, message, transfer)?;
-        match (state.exposure, invalidated) {
-            (Exposure::Sent(open), invalidated) if open == invalidated => {}
-            (Exposure::Sent(Some(stag)), None) => {
-                state.exposure = Exposure::Closing;
-                channel.close(stag, AfterClose::Finish(key, outcome));
-                return Ok(());
-            }
-            (Exposure::Sent(_), _) => return Err(WRONG_KEY),
-            (Exposure::No, _) => return Err(violation("answered a command that was not sent")),
-            (Exposure::Closing, _) => return Err(violation("answered a command twice")),
+        match channel.commands.on_response(key, invalidated) {
+            Ok(None) => finish(&mut self.queue, &mut self.refused, key, &outcome),
+            Ok(Some(stag)) => channel.commands.close(key, stag, Some(outcome)),
+            Err(WrongResponse::OtherMemory) => return Err(WRONG_KEY),
+            Err(WrongResponse::Unsent) => return Err(violation("answered a command that was not sent")),
+            Err(WrongResponse::Repeated) => return Err(violation("answered a command twice")),
         }
-        channel.end_command();
-        finish(&mut self.queue, &mut self.refused, key, &outcome);
         Ok(())
     }
 
@@ -424,7 +417,7 @@ impl SrpInitiatorSession {
             return Some(latest);
         }
         let able = self.channels.iter().enumerate().filter(|(_, channel)| takes(channel));
-        able.min_by_key(|(_, channel)| channel.in_flight).map(|(index, _)| index)
+        able.min_by_key(|(_, channel)| channel.commands.in_flight()).map(|(index, _)| index)
     }
 
     /// Queues a command. Short data-out is sent with it as immediate data; the target transfers all
@@ -433,22 +426,13 @@ impl SrpInitiatorSession {
     fn send_command(&mut self, index: usize, request: &ScsiRequest) {
         let Some(channel) = self.channels.get_mut(index) else { return };
         let data = match request.transfer {
-            DataTransfer::Nothing | DataTransfer::In(0) | DataTransfer::Out(0) => CommandData::None,
-            DataTransfer::In(len) => {
-                let place = part(self.queue.data_in(request.key), len);
-                CommandData::Unregistered(place, RemoteRights::RemoteWrite)
-            }
-            DataTransfer::Out(len) => {
-                let data = part(self.queue.data_out(request.key), len);
-                match len <= channel.max_immediate() {
-                    true => CommandData::Immediate(data),
-                    false => CommandData::Unregistered(data, RemoteRights::RemoteRead),
-                }
-            }
+            DataTransfer::Nothing => None,
+            DataTransfer::In(_) => self.queue.data_in(request.key),
+            DataTransfer::Out(_) => self.queue.data_out(request.key),
         };
+        let data = CommandData::new(request.transfer, data, channel.max_immediate());
         let command = SrpCommand {
             opcode: SrpOpcode::COMMAND.0,
-            buf_fmt: buffer_format(&data),
             tag: u64::from(request.key.short()).into(),
             lun: self.config.lun.0.to_be_bytes(),
             cdb: request.command,
@@ -499,7 +483,7 @@ impl RdmaSession for SessionChannel<'_> {
             }
             Event::Registered { id, remote } => {
                 if let Some(channel) = session.channels.get_mut(*index) {
-                    channel.on_registered(id, remote);
+                    channel.commands.on_registered(id, remote);
                 }
             }
             Event::Connected { private_data } => session.on_connected(*index, &private_data)?,
@@ -514,26 +498,15 @@ impl RdmaSession for SessionChannel<'_> {
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
         let has_ended = self.end_closed(queue_pair);
-        let SrpInitiatorSession { queue, channels, ending, .. } = &mut *self.session;
-        let Some(channel) = channels.get_mut(self.index) else { return false };
+        let session = &mut *self.session;
+        let Some(channel) = session.channels.get_mut(self.index) else { return false };
         let mut has_moved = has_ended;
         if channel.is_open() {
             has_moved |= channel.give_receives(queue_pair);
-            loop {
-                let (moved, sent) = channel.send_next(queue_pair);
-                has_moved |= moved;
-                if let Some((state, stag)) =
-                    sent.and_then(|(key, stag)| Some((queue.transport(key)?.0, stag)))
-                {
-                    state.exposure = Exposure::Sent(stag);
-                }
-                if !moved || sent.is_none() {
-                    break;
-                }
-            }
+            has_moved |= channel.commands.send(queue_pair, u32::MAX);
             has_moved |= channel.send_messages(queue_pair);
         }
-        let is_ending = *ending == Ending::Over
+        let is_ending = session.ending == Ending::Over
             && match channel.phase {
                 InitiatorChannelPhase::Connecting => true,
                 InitiatorChannelPhase::Open => channel.is_settled(),
@@ -556,15 +529,12 @@ impl SessionChannel<'_> {
         let SessionChannel { session, index } = self;
         let mut has_any = false;
         while let Some(channel) = session.channels.get_mut(*index)
-            && let Some(then) = channel.close_next(queue_pair)
+            && let Some((key, outcome)) = channel.commands.invalidate_next(queue_pair)
         {
             has_any = true;
-            channel.end_command();
-            match then {
-                AfterClose::Finish(key, outcome) => {
-                    finish(&mut session.queue, &mut session.refused, key, &outcome);
-                }
-                AfterClose::Abort(key) => session.queue.abort(key),
+            match outcome {
+                Some(outcome) => finish(&mut session.queue, &mut session.refused, key, &outcome),
+                None => session.queue.abort(key),
             }
         }
         if has_any {
@@ -616,17 +586,6 @@ fn finish(
 ) {
     if let Err(unit) = queue.finish(key, outcome.as_scsi()) {
         refused.get_or_insert(SrpRefused::Unit(unit));
-    }
-}
-
-/// The first `len` bytes of a command's data, which begins at the given offset of a list.
-#[inline]
-fn part(data: Option<(&SgList, usize)>, len: u32) -> SgList {
-    let len = len as usize;
-    match data {
-        Some((list, 0)) if list.len() == len => list.clone(),
-        Some((list, base)) => list.slice(base, len),
-        None => SgList::default(),
     }
 }
 

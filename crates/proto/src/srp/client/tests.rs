@@ -6,12 +6,12 @@ use crate::driver::session::{Connections, Initiator, Overdue};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::names::networks::AllowedNetworks;
 use crate::rdma::testing::Recorder;
-use crate::rdma::{MessageHead, Remote, WorkRequest};
+use crate::rdma::{MessageHead, Remote, RemoteRights, WorkRequest};
 use crate::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use crate::srp::node::{SrpAccess, SrpNode, SrpTarget};
 use crate::srp::server::SrpTargetSession;
 use crate::testing::Pump;
-use blockmux_volume::{Completion, Io, IoError, MemVolume, Op, Output, Tag};
+use blockmux_volume::{Completion, Io, IoError, MemVolume, Op, Output, SgList, Tag};
 use blockmux_wire::srp::{
     LoginReject, LoginRequestRdma, MULTICHANNEL_MULTI, ResponseFlags, TaskManagementRequest,
 };

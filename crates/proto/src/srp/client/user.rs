@@ -103,7 +103,9 @@ impl Connections for SrpInitiatorSession {
 
     #[inline]
     fn is_awaited(&self, connection: usize) -> bool {
-        self.channels.get(connection).is_none_or(|channel| channel.in_flight > 0 || !channel.is_open())
+        self.channels
+            .get(connection)
+            .is_none_or(|channel| channel.commands.in_flight() > 0 || !channel.is_open())
     }
 
     fn reconnects_after(&self) -> Duration {
