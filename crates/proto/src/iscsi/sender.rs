@@ -8,6 +8,7 @@ use super::digests::IscsiDigests;
 use super::iser::HEADERS_LEN;
 use crate::digest;
 use crate::driver::outbox::Outbox;
+use crate::rdma::target_mover::TargetMessage;
 use crate::rdma::{MessageHead, QueuePair, Remote, Stag};
 use blockmux_volume::{Crc32c, Pool, SgList};
 use blockmux_wire::iscsi::{BHS_LEN, Bhs, padding};
@@ -136,10 +137,10 @@ impl Sender {
         }
     }
 
-    /// The next message.
+    /// Over RDMA: the messages that wait for the queue pair.
     #[inline]
-    pub(super) fn front(&mut self) -> Option<&mut ControlMessage> {
-        self.messages.as_mut()?.front_mut()
+    pub(super) fn messages(&mut self) -> Option<&mut VecDeque<ControlMessage>> {
+        self.messages.as_mut()
     }
 
     /// The latest message.
@@ -148,33 +149,33 @@ impl Sender {
         self.messages.as_mut()?.back_mut()
     }
 
-    /// Sends the next message; the queue pair has room for it.
-    #[inline]
-    pub(super) fn send(&mut self, queue_pair: &mut impl QueuePair) {
-        let Some(messages) = &mut self.messages else { return };
-        if let Some(message) = messages.front() {
-            message.send(queue_pair);
-        }
-        messages.pop_front();
-    }
-
-    /// Sends messages while the queue pair has room and `admits` allows them; returns whether any
-    /// was sent.
+    /// Sends messages without data-in while the queue pair has room and `admits` allows them;
+    /// returns whether any was sent.
     pub(super) fn send_all(
         &mut self,
         queue_pair: &mut impl QueuePair,
         mut admits: impl FnMut(&Bhs) -> bool,
     ) -> bool {
         let mut has_sent = false;
-        while queue_pair.room() > 0 && self.front().is_some_and(|message| admits(&message.bhs)) {
-            self.send(queue_pair);
+        while queue_pair.room() > 0
+            && let Some(messages) = &mut self.messages
+            && let Some(message) = messages.front()
+            && admits(&message.bhs)
+        {
+            message.send(queue_pair);
+            messages.pop_front();
             has_sent = true;
         }
         has_sent
     }
 }
 
-impl ControlMessage {
+impl TargetMessage for ControlMessage {
+    #[inline]
+    fn next_write(&mut self) -> Option<(SgList, Remote)> {
+        self.data_in.take()
+    }
+
     #[inline]
     fn send(&self, queue_pair: &mut impl QueuePair) {
         let mut headers = [0; HEADERS_LEN];
@@ -244,7 +245,7 @@ mod tests {
             let mut sender = Sender::default();
             sender.set_digests(IscsiDigests { header, data });
             sender.push(&bhs(3), &[1, 2, 3]);
-            assert_eq!((sender.outbox().take_bytes().len(), sender.front().is_none()), (len, true));
+            assert_eq!((sender.outbox().take_bytes().len(), sender.messages().is_none()), (len, true));
         }
     }
 }

@@ -21,6 +21,8 @@
 pub(crate) mod cm;
 pub(crate) mod exposure;
 pub(crate) mod progress_watchdog;
+pub(crate) mod target_mover;
+pub(crate) mod target_phase;
 pub mod testing;
 
 use crate::driver::session::{Connections, ProtocolError, Timed};

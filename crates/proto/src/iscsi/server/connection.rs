@@ -1,7 +1,6 @@
 //! State of one connection in full feature phase.
 
 use super::connection_table::LogoutProgress;
-use super::datamover::TargetDatamover;
 use super::full::{PAYLOAD_IN_FLIGHT, PING_INTERVAL};
 use super::negotiation::TextNegotiation;
 use super::receive::{AwaitedIscsiPdu, DataSegment};
@@ -184,7 +183,7 @@ impl TargetConnection {
     /// when earlier data-in was sent, which needs no further PDU from the initiator.
     #[inline]
     pub(super) fn has_room(&self, data_in: usize) -> bool {
-        let unsent = self.replies.mover.as_ref().map_or(0, TargetDatamover::unsent);
+        let unsent = self.replies.mover.as_ref().map_or(0, |datamover| datamover.transfers.unsent());
         let payload = self.data_in_expected.saturating_add(self.replies.sender.len()).saturating_add(unsent);
         self.replies.has_room() && (payload == 0 || payload.saturating_add(data_in) <= self.share())
     }

@@ -22,6 +22,7 @@ use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::IscsiHeader;
 use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::SessionRegistration;
+use crate::rdma::target_mover::TargetMover;
 use crate::scsi::task_set::TaskRouter;
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Seg, Tag, Waker};
@@ -230,8 +231,8 @@ impl FullFeatureConnection {
     }
 
     #[inline]
-    pub(super) fn mover(&mut self) -> Option<&mut TargetDatamover> {
-        self.connection.replies.mover.as_mut()
+    pub(super) fn transfers(&mut self) -> Option<&mut TargetMover> {
+        self.connection.replies.mover.as_mut().map(|datamover| &mut datamover.transfers)
     }
 }
 

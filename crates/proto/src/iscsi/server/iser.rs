@@ -15,7 +15,7 @@
 //! its buffer. A message that waits for room keeps its buffer, so an initiator never sends more
 //! than it has credits for.
 
-use super::datamover::{CompletedWork, TargetDatamover};
+use super::datamover::RdmaPeer;
 use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
 use super::{IscsiPhase, IscsiTargetSession};
@@ -27,7 +27,9 @@ use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalK
 use crate::iscsi::sender::Sender;
 use crate::iscsi::unexpected::TargetUnexpectedPdus;
 use crate::rdma::cm::OtherProtocol;
-use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
+use crate::rdma::progress_watchdog::READ_STALLED;
+use crate::rdma::target_mover::{READS, TargetMover, endpoint};
+use crate::rdma::target_phase::TargetPhase;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Completion, Cost, Io, IoError, Seg, Tag, Waker};
@@ -39,51 +41,34 @@ use zerocopy::IntoBytes;
 /// One connection of an initiator's session with an iSCSI target, over RDMA.
 pub struct IserTargetSession {
     session: IscsiTargetSession,
-    phase: IserPhase,
+    phase: TargetPhase,
     /// Messages that wait for room; not more than there are receive buffers.
     inbox: VecDeque<Seg>,
     /// Number of receive buffers to post again.
     receives: u32,
     /// Receive buffers for all unsolicited data are posted.
     has_unsolicited_buffers: bool,
-    watchdog: ProgressWatchdog,
     /// Counts unexpected PDUs (RFC 7145 §6.7.2).
     unexpected: TargetUnexpectedPdus,
     /// Error of a message that was processed late; returned by the next call.
     broken: Option<ProtocolError>,
 }
 
-/// Phase of the RDMA connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IserPhase {
-    /// No connection request has arrived.
-    Listening,
-    /// The connection request will be accepted with these flags.
-    Requested(u8),
-    /// The connection request will be rejected: the peer speaks this protocol.
-    Foreign(OtherProtocol),
-    Open,
-    /// A disconnect was requested.
-    Ending,
-    Over,
-}
-
 impl IserTargetSession {
     /// Converts an unused TCP session to RDMA.
     #[must_use]
     pub fn new(mut session: IscsiTargetSession) -> IserTargetSession {
-        session.over_rdma = Some(false);
+        session.over_rdma = Some(RdmaPeer { invalidates: false, reads: READS });
         session.sender = Sender::new(true);
         if let IscsiPhase::Login(login) = &mut session.phase {
             login.set_over_rdma();
         }
         IserTargetSession {
             session,
-            phase: IserPhase::Listening,
+            phase: TargetPhase::Listening,
             inbox: VecDeque::new(),
             receives: 0,
             has_unsolicited_buffers: false,
-            watchdog: ProgressWatchdog::default(),
             unexpected: TargetUnexpectedPdus::default(),
             broken: None,
         }
@@ -92,7 +77,7 @@ impl IserTargetSession {
     /// Whether the connection is over. Its volume I/O may still be in flight.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.phase == IserPhase::Over
+        matches!(self.phase, TargetPhase::Over)
     }
 
     /// The core that this connection must move to: see [`IscsiTargetSession::moves_to`]. A queue
@@ -102,16 +87,18 @@ impl IserTargetSession {
         self.session.moves_to()
     }
 
-    fn on_requested(&mut self, private_data: &[u8]) -> Result<(), ProtocolError> {
+    fn on_requested(&mut self, private_data: &[u8], reads: u32) -> Result<(), ProtocolError> {
         if let Some(other) = OtherProtocol::of(private_data) {
             // An accepted peer of another protocol would wait a minute for responses.
-            self.phase = IserPhase::Foreign(other);
+            self.phase = TargetPhase::Rejecting(other.rejection());
             return Err(ProtocolError { what: other.what(), reference: "RFC 7145 §5.1" });
         }
         let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
-        self.session.over_rdma = Some(invalidates);
+        // If the initiator supports none, the queue pair holds back the first.
+        self.session.over_rdma = Some(RdmaPeer { invalidates, reads: reads.clamp(1, READS) });
         let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
-        self.phase = IserPhase::Requested(NO_ZERO_BASED_ADDRESSES | refusal);
+        let header = CmHeader { flags: NO_ZERO_BASED_ADDRESSES | refusal, reserved: [0; 3] };
+        self.phase = TargetPhase::Accepting { receives: 0, private_data: header.as_bytes().to_vec() };
         Ok(())
     }
 
@@ -202,25 +189,19 @@ impl IserTargetSession {
         if result.is_err() {
             full.turn(|turn| turn.lose_connection());
         }
-        match CompletedWork::from(id) {
-            CompletedWork::Message => {}
-            CompletedWork::Put(len) => full.mover().into_iter().for_each(|mover| mover.sent(len)),
-            CompletedWork::Got(tag) => {
-                full.mover().into_iter().for_each(TargetDatamover::on_read);
-                self.watchdog.on_progress();
-                full.turn(|turn| turn.on_fetched(tag));
-            }
+        if let Some(tag) = full.transfers().and_then(|transfers| transfers.on_done(id)) {
+            full.turn(|turn| turn.on_fetched(tag));
         }
     }
 
     /// Handles the end of the connection: queued work requests will not be posted.
     fn on_disconnected(&mut self) -> Result<(), ProtocolError> {
-        self.phase = IserPhase::Over;
+        self.phase = TargetPhase::Over;
         self.inbox.clear();
         let result = self.session.on_end(self.session.now);
         self.session.sender().clear();
         while let IscsiPhase::Full(full) = &mut self.session.phase
-            && let Some(tag) = full.mover().and_then(TargetDatamover::abandon)
+            && let Some(tag) = full.transfers().and_then(TargetMover::abandon_read)
         {
             full.turn(|turn| turn.on_fetched(tag));
         }
@@ -238,52 +219,28 @@ impl IserTargetSession {
             }
         };
         let limit = full.connection.parameters.get(OperationalKey::MaxOutstandingUnexpectedPDUs);
-        let ResponseSender { sender, mover: Some(mover), .. } = &mut full.connection.replies else {
+        let ResponseSender { sender, mover: Some(datamover), .. } = &mut full.connection.replies else {
             return false;
         };
-        let mut has_moved = mover.read_data(queue_pair);
-        while queue_pair.room() > 0
-            && let Some(message) = sender.front()
+        let Some(messages) = sender.messages() else { return false };
+        datamover.transfers.transmit(queue_pair, messages, |message| {
             // At the end there is nothing to wait for.
-            && (self.unexpected.admits(&message.bhs, limit) || is_closing)
-        {
-            has_moved = true;
-            if let Some((local, remote)) = message.data_in.take() {
-                mover.write_data(queue_pair, &local, remote);
-                if queue_pair.room() == 0 {
-                    break;
-                }
-            }
-            sender.send(queue_pair);
-        }
-        mover.wait_for(queue_pair.unsent());
-        has_moved
-    }
-
-    /// Whether an RDMA Read of the initiator's memory is in flight.
-    fn is_reading(&self) -> bool {
-        let IscsiPhase::Full(full) = &self.session.phase else { return false };
-        full.connection.replies.mover.as_ref().is_some_and(TargetDatamover::is_reading)
+            self.unexpected.admits(&message.bhs, limit) || is_closing
+        })
     }
 
     /// Fails the connection if no RDMA Read completes for a minute while an abort, a logout or the
     /// end of the connection waits for one.
     fn check_reads(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        let IscsiPhase::Full(full) = &self.session.phase else { return Ok(()) };
-        if self.watchdog.is_stuck(now) && full.waits_for_reads() { Err(READ_STALLED) } else { Ok(()) }
+        let IscsiPhase::Full(full) = &mut self.session.phase else { return Ok(()) };
+        let is_stuck = full.transfers().is_some_and(|transfers| transfers.is_stuck(now));
+        if is_stuck && full.waits_for_reads() { Err(READ_STALLED) } else { Ok(()) }
     }
 }
 
 impl RdmaSession for IserTargetSession {
     fn endpoint(&self) -> Endpoint {
-        Endpoint {
-            receives: RECEIVES,
-            receive_len: RECEIVE_LEN,
-            sends: SENDS,
-            reads: READS,
-            regions: 0,
-            private_data: Vec::new(),
-        }
+        endpoint(RECEIVES, RECEIVE_LEN, SENDS)
     }
 
     fn on_event(&mut self, event: Event, now: Instant) -> Result<(), ProtocolError> {
@@ -295,7 +252,7 @@ impl RdmaSession for IserTargetSession {
             return Err(error);
         }
         match event {
-            Event::Requested { private_data, .. } => self.on_requested(&private_data)?,
+            Event::Requested { private_data, reads } => self.on_requested(&private_data, reads)?,
             Event::Received { message, .. } => {
                 self.take_messages()?;
                 if !self.inbox.is_empty() || !self.take(&message)? {
@@ -315,26 +272,9 @@ impl RdmaSession for IserTargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let before = self.phase;
-        match self.phase {
-            IserPhase::Requested(flags) => {
-                let header = CmHeader { flags, reserved: [0; 3] };
-                queue_pair.accept(header.as_bytes().to_vec());
-                self.phase = IserPhase::Open;
-            }
-            IserPhase::Foreign(other) => {
-                queue_pair.reject(other.rejection());
-                self.phase = IserPhase::Ending;
-            }
-            IserPhase::Listening if matches!(self.session.demand(), Demand::Close) => {
-                // The session stops before any connection request.
-                queue_pair.disconnect();
-                self.phase = IserPhase::Ending;
-            }
-            IserPhase::Listening | IserPhase::Open | IserPhase::Ending | IserPhase::Over => {}
-        }
-        if self.phase != IserPhase::Open {
-            return self.phase != before;
+        if !self.phase.is_open() {
+            let is_stopping = matches!(self.session.demand(), Demand::Close);
+            return self.phase.answer(queue_pair, is_stopping);
         }
         let receives = std::mem::take(&mut self.receives);
         if receives > 0 {
@@ -344,10 +284,10 @@ impl RdmaSession for IserTargetSession {
         let waits = self.inbox.len();
         self.resume();
         if self.session.sender().is_empty() && matches!(self.session.demand(), Demand::Close) {
-            queue_pair.disconnect();
-            self.phase = IserPhase::Ending;
+            self.phase.disconnect(queue_pair);
+            return true;
         }
-        receives > 0 || has_sent || self.inbox.len() < waits || self.phase != before
+        receives > 0 || has_sent || self.inbox.len() < waits
     }
 }
 
@@ -358,7 +298,11 @@ impl Timed for IserTargetSession {
         if self.broken.is_some() || has_io {
             return Some(self.session.now);
         }
-        let watched = self.is_reading().then(|| self.watchdog.check_at(self.session.now));
+        let watched = match &self.session.phase {
+            IscsiPhase::Full(full) => full.connection.replies.mover.as_ref(),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
+        };
+        let watched = watched.and_then(|datamover| datamover.transfers.check_at(self.session.now));
         watched.into_iter().chain(self.session.poll_timeout()).min()
     }
 
@@ -367,9 +311,7 @@ impl Timed for IserTargetSession {
             return Err(error);
         }
         self.session.on_timeout(now)?;
-        if self.is_reading() {
-            self.check_reads(now)?;
-        }
+        self.check_reads(now)?;
         self.post_unsolicited_buffers()?;
         self.take_messages()
     }
@@ -451,9 +393,6 @@ const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_L
 
 /// Depth of the send queue: a write and a response for each command, and as many other PDUs.
 const SENDS: u32 = 4 * WINDOW;
-
-/// Maximum number of RDMA Reads in flight.
-const READS: u32 = 32;
 
 const HELLO_REQUIRED: ProtocolError = ProtocolError {
     what: "declared iSERHelloRequired=Yes; Hello messages are not supported",

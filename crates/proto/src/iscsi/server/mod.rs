@@ -76,7 +76,7 @@ use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
 use connection::ConnectionAddresses;
 use core::net::IpAddr;
-use datamover::TargetDatamover;
+use datamover::{RdmaPeer, TargetDatamover};
 use full::{ConnectionResources, FullFeatureConnection};
 pub use iser::IserTargetSession;
 pub use local::LocalSessions;
@@ -99,8 +99,8 @@ pub struct IscsiTargetSession {
     /// Sessions of this core.
     local: Rc<LocalSessions>,
     waker: Waker,
-    /// `Some` over RDMA: whether the initiator accepts Send with Invalidate.
-    over_rdma: Option<bool>,
+    /// Over RDMA: what the initiator supports.
+    over_rdma: Option<RdmaPeer>,
 }
 
 enum IscsiPhase {
@@ -246,8 +246,8 @@ impl IscsiTargetSession {
             Some(shared) => FullFeatureConnection::join(resources, &shared, established, self.now),
             None => FullFeatureConnection::lead(resources, established, self.now),
         };
-        if let Some(invalidates) = self.over_rdma {
-            full.set_mover(TargetDatamover::new(invalidates, is_solicited_only));
+        if let Some(peer) = self.over_rdma {
+            full.set_mover(TargetDatamover::new(peer, is_solicited_only));
         }
         self.phase = IscsiPhase::Full(Box::new(full));
     }

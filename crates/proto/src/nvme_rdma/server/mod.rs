@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Requested ──▶ accept or reject
-//!   Received ──▶ ControllerQueue ──fetch──▶ `fetches` ──work──▶ RDMA Read ──Done──▶ ControllerQueue
+//!   Received ──▶ ControllerQueue ──fetch──▶ `mover` ──work──▶ RDMA Read ──Done──▶ ControllerQueue
 //!                      └──────complete──▶ `completions` ──work──▶ RDMA Write, Receive, Send with Invalidate
 //! ```
 //! Bounds of a session, in addition to those of its queue ([`crate::fabrics::controller`]): the
@@ -22,6 +22,8 @@ use crate::fabrics::controller::node::NvmeNode;
 use crate::fabrics::controller::{CommandSlot, ControllerQueue, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
 use crate::rdma::cm::OtherProtocol;
+use crate::rdma::target_mover::{READS, TargetMessage, TargetMover, endpoint};
+use crate::rdma::target_phase::TargetPhase;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::identify::SGLS_KEYED;
@@ -39,41 +41,12 @@ pub type NvmeRdmaTargetSession = ControllerQueue<RdmaTargetLink>;
 
 /// The transport of one queue: a queue pair with the host, and the work to post to it.
 pub struct RdmaTargetLink {
-    phase: TargetLinkPhase,
+    phase: TargetPhase,
+    mover: TargetMover,
     /// Longest capsule, in bytes.
     receive_len: u32,
-    /// RDMA Reads to post.
-    fetches: VecDeque<PostableRead>,
     /// Completions to post, oldest first.
     completions: VecDeque<PostableCompletion>,
-    /// Number of posted RDMA Reads.
-    reading: u32,
-    /// Most RDMA Reads that may be posted: [`READS`], or fewer if the host supports fewer.
-    max_reads: u32,
-    /// Data for the host that is queued here or posted, in bytes.
-    unsent: usize,
-    /// Further data that the queue pair has not sent yet, in bytes.
-    queue_pair_unsent: usize,
-}
-
-/// State of the connection.
-enum TargetLinkPhase {
-    Listening,
-    /// The connection has to be accepted, with this number of receive buffers.
-    Accepting(u16),
-    /// The connection has to be rejected with this private data.
-    Rejecting(Vec<u8>),
-    Open,
-    /// The session asked the queue pair to disconnect.
-    Ending,
-    Over,
-}
-
-/// An RDMA Read to post.
-struct PostableRead {
-    slot: usize,
-    local: Seg,
-    remote: Remote,
 }
 
 /// A completion to post, and the RDMA Write to post before it.
@@ -87,14 +60,10 @@ struct PostableCompletion {
 impl RdmaTargetLink {
     fn new(in_capsule: usize) -> RdmaTargetLink {
         RdmaTargetLink {
-            phase: TargetLinkPhase::Listening,
+            phase: TargetPhase::Listening,
+            mover: TargetMover::default(),
             receive_len: SQE_LEN.saturating_add(in_capsule) as u32, // at most 32 KiB and a command
-            fetches: VecDeque::new(),
             completions: VecDeque::new(),
-            reading: 0,
-            max_reads: READS,
-            unsent: 0,
-            queue_pair_unsent: 0,
         }
     }
 
@@ -107,20 +76,21 @@ impl RdmaTargetLink {
         is_stopping: bool,
     ) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::Srp { .. }) = OtherProtocol::of(private_data) {
-            self.phase = TargetLinkPhase::Rejecting(other.rejection());
+            self.phase = TargetPhase::Rejecting(other.rejection());
             return Err(cm::refused("asked for SRP at a port that serves NVMe/RDMA"));
         }
-        self.max_reads = reads.min(READS);
+        self.mover.max_reads = reads.min(READS);
         let status = match cm::check_request(private_data) {
-            Ok(_) if self.max_reads == 0 => CmStatus::INVALID_IRD,
+            Ok(_) if self.mover.max_reads == 0 => CmStatus::INVALID_IRD,
             Ok(_) if is_stopping => CmStatus::NO_RESOURCES,
             Ok(receives) => {
-                self.phase = TargetLinkPhase::Accepting(receives);
+                let private_data = cm::accept(receives);
+                self.phase = TargetPhase::Accepting { receives: receives.into(), private_data };
                 return Ok(());
             }
             Err(status) => status,
         };
-        self.phase = TargetLinkPhase::Rejecting(cm::reject(status));
+        self.phase = TargetPhase::Rejecting(cm::reject(status));
         Err(cm::refused(match status {
             CmStatus::INVALID_LENGTH => "asked for a connection with private data that is too short",
             CmStatus::INVALID_RECFMT => "asked for a connection in an unknown record format",
@@ -132,50 +102,26 @@ impl RdmaTargetLink {
         }))
     }
 
-    /// Posts as much as the queue pair has room for; returns whether it posted anything.
-    #[inline]
-    fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let mut has_moved = false;
-        // The queue pair would hold back further reads, and the completions posted behind them.
-        while self.reading < self.max_reads
-            && queue_pair.room() > 0
-            && let Some(PostableRead { slot, local, remote }) = self.fetches.pop_front()
-        {
-            has_moved = true;
-            self.reading = self.reading.saturating_add(1);
-            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(local), remote);
-        }
-        while queue_pair.room() > 0
-            && let Some(completion) = self.completions.front_mut()
-        {
-            has_moved = true;
-            if let Some((local, remote)) = completion.data.take() {
-                let id = WorkId(WRITE << u32::BITS | local.len() as u64);
-                if !queue_pair.write(id, &local, remote) {
-                    self.unsent = self.unsent.saturating_sub(local.len());
-                }
-                if queue_pair.room() == 0 {
-                    break;
-                }
-            }
-            let Some(PostableCompletion { cqe, invalidate, .. }) = self.completions.pop_front() else {
-                break;
-            };
-            // The buffer is posted first: the host may send its next command as soon as it has this
-            // completion.
-            queue_pair.receive(1);
-            queue_pair.send(cqe.as_bytes(), &SgList::default(), invalidate);
-        }
-        self.queue_pair_unsent = queue_pair.unsent();
-        has_moved
-    }
-
     /// Drops everything that was not posted, because the connection is lost.
     fn discard(&mut self) {
-        self.phase = TargetLinkPhase::Over;
-        self.fetches.clear();
+        self.phase = TargetPhase::Over;
+        self.mover = TargetMover::default();
         self.completions.clear();
-        (self.unsent, self.queue_pair_unsent) = (0, 0);
+    }
+}
+
+impl TargetMessage for PostableCompletion {
+    #[inline]
+    fn next_write(&mut self) -> Option<(SgList, Remote)> {
+        self.data.take()
+    }
+
+    #[inline]
+    fn send(&self, queue_pair: &mut impl QueuePair) {
+        // The buffer is posted first: the host may send its next command as soon as it has this
+        // completion.
+        queue_pair.receive(1);
+        queue_pair.send(self.cqe.as_bytes(), &SgList::default(), self.invalidate);
     }
 }
 
@@ -209,7 +155,7 @@ impl FabricsTransport for RdmaTargetLink {
 
     fn fetch(&mut self, slot: usize, command: &mut CommandSlot<()>) {
         if let (Some(local), Some((remote, _))) = (command.memory.clone(), host_buffer(&command.sqe)) {
-            self.fetches.push_back(PostableRead { slot, local, remote });
+            self.mover.read(slot as u32, local, remote); // at most as many slots as entries
         }
     }
 
@@ -225,7 +171,7 @@ impl FabricsTransport for RdmaTargetLink {
         } else {
             outcome.cqe(cid, sqhd)
         };
-        self.unsent = self.unsent.saturating_add(data.map_or(0, |_| len));
+        self.mover.add_unsent(data.map_or(0, |_| len));
         self.completions.push_back(PostableCompletion {
             data: data.map(|(remote, _)| (outcome.data.clone(), remote)),
             cqe,
@@ -235,7 +181,7 @@ impl FabricsTransport for RdmaTargetLink {
 
     #[inline]
     fn unsent(&self) -> usize {
-        self.unsent.saturating_add(self.queue_pair_unsent)
+        self.mover.unsent()
     }
 }
 
@@ -271,32 +217,21 @@ impl NvmeRdmaTargetSession {
 
     #[inline]
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
-        let low = (id.0 & u64::from(u32::MAX)) as usize;
-        match id.0 >> u32::BITS {
-            WRITE => self.transport.unsent = self.transport.unsent.saturating_sub(low),
-            READ => {
-                self.transport.reading = self.transport.reading.saturating_sub(1);
-                // A failed read ends the connection, so nothing else has to be done for it.
-                if result.is_ok() && !self.is_over() && self.fetching(low).is_some() {
-                    self.on_data(low);
-                }
-            }
-            _ => {}
+        // A failed read ends the connection, so nothing else has to be done for it.
+        if let Some(slot) = self.transport.mover.on_done(id).map(|slot| slot as usize)
+            && result.is_ok()
+            && !self.is_over()
+            && self.fetching(slot).is_some()
+        {
+            self.on_data(slot);
         }
     }
 }
 
 impl RdmaSession for NvmeRdmaTargetSession {
     fn endpoint(&self) -> Endpoint {
-        Endpoint {
-            // Their number depends on the connection request; `work` posts them.
-            receives: 0,
-            receive_len: self.transport.receive_len,
-            sends: SENDS,
-            reads: READS,
-            regions: 0,
-            private_data: Vec::new(),
-        }
+        // The number of receive buffers depends on the connection request.
+        endpoint(0, self.transport.receive_len, SENDS)
     }
 
     #[inline]
@@ -304,7 +239,10 @@ impl RdmaSession for NvmeRdmaTargetSession {
         match event {
             Event::Requested { private_data, reads } => {
                 let is_stopping = self.is_finished();
-                self.transport.on_requested(&private_data, reads, is_stopping)?;
+                if let Err(error) = self.transport.on_requested(&private_data, reads, is_stopping) {
+                    self.end();
+                    return Err(error);
+                }
             }
             Event::Received { message, .. } if !self.is_over() => {
                 self.on_traffic(now);
@@ -327,32 +265,14 @@ impl RdmaSession for NvmeRdmaTargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        match std::mem::replace(&mut self.transport.phase, TargetLinkPhase::Ending) {
-            TargetLinkPhase::Accepting(receives) => {
-                queue_pair.receive(receives.into());
-                queue_pair.accept(cm::accept(receives));
-                self.transport.phase = TargetLinkPhase::Open;
-                return true;
-            }
-            TargetLinkPhase::Rejecting(private_data) => {
-                self.end();
-                queue_pair.reject(private_data);
-                return true;
-            }
-            TargetLinkPhase::Listening if self.is_finished() => {
-                queue_pair.disconnect();
-                return true;
-            }
-            phase @ (TargetLinkPhase::Listening | TargetLinkPhase::Ending | TargetLinkPhase::Over) => {
-                self.transport.phase = phase;
-                return false;
-            }
-            TargetLinkPhase::Open => self.transport.phase = TargetLinkPhase::Open,
+        if !self.transport.phase.is_open() {
+            let is_stopping = self.is_finished();
+            return self.transport.phase.answer(queue_pair, is_stopping);
         }
-        let has_moved = self.transport.transmit(queue_pair);
+        let RdmaTargetLink { mover, completions, .. } = &mut self.transport;
+        let has_moved = mover.transmit(queue_pair, completions, |_| true);
         if self.is_finished() && self.transport.completions.is_empty() {
-            queue_pair.disconnect();
-            self.transport.phase = TargetLinkPhase::Ending;
+            self.transport.phase.disconnect(queue_pair);
             return true;
         }
         has_moved
@@ -371,11 +291,5 @@ fn host_buffer(sqe: &Sqe) -> Option<(Remote, bool)> {
     (len > 0).then(|| (Remote { stag: Stag(key), address: sqe.dptr.address.get(), len }, invalidates))
 }
 
-/// High half of the `WorkId` of an RDMA Read; the low half is the slot of its command.
-const READ: u64 = 1;
-/// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
-const WRITE: u64 = 2;
-/// Most RDMA Reads in flight.
-const READS: u32 = 32;
 /// Most sends, reads and writes that are posted at a time.
 const SENDS: u32 = 256;

@@ -179,7 +179,7 @@ fn no_more_rdma_reads_are_posted_than_the_host_supports() {
     for (reads, limit) in [(4, 4), (100, READS)] {
         let mut host = RdmaTestHost::new(&node());
         host.event(Event::Requested { private_data: asking(0, 32, 31), reads }).unwrap();
-        assert_eq!(host.pump.session.transport.max_reads, limit);
+        assert_eq!(host.pump.session.transport.mover.max_reads, limit);
     }
 }
 
@@ -331,7 +331,7 @@ fn no_more_reads_are_posted_than_may_be_on_their_way() {
     }
     let reads = std::iter::from_fn(|| host.next()).count();
     assert_eq!(reads, 31);
-    host.pump.session.transport.reading = READS;
+    host.pump.session.transport.mover.max_reads = 31;
     let mut write = nvm(NvmOpcode::WRITE, 1, 0, 1);
     write.dptr = host.keyed(512);
     host.send(&mut write, &[]).unwrap();

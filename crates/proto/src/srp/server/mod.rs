@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Requested ──▶ reject, or wait for other channels to end ──▶ accept
-//!   Received ──▶ task set ──fetch──▶ `reads` ──work──▶ RDMA Read ──Done──▶ task set
+//!   Received ──▶ task set ──fetch──▶ `mover` ──work──▶ RDMA Read ──Done──▶ task set
 //!                   └──────complete──▶ `answers` ──work──▶ RDMA Write, Receive, Send
 //! ```
 //! *Credits.* The initiator has `REQUEST_LIMIT` credits. Each request consumes one, and its
@@ -29,6 +29,8 @@ use crate::driver::session::{HangUp, ProtocolError, SessionStage, Target, Timed}
 use crate::exports::VolumeId;
 use crate::rdma::cm::OtherProtocol;
 use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
+use crate::rdma::target_mover::{READS, TargetMessage, TargetMover, endpoint};
+use crate::rdma::target_phase::TargetPhase;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus, OpenNexus};
@@ -40,7 +42,7 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tasks::{RemoteRead, SrpTransfer};
+use tasks::SrpTransfer;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// One RDMA channel of an initiator port to an SRP target port.
@@ -50,7 +52,9 @@ pub struct SrpTargetSession {
     hang_up: HangUp,
     /// The initiator's IP address; `None` if it has none.
     client: Option<IpAddr>,
-    phase: TargetChannelPhase,
+    phase: TargetPhase,
+    /// While listening: the login that waits for other channels of the nexus to end.
+    waiting: Option<WaitingLogin>,
     /// Time by which the login, or its wait for other channels to end, has to be over.
     deadline: Instant,
     now: Instant,
@@ -67,13 +71,7 @@ pub struct SrpTargetSession {
     inbox: VecDeque<Seg>,
     /// Tasks that wait for memory, oldest first.
     grants: VecDeque<usize>,
-    /// RDMA Reads to post.
-    reads: VecDeque<RemoteRead>,
-    /// Number of posted RDMA Reads.
-    reading: u32,
-    /// Most RDMA Reads that may be posted: [`READS`], or fewer if the initiator supports fewer.
-    max_reads: u32,
-    watchdog: ProgressWatchdog,
+    mover: TargetMover,
     /// Observes whether the initiator receives the rest of the output of a channel that is closing.
     end_watchdog: ProgressWatchdog,
     /// Number of times that a task has got memory for data-out.
@@ -82,11 +80,7 @@ pub struct SrpTargetSession {
     answers: VecDeque<Answer>,
     /// Data-in that the commands in progress may produce, in bytes.
     expected: usize,
-    /// Data-in that is queued here or posted, in bytes.
-    unsent: usize,
-    /// Further data that the queue pair has not sent yet, in bytes.
-    held: usize,
-    /// Number of receive buffers to post.
+    /// Number of receive buffers to post with the next message.
     receives: u32,
     /// Credits to return: requests that have ended and that no message has acknowledged yet.
     credits: u32,
@@ -100,30 +94,21 @@ pub struct SrpTargetSession {
     events: AuditEvents,
 }
 
-/// State of the channel.
-enum TargetChannelPhase {
-    Listening,
-    /// The login waits for other channels of the nexus to end.
-    Waiting {
-        /// The login request; it is checked again each time, because the configuration may change.
-        private_data: Vec<u8>,
-        /// Time of the next attempt.
-        look_at: Instant,
-    },
-    /// The connection has to be accepted with this private data.
-    Accepting(Vec<u8>),
-    /// The connection has to be rejected with this private data.
-    Rejecting(Vec<u8>),
-    Open,
-    /// The session asked the queue pair to disconnect.
-    Ending,
-    Over,
+/// A login that waits.
+struct WaitingLogin {
+    /// The login request; it is checked again each time, because the configuration may change.
+    private_data: Vec<u8>,
+    /// Time of the next attempt.
+    look_at: Instant,
 }
 
 /// A message for the initiator, and the data-in to write before it.
 struct Answer {
     data: AnswerData,
     message: SmallVec<[u8; 128]>,
+    /// Receive buffers to post before it: the initiator may send its next request as soon as it has
+    /// this response.
+    receives: u32,
 }
 
 /// Data-in and its destination in the initiator's memory. It is cut into the ranges of the
@@ -137,6 +122,19 @@ struct AnswerData {
     next: usize,
     /// Number of bytes that were posted.
     written: usize,
+}
+
+impl TargetMessage for Answer {
+    #[inline]
+    fn next_write(&mut self) -> Option<(SgList, Remote)> {
+        self.data.next_write()
+    }
+
+    #[inline]
+    fn send(&self, queue_pair: &mut impl QueuePair) {
+        queue_pair.receive(self.receives);
+        queue_pair.send(&self.message, &SgList::default(), None);
+    }
 }
 
 impl AnswerData {
@@ -165,7 +163,8 @@ impl SrpTargetSession {
             pool,
             hang_up,
             client: None,
-            phase: TargetChannelPhase::Listening,
+            phase: TargetPhase::Listening,
+            waiting: None,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
             tasks: TaskSet::new(None),
@@ -176,16 +175,11 @@ impl SrpTargetSession {
             functions: Vec::new(),
             inbox: VecDeque::new(),
             grants: VecDeque::new(),
-            reads: VecDeque::new(),
-            reading: 0,
-            max_reads: READS,
-            watchdog: ProgressWatchdog::default(),
+            mover: TargetMover::default(),
             end_watchdog: ProgressWatchdog::default(),
             allocations: 0,
             answers: VecDeque::new(),
             expected: 0,
-            unsent: 0,
-            held: 0,
             receives: 0,
             credits: 0,
             is_credit_sent: false,
@@ -206,10 +200,10 @@ impl SrpTargetSession {
     /// of its memory at a time.
     fn on_requested(&mut self, private_data: Vec<u8>, reads: u32) -> Result<(), ProtocolError> {
         if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(&private_data) {
-            self.phase = TargetChannelPhase::Rejecting(other.rejection());
+            self.reject(other.rejection());
             return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
         }
-        self.max_reads = reads.min(READS);
+        self.mover.max_reads = reads.min(READS);
         self.deadline = self.now.checked_add(CHANNEL_TIMEOUT).unwrap_or(self.now);
         self.log_in(private_data, false)
     }
@@ -221,7 +215,7 @@ impl SrpTargetSession {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let look_at = self.now.checked_add(CHANNEL_POLL).unwrap_or(self.now);
-                self.phase = TargetChannelPhase::Waiting { private_data, look_at };
+                self.waiting = Some(WaitingLogin { private_data, look_at });
                 Ok(())
             }
             Err(refusal) => Err(self.refuse(&refusal, &private_data)),
@@ -236,7 +230,7 @@ impl SrpTargetSession {
             let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
             return Err(login.refuse(reason, "asked to log in while the target stops"));
         }
-        if self.max_reads == 0 {
+        if self.mover.max_reads == 0 {
             let reason = LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL;
             return Err(login.refuse(reason, "does not support RDMA Reads, which transfer data-out"));
         }
@@ -264,12 +258,18 @@ impl SrpTargetSession {
         self.immediate_offset = login.immediate_offset;
         let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
         self.events.push(AuditEvent::Login(event));
-        self.phase = TargetChannelPhase::Accepting(login.response(has_ended_others, has_others));
+        let private_data = login.response(has_ended_others, has_others);
+        self.phase = TargetPhase::Accepting { receives: 0, private_data };
         Ok(true)
     }
 
+    fn reject(&mut self, private_data: Vec<u8>) {
+        self.phase = TargetPhase::Rejecting(private_data);
+        self.is_ending = true;
+    }
+
     fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
-        self.phase = TargetChannelPhase::Rejecting(refusal.reject());
+        self.reject(refusal.reject());
         let error = login_error(refusal.what);
         let (initiator, target) = match login::named(private_data) {
             Some((initiator, target)) => (initiator.to_string(), target.to_string()),
@@ -336,12 +336,11 @@ impl SrpTargetSession {
 
     /// Drops all work that was not posted, because the connection is lost.
     fn on_disconnected(&mut self) {
-        self.phase = TargetChannelPhase::Over;
+        self.phase = TargetPhase::Over;
         self.answers.clear();
-        (self.unsent, self.held) = (0, 0);
         self.end(None);
-        for read in std::mem::take(&mut self.reads) {
-            self.on_read(read.slot, false);
+        while let Some(slot) = self.mover.abandon_read() {
+            self.on_read(slot as usize, false);
         }
         self.answers.clear();
         self.leave_if_idle();
@@ -349,26 +348,25 @@ impl SrpTargetSession {
 
     /// Whether no task has I/O or RDMA Reads in flight.
     fn is_idle(&self) -> bool {
-        self.queue.is_idle() && self.reading == 0 && self.reads.is_empty()
+        self.queue.is_idle() && self.mover.is_idle()
     }
 
     /// Whether the channel is closing, and only the initiator can delay that: by not receiving the
     /// rest of the output.
     fn awaits_end(&self) -> bool {
-        self.is_ending && self.reading == 0 && self.queue.is_idle()
+        self.is_ending && !self.mover.is_reading() && self.queue.is_idle()
     }
 
     /// Leaves the nexus once the channel is closed and has no I/O in flight.
     fn leave_if_idle(&mut self) {
-        if matches!(self.phase, TargetChannelPhase::Over) && self.is_idle() {
+        if matches!(self.phase, TargetPhase::Over) && self.is_idle() {
             self.membership = None;
         }
     }
 
     /// Whether a request may be handled now.
     fn has_room(&self) -> bool {
-        let bytes = self.expected.saturating_add(self.unsent).saturating_add(self.held);
-        !self.is_ending && bytes < PAYLOAD_IN_FLIGHT
+        !self.is_ending && self.expected.saturating_add(self.mover.unsent()) < PAYLOAD_IN_FLIGHT
     }
 
     /// Handles the waiting requests that can be handled now; returns whether there were any.
@@ -389,16 +387,6 @@ impl SrpTargetSession {
     /// Posts as much as the queue pair has room for; returns whether it posted anything.
     #[inline]
     fn transmit(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        let mut has_moved = false;
-        // The queue pair would hold back further reads, and the responses posted behind them.
-        while self.reading < self.max_reads
-            && queue_pair.room() > 0
-            && let Some(RemoteRead { slot, local, remote }) = self.reads.pop_front()
-        {
-            has_moved = true;
-            self.reading = self.reading.saturating_add(1);
-            queue_pair.read(WorkId(READ << u32::BITS | slot as u64), SgList::one(local), remote);
-        }
         if self.credits > 0 && self.answers.is_empty() && !self.is_credit_sent && !self.is_ending {
             self.is_credit_sent = true;
             let notice = TargetNotice {
@@ -408,41 +396,13 @@ impl SrpTargetSession {
             };
             self.send(&[notice.as_bytes()], AnswerData::default());
         }
-        while queue_pair.room() > 0
-            && let Some(answer) = self.answers.front_mut()
-        {
-            has_moved = true;
-            if let Some((local, remote)) = answer.data.next_write() {
-                let id = WorkId(WRITE << u32::BITS | local.len() as u64);
-                if !queue_pair.write(id, &local, remote) {
-                    self.unsent = self.unsent.saturating_sub(local.len());
-                }
-                continue;
-            }
-            let Some(Answer { message, .. }) = self.answers.pop_front() else { break };
-            // The buffers are posted first: the initiator may send its next request as soon as it
-            // has this response.
-            let receives = std::mem::take(&mut self.receives);
-            if receives > 0 {
-                queue_pair.receive(receives);
-            }
-            queue_pair.send(&message, &SgList::default(), None);
-        }
-        self.held = queue_pair.unsent();
-        has_moved
+        self.mover.transmit(queue_pair, &mut self.answers, |_| true)
     }
 }
 
 impl RdmaSession for SrpTargetSession {
     fn endpoint(&self) -> Endpoint {
-        Endpoint {
-            receives: REQUEST_LIMIT.saturating_add(UNCREDITED),
-            receive_len: MAX_IU_LEN,
-            sends: SENDS,
-            reads: READS,
-            regions: 0,
-            private_data: Vec::new(),
-        }
+        endpoint(REQUEST_LIMIT.saturating_add(UNCREDITED), MAX_IU_LEN, SENDS)
     }
 
     #[inline]
@@ -468,34 +428,15 @@ impl RdmaSession for SrpTargetSession {
 
     #[inline]
     fn work(&mut self, queue_pair: &mut impl QueuePair) -> bool {
-        match std::mem::replace(&mut self.phase, TargetChannelPhase::Ending) {
-            TargetChannelPhase::Accepting(private_data) => {
-                queue_pair.accept(private_data);
-                self.phase = TargetChannelPhase::Open;
-                return true;
-            }
-            TargetChannelPhase::Rejecting(private_data) => {
-                self.is_ending = true;
-                queue_pair.reject(private_data);
-                return true;
-            }
-            TargetChannelPhase::Listening | TargetChannelPhase::Waiting { .. } if self.is_ending => {
-                queue_pair.disconnect();
-                return true;
-            }
-            TargetChannelPhase::Open => self.phase = TargetChannelPhase::Open,
-            phase => {
-                self.phase = phase;
-                return false;
-            }
+        if !self.phase.is_open() {
+            return self.phase.answer(queue_pair, self.is_ending);
         }
         let has_moved = self.take_inbox() | self.transmit(queue_pair);
         if has_moved {
             self.end_watchdog.on_progress();
         }
         if self.is_ending && self.answers.is_empty() && self.is_idle() {
-            queue_pair.disconnect();
-            self.phase = TargetChannelPhase::Ending;
+            self.phase.disconnect(queue_pair);
             return true;
         }
         has_moved
@@ -506,16 +447,9 @@ impl SrpTargetSession {
     #[inline]
     fn on_done(&mut self, id: WorkId, result: Result<(), WorkError>) {
         self.end_watchdog.on_progress();
-        let low = (id.0 & u64::from(u32::MAX)) as usize;
-        match id.0 >> u32::BITS {
-            WRITE => self.unsent = self.unsent.saturating_sub(low),
-            READ => {
-                self.reading = self.reading.saturating_sub(1);
-                self.watchdog.on_progress();
-                self.on_read(low, result.is_ok());
-                self.leave_if_idle();
-            }
-            _ => {}
+        if let Some(slot) = self.mover.on_done(id) {
+            self.on_read(slot as usize, result.is_ok());
+            self.leave_if_idle();
         }
     }
 }
@@ -524,12 +458,13 @@ impl Timed for SrpTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         let again = |pause: Duration| self.now.checked_add(pause);
         match &self.phase {
-            TargetChannelPhase::Listening => Some(self.deadline),
-            TargetChannelPhase::Waiting { look_at, .. } => Some(*look_at),
+            TargetPhase::Listening => {
+                Some(self.waiting.as_ref().map_or(self.deadline, |waiting| waiting.look_at))
+            }
             _ if self.violation.is_some() || self.queue.has_io() => Some(self.now),
             _ => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
-                let check = (self.reading > 0).then(|| self.watchdog.check_at(self.now));
+                let check = self.mover.check_at(self.now);
                 let end = self.awaits_end().then(|| self.end_watchdog.check_at(self.now));
                 retry.into_iter().chain(self.queue.pause_ends()).chain(check).chain(end).min()
             }
@@ -538,20 +473,14 @@ impl Timed for SrpTargetSession {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
-        if matches!(self.phase, TargetChannelPhase::Listening) && now >= self.deadline {
-            return Err(login_error("did not log in within 30 seconds"));
+        if matches!(self.phase, TargetPhase::Listening) {
+            if let Some(waiting) = self.waiting.take_if(|waiting| now >= waiting.look_at) {
+                self.log_in(waiting.private_data, true)?;
+            } else if self.waiting.is_none() && now >= self.deadline {
+                return Err(login_error("did not log in within 30 seconds"));
+            }
         }
-        if let TargetChannelPhase::Waiting { private_data, look_at } = &mut self.phase
-            && now >= *look_at
-        {
-            let private_data = std::mem::take(private_data);
-            self.log_in(private_data, true)?;
-        }
-        // Memory that the initiator's data is written to cannot be freed before the data has come.
-        if self.reading > 0
-            && self.watchdog.is_stuck(now)
-            && (self.is_ending || self.tasks.has_aborted_without_io(tasks::OWNER))
-        {
+        if self.mover.is_stuck(now) && (self.is_ending || self.tasks.has_aborted_without_io(tasks::OWNER)) {
             return Err(READ_STALLED);
         }
         if self.awaits_end() && self.end_watchdog.is_stuck(now) {
@@ -628,9 +557,9 @@ impl Target for SrpTargetSession {
     #[inline]
     fn stage(&self) -> SessionStage {
         match self.phase {
-            TargetChannelPhase::Open => SessionStage::Established,
+            TargetPhase::Open => SessionStage::Established,
             // A login that was not accepted has no device server.
-            TargetChannelPhase::Ending | TargetChannelPhase::Over if self.tasks.server.is_some() => {
+            TargetPhase::Ending | TargetPhase::Over if self.tasks.server.is_some() => {
                 SessionStage::Established
             }
             _ => SessionStage::Handshake,
@@ -649,7 +578,7 @@ impl Target for SrpTargetSession {
     fn on_stop(&mut self, now: Instant) {
         self.now = now;
         match self.phase {
-            TargetChannelPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
+            TargetPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
             _ => self.is_ending = true,
         }
     }
@@ -675,12 +604,6 @@ fn violation(what: &'static str) -> ProtocolError {
 }
 
 const NAME: &str = "srp";
-/// High half of the `WorkId` of an RDMA Read; the low half is the slot of its command.
-const READ: u64 = 1;
-/// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
-const WRITE: u64 = 2;
-/// Most RDMA Reads in flight.
-const READS: u32 = 32;
 /// Most sends, reads and writes that are posted at a time.
 const SENDS: u32 = 256;
 /// Receive buffers for messages that consume no credit: SRP_CRED_RSP and SRP_I_LOGOUT.

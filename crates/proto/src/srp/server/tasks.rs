@@ -43,13 +43,6 @@ pub(crate) struct SrpTransfer {
     pending: Option<Box<Command>>,
 }
 
-/// An RDMA Read to post.
-pub(super) struct RemoteRead {
-    pub(super) slot: usize,
-    pub(super) local: Seg,
-    pub(super) remote: Remote,
-}
-
 impl SrpTargetSession {
     #[inline]
     pub(super) fn on_command(&mut self, message: &Seg) -> Result<(), ProtocolError> {
@@ -186,7 +179,8 @@ impl SrpTargetSession {
 
     pub(super) fn send(&mut self, parts: &[&[u8]], data: AnswerData) {
         let message = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        self.answers.push_back(Answer { data, message });
+        let receives = std::mem::take(&mut self.receives);
+        self.answers.push_back(Answer { data, message, receives });
     }
 
     /// Requests `len` bytes of the task's data-out, or its descriptor table. The reads wait for
@@ -212,7 +206,7 @@ impl SrpTargetSession {
             let part = place.slice(at, remote.len as usize);
             at = at.saturating_add(remote.len as usize);
             *reads = reads.saturating_add(1);
-            self.reads.push_back(RemoteRead { slot, local: part, remote });
+            self.mover.read(slot as u32, part, remote); // at most as many slots as receive buffers
         };
         match buffer {
             DataBuffer::Table(table) => queue(*table),
@@ -307,7 +301,7 @@ impl SrpTargetSession {
             data.data =
                 if is_whole { std::mem::take(&mut response.data_in) } else { response.data_in.slice(0, len) };
             data.ranges = ranges;
-            self.unsent = self.unsent.saturating_add(len);
+            self.mover.add_unsent(len);
         }
         let sense = response.sense.as_ref().map(Sense::to_bytes);
         let sense = sense.as_deref().unwrap_or_default();

@@ -319,7 +319,9 @@ fn data_written_from_one_range_is_read_into_one() {
     assert_eq!((response.status, response.flags), (0, 0));
     assert_eq!(initiator.get(1 << 20, 4096), data);
     assert!(
-        initiator.is_settled() && initiator.pump.session.unsent == 0 && initiator.pump.session.expected == 0
+        initiator.is_settled()
+            && initiator.pump.session.mover.unsent() == 0
+            && initiator.pump.session.expected == 0
     );
 }
 
@@ -790,7 +792,7 @@ fn data_in_for_many_short_ranges_is_cut_when_it_is_posted() {
     initiator.command_with(unit, &read(2), &indirect(90_000, &ranges, 0)).unwrap();
     assert_eq!(initiator.end().0.status, 0);
     let found: Vec<u8> = (0..1024).map(|at| initiator.memory[&(50_000 - 2 * at)]).collect();
-    assert!(found == data && initiator.is_settled() && initiator.pump.session.unsent == 0);
+    assert!(found == data && initiator.is_settled() && initiator.pump.session.mover.unsent() == 0);
 }
 
 #[test]
