@@ -7,11 +7,11 @@ mod first_revision;
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
 use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::protocol::nvme::GeneratedKeys;
 use blockmux_engine::protocol::nvme::initiator::{
     NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect, namespaces,
 };
 use blockmux_engine::protocol::nvme::target;
-use blockmux_engine::protocol::nvme::GeneratedKeys;
 use blockmux_engine::remote::{CurrentSecrets, Policy};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::volume::file::{FileOptions, FileVolume};

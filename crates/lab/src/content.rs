@@ -15,11 +15,21 @@
 //! acknowledged write was lost, the stale block is consistent in itself and only its generation is
 //! wrong. So check the generation if it is known.
 
-use crate::job::Verify;
 use blockmux_volume::Crc32c;
+use serde::{Deserialize, Serialize};
 
 /// Smallest block that can be verified, in bytes: header and one word of pattern.
 pub const MIN_BLOCK: usize = HEAD + 8;
+
+/// How written blocks are verified when read back, fio's `verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// A CRC-32C over each block, stored in its head.
+    Crc32c,
+    /// A pattern made from the block's own offset.
+    Pattern,
+}
 
 /// The identity stored in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,8 +2,9 @@
 //!
 //! Table, JSON and page use these definitions, so a name means the same in all of them.
 
-use crate::job::{Job, Rw, Verify};
-use crate::result::{Comparison, ConfigurationKind, Machine, Row, Run, Spread};
+use crate::content::Verify;
+use crate::job::{Job, Rw};
+use crate::result::{Comparison, ConfigurationKind, Machine, Row, Run, Spread, UNKNOWN};
 
 /// One figure of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,9 +297,6 @@ fn cpu_per_gbit(kind: ConfigurationKind, run: &Run) -> Option<f64> {
     // (CPU ns / run ns * 100) / (bits / run ns): the duration cancels out.
     (bits > 0.0).then(|| both_ns * 100.0 / bits)
 }
-
-/// Placeholder in a [`Machine`] for what could not be determined.
-pub(crate) const UNKNOWN: &str = "unknown";
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,8 @@
 //! and repeats its range as often as necessary (fio's `time_based`). Random offsets come from a
 //! permutation of the range's blocks, which is equivalent to fio's random map, but needs no map.
 
-use crate::options::JobError;
+use crate::content::Verify;
+use crate::job_error::JobError;
 use crate::units::{Size, short};
 use serde::{Deserialize, Serialize};
 
@@ -77,16 +78,6 @@ impl Rw {
     pub fn changes_content(self) -> bool {
         !matches!(self, Rw::Read | Rw::RandRead)
     }
-}
-
-/// How written blocks are verified when read back, fio's `verify`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verify {
-    /// A CRC-32C over each block, stored in its head.
-    Crc32c,
-    /// A pattern made from the block's own offset.
-    Pattern,
 }
 
 /// One job: a pattern on one volume. Each of the `numjobs` workers has its own connection and

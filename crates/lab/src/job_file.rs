@@ -292,7 +292,8 @@ fn find_word(words: &'static str, key: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Rw, Verify};
+    use crate::content::Verify;
+    use crate::job::Rw;
     use proptest::prelude::*;
 
     fn read(text: &str) -> Result<Vec<FileJob>, String> {

@@ -1,17 +1,5 @@
-//! Network links of a study, and the study's tables with our measurements in them.
-//!
-//! ```text
-//!                     read            write           rewrite
-//!                here 4 12 disks  here 4 12 disks ...
-//!   1 Gbit/s, MTU 1500
-//! ```
-//! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
-//! Gbit/s, MTU 1500". Rows measured here have the link after their protocol: "aoe, 1 Gbit/s, MTU
-//! 1500".
+//! Network links of a study.
 
-use crate::figure::{self, Figure};
-use crate::result::{Comparison, ConfigurationKind, Row};
-use crate::suite::{PublishedFigure, Study, Unit};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -69,152 +57,10 @@ pub fn row_name(of: &str, place: &str) -> String {
     format!("{of}, {place}")
 }
 
-/// One of a study's tables: links as lines and jobs as columns, each with our figures next to the
-/// study's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// The protocol.
-    pub title: String,
-    /// Jobs, by name.
-    pub jobs: Vec<String>,
-    /// Under each job: "here", then the study's volumes.
-    pub columns: Vec<String>,
-    /// Each line's name and its cells: every column of every job.
-    pub lines: Vec<(String, Vec<String>)>,
-}
-
-/// The study's tables; empty if nothing was measured over links.
-#[must_use]
-pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
-    let mut protocols: Vec<&str> = Vec::new();
-    for row in comparison.rows.iter().filter(|row| place(row).is_some()) {
-        if !protocols.contains(&row.protocol.as_str()) {
-            protocols.push(&row.protocol);
-        }
-    }
-    protocols.sort_by_key(|protocol| protocol.is_empty());
-    protocols.into_iter().map(|protocol| grid(comparison, study, protocol)).collect()
-}
-
-/// The link or the stripe that a row was measured on.
-pub(crate) fn place(row: &Row) -> Option<&str> {
-    let protocol = if row.kind == ConfigurationKind::Local { "local" } else { row.protocol.as_str() };
-    let place = row.configuration.strip_prefix(protocol)?.strip_prefix(", ")?;
-    (place.contains("MTU ") || place.ends_with("-way stripe")).then_some(place)
-}
-
-fn grid(comparison: &Comparison, study: &Study, protocol: &str) -> Grid {
-    let is_local = protocol.is_empty();
-    let rows = || comparison.rows.iter().filter(|row| row.protocol == protocol && place(row).is_some());
-    let name = if is_local { "local" } else { protocol };
-    let figures: Vec<&PublishedFigure> =
-        study.figures.iter().filter(|figure| figure.protocol == name && figure.unit == UNIT).collect();
-    let (mut jobs, mut places, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
-    for row in rows() {
-        push_new(&mut jobs, row.job.name.clone());
-        push_new(&mut places, place(row).unwrap_or_default().to_owned());
-    }
-    for figure in &figures {
-        let volume = split(&figure.label, is_local).0;
-        if places.iter().any(|place| is_of(figure, volume, place, is_local)) {
-            push_new(&mut volumes, volume.to_owned());
-        }
-    }
-    let cells = |place_name: &str, job: &String| {
-        let own = rows().find(|row| row.job.name == *job && place(row) == Some(place_name));
-        let own = own.and_then(|row| row.median(Figure::MbPerSecond)).map(figure::measure);
-        let of_job = |figure: &&&PublishedFigure| figure.job.name == *job;
-        let there = volumes.iter().map(|volume| {
-            let is_it = |figure: &&&PublishedFigure| is_of(figure, volume, place_name, is_local);
-            let found = figures.iter().filter(of_job).find(is_it);
-            found.map(|figure| figure::measure(figure.value))
-        });
-        std::iter::once(own).chain(there).map(Option::unwrap_or_default).collect::<Vec<String>>()
-    };
-    let lines = places.iter().map(|place| {
-        let line = jobs.iter().flat_map(|job| cells(place, job)).collect();
-        (place.clone(), line)
-    });
-    Grid {
-        title: name.to_owned(),
-        lines: lines.collect(),
-        columns: std::iter::once(HERE.to_owned()).chain(volumes.iter().cloned()).collect(),
-        jobs,
-    }
-}
-
-fn push_new(list: &mut Vec<String>, item: String) {
-    if !list.contains(&item) {
-        list.push(item);
-    }
-}
-
-/// The volume and the link in a published figure's label; a local figure's label is its volume.
-fn split(label: &str, is_local: bool) -> (&str, &str) {
-    if is_local {
-        return ("there", label);
-    }
-    // "PS3, 4 disks" is one volume.
-    let at = label.find(" Gbit/s").and_then(|at| label[..at].rfind(", "));
-    at.map_or((label, ""), |at| (&label[..at], &label[at + 2..]))
-}
-
-/// Whether a figure belongs to this volume, and to the link or stripe of this line.
-fn is_of(figure: &PublishedFigure, volume: &str, place: &str, is_local: bool) -> bool {
-    let (of, over) = split(&figure.label, is_local);
-    let is_there =
-        if is_local { members(over).is_some() && members(over) == members(place) } else { over == place };
-    of == volume && is_there
-}
-
-/// The number at the start of "4 disks" and "4-way stripe".
-fn members(text: &str) -> Option<u32> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).map(|end| &text[..end])?;
-    digits.parse().ok()
-}
-
-const UNIT: Unit = Unit::MbPerSecond;
-const HERE: &str = "here";
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Direction, Machine, Run};
     use crate::suite::Suite;
-
-    fn row(configuration: &str, protocol: &str, job: &str, mb_s: u64) -> Row {
-        let suite = Suite::by_name("aatrokoski-2007").unwrap();
-        let job = suite.rows(1000, 0).into_iter().find(|row| row.job.name == job).unwrap().job;
-        let read = Direction { ios: mb_s, bytes: mb_s * 1_000_000, ..Direction::default() };
-        Row {
-            configuration: configuration.to_owned(),
-            kind: if protocol.is_empty() { ConfigurationKind::Local } else { ConfigurationKind::Protocol },
-            protocol: protocol.to_owned(),
-            target: "mem:1g".to_owned(),
-            poll: String::new(),
-            job,
-            runs: vec![Run { runtime_ns: 1_000_000_000, read, ..Run::default() }],
-        }
-    }
-
-    fn comparison(rows: Vec<Row>) -> Comparison {
-        let machine = Machine {
-            cpu: String::new(),
-            cores: 1,
-            kernel: String::new(),
-            memory_bytes: 0,
-            congestion: String::new(),
-        };
-        Comparison {
-            command: String::new(),
-            started: String::new(),
-            version: String::new(),
-            machine,
-            suite: None,
-            rows,
-            skipped: Vec::new(),
-        }
-    }
 
     #[test]
     fn a_protocol_has_a_link_for_every_rate_and_mtu() {
@@ -224,30 +70,5 @@ mod tests {
         assert_eq!(names[..2], ["1 Gbit/s, MTU 1500", "1 Gbit/s, MTU 4608"]);
         assert_eq!((names.len(), names[8].as_str()), (9, "no limit, MTU 9000"));
         assert_eq!((links.of("aoe")[1].mtu, links.of("iscsi").len()), (4132, 0));
-    }
-
-    #[test]
-    fn published_figures_are_next_to_measured_ones() {
-        let rows = vec![
-            row("local, 4-way stripe", "", "read", 5000),
-            row("local, 12-way stripe", "", "read", 6000),
-            row("aoe, 1 Gbit/s, MTU 1500", "aoe", "read", 110),
-            row("aoe, 1 Gbit/s, MTU 1500", "aoe", "write", 111),
-            row("aoe, no limit, MTU 1500", "aoe", "read", 700),
-            row("nbd, 10 Gbit/s, MTU 4608", "nbd", "read", 900),
-            row("iscsi", "iscsi", "read", 900),
-        ];
-        let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
-        let grids = grids(&comparison(rows), &study);
-        let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
-        assert_eq!(titles, ["aoe", "nbd", "local"]);
-        let aoe = &grids[0];
-        assert_eq!(aoe.jobs, ["read", "write"]);
-        assert_eq!(aoe.columns, ["here", "4 disks", "12 disks", "PS3, 4 disks"]);
-        assert_eq!(aoe.lines[0].0, "1 Gbit/s, MTU 1500");
-        assert_eq!(aoe.lines[0].1, ["110", "47.0", "47.0", "38.0", "111", "23.0", "22.0", "23.0"]);
-        assert_eq!(aoe.lines[1].1, ["700", "", "", "", "", "", "", ""]);
-        assert_eq!(grids[1].lines, [("10 Gbit/s, MTU 4608".to_owned(), vec!["900".into(), "113".into()])]);
-        assert_eq!(grids[2].lines[1], ("12-way stripe".to_owned(), vec!["6000".into(), "577".into()]));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A report must not fail if something cannot be determined: it is then "unknown" or 0.
 
-use crate::figure::UNKNOWN;
 use crate::result::Machine;
+use crate::result::UNKNOWN;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_volume::text::replaced;
 use std::fs;

@@ -231,8 +231,8 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::content::Verify;
     use crate::content::{Expect, Mismatch, Stamp, check, fill};
-    use crate::job::Verify;
     use proptest::prelude::*;
     use std::collections::HashSet;
 

@@ -1,6 +1,5 @@
 //! Results: one [`Row`] for each configuration and job, with every run.
 
-use crate::figure::UNKNOWN;
 use crate::job::Job;
 use blockmux_engine::sys::congestion::Congestion;
 use serde::{Deserialize, Serialize};
@@ -359,6 +358,9 @@ impl Row {
         Some(Spread { median, min, max })
     }
 }
+
+/// Placeholder in a [`Machine`] for what could not be determined.
+pub(crate) const UNKNOWN: &str = "unknown";
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@
 //! columns are omitted, see `Column::keep`.
 
 use crate::figure::{self, Figure, Labels, shortened};
-use crate::link::{self, Grid};
+use crate::grid::{self, Grid};
 use crate::result::{Comparison, Row};
 use crate::suite::{PublishedFigure, Study};
 use blockmux_volume::text::replaced;
@@ -31,7 +31,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
     let label_width = longest.clamp(MIN_LABEL, MAX_LABEL);
     let columns = fitting(width.0, label_width);
-    let grids = study.map_or_else(Vec::new, |study| link::grids(comparison, study));
+    let grids = study.map_or_else(Vec::new, |study| grid::grids(comparison, study));
     let table = TextTable { comparison, study, grids, labels, label_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);

@@ -7,7 +7,7 @@
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent, cross_thread_waker};
 use crate::core::ring::Registration;
-use crate::net::ktls;
+use crate::net::ktls::{self, Direction};
 use crate::net::socket::{Address, Stream};
 use crate::sys;
 use blockmux_proto::driver::computation::Helpers;
@@ -162,15 +162,6 @@ pub trait ByteStream: Sized {
     /// Wakes the task once when more directions have ended than in `so_far`, even if input is
     /// unread.
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &Self::Watch);
-}
-
-/// Direction of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// To the peer.
-    Sending,
-    /// From the peer.
-    Receiving,
 }
 
 /// Which directions of a stream have ended.

@@ -4,13 +4,21 @@
 //! drops: [`load`] is called before that. Where the kernel lacks TLS, it is not tried again for a
 //! minute, because each attempt may search for the module.
 
-use crate::net::host::Direction;
 use crate::sys::set_option;
 use blockmux_tls::RecordKeys;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Direction of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Sending,
+    /// From the peer.
+    Receiving,
+}
 
 /// Makes the kernel load its TLS module, if possible. Attaching to an unconnected socket fails, but
 /// only after the module was loaded.

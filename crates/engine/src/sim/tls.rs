@@ -1,6 +1,6 @@
 //! Simulated kTLS with real records: one end can be the kernel's and the other the library's.
 
-use crate::net::host::Direction;
+use crate::net::ktls::Direction;
 use blockmux_tls::{APPLICATION_DATA, HEADER_LEN, MAX_PLAINTEXT, OVERHEAD, RecordKeys, Records};
 use std::collections::VecDeque;
 use std::io;

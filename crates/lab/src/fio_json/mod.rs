@@ -17,8 +17,9 @@
 
 mod read;
 
+use crate::content::Verify;
 use crate::figure::{Figure, Labels};
-use crate::job::{Rw, Verify};
+use crate::job::Rw;
 use crate::result::{Comparison, Direction, Row, Run};
 use crate::units::{Size, short};
 use crate::when;

@@ -1,8 +1,9 @@
 //! Reads reports by blockmux and by fio.
 
 use super::{FORMAT, Header};
-use crate::figure::UNKNOWN;
-use crate::job::{Job, Rw, Verify};
+use crate::content::Verify;
+use crate::job::{Job, Rw};
+use crate::result::UNKNOWN;
 use crate::result::{Comparison, ConfigurationKind, Direction, Latency, Machine, Row, Run};
 use crate::units::{Size, parse_int, parse_size};
 use crate::when;

@@ -10,7 +10,7 @@ mod worker;
 use crate::cpu::{CpuTime, CpuUsage};
 use crate::histogram::Histogram;
 use crate::job::{Job, Range};
-use crate::options::JobError;
+use crate::job_error::JobError;
 use crate::result::{Direction, Run};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;

@@ -5,8 +5,9 @@
 //! caller.
 
 use super::{Assignment, Control, Phase, WorkerResult};
+use crate::content::Verify;
 use crate::content::{self, Expect, Stamp};
-use crate::job::{Job, Range, Verify};
+use crate::job::{Job, Range};
 use crate::pattern::{Action, Pattern};
 use blockmux_engine::core::reactor::{EngineCore, Progress, Task};
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Memory, Op, Output, SgList, Tag, Volume};

@@ -13,7 +13,7 @@ mod summary;
 mod svg;
 
 use crate::figure::{self, Figure, Labels};
-use crate::link::{self, Grid};
+use crate::grid::{self, Grid};
 use crate::result::{Comparison, Row, Run};
 use crate::suite::Study;
 use crate::table;
@@ -40,7 +40,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         row_errors: row_errors(comparison, &labels),
         published: study.map(|study| Published::of(comparison, &labels, study)),
         sections: sections::measured(comparison, &labels),
-        grids: study.map_or_else(Vec::new, |study| link::grids(comparison, study)),
+        grids: study.map_or_else(Vec::new, |study| grid::grids(comparison, study)),
         skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| PageTable::of(comparison, &labels, group)).collect(),
     };

@@ -28,6 +28,22 @@ pub(super) struct Value {
     pub(super) shown: String,
 }
 
+/// A protocol has the same colour in every report and over any sockets. In a merged report the
+/// file's name follows the protocol's.
+pub(super) fn protocol_class(protocol: &str) -> &'static str {
+    match protocol.split([' ', '+']).next().unwrap_or_default() {
+        "nbd" => "nbd",
+        "iscsi" => "iscsi",
+        "nvme-tcp" => "nvme-tcp",
+        "iser" => "iser",
+        "srp" => "srp",
+        "nvme-rdma" => "nvme-rdma",
+        "aoe" => "aoe",
+        "" | "local" => "local",
+        _ => "other",
+    }
+}
+
 impl Ratios {
     /// The chart; empty if there is no dot.
     pub(super) fn draw(&self) -> String {

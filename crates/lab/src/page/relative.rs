@@ -1,10 +1,9 @@
 //! The rows of a study's chart: published figures relative to the study's reference, and measured
 //! ones relative to the reference's protocol here.
 
-use super::ratio::{Ratio, Value};
-use super::sections::protocol_class;
+use super::ratio::{Ratio, Value, protocol_class};
 use crate::figure::{self, Labels};
-use crate::link;
+use crate::grid;
 use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, StudyChart};
 
@@ -108,7 +107,7 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
 /// links, with the polling policy and from the report of `best`.
 fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool {
     let file = |best: &BestDepth| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
-    let over_its_link = link::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));
+    let over_its_link = grid::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));
     other.protocol == chart.reference.protocol
         && over_its_link
         && other.row.poll == best.row.poll
@@ -119,7 +118,7 @@ fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool
 fn label(row: &Row, protocol: &str, labels: &Labels) -> String {
     let label = labels.label(row);
     let rest = label.strip_prefix(protocol).unwrap_or(&label).trim_start_matches(", ").trim();
-    match link::place(row) {
+    match grid::place(row) {
         Some(_) => rest.to_owned(),
         None if rest.is_empty() => "here".to_owned(),
         None => format!("here, {rest}"),

@@ -1,7 +1,7 @@
 //! Chooses the charts of the page from a comparison's rows.
 
 use super::chart::{Bar, BarGroup, Bars, ChartLine, Lines, Point};
-use super::ratio::{Ratio, Ratios, Value};
+use super::ratio::{Ratio, Ratios, Value, protocol_class};
 use super::relative;
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, ConfigurationKind, Row, Run};
@@ -368,22 +368,6 @@ pub(super) fn class(row: &Row) -> String {
         "always" => format!("{colour} poll-always"),
         "never" => format!("{colour} poll-never"),
         _ => colour.to_owned(),
-    }
-}
-
-/// A protocol has the same colour in every report and over any sockets. In a merged report the
-/// file's name follows the protocol's.
-pub(super) fn protocol_class(protocol: &str) -> &'static str {
-    match protocol.split([' ', '+']).next().unwrap_or_default() {
-        "nbd" => "nbd",
-        "iscsi" => "iscsi",
-        "nvme-tcp" => "nvme-tcp",
-        "iser" => "iser",
-        "srp" => "srp",
-        "nvme-rdma" => "nvme-rdma",
-        "aoe" => "aoe",
-        "" | "local" => "local",
-        _ => "other",
     }
 }
 

@@ -1,6 +1,7 @@
 //! The findings: a few sentences computed from the numbers.
 
-use super::sections::{SMALL, protocol_class};
+use super::ratio::protocol_class;
+use super::sections::SMALL;
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
 use crate::result::{Comparison, ConfigurationKind, NOISY_SHARE, Row};

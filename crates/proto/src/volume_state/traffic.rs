@@ -1,7 +1,7 @@
 //! I/O counters of a volume. Each user has its own, so that cores do not share cache lines.
 
 use super::VolumeState;
-use super::latency::{Latencies, RequestKind, VolumeLatency};
+use super::latency::{Latencies, RequestKind, VolumeLatency, add};
 use blockmux_volume::{Io, IoError, Op};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -322,12 +322,6 @@ impl VolumeTraffic {
             throttled_ns: sum(self.throttled_ns, &counts.throttled_ns),
         }
     }
-}
-
-/// Adds without a locked instruction, because only one core writes the counter.
-#[inline]
-pub(super) fn add(count: &AtomicU64, more: u64) {
-    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 /// Names of the kinds of failures.

@@ -1,19 +1,12 @@
-//! Receives untagged messages: Sends, Read Requests and Terminate. Each has its own queue.
+//! The untagged queues of the peer: Sends and Read Requests.
 //!
 //! The session borrows a message of one FPDU from the receive buffer. A message of several FPDUs is
 //! reassembled in a buffer. One such buffer is enough, because messages arrive in order.
 
-use super::Iwarp;
-use super::setup::Rtr;
 use super::terminate::{self, TerminateReason};
-use super::transmit::PeerReadRequest;
-use blockmux_proto::driver::session::ProtocolError;
-use blockmux_proto::rdma::{Event, RemoteRights, Stag};
-use blockmux_volume::{MAX_TRANSFER, Memory, Seg};
-use blockmux_wire::iwarp::ddp::{
-    DDP_VERSION, QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, UNTAGGED_LEN, Untagged,
-};
-use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequest};
+use blockmux_volume::{MAX_TRANSFER, Memory, Pool, Seg};
+use blockmux_wire::iwarp::ddp::{UNTAGGED_LEN, Untagged};
+use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest};
 use zerocopy::FromBytes;
 
 /// State of the peer's untagged queues.
@@ -59,98 +52,62 @@ impl UntaggedQueues {
     pub(super) fn stop(&mut self) {
         self.reassembly = None;
     }
-}
 
-impl Iwarp {
-    /// Handles an untagged segment. The outer error is that of a Terminate message, which ends the
-    /// connection; the inner one is a violation that this side has to report.
+    /// Takes a segment of a Send message; returns the message when it is complete. A first, empty
+    /// message is none if the setup of the connection ends with it.
     #[inline]
-    pub(super) fn on_untagged(
+    pub(super) fn on_send(
         &mut self,
-        header: &Untagged,
-        body: &[u8],
-        ulpdu: &[u8],
+        (header, body): (&Untagged, &[u8]),
+        ends_setup: bool,
+        receive_len: usize,
+        pool: &Pool,
         borrow: impl FnOnce(usize, usize) -> Seg,
-    ) -> Result<Result<(), TerminateReason>, ProtocolError> {
-        let (control, queue) = (header.control, header.qn.get());
-        if control.ddp_version() != DDP_VERSION {
-            return Ok(Err(terminate::UNTAGGED_VERSION));
-        }
-        if queue > QUEUE_TERMINATE {
-            return Ok(Err(terminate::BAD_QUEUE));
-        }
-        if control.rdmap_version() != RDMAP_VERSION {
-            return Ok(Err(terminate::RDMAP_VERSION));
-        }
-        match (queue, control.opcode()) {
-            (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, borrow)),
-            (QUEUE_READ, RdmapOpcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
-            (QUEUE_TERMINATE, RdmapOpcode::TERMINATE) => Err(self.on_terminate(body)),
-            _ => Ok(Err(terminate::BAD_OPCODE)),
-        }
-    }
-
-    /// Handles a segment of a Send message.
-    #[inline]
-    fn on_send(
-        &mut self,
-        header: &Untagged,
-        body: &[u8],
-        borrow: impl FnOnce(usize, usize) -> Seg,
-    ) -> Result<(), TerminateReason> {
-        let queues = &mut self.receive_side.untagged;
-        if header.msn.get() != queues.sends.wrapping_add(1) {
+    ) -> Result<Option<Seg>, TerminateReason> {
+        if header.msn.get() != self.sends.wrapping_add(1) {
             return Err(terminate::BAD_MSN);
         }
         let is_last = header.control.is_last();
-        let filled = queues.reassembly.as_ref().map_or(0, |reassembly| reassembly.filled);
+        let filled = self.reassembly.as_ref().map_or(0, |reassembly| reassembly.filled);
         if header.mo.get() as usize != filled {
             return Err(terminate::BAD_OFFSET);
         }
-        let is_rtr =
-            self.negotiated.rtr == Some(Rtr::Send) && queues.sends == 0 && body.is_empty() && is_last;
-        if is_rtr && filled == 0 {
-            queues.sends = 1;
-            return Ok(());
+        if ends_setup && self.sends == 0 && body.is_empty() && is_last && filled == 0 {
+            self.sends = 1;
+            return Ok(None);
         }
-        if queues.receives == 0 {
+        if self.receives == 0 {
             return Err(terminate::NO_RECEIVE);
         }
-        if filled.saturating_add(body.len()) > self.endpoint.receive_len as usize {
+        if filled.saturating_add(body.len()) > receive_len {
             return Err(terminate::TOO_LONG);
         }
-        let message = if is_last && queues.reassembly.is_none() {
-            borrow(UNTAGGED_LEN, body.len())
-        } else {
-            match self.gather(header, body)? {
-                Some(message) => message,
-                None => return Ok(()),
-            }
+        let message = match is_last && self.reassembly.is_none() {
+            true => Some(borrow(UNTAGGED_LEN, body.len())),
+            false => self.gather(header, body, receive_len, pool)?,
         };
-        let stag = Stag(header.invalidate_stag.get());
-        let invalidated = header.control.opcode().invalidates().then_some(stag);
-        if let Some(stag) = invalidated {
-            self.regions.invalidate(stag).map_err(|_| terminate::CANNOT_INVALIDATE)?;
+        if message.is_some() {
+            self.receives = self.receives.saturating_sub(1);
+            self.sends = self.sends.wrapping_add(1);
         }
-        let queues = &mut self.receive_side.untagged;
-        queues.receives = queues.receives.saturating_sub(1);
-        queues.sends = queues.sends.wrapping_add(1);
-        self.events.push_back(Event::Received { message, invalidated });
-        Ok(())
+        Ok(message)
     }
 
     /// Appends a segment to the message in reassembly; returns the message when it is complete.
-    fn gather(&mut self, header: &Untagged, body: &[u8]) -> Result<Option<Seg>, TerminateReason> {
+    fn gather(
+        &mut self,
+        header: &Untagged,
+        body: &[u8],
+        len: usize,
+        pool: &Pool,
+    ) -> Result<Option<Seg>, TerminateReason> {
         let opcode = header.control.opcode();
-        if self.receive_side.untagged.reassembly.is_none() {
-            let len = self.endpoint.receive_len as usize;
-            let memory = if len <= MAX_TRANSFER as usize { self.pool.take(len) } else { None };
+        let reassembly = self.reassembly.get_or_insert_with(|| {
+            let memory = if len <= MAX_TRANSFER as usize { pool.take(len) } else { None };
             // Without the buffer neither this message nor any later one could be received.
             let memory = memory.unwrap_or_else(|| Memory::from_heap(len));
-            self.receive_side.untagged.reassembly =
-                Some(MessageReassembly { buffer: memory.seg(0, len), filled: 0, opcode });
-        }
-        let Some(reassembly) = &mut self.receive_side.untagged.reassembly else { return Ok(None) };
+            MessageReassembly { buffer: memory.seg(0, len), filled: 0, opcode }
+        });
         if reassembly.opcode != opcode {
             return Err(terminate::BAD_OPCODE);
         }
@@ -160,13 +117,13 @@ impl Iwarp {
         if !header.control.is_last() {
             return Ok(None);
         }
-        Ok(self.receive_side.untagged.reassembly.take().map(|whole| whole.buffer.slice(0, whole.filled)))
+        Ok(self.reassembly.take().map(|whole| whole.buffer.slice(0, whole.filled)))
     }
 
-    /// Handles a Read Request: checks it and queues its response.
+    /// Takes a Read Request.
     #[inline]
-    fn on_read(&mut self, header: &Untagged, body: &[u8], ulpdu: &[u8]) -> Result<(), TerminateReason> {
-        if header.msn.get() != self.receive_side.untagged.reads.wrapping_add(1) {
+    pub(super) fn on_read(&mut self, header: &Untagged, body: &[u8]) -> Result<ReadRequest, TerminateReason> {
+        if header.msn.get() != self.reads.wrapping_add(1) {
             return Err(terminate::BAD_MSN);
         }
         if header.mo.get() != 0 {
@@ -178,19 +135,7 @@ impl Iwarp {
         let (Ok(request), true) = (ReadRequest::read_from_bytes(body), header.control.is_last()) else {
             return Err(terminate::SHORT_READ);
         };
-        if self.transmitter.unanswered_reads() >= self.negotiated.ird as usize {
-            return Err(terminate::TOO_MANY_READS);
-        }
-        let len = request.rdma_rd_sz.get();
-        if len > 0 {
-            let stag = Stag(request.src_stag.get());
-            self.regions
-                .check_grant(stag, request.src_to.get(), len, RemoteRights::RemoteRead)
-                .map_err(TerminateReason::read)?;
-        }
-        let asked: PeerReadRequest = ulpdu.try_into().map_err(|_| terminate::SHORT_READ)?;
-        self.receive_side.untagged.reads = self.receive_side.untagged.reads.wrapping_add(1);
-        self.transmitter.push_peer_read(asked);
-        Ok(())
+        self.reads = self.reads.wrapping_add(1);
+        Ok(request)
     }
 }

@@ -10,13 +10,17 @@
 //! itself.
 
 use super::messages::UntaggedQueues;
+use super::setup::Rtr;
 use super::terminate::{self, TerminateReason};
+use super::transmit::PeerReadRequest;
 use super::unframe::{UnframeStep, Unframer};
 use super::{Iwarp, IwarpPhase};
 use blockmux_proto::driver::session::{Demand, ProtocolError};
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
 use blockmux_volume::{Chunk, Crc32c, Memory, Seg, SgList};
-use blockmux_wire::iwarp::ddp::{Control, DDP_VERSION, TAGGED_LEN, Tagged, Untagged};
+use blockmux_wire::iwarp::ddp::{
+    Control, DDP_VERSION, QUEUE_READ, QUEUE_SEND, QUEUE_TERMINATE, TAGGED_LEN, Tagged, Untagged,
+};
 use blockmux_wire::iwarp::mpa::{CRC_LEN, LENGTH_LEN, REQ_REP_LEN, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use zerocopy::FromBytes;
@@ -393,6 +397,74 @@ impl Iwarp {
         {
             self.events.push_back(Event::Done { id, result: Ok(()) });
         }
+    }
+
+    /// Handles an untagged segment. The outer error is that of a Terminate message, which ends the
+    /// connection; the inner one is a violation that this side has to report.
+    #[inline]
+    fn on_untagged(
+        &mut self,
+        header: &Untagged,
+        body: &[u8],
+        ulpdu: &[u8],
+        borrow: impl FnOnce(usize, usize) -> Seg,
+    ) -> Result<Result<(), TerminateReason>, ProtocolError> {
+        let (control, queue) = (header.control, header.qn.get());
+        if control.ddp_version() != DDP_VERSION {
+            return Ok(Err(terminate::UNTAGGED_VERSION));
+        }
+        if queue > QUEUE_TERMINATE {
+            return Ok(Err(terminate::BAD_QUEUE));
+        }
+        if control.rdmap_version() != RDMAP_VERSION {
+            return Ok(Err(terminate::RDMAP_VERSION));
+        }
+        match (queue, control.opcode()) {
+            (QUEUE_SEND, opcode) if opcode.is_send() => Ok(self.on_send(header, body, borrow)),
+            (QUEUE_READ, RdmapOpcode::RDMA_READ_REQUEST) => Ok(self.on_read(header, body, ulpdu)),
+            (QUEUE_TERMINATE, RdmapOpcode::TERMINATE) => Err(self.on_terminate(body)),
+            _ => Ok(Err(terminate::BAD_OPCODE)),
+        }
+    }
+
+    /// Handles a segment of a Send message.
+    #[inline]
+    fn on_send(
+        &mut self,
+        header: &Untagged,
+        body: &[u8],
+        borrow: impl FnOnce(usize, usize) -> Seg,
+    ) -> Result<(), TerminateReason> {
+        let ends_setup = self.negotiated.rtr == Some(Rtr::Send);
+        let (queues, receive_len) = (&mut self.receive_side.untagged, self.endpoint.receive_len as usize);
+        let message = queues.on_send((header, body), ends_setup, receive_len, &self.pool, borrow)?;
+        let Some(message) = message else { return Ok(()) };
+        let stag = Stag(header.invalidate_stag.get());
+        let invalidated = header.control.opcode().invalidates().then_some(stag);
+        if let Some(stag) = invalidated {
+            self.regions.invalidate(stag).map_err(|_| terminate::CANNOT_INVALIDATE)?;
+        }
+        self.events.push_back(Event::Received { message, invalidated });
+        Ok(())
+    }
+
+    /// Handles a Read Request: checks it and queues its response.
+    #[inline]
+    fn on_read(&mut self, header: &Untagged, body: &[u8], ulpdu: &[u8]) -> Result<(), TerminateReason> {
+        let request = self.receive_side.untagged.on_read(header, body)?;
+        if self.transmitter.unanswered_reads() >= self.negotiated.ird as usize {
+            return Err(terminate::TOO_MANY_READS);
+        }
+        let len = request.rdma_rd_sz.get();
+        if len > 0 {
+            let stag = Stag(request.src_stag.get());
+            self.regions
+                .check_grant(stag, request.src_to.get(), len, RemoteRights::RemoteRead)
+                .map_err(TerminateReason::read)?;
+        }
+        let asked: PeerReadRequest = ulpdu.try_into().map_err(|_| terminate::SHORT_READ)?;
+        self.transmitter.push_peer_read(asked);
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use blockmux_wire::iwarp::ddp::{
 use blockmux_wire::iwarp::mpa::MpaError;
 use blockmux_wire::iwarp::rdmap::{
     Layer, READ_REQUEST_LEN, RdmapError, RdmapErrorType, RdmapOpcode, SegmentLength, TERMINATE_DDP,
-    TERMINATE_LENGTH, TERMINATE_MAX, TERMINATE_RDMAP, Terminate,
+    TERMINATE_LEN, TERMINATE_LENGTH, TERMINATE_RDMAP, Terminate,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -264,6 +264,9 @@ pub(super) const CANNOT_INVALIDATE: TerminateReason = TerminateReason::operation
 );
 
 const VERSIONS: [TerminateReason; 3] = [TAGGED_VERSION, UNTAGGED_VERSION, RDMAP_VERSION];
+
+/// Longest Terminate message after DDP's header, in bytes: with a Read Request.
+const TERMINATE_MAX: usize = TERMINATE_LEN + 2 + UNTAGGED_LEN + READ_REQUEST_LEN;
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]

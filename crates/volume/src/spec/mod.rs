@@ -36,10 +36,12 @@ mod parse;
 mod path;
 mod secrets;
 mod url;
+mod user;
 mod write;
 
 pub use secrets::{with_hidden_secrets, without_secrets};
-pub use url::{Url, split_user};
+pub use url::Url;
+pub use user::split_user;
 
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;

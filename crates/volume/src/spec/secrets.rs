@@ -4,7 +4,7 @@
 //! `:`, and the value of a parameter whose key means a secret. In a text that cannot be parsed,
 //! more is hidden rather than less.
 
-use super::url::split_user;
+use super::user::split_user;
 use std::ops::Range;
 
 /// The text without its secrets, as valid URLs are printed.

@@ -186,9 +186,6 @@ pub const TERMINATE_RDMAP: u8 = 0x20;
 pub const READ_REQUEST_LEN: usize = 28;
 /// Length of a Terminate message without the optional fields, in bytes.
 pub const TERMINATE_LEN: usize = 4;
-/// Longest Terminate message after DDP's header, in bytes: with a Read Request.
-pub const TERMINATE_MAX: usize = TERMINATE_LEN + 2 + super::ddp::UNTAGGED_LEN + READ_REQUEST_LEN;
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -213,7 +210,6 @@ mod tests {
         assert_eq!(terminate.as_bytes(), [0x12, 0x05, 0xc0, 0]);
         assert_eq!((terminate.layer(), terminate.etype()), (Layer::DDP, 2));
         assert_eq!(std::format!("{terminate:?}"), "Terminate(DDP 0x2/0x05, 0xc0)");
-        assert_eq!(TERMINATE_MAX, 52);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
+use super::fragment;
 use super::model::Model;
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
@@ -92,7 +93,7 @@ impl Reloader {
     fn prepare(&self, config: &RunningConfig, new: &NewConfig) -> Result<Prepared, ApiError> {
         let setup = match new {
             NewConfig::File => self.read_file()?,
-            NewConfig::Fragment(fragment) => self.with_fragment(config, fragment)?,
+            NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
         };
         let desired = Model::of(&setup);
         let plan = self.plan(config, &setup, &desired);

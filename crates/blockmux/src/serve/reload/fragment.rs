@@ -17,54 +17,52 @@ use std::path::Path;
 use toml::de::Deserializer;
 use toml::{Table, Value};
 
-impl Reloader {
-    /// The setup of the running config with a fragment merged into it.
-    ///
-    /// # Errors
-    /// The message names the line of the fragment and what to do.
-    pub(super) fn with_fragment(
-        &self,
-        config: &RunningConfig,
-        fragment: &Fragment,
-    ) -> Result<Setup, ApiError> {
-        let named = Setup::named_lists(&self.frontends.get());
-        let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
-        let located = |failure| ApiError::invalid(sources.located(failure));
-        let written = sources.table().map_err(ApiError::invalid)?;
-        let span = written.span();
-        let plain = Table::deserialize(Deserializer::from(written));
-        let plain = plain.map_err(|error| ApiError::invalid(sources.wrong(Some(span), error.message())))?;
-        if sources.has_include() {
-            return Err(located(Failure::request("include: a fragment cannot include files; remove it")));
-        }
-        let directory = fragment.path.parent().unwrap_or(Path::new(""));
-        let (plain, specs) =
-            with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
-        let schema = Schema::new(&self.frontends.get());
-        let mut table = config.running.table.clone();
-        for (key, value) in plain {
-            merge(&schema, &mut vec![key.clone()], &mut table, key, value);
-        }
-        let text = toml::to_string(&table).map_err(ApiError::invalid)?;
-        let merged = Sources::of_text(self.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
-        let (args, inherited) = (self.args.without_volumes_and_listeners(), self.inherited().addresses());
-        let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
-        // Passwords and generated names are not part of the text.
-        for named in &mut setup.volumes {
-            let running = config.running.volume(&named.name);
-            match (specs.get(&named.name), running) {
-                (Some(spec), _) => named.entry.spec = spec.clone(),
-                (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
-                (None, None) => {}
-            }
-            if let Some(running) = running.filter(|running| running.entry.name.is_none()) {
-                named.entry.name.clone_from(&running.entry.name);
-            }
-        }
-        // Messages about the setup name lines of the fragment.
-        setup.sources = Some(sources);
-        Ok(setup)
+/// The setup of the running config with a fragment merged into it.
+///
+/// # Errors
+/// The message names the line of the fragment and what to do.
+pub(super) fn merged(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    fragment: &Fragment,
+) -> Result<Setup, ApiError> {
+    let named = Setup::named_lists(&reloader.frontends.get());
+    let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
+    let located = |failure| ApiError::invalid(sources.located(failure));
+    let written = sources.table().map_err(ApiError::invalid)?;
+    let span = written.span();
+    let plain = Table::deserialize(Deserializer::from(written));
+    let plain = plain.map_err(|error| ApiError::invalid(sources.wrong(Some(span), error.message())))?;
+    if sources.has_include() {
+        return Err(located(Failure::request("include: a fragment cannot include files; remove it")));
     }
+    let directory = fragment.path.parent().unwrap_or(Path::new(""));
+    let (plain, specs) =
+        with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
+    let schema = Schema::new(&reloader.frontends.get());
+    let mut table = config.running.table.clone();
+    for (key, value) in plain {
+        merge(&schema, &mut vec![key.clone()], &mut table, key, value);
+    }
+    let text = toml::to_string(&table).map_err(ApiError::invalid)?;
+    let merged = Sources::of_text(reloader.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
+    let (args, inherited) = (reloader.args.without_volumes_and_listeners(), reloader.inherited().addresses());
+    let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
+    // Passwords and generated names are not part of the text.
+    for named in &mut setup.volumes {
+        let running = config.running.volume(&named.name);
+        match (specs.get(&named.name), running) {
+            (Some(spec), _) => named.entry.spec = spec.clone(),
+            (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
+            (None, None) => {}
+        }
+        if let Some(running) = running.filter(|running| running.entry.name.is_none()) {
+            named.entry.name.clone_from(&running.entry.name);
+        }
+    }
+    // Messages about the setup name lines of the fragment.
+    setup.sources = Some(sources);
+    Ok(setup)
 }
 
 /// The fragment with its relative paths made absolute below `directory`, and the specs of its

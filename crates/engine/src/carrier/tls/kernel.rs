@@ -8,7 +8,8 @@
 //! count.
 
 use crate::carrier::broken::Broken;
-use crate::net::host::{ByteStream, Direction};
+use crate::net::host::ByteStream;
+use crate::net::ktls::Direction;
 use blockmux_tls::{
     ALERT, APPLICATION_DATA, ExportedKeys, HANDSHAKE, MAX_PLAINTEXT, OUR_CLOSE_NOTIFY, OUR_KEY_UPDATE,
     PostHandshakeAction, PostHandshakeMessages, Tls, TlsError, TrafficSecret,

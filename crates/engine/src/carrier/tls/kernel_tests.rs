@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::carrier::connection::{Connection, Inflow};
-use crate::net::host::{ByteStream, Direction, Host};
+use crate::net::host::{ByteStream, Host};
+use crate::net::ktls::Direction;
 use crate::net::socket::Address;
 use crate::sim::{NetworkConditions, SimCore, SimNet, SystemTls, World};
 use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};

@@ -1,7 +1,8 @@
 //! Data transfer over a simulated stream, including kTLS.
 
 use super::{SimStream, SimTls, SimWatch, StreamSegment, SystemTls};
-use crate::net::host::{ByteStream, Direction, StreamEnd};
+use crate::net::host::{ByteStream, StreamEnd};
+use crate::net::ktls::Direction;
 use crate::sim::conditions::MAX_STALL;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_tls::{APPLICATION_DATA, OVERHEAD, RecordKeys};

@@ -15,11 +15,11 @@
 //! by a timer.
 
 use super::bounce::{MAX_BOUNCE, for_each_piece};
+use super::disk::Disk;
 use super::errno::io_error;
 use super::extents::extents;
 use super::kernel::{EntryOptions, EntryOwner, FileRing, TransferDirection};
 use super::retry::MemoryRetry;
-use super::volume::Disk;
 use crate::core::reactor::EngineCore;
 use crate::core::ring::Registration;
 use blockmux_volume::{

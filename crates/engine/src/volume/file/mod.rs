@@ -33,6 +33,7 @@
 
 mod bounce;
 mod channel;
+mod disk;
 mod errno;
 mod extents;
 mod kernel;

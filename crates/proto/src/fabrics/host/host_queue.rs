@@ -1,12 +1,29 @@
 //! One I/O queue of a host, on its own connection.
 
-use super::DEPTH;
-use super::host_queues::QueueConfig;
 use super::namespace_queue::NamespaceQueue;
 use super::transport::HostTransport;
+use super::{ControllerInfo, DEPTH, Names, NamespaceInfo};
 use crate::driver::session::{ProtocolError, Timed};
+use crate::nvme::auth::HostCredentials;
 use blockmux_volume::{Io, Pool};
 use std::time::{Duration, Instant};
+
+/// Configuration of the I/O queues of a session.
+#[derive(Clone, Debug)]
+pub struct QueueConfig {
+    /// Names of the host and the subsystem, as for the admin queue.
+    pub names: Names,
+    /// Credentials for authentication, if there are any.
+    pub credentials: Option<HostCredentials>,
+    /// The controller of the admin queue.
+    pub controller: ControllerInfo,
+    /// The namespace to access.
+    pub namespace: NamespaceInfo,
+    /// Number of queues, from 1 to the number that the controller has allocated.
+    pub queues: u16,
+    /// Entries of each queue to request, 2 to 1,024; the controller may support less.
+    pub entries: u16,
+}
 
 /// An I/O queue and its connection.
 pub struct HostQueue<T> {

@@ -8,33 +8,15 @@
 //! the completed commands of all. The session does without a queue that cannot be connected, except
 //! the first; the loss of a connected queue ends the session.
 
-use super::host_queue::HostQueue;
+use super::NvmeRefused;
+use super::host_queue::{HostQueue, QueueConfig};
 use super::transport::HostTransport;
-use super::{ControllerInfo, Names, NamespaceInfo, NvmeRefused};
 use crate::driver::session::{
     Connections, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
-use crate::nvme::auth::HostCredentials;
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// Configuration of the I/O queues of a session.
-#[derive(Clone, Debug)]
-pub struct QueueConfig {
-    /// Names of the host and the subsystem, as for the admin queue.
-    pub names: Names,
-    /// Credentials for authentication, if there are any.
-    pub credentials: Option<HostCredentials>,
-    /// The controller of the admin queue.
-    pub controller: ControllerInfo,
-    /// The namespace to access.
-    pub namespace: NamespaceInfo,
-    /// Number of queues, from 1 to the number that the controller has allocated.
-    pub queues: u16,
-    /// Entries of each queue to request, 2 to 1,024; the controller may support less.
-    pub entries: u16,
-}
 
 /// The I/O queues of one session and their connections.
 pub struct HostQueues<T: HostTransport> {

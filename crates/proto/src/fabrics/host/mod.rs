@@ -37,7 +37,8 @@ pub use admin::{AdminConfig, AdminResults, ControllerQuery, HostAdmin};
 pub use command::HostId;
 pub use discovery::FoundSubsystem;
 pub use host_queue::HostQueue;
-pub use host_queues::{HostQueues, QueueConfig};
+pub use host_queue::QueueConfig;
+pub use host_queues::HostQueues;
 pub use info::{ControllerInfo, NamespaceInfo, uuid_text};
 pub use refused::NvmeRefused;
 

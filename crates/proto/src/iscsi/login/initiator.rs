@@ -7,7 +7,7 @@
 //! The initiator requests the next stage as soon as it has sent its keys, and keeps answering until
 //! the target agrees.
 
-use super::initiator_security::{ChapExchange, ChapStep};
+use super::initiator_security::{ChapExchange, ChapStep, error};
 use super::operational::{NegotiationError, OperationalNegotiation, OperationalParameters};
 use super::rdma::LoginSide;
 use super::refused::IscsiRefused;
@@ -316,10 +316,6 @@ fn negotiation(cause: &NegotiationError) -> ProtocolError {
         NegotiationError::FirstBurstAboveMaxBurst => "agreed on FirstBurstLength above MaxBurstLength",
         NegotiationError::NotIser => "did not agree to iSER over RDMA",
     })
-}
-
-pub(super) fn error(what: &'static str) -> ProtocolError {
-    ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" }
 }
 
 /// Keys that a target declares without an answer.

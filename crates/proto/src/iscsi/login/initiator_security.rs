@@ -1,7 +1,6 @@
 //! The security stage of the initiator: AuthMethod and CHAP (RFC 7143 §12.1).
 
 use super::chap::{ChapAlgorithm, ChapChallenge, MAX_BINARY, SEED_LEN};
-use super::initiator::error;
 use super::refused::IscsiRefused;
 use super::security::ChapPairs;
 use crate::driver::session::ProtocolError;
@@ -148,4 +147,8 @@ impl ChapExchange {
         self.state = ChapState::Done;
         Ok(ChapStep::Done)
     }
+}
+
+pub(super) fn error(what: &'static str) -> ProtocolError {
+    ProtocolError { what, reference: "RFC 7143 §6.3, Login Phase" }
 }

@@ -1,16 +1,37 @@
 //! The transport of a controller's queue: encodes PDUs to the host.
 
-use super::receive::AwaitedNvmePdu;
 use crate::digest;
 use crate::driver::outbox::Outbox;
 use crate::fabrics::controller::{CommandSlot, DataPlace, Descriptor, FabricsTransport};
 use crate::nvme::NvmeOutcome;
 use crate::nvme_tcp::pdu::{HostViolation, MAXH2CDATA, NvmeTcpDigests};
-use blockmux_volume::{Pool, SgList};
+use blockmux_volume::{Crc32c, Pool, Seg, SgList};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{SglSubtype, SglType, Sqe};
 use blockmux_wire::nvmeof::tcp::*;
 use zerocopy::{FromZeros, IntoBytes};
+
+/// The data of one H2CData.
+#[derive(Clone, Copy)]
+pub(super) struct ArrivingH2cData {
+    pub(super) slot: usize,
+    /// Length in bytes.
+    pub(super) len: usize,
+}
+
+/// What the next bytes of the stream are.
+pub(super) enum AwaitedNvmePdu {
+    /// ICReq, of which this many bytes are needed.
+    IcReq(usize),
+    /// A PDU, of which this many contiguous bytes are needed.
+    Head(usize),
+    /// The data of an H2CData with its digest, contiguous in the receive buffer.
+    Data(ArrivingH2cData),
+    /// The data of an H2CData, received directly into its memory.
+    Place(ArrivingH2cData, Seg),
+    /// The digest of placed data.
+    Tail(ArrivingH2cData, Crc32c),
+}
 
 /// A connection of a host: negotiated parameters, position in the host's byte stream, and PDUs to
 /// the host.

@@ -1,7 +1,7 @@
 //! Receives PDUs from the host; `mod.rs` has a state diagram.
 
 use super::NvmeTcpTargetSession;
-use super::link::MAX_BORROWED_PAYLOAD;
+use super::link::{ArrivingH2cData, AwaitedNvmePdu, MAX_BORROWED_PAYLOAD};
 use crate::digest;
 use crate::driver::session::{Demand, ProtocolError};
 use crate::nvme_tcp::pdu::{self, HostViolation};
@@ -9,28 +9,6 @@ use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::nvmeof::tcp::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
-
-/// What the next bytes of the stream are.
-pub(super) enum AwaitedNvmePdu {
-    /// ICReq, of which this many bytes are needed.
-    IcReq(usize),
-    /// A PDU, of which this many contiguous bytes are needed.
-    Head(usize),
-    /// The data of an H2CData with its digest, contiguous in the receive buffer.
-    Data(ArrivingH2cData),
-    /// The data of an H2CData, received directly into its memory.
-    Place(ArrivingH2cData, Seg),
-    /// The digest of placed data.
-    Tail(ArrivingH2cData, Crc32c),
-}
-
-/// The data of one H2CData.
-#[derive(Clone, Copy)]
-pub(super) struct ArrivingH2cData {
-    slot: usize,
-    /// Length in bytes.
-    len: usize,
-}
 
 impl NvmeTcpTargetSession {
     pub(super) fn wants(&self) -> Demand {
