@@ -4,8 +4,10 @@
 //! their own files.
 
 mod calls;
-mod cycles;
+mod circles;
 mod decisions;
+mod folders;
+mod imports;
 mod manifests;
 mod modules;
 mod results;
@@ -52,10 +54,12 @@ fn check(tree: &Tree) -> Vec<Finding> {
         modules::undocumented(tree),
         modules::dead_data(tree),
         manifests::check(tree),
-        cycles::check(tree),
+        folders::check(tree),
+        circles::check(tree),
         decisions::check(tree),
         results::check(tree),
         types::declared_twice(tree),
+        types::scattered(tree),
     ]
     .concat()
 }
@@ -124,6 +128,11 @@ impl Tree {
 
     fn all(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(path, content)| (path.as_str(), content.as_str()))
+    }
+
+    /// The content of a file; empty if there is none.
+    fn content(&self, path: &str) -> &str {
+        self.0.get(path).map_or("", String::as_str)
     }
 
     /// Whether a file or a directory exists at `path`.

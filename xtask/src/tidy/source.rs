@@ -6,10 +6,15 @@ use std::ops::Range;
 pub(super) fn code(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(first) = rest.chars().next() {
+    loop {
+        // Most text is plain: it is copied in one go.
+        let plain = rest.bytes().position(may_begin_token).unwrap_or(rest.len());
+        let (text, after) = rest.split_at(plain);
+        code.push_str(text);
+        let Some(first) = after.chars().next() else { break };
         let before = code.chars().next_back();
-        let token = token(rest, before.is_some_and(is_word));
-        let (text, after) = rest.split_at(token.unwrap_or(first.len_utf8()));
+        let token = token(after, before.is_some_and(is_word));
+        let (text, after) = after.split_at(token.unwrap_or(first.len_utf8()));
         match token {
             Some(_) => code.extend(text.chars().map(|c| if c == '\n' { c } else { ' ' })),
             None => code.push(first),
@@ -49,6 +54,11 @@ pub(super) fn is_word(c: char) -> bool {
 fn inline_module(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.contains(&"mod") && words.last() == Some(&"{")
+}
+
+/// Whether a comment or a literal may begin with `byte`.
+fn may_begin_token(byte: u8) -> bool {
+    matches!(byte, b'/' | b'"' | b'\'' | b'r' | b'b' | b'c')
 }
 
 /// Length of the comment or literal at the start of `text`, if there is one.

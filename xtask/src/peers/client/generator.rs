@@ -1,7 +1,7 @@
 //! Blockmux's own load generator, which also measures the ceiling: bare sockets with the protocol's
 //! message sizes.
 
-use super::{Client, Measurement, MeasurementParameters};
+use super::{Client, Measurement, MeasurementParameters, SLEEPING, SPINNING};
 use crate::peers::figures::Sample;
 use crate::peers::machine::Side;
 use crate::peers::matrix::fio_size;
@@ -72,10 +72,6 @@ fn read(text: &str) -> Result<Measurement> {
     let (sample, ios) = own.context("its report has no row for the server")?;
     Ok(Measurement { sample, ios, ceilings })
 }
-
-/// Name of the sleeping ceiling in the tables of servers.
-pub(crate) const SLEEPING: &str = "ceiling, sleeping";
-pub(crate) const SPINNING: &str = "ceiling, spinning";
 
 #[cfg(test)]
 mod tests {

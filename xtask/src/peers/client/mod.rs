@@ -13,7 +13,7 @@ use super::server::{ProgramOrigin, Running};
 use anyhow::Result;
 
 pub(crate) use fio::Fio;
-pub(crate) use generator::{Generator, SLEEPING, SPINNING};
+pub(crate) use generator::Generator;
 pub(crate) use iscsi_perf::IscsiPerf;
 pub(crate) use qemu_img::QemuImg;
 
@@ -54,3 +54,7 @@ pub(crate) struct Measurement {
     /// Bare sockets with the same message sizes: name and run.
     pub(crate) ceilings: Vec<(&'static str, Sample)>,
 }
+
+/// Name of the sleeping ceiling in the tables of servers.
+pub(crate) const SLEEPING: &str = "ceiling, sleeping";
+pub(crate) const SPINNING: &str = "ceiling, spinning";

@@ -5,8 +5,8 @@
 //! neither can be read, tested or replaced without the other. Files within one folder may use each
 //! other.
 
+use super::imports::{ImportSite, is_module, module_path, resolve, used};
 use super::modules::test_files;
-use super::source::{code, is_word, test_lines};
 use super::{Finding, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,13 +31,6 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Where a module uses another one.
-#[derive(Clone)]
-struct ImportSite {
-    path: String,
-    line: usize,
-}
-
 /// Edges between the modules of one folder: the using and the used module, and the first place.
 type Graph = BTreeMap<String, BTreeMap<String, ImportSite>>;
 
@@ -47,7 +40,7 @@ fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
     let mut graphs: BTreeMap<String, Graph> = BTreeMap::new();
     for (path, source) in tree.ending(".rs").filter(|(path, _)| !tests.contains(*path)) {
         let Some((root, file)) = path.split_once("/src/") else { continue };
-        let module = module(file);
+        let module = module_path(file);
         for (line, used) in used(source) {
             let Some(used) = resolve(&module, &used) else { continue };
             let shared = module.iter().zip(&used).take_while(|(own, other)| own == other).count();
@@ -62,84 +55,6 @@ fn graphs(tree: &Tree) -> BTreeMap<String, Graph> {
         }
     }
     graphs
-}
-
-/// The module path of `file` from the crate's root.
-fn module(file: &str) -> Vec<String> {
-    let mut names: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if names.last().is_some_and(|last| last == "mod") || names == ["lib"] || names == ["main"] {
-        names.pop();
-    }
-    names
-}
-
-/// Every path in product code that begins with `crate`, `self` or `super`, with its line from 1.
-/// Groups are expanded.
-fn used(source: &str) -> Vec<(usize, Vec<String>)> {
-    let tests = test_lines(source);
-    let code = code(source);
-    let mut paths = Vec::new();
-    let mut at = 0;
-    while let Some(found) = code[at..].find(is_word) {
-        let start = at + found;
-        let word = word(&code[start..]);
-        at = start + word.len();
-        let continues = code[..start].ends_with("::");
-        if matches!(word, "crate" | "self" | "super") && code[at..].starts_with("::") && !continues {
-            let line = code[..start].matches('\n').count();
-            let mut group = Vec::new();
-            at += tails(&code[at..], &[word.to_owned()], &mut group);
-            if !tests.iter().any(|test| test.contains(&line)) {
-                paths.extend(group.into_iter().map(|path| (line + 1, path)));
-            }
-        }
-    }
-    paths
-}
-
-/// Parses what follows the start of a path, `::name` or `::{...}`, and returns its length.
-fn tails(text: &str, head: &[String], paths: &mut Vec<Vec<String>>) -> usize {
-    let Some(rest) = text.strip_prefix("::") else {
-        paths.push(head.to_owned());
-        return 0;
-    };
-    let Some(group) = rest.strip_prefix('{') else {
-        let name = word(rest);
-        return 2 + name.len() + tails(&rest[name.len()..], &[head, &[name.to_owned()]].concat(), paths);
-    };
-    let mut at = 0;
-    while let Some(next) = group[at..].chars().next() {
-        if next == '}' {
-            break;
-        }
-        let name = word(&group[at..]);
-        at += match name {
-            "" => next.len_utf8(),
-            _ => name.len() + tails(&group[at + name.len()..], &[head, &[name.to_owned()]].concat(), paths),
-        };
-    }
-    2 + 1 + at + 1
-}
-
-/// The word at the start of `text`, or an empty string.
-fn word(text: &str) -> &str {
-    &text[..text.find(|c| !is_word(c)).unwrap_or(text.len())]
-}
-
-/// A path in `module` as names from the crate's root; `None` if it leaves the crate.
-fn resolve(module: &[String], path: &[String]) -> Option<Vec<String>> {
-    let (first, rest) = path.split_first()?;
-    let ups = rest.iter().take_while(|name| *name == "super").count();
-    let own = match first.as_str() {
-        "crate" => &[],
-        "super" => module.get(..module.len().checked_sub(1 + ups)?)?,
-        _ => module.get(..module.len().checked_sub(ups)?)?,
-    };
-    Some([own, rest.get(ups..)?].concat())
-}
-
-fn is_module(tree: &Tree, parent: &str, name: &str) -> bool {
-    tree.has(&format!("{parent}/{name}.rs")) || tree.has(&format!("{parent}/{name}/mod.rs"))
 }
 
 fn is_folder(tree: &Tree, parent: &str, name: &str) -> bool {
