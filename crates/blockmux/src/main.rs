@@ -4,47 +4,26 @@
 //! is one line on standard error; see [`failure`].
 #![forbid(unsafe_code)]
 
-mod address;
+mod access;
 mod api;
-mod bench;
-mod command_docs;
-mod copy;
-mod ctl;
-mod data_key;
-mod data_layers;
-mod data_part;
-mod discover;
+mod cli;
+mod daemon;
+mod data;
 mod failure;
-mod image_format;
-mod info;
-mod limits;
-mod log;
-mod machine;
-mod networks;
-mod open;
 mod output;
-mod poll;
-mod privileges;
+mod process;
 mod protocol;
-mod reach;
-mod records;
-mod regular;
-mod report;
-mod reset;
-mod retry;
-mod serve;
-mod shared_files;
-mod show;
-mod signals;
 mod spec_text;
-mod top;
+mod volume_kinds;
 
 use blockmux_engine::sys;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
+use cli::{bench, command_docs, copy, ctl, discover, info, report, reset, top};
 use failure::Failure;
-use log::levels::{self, Levels};
-use log::{Log, LogFormat};
+use process::log::levels::{self, Levels};
+use process::log::{Log, LogFormat};
+use process::signals;
 use std::io;
 use std::process::ExitCode;
 use tracing_subscriber::layer::SubscriberExt;
@@ -80,9 +59,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Export volumes over the network until stopped
-    Serve(Box<serve::ServeArgs>),
+    Serve(Box<daemon::ServeArgs>),
     /// Check a config file of `serve`
-    Check(serve::CheckArgs),
+    Check(daemon::CheckArgs),
     /// Copy a volume to another; keep holes
     Copy(copy::CopyArgs),
     /// Describe a volume
@@ -109,8 +88,8 @@ enum Command {
 impl Command {
     fn run(self, is_verbose: bool) -> Result<ExitCode, Failure> {
         match self {
-            Command::Serve(args) => serve::run(*args, is_verbose),
-            Command::Check(args) => serve::check(args).map(|()| ExitCode::SUCCESS),
+            Command::Serve(args) => daemon::run(*args, is_verbose),
+            Command::Check(args) => daemon::check(args).map(|()| ExitCode::SUCCESS),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),

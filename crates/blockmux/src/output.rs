@@ -1,22 +1,9 @@
 //! Standard output, and sanitizing foreign text for a terminal.
 
-use crate::failure::Failure;
 use blockmux_volume::spec::with_hidden_secrets;
 pub(crate) use blockmux_volume::text::{printable, printable_json};
 use blockmux_volume::units::human_size;
 use std::borrow::Cow;
-use std::io::{ErrorKind, Write};
-
-/// Prints `text` and a newline, unbuffered. A closed pipe is not an error.
-pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::run(format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
-}
 
 /// Whether colours may be used on a terminal.
 pub(crate) fn may_colour() -> bool {

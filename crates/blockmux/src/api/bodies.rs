@@ -1,6 +1,6 @@
 //! Bodies of requests and responses of the API.
 
-use crate::limits::LimitsBody;
+use crate::api::limits::LimitsBody;
 use crate::spec_text::SpecText;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};

@@ -1,10 +1,11 @@
 //! The parts of the daemon's HTTP API that server and client share: addresses, errors and bodies.
-//! The server is in `serve/api/`, the client in [`client`].
+//! The server is in `daemon/api/`, the client in [`client`].
 
 mod address;
 pub(crate) mod bodies;
 pub(crate) mod client;
 mod error;
+pub(crate) mod limits;
 mod peer;
 mod tls;
 

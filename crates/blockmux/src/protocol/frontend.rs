@@ -2,9 +2,11 @@
 //! commands, and changes at run time.
 
 use super::Protocol;
-use super::frontends::KeyError;
-use super::policy::{ListenerAddress, LiveAccess, Policy, TargetAccess};
+use super::address::ListenerAddress;
+use super::keys::KeyError;
+use super::policy::{LiveAccess, Policy, TargetAccess};
 use super::units::LogicalUnits;
+pub(crate) use super::units::TargetPlace;
 use crate::failure::Failure;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;
@@ -265,15 +267,6 @@ pub(crate) struct Change {
     pub(crate) target: String,
     /// The command, in the format of the protocol's frontend.
     pub(crate) what: Value,
-}
-
-/// The position of a volume in a target.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TargetPlace {
-    /// LUN or NSID; `None` for the lowest free one.
-    pub(crate) number: Option<u32>,
-    /// ANAGRPID; `None` for the last group, if there are any.
-    pub(crate) ana_group: Option<u32>,
 }
 
 /// A listener, and an address at which clients reach it. They differ if the listener is bound to

@@ -1,15 +1,15 @@
 //! The frontends of all protocols, and their listeners from the command line and the config file.
 
 use super::frontend::{Change, Frontend, TargetTables};
+use super::keys::{KeyError, anchor};
 use super::policy::TargetAccess;
 use super::{PROTOCOLS, Protocol, with_frontend};
-use crate::address::ListenerEntry;
 use crate::failure::Failure;
+use crate::protocol::address::ListenerEntry;
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use serde::Deserialize;
-use std::ops::Range;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer, ValueDeserializer};
@@ -28,14 +28,6 @@ pub(crate) struct Frontends {
     matches: Option<ArgMatches>,
     /// The keys of frontends in the config file, with absolute paths.
     written: toml::Table,
-}
-
-/// An error in the keys of a config file.
-pub(crate) enum KeyError {
-    /// A key or the type of a value is invalid; with the span in the file.
-    Syntax(Option<Range<usize>>, String),
-    /// The value is invalid; the message names its key.
-    Invalid(Failure),
 }
 
 impl Default for Frontends {
@@ -215,23 +207,6 @@ impl FromArgMatches for Frontends {
         self.take_options(matches)?;
         self.matches = Some(matches.clone());
         Ok(())
-    }
-}
-
-/// Ends of the keys whose values are paths.
-const PATHS: [&str; 4] = ["_file", "_state", "_certificates", "_psk"];
-
-/// Makes relative paths of files in a value absolute, below `directory`.
-pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
-    match value {
-        toml::Value::String(path) if PATHS.iter().any(|end| key.ends_with(end)) => {
-            *path = directory.join(&*path).display().to_string();
-        }
-        toml::Value::Table(table) => {
-            table.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
-        }
-        toml::Value::Array(items) => items.iter_mut().for_each(|item| anchor(key, item, directory)),
-        _ => {}
     }
 }
 

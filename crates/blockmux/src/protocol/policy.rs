@@ -10,13 +10,11 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
+use super::address::{ListenerAddress, matches_listener};
 use super::{Carrier, Protocol, by_name, with_frontend};
-use crate::address::matches_listener;
-use crate::data_part::DataPart;
-use blockmux_engine::net::socket::Address;
+use crate::data::part::DataPart;
 use blockmux_proto::names::networks::AllowedNetworks;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -103,13 +101,6 @@ pub(crate) struct PolicyListener {
     pub(crate) is_asked: bool,
 }
 
-/// The address or the network interface of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ListenerAddress {
-    Socket(Address),
-    Interface(String),
-}
-
 /// The access rule with the running configuration. Clones share the configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
@@ -146,37 +137,6 @@ struct VolumeAccess<'a> {
     public: PublicAccess,
     /// Every listener of the target or export names the volume.
     is_named: bool,
-}
-
-impl ListenerAddress {
-    pub(crate) fn of_tcp(address: SocketAddr) -> ListenerAddress {
-        ListenerAddress::Socket(Address::Tcp(address))
-    }
-
-    /// The socket's address; `None` for an interface.
-    pub(crate) fn socket(&self) -> Option<&Address> {
-        match self {
-            ListenerAddress::Socket(address) => Some(address),
-            ListenerAddress::Interface(_) => None,
-        }
-    }
-
-    /// The TCP address; `None` for a Unix socket or an interface.
-    pub(crate) fn tcp(&self) -> Option<SocketAddr> {
-        match self.socket()? {
-            Address::Tcp(address) => Some(*address),
-            Address::Unix(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for ListenerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenerAddress::Socket(address) => address.fmt(f),
-            ListenerAddress::Interface(interface) => interface.fmt(f),
-        }
-    }
 }
 
 impl TargetAccess {
@@ -841,6 +801,7 @@ fn protocol_names() -> impl Iterator<Item = &'static str> {
 mod tests {
     use super::super::{AOE, ISCSI, NBD, NVME_TCP};
     use super::*;
+    use blockmux_engine::net::socket::Address;
 
     fn target(
         protocol: &'static str,

@@ -1,7 +1,6 @@
 //! The SCSI logical units of volumes and of remote targets, shared by iSCSI, iSER and SRP.
 
 use crate::output::both_sizes;
-use crate::protocol::frontend::TargetPlace;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::scsi::initiator::UnitInfo;
 use blockmux_proto::scsi::{LogicalUnit, MAX_LUN, ScsiTarget, UnitIdentity};
@@ -12,6 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A volume with its logical unit. All targets of all protocols share the unit, and so its mode
 /// pages, unit attentions and identity.
 pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
+
+/// The position of a volume in a target.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TargetPlace {
+    /// LUN or NSID; `None` for the lowest free one.
+    pub(crate) number: Option<u32>,
+    /// ANAGRPID; `None` for the last group, if there are any.
+    pub(crate) ana_group: Option<u32>,
+}
 
 /// The logical units of a daemon's volumes. Each is created at its first use.
 pub(crate) struct LogicalUnits {

@@ -12,7 +12,7 @@ mod store;
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
-use crate::privileges::{self, START_WITH_PRIVILEGES};
+use crate::process::privileges::{self, START_WITH_PRIVILEGES};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::protocol::aoe::{self, ServeError, Share};
 use blockmux_engine::serve::sessions::Sessions;
@@ -239,7 +239,7 @@ const MAX_CORES: usize = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::policy::ListenerAddress;
+    use crate::protocol::address::ListenerAddress;
     use blockmux_proto::exports::VolumeId;
 
     #[test]

@@ -3,8 +3,8 @@
 use super::{AOE, cannot_open};
 use crate::failure::Failure;
 use crate::output::both_sizes;
+use crate::protocol::reach;
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
-use crate::reach;
 use blockmux_engine::protocol::aoe::{self, AoeConnectError, AoeEndpoint};
 use blockmux_proto::aoe::discovery;
 use blockmux_proto::aoe::url::AoeUrl;

@@ -5,7 +5,7 @@
 //! may use all portals of its group, and the access state belongs to the group.
 
 use super::ISCSI;
-use crate::address::{matches_listener, tcp_address};
+use crate::protocol::address::{matches_listener, tcp_address};
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::ListenerTable;
 use blockmux_proto::scsi::AccessState;

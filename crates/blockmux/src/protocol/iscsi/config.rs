@@ -4,13 +4,13 @@
 
 use super::access::{GroupTags, ListenerStates, WrittenGroupTags};
 use super::{ISCSI, PREFIX};
-use crate::address::{matches_listener, tcp_address};
+use crate::access::networks;
+use crate::access::secret;
 use crate::failure::Failure;
-use crate::networks;
+use crate::protocol::address::{matches_listener, tcp_address};
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::lun_map::{self, AclLuns, LunMap};
 use crate::protocol::policy::TargetAccess;
-use crate::protocol::secret;
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret, SECRET_LENGTH};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;

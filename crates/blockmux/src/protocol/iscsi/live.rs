@@ -2,9 +2,10 @@
 
 use super::node::{Portals, of_volume, wanted};
 use super::{Iscsi, IscsiCtlCommand, default_target, name};
+use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::lun_map;
-use crate::protocol::policy::{ListenerAddress, LiveAccess, PublicAccess};
+use crate::protocol::policy::{LiveAccess, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::Serve;

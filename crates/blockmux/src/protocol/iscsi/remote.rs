@@ -2,10 +2,10 @@
 
 use super::config::{read_others_secret, warn_if_short};
 use crate::failure::Failure;
+use crate::protocol::ResetFunction;
+use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
-use crate::reach;
-use crate::reset::ResetFunction;
 use blockmux_engine::carrier::connection::Broken;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;

@@ -3,10 +3,11 @@
 mod remote;
 mod tls;
 
+use super::address::ListenerAddress;
 use super::frontend::{
     ConnectInfo, Frontend, HandedSession, LiveFrontend, Portal, Resume, Service, VolumeNames,
 };
-use super::policy::{ListenerAddress, Policy};
+use super::policy::Policy;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::output::shell_word;

@@ -3,9 +3,9 @@
 use super::{NBD, tls};
 use crate::failure::Failure;
 use crate::output::both_sizes;
-use crate::privileges::{self, START_WITH_PRIVILEGES};
+use crate::process::privileges::{self, START_WITH_PRIVILEGES};
+use crate::protocol::reach;
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
-use crate::reach;
 use blockmux_engine::carrier::connection::Broken;
 use blockmux_engine::carrier::tls::ClientTls;
 use blockmux_engine::net::socket::Address;

@@ -1,7 +1,7 @@
 //! TLS of NBD: the settings of `serve`, and the files of pre-shared keys.
 
+use crate::access::{certificates, secret};
 use crate::failure::Failure;
-use crate::protocol::{certificates, secret};
 use blockmux_engine::carrier::tls::{ClientCredentials, ClientTls, Psk, PskFile, ServerCredentials};
 use blockmux_engine::protocol::nbd::target::NbdServerTls;
 use blockmux_proto::nbd::server::{NbdTls, TlsMode};

@@ -1,9 +1,9 @@
 //! Hosts with keys or restricted namespaces: their entries in the config file and on the command
 //! line, and their state while the subsystem is served.
 
-use super::super::secret;
 use super::config::{ConfiguredSubsystem, Treq, read_name};
 use super::discovery_names;
+use crate::access::secret;
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_engine::net::ktls;

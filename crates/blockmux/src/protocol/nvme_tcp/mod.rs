@@ -11,13 +11,14 @@ mod namespaces;
 mod referrals;
 mod remote;
 
+use super::address::ListenerAddress;
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
-use super::policy::{ListenerAddress, Policy, TargetAccess};
+use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
-use crate::address::tcp_address;
 use crate::failure::Failure;
-use crate::machine::machine_id;
 use crate::output::shell_word;
+use crate::process::machine::machine_id;
+use crate::protocol::address::tcp_address;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_engine::sys::random_bytes;

@@ -3,10 +3,10 @@
 use super::hosts::{NO_TLS_IDENTITY, read_secret, read_tls_key};
 use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
-use crate::machine::machine_id;
 use crate::output::both_sizes;
+use crate::process::machine::machine_id;
+use crate::protocol::reach;
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
-use crate::reach;
 use blockmux_engine::carrier::connection::Broken;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;

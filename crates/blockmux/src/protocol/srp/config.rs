@@ -1,8 +1,8 @@
 //! SRP targets in the config file: their logical units and their access control.
 
 use super::target_port;
+use crate::access::networks;
 use crate::failure::Failure;
-use crate::networks;
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::lun_map::{self, AclLuns, LunMap, WantedLuns};
 use crate::protocol::policy::{Policy, TargetAccess};

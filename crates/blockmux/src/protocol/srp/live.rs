@@ -2,9 +2,10 @@
 
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
+use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::lun_map;
-use crate::protocol::policy::{ListenerAddress, LiveAccess, Policy, PublicAccess};
+use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::protocol::srp::target;
 use blockmux_engine::serve::listener::Serve;

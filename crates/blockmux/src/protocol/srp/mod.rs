@@ -13,7 +13,7 @@ use super::lun_map::WantedLuns;
 use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
-use crate::machine::machine_id;
+use crate::process::machine::machine_id;
 use blockmux_engine::net::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::names::volume_uuid::VolumeUuid;

@@ -1,10 +1,10 @@
 //! SRP URLs: connecting to a logical unit, describing it, resets, and listing a port's units.
 
 use crate::failure::Failure;
+use crate::protocol::ResetFunction;
+use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
-use crate::reach;
-use crate::reset::ResetFunction;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::protocol::srp::initiator::{self, OverIwarp, SrpConnectError, SrpEndpoint};
 use blockmux_proto::names::volume_uuid::VolumeUuid;

@@ -1,0 +1,239 @@
+//! Reads secrets, keys and certificates from files, after a check of their permissions.
+
+use crate::failure::Failure;
+use crate::process::privileges;
+use crate::process::regular;
+use rustix::fs::fgetxattr;
+use rustix::process::geteuid;
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use zeroize::Zeroizing;
+
+/// Reads a one-line secret from a regular file that only its owner can read, and parses it. `what`
+/// names the file in messages.
+///
+/// # Errors
+/// If the file cannot be read, others can read it, or `parse` fails.
+pub(crate) fn read<T, E: Display>(
+    what: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    read_line(what, path, MIN_LEN, parse)
+}
+
+/// Reads a one-line secret of any length, which another server may have chosen.
+///
+/// # Errors
+/// As for [`read`].
+pub(crate) fn read_any<T, E: Display>(
+    what: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    read_line(what, path, 1, parse)
+}
+
+fn read_line<T, E: Display>(
+    what: &str,
+    path: &Path,
+    min: usize,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    privileges::hide_memory();
+    let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
+    parse(&line(path, min).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
+}
+
+/// Reads a regular file of at most [`MAX_KEYS`] bytes that only its owner can read, and parses it.
+///
+/// # Errors
+/// If the file cannot be read, is too long, others can read it, or `parse` fails.
+pub(crate) fn read_all<T, E: Display>(
+    what: &str,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, E>,
+) -> Result<T, Failure> {
+    privileges::hide_memory();
+    let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
+    parse(&bytes(path, MAX_KEYS, READABLE).map_err(wrong)?).map_err(|error| wrong(error.to_string()))
+}
+
+/// Reads a regular file that others can read but not write, such as the certificate of a trusted
+/// authority.
+///
+/// # Errors
+/// If the file cannot be read, is too long, or others can write to it.
+pub(crate) fn read_public(what: &str, path: &Path) -> Result<Vec<u8>, Failure> {
+    let wrong = |problem: String| Failure::request(format!("{what} {}: {problem}", path.display()));
+    bytes(path, MAX_KEYS, WRITABLE).map(|bytes| bytes.to_vec()).map_err(wrong)
+}
+
+/// Permission bits that must not be set, and the message if one is.
+type Forbidden = (u32, &'static str);
+
+/// Reads a file of at most `max` bytes that belongs to this user or to root.
+fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroizing<Vec<u8>>, String> {
+    let file = regular::open(path).map_err(|error| format!("{error}; check its path"))?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    if metadata.uid() != geteuid().as_raw() && metadata.uid() != ROOT {
+        return Err("belongs to another user, who can read it; change its owner with chown".to_owned());
+    }
+    if metadata.mode() & forbidden != 0 && !is_for_this_user(&file, forbidden) {
+        return Err(problem.to_owned());
+    }
+    if metadata.len() > max {
+        return Err(format!("is longer than {max} bytes; check its path"));
+    }
+    // The buffer never grows, so that no copy of the secret is left in freed memory.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 32));
+    file.take(max).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// Whether a POSIX ACL grants what is `forbidden` to nobody but the owner and this user. systemd
+/// gives a service its credentials with such an ACL; the mode shows the mask of the ACL as the
+/// group's permissions.
+fn is_for_this_user(file: &File, forbidden: u32) -> bool {
+    let mut acl = [0; MAX_ACL];
+    let Ok(len) = fgetxattr(file, "system.posix_acl_access", &mut acl[..]) else { return false };
+    let Some((version, entries)) = acl[..len].split_first_chunk() else { return false };
+    let (entries, rest) = entries.as_chunks();
+    *version == ACL_VERSION
+        && rest.is_empty()
+        && entries.iter().all(|&[tag, _, permissions, _, id @ ..]: &[u8; 8]| match tag {
+            ACL_USER_OBJ | ACL_MASK => true,
+            ACL_USER => u32::from_le_bytes(id) == geteuid().as_raw(),
+            _ => u32::from(permissions) & forbidden == 0,
+        })
+}
+
+fn line(path: &Path, min: usize) -> Result<Zeroizing<Vec<u8>>, String> {
+    let bytes = bytes(path, MAX_FILE, READABLE)?;
+    let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    if line.len() < min || line.contains(&b'\n') || line.contains(&0) {
+        return Err(match min {
+            MIN_LEN => "must contain exactly one line, of at least 12 bytes".to_owned(),
+            _ => "must contain exactly one line".to_owned(),
+        });
+    }
+    Ok(Zeroizing::new(line.to_vec()))
+}
+
+const ROOT: u32 = 0;
+/// Group and others must have no access.
+const READABLE: Forbidden = (0o077, "others can read or write it; run chmod 600 on it");
+/// Group and others must have no write access.
+const WRITABLE: Forbidden = (0o022, "others can write to it; run chmod go-w on it");
+/// Version of the extended attribute of an ACL, and tags of entries (`linux/posix_acl_xattr.h`).
+const ACL_VERSION: [u8; 4] = 2_u32.to_le_bytes();
+const ACL_USER_OBJ: u8 = 0x01;
+const ACL_USER: u8 = 0x02;
+const ACL_MASK: u8 = 0x10;
+/// Maximum length of an ACL, in bytes; with one entry for a user it has 44.
+const MAX_ACL: usize = 256;
+/// Minimum length of a secret that this program or a tool generates, in bytes: 96 bits.
+const MIN_LEN: usize = 12;
+/// Maximum length of a secret's file, in bytes; longer than the longest secret.
+const MAX_FILE: u64 = 1024;
+/// Maximum length of a file of keys or certificates, in bytes: thousands of keys, or all
+/// authorities of a system.
+const MAX_KEYS: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{XattrFlags, fsetxattr};
+    use rustix::io::Errno;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn all_of(path: &Path) -> Result<Vec<u8>, Failure> {
+        read(
+            "key file",
+            path,
+            |line| if line.starts_with(b"no") { Err("is no key") } else { Ok(line.to_vec()) },
+        )
+    }
+
+    fn said(mode: u32, content: &[u8]) -> Result<Vec<u8>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content).unwrap();
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        all_of(file.path()).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_secret_is_the_only_line_of_a_private_file() {
+        for content in [&b"twelve bytes"[..], b"twelve bytes\n", b"twelve bytes\r\n"] {
+            assert_eq!(said(0o600, content).as_deref(), Ok(&b"twelve bytes"[..]));
+        }
+    }
+
+    #[test]
+    fn a_certificate_may_be_readable_but_not_writable_by_others() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "two lines\nof PEM").unwrap();
+        for (mode, is_right) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let public = read_public("certificate", file.path());
+            assert_eq!(public.is_ok_and(|bytes| bytes == b"two lines\nof PEM"), is_right, "{mode:o}");
+            let private = read_all("key", file.path(), |bytes| Ok::<_, String>(bytes.len()));
+            assert_eq!(private.is_ok_and(|len| len == 16), mode == 0o600, "{mode:o}");
+        }
+        file.as_file().set_len(MAX_KEYS + 1).unwrap();
+        assert!(read_public("certificate", file.path()).is_err());
+    }
+
+    #[test]
+    fn an_acl_may_grant_access_to_this_user_and_nobody_else() {
+        // The entries of an ACL: tag, permissions, ID.
+        let (owner, mask, others) = ((0x01, 4, !0), (0x10, 4, !0), (0x20, 0, !0));
+        let (this, another) = ((0x02, 4, geteuid().as_raw()), (0x02, 4, geteuid().as_raw() + 1));
+        let (no_group, group, member) = ((0x04, 0, !0), (0x04, 4, !0), (0x08, 4, 1));
+        for (entries, is_right) in [
+            (&[owner, this, no_group, mask, others][..], true),
+            (&[owner, this, another, no_group, mask, others], false),
+            (&[owner, this, group, mask, others], false),
+            (&[owner, this, no_group, member, mask, others], false),
+            (&[owner, this, no_group, mask, (0x20, 4, !0)], false),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), "twelve bytes").unwrap();
+            let mut acl = ACL_VERSION.to_vec();
+            for &(tag, permissions, id) in entries {
+                let (tag, permissions): (u16, u16) = (tag, permissions);
+                acl.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+                acl.extend(u32::to_le_bytes(id));
+            }
+            let set = fsetxattr(&file, "system.posix_acl_access", &acl, XattrFlags::empty());
+            if set == Err(Errno::OPNOTSUPP) {
+                eprintln!("skipped: {} is on a file system without ACLs", file.path().display());
+                return;
+            }
+            set.unwrap();
+            assert_ne!(file.as_file().metadata().unwrap().mode() & 0o077, 0);
+            assert_eq!(all_of(file.path()).is_ok(), is_right, "{entries:?}");
+        }
+    }
+
+    #[test]
+    fn files_that_others_can_read_and_invalid_secrets_are_refused_and_never_shown() {
+        for (mode, content, expected) in [
+            (0o640, &b"twelve bytes"[..], "others can read or write it; run chmod 600 on it"),
+            (0o604, b"twelve bytes", "others can read or write it; run chmod 600 on it"),
+            (0o600, b"too short", "must contain exactly one line, of at least 12 bytes"),
+            (0o600, b"two lines of\ntext", "must contain exactly one line, of at least 12 bytes"),
+            (0o600, b"no key at all", "is no key"),
+        ] {
+            let said = said(mode, content).unwrap_err();
+            assert!(said.starts_with("key file /") && said.ends_with(expected), "{said}");
+        }
+        for path in ["/", "/dev/null", "/does/not/exist"] {
+            assert!(all_of(Path::new(path)).is_err(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `blockmux bench`: measures volumes over every protocol, compared with the local volume and the
+//! ceiling.
+//!
+//! ```text
+//!   arguments, job files, suites ──▶ plan: cases × jobs ──▶ runs of all cases, interleaved ──▶ table, JSON, page
+//! ```
+//! A case is one configuration under one job. Runs are interleaved: each case runs once before any
+//! case runs twice, so that a change of the machine's speed affects all of them. The order is
+//! shuffled, because a case affects the next one.
+
+mod case;
+mod jobs;
+mod linked;
+mod measure;
+mod plan;
+mod veth;
+
+use crate::cli::show;
+use crate::failure::{self, Failure};
+use crate::output::{printable, shell_word};
+use crate::process::poll::Poll;
+use blockmux_engine::sys::congestion::Congestion;
+use blockmux_lab::result::{Comparison, Machine};
+use blockmux_lab::when;
+use blockmux_volume::spec::without_secrets;
+use measure::{BenchEnd, Interrupts, Measured, measure};
+use plan::BenchPlan;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `blockmux bench`; names and meanings are those of fio.
+#[derive(clap::Args)]
+#[command(rename_all = "snake_case", after_help = EXAMPLES)]
+pub(crate) struct BenchArgs {
+    /// Volume, URL, or fio job file (a path without a colon)
+    #[arg(value_name = "VOLUME|URL|JOBFILE")]
+    volumes_and_jobs: Vec<String>,
+    /// Jobs and figures of a published study: aatrokoski-2007, chelsio-iwarp, taocloud-2022,
+    /// zeta-2016
+    #[arg(long, value_name = "NAME")]
+    suite: Option<String>,
+    /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread]
+    #[arg(long)]
+    rw: Vec<String>,
+    /// Block size [default: 4k]
+    #[arg(long)]
+    bs: Vec<String>,
+    /// I/O in flight of each worker, as 1,8,32 [default: 1]
+    #[arg(long)]
+    iodepth: Vec<String>,
+    /// Workers, each with its own connection, as 1,4 [default: 1]
+    #[arg(long)]
+    numjobs: Vec<String>,
+    /// Measured time of each run in seconds, or as 500ms [default: 0.4 for the short list, else 1]
+    #[arg(long)]
+    runtime: Option<String>,
+    /// Warm-up time before measuring, in seconds [default: 0.1 for the short list, else 0.2]
+    #[arg(long)]
+    ramp_time: Option<String>,
+    /// Length of the used part of the volume, as 1g or 50%; size of the default RAM volume
+    #[arg(long)]
+    size: Option<String>,
+    /// Start of the used part of the volume [default: 0]
+    #[arg(long)]
+    offset: Option<String>,
+    /// Percentage of reads in a mix [default: 50]
+    #[arg(long)]
+    rwmixread: Option<String>,
+    /// Verify data: crc32c or pattern; reads need a verifying write before them
+    #[arg(long)]
+    verify: Option<String>,
+    /// Flush after this many writes
+    #[arg(long)]
+    fsync: Option<String>,
+    /// Seed of random offsets
+    #[arg(long)]
+    randseed: Option<String>,
+    /// Number of runs of each case [default: 3 for the short list, else 5]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
+    /// Measure eight jobs, both ceilings and longer runs: about twelve minutes
+    #[arg(long)]
+    full: bool,
+    /// Polling of idle cores: adaptive (briefly, then sleep), always (use whole CPUs) or never
+    /// (sleep at once); repeatable [default: adaptive]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "adaptive",
+        hide_possible_values = true,
+        hide_default_value = true
+    )]
+    poll: Vec<Poll>,
+    /// TCP congestion control, such as cubic [default: the system's]
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<Congestion>,
+    /// Do not measure bare sockets
+    #[arg(long)]
+    no_ceiling: bool,
+    /// Directory for bench.json and bench.html
+    #[arg(long, value_name = "DIR", default_value = "bench-results")]
+    report: PathBuf,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+impl BenchArgs {
+    /// Whether the short list of jobs is measured, not the full list or the user's jobs.
+    fn is_quick(&self) -> bool {
+        let shapes = [&self.rw, &self.bs, &self.iodepth, &self.numjobs];
+        let names_jobs = self.suite.is_some()
+            || shapes.iter().any(|values| !values.is_empty())
+            || self.volumes_and_jobs.iter().any(|word| is_job_file(word));
+        !self.full && !names_jobs
+    }
+
+    /// Number of runs of each case.
+    fn runs(&self) -> u32 {
+        self.runs.unwrap_or(if self.is_quick() { QUICK_RUNS } else { FULL_RUNS })
+    }
+}
+
+/// Whether an argument is a job file: volumes and URLs contain a colon, job files do not.
+fn is_job_file(word: &str) -> bool {
+    !word.contains(':')
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
+    if let Some(congestion) = &args.congestion {
+        let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+        congestion.check().map_err(wrong)?;
+    }
+    show::make_directory(&args.report)?;
+    let interrupts = Interrupts::watch()?;
+    let mut plan = BenchPlan::make(args)?;
+    let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
+    let Measured { mut rows, lost_connection, end } = measure(plan, args.runs(), interrupts)?;
+    let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
+    rows.retain(|row| !row.runs.is_empty());
+    let comparison = Comparison {
+        command: command_line(),
+        started,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: Machine::here(args.congestion.as_ref()),
+        suite: args.suite.clone(),
+        rows,
+        skipped,
+    };
+    if done > 0 {
+        show::show(&comparison, Some(&args.report), args.json)?;
+    }
+    let all = cases * args.runs() as usize;
+    match end {
+        BenchEnd::Failed(failure) => Err(failure),
+        BenchEnd::Signal(signal) => {
+            Failure::run(format!("interrupted; {done} of {all} runs were done")).report();
+            Ok(failure::status_of_signal(signal))
+        }
+        BenchEnd::Complete => exit_code(&comparison, lost_connection),
+    }
+}
+
+/// The exit status: failure if a measured job had errors.
+fn exit_code(comparison: &Comparison, lost_connection: u32) -> Result<ExitCode, Failure> {
+    let runs = || comparison.rows.iter().flat_map(|row| &row.runs);
+    let (failed, wrong): (u64, u64) =
+        (runs().map(|run| run.errors).sum(), runs().map(|run| run.verify_errors).sum());
+    let what = match (failed, wrong) {
+        (0, 0) if lost_connection == 0 => return Ok(ExitCode::SUCCESS),
+        (0, 0) if lost_connection == 1 => {
+            "a connection was lost in one run; the warnings above name it".to_owned()
+        }
+        (0, 0) => format!("connections were lost in {lost_connection} runs; the warnings above name them"),
+        (failed, 0) => format!("{failed} I/O failed; {FIRST_ABOVE}"),
+        (0, wrong) => format!("{wrong} blocks had wrong data; {FIRST_ABOVE}"),
+        (failed, wrong) => {
+            format!("{failed} I/O failed, and {wrong} blocks had wrong data; {FIRST_ABOVE}")
+        }
+    };
+    Err(Failure::run(what))
+}
+
+fn command_line() -> String {
+    let mut words = vec!["blockmux".to_owned()];
+    words.extend(std::env::args().skip(1).map(|word| shell_word(&without_secrets(&word)).into_owned()));
+    printable(&words.join(" ")).into_owned()
+}
+
+/// Number of runs of the short list: 27 cases of 0.5 s take less than a minute.
+const QUICK_RUNS: u32 = 3;
+const FULL_RUNS: u32 = 5;
+const FIRST_ABOVE: &str = "the warnings above name the first of each run";
+
+const EXAMPLES: &str = "\
+Without arguments: three jobs on a RAM volume over every protocol that `serve`
+uses by default, in less than a minute; --full adds SRP. Several values of --rw,
+--bs, --iodepth and --numjobs are measured in every combination. Existing
+volumes are written to only if --rw, a job file or a suite says so. Ctrl-C
+prints what has been measured. --suite aatrokoski-2007 needs root and `ip`.
+
+Examples:
+  blockmux bench
+  blockmux bench nbd://host/disk0 --rw randread --bs 4k --iodepth 32
+  blockmux bench file:disk.img --poll always --poll never
+  blockmux bench mem:1g --rw write --rw randread --verify crc32c
+  blockmux bench mem:1g jobs.fio
+  blockmux bench --suite taocloud-2022
+
+Exit status: 0 success; 1 a run failed, lost its connection or read wrong data;
+2 could not start; 130 interrupted.";

@@ -1,0 +1,377 @@
+//! The plan of a bench: the cases of the command line.
+
+use super::BenchArgs;
+use super::case::{BenchCase, CaseKind};
+use super::jobs::{Jobs, jobs, times, wrong_option};
+use super::linked;
+use super::veth::VethPair;
+use crate::failure::{Failure, cores_cannot_start};
+use crate::process::machine::memory_bytes;
+use crate::process::poll::Poll;
+use crate::protocol::{self, Carrier, Protocol};
+use crate::volume_kinds::open::{self, Access, Populate, Use};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::sys;
+use blockmux_engine::sys::congestion::Congestion;
+use blockmux_lab::ceiling::{Data, Transport, Variant};
+use blockmux_lab::generator::Bench;
+use blockmux_lab::job::{Job, Rw};
+use blockmux_lab::suite::{Suite, SuiteRow};
+use blockmux_lab::units;
+use blockmux_volume::spec::without_secrets;
+use blockmux_volume::{Spec, Volume};
+use indicatif::ProgressBar;
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+/// Cases in order of output, and their shared settings.
+pub(super) struct BenchPlan {
+    pub(super) cases: Vec<BenchCase>,
+    /// Jobs that are not measured, with the reason.
+    pub(super) skipped: Vec<(String, String)>,
+    /// New volumes, which must be written once before they are measured.
+    fresh: Vec<Arc<dyn Volume>>,
+    /// The veth pair, if the suite uses links.
+    pub(super) veth: Option<VethPair>,
+    ceiling_data: OnceCell<Data>,
+    /// Size of the ceiling's data in bytes: that of the volume, so that caches have the same
+    /// effect.
+    ceiling_bytes: usize,
+    cpus: usize,
+    /// Congestion control of TCP connections; `None` for the system's default.
+    pub(super) congestion: Option<Congestion>,
+}
+
+/// A volume of the command line.
+pub(super) struct BenchVolume {
+    /// The argument as written.
+    name: String,
+    /// The argument without passwords.
+    pub(super) shown: String,
+    /// Name that distinguishes the volume from other local volumes of the suite; empty if there is
+    /// only one.
+    pub(super) place: String,
+    pub(super) volume: Arc<dyn Volume>,
+    /// Protocol and transport of a URL.
+    remote: Option<(&'static Protocol, Transport)>,
+    /// Whether the volume existed before. Its content is overwritten only on request.
+    holds_data: bool,
+}
+
+impl BenchPlan {
+    /// Opens the volumes and checks every job against them.
+    pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
+        let (names, files): (Vec<&String>, Vec<&String>) =
+            args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
+        let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
+        let mut plan = BenchPlan {
+            cases: Vec::new(),
+            skipped: Vec::new(),
+            fresh: Vec::new(),
+            veth: None,
+            ceiling_data: OnceCell::new(),
+            ceiling_bytes: 0,
+            cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
+            congestion: args.congestion.clone(),
+        };
+        let Jobs { jobs, are_default } = jobs(args, &files)?;
+        let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
+        let mut volumes = Vec::new();
+        for name in names.into_iter().map(String::as_str).chain(names_in_files) {
+            if volumes.iter().all(|volume: &BenchVolume| volume.name != name) {
+                volumes.push(plan.open(name)?);
+            }
+        }
+        if volumes.is_empty() {
+            volumes = plan.open_default(args)?;
+        }
+        match &args.suite {
+            Some(name) => plan.add_suite(name, args, &volumes, &policies)?,
+            None => {
+                for (job, target) in &jobs {
+                    let spares =
+                        |volume: &BenchVolume| are_default && volume.holds_data && job.rw.changes_content();
+                    let named =
+                        |volume: &&BenchVolume| target.as_deref().is_none_or(|name| name == volume.name);
+                    let (spared, wanted): (Vec<_>, Vec<_>) =
+                        volumes.iter().filter(named).partition(|volume| spares(volume));
+                    plan.skip_overwriting(job, &spared);
+                    plan.add_job(job, &wanted, &policies, args);
+                }
+            }
+        }
+        plan.check(files.is_empty() && args.suite.is_none())?;
+        Ok(plan)
+    }
+
+    fn open(&mut self, name: &str) -> Result<BenchVolume, Failure> {
+        let spec: Spec = name.parse().map_err(Failure::request)?;
+        let usage = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
+        let opened = open::open(&spec, usage)?;
+        if opened.is_fresh {
+            self.fresh.push(opened.volume.clone());
+        }
+        let size = usize::try_from(opened.volume.info().size).unwrap_or(usize::MAX);
+        self.ceiling_bytes = self.ceiling_bytes.max(size.min(MAX_CEILING_BYTES));
+        let remote = if opened.is_remote { protocol::of_url(name) } else { None };
+        let holds_data = !opened.is_fresh && keeps_content(&spec);
+        let (name, shown) = (name.to_owned(), without_secrets(name));
+        Ok(BenchVolume { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
+    }
+
+    /// Opens the default volume.
+    fn open_default(&mut self, args: &BenchArgs) -> Result<Vec<BenchVolume>, Failure> {
+        let bytes = default_bytes(args)?;
+        let suite = args.suite.as_deref().and_then(|name| Suite::by_name(name).ok());
+        let Some(links) = suite.as_ref().and_then(Suite::links) else {
+            return Ok(vec![self.open(&format!("mem:{bytes}"))?]);
+        };
+        let stripes = linked::stripes(links, bytes / links.stripes.len().max(1) as u64);
+        stripes.into_iter().map(|(spec, place)| Ok(BenchVolume { place, ..self.open(&spec)? })).collect()
+    }
+
+    /// Skips a job that would overwrite existing volumes without request.
+    fn skip_overwriting(&mut self, job: &Job, volumes: &[&BenchVolume]) {
+        self.skipped.extend(volumes.iter().map(|volume| {
+            let ask = "give --rw write or --rw randwrite to allow that";
+            (job.name.clone(), format!("{} would be overwritten ({ask})", volume.shown))
+        }));
+    }
+
+    /// Adds the cases of a job: each volume, then the ceilings of their protocols.
+    fn add_job(&mut self, job: &Job, volumes: &[&BenchVolume], policies: &[PollPolicy], args: &BenchArgs) {
+        let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
+        for volume in volumes {
+            let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &volume.shown));
+            match volume.remote {
+                Some((protocol, transport)) => {
+                    let kind = |poll| CaseKind::Remote(protocol, transport, volume.volume.clone(), poll);
+                    policies.iter().for_each(|&poll| add(kind(poll)));
+                    // There is no ceiling for raw frames.
+                    if protocol.carrier == Carrier::Stream {
+                        protocols.push((protocol, transport));
+                    }
+                }
+                None => {
+                    add(CaseKind::Local(volume.volume.clone()));
+                    let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
+                    for protocol in protocol::stream_protocols().filter(is_wanted) {
+                        policies
+                            .iter()
+                            .for_each(|&poll| add(CaseKind::Served(protocol, volume.volume.clone(), poll)));
+                        protocols.push((protocol, Transport::Tcp));
+                    }
+                }
+            }
+        }
+        self.add_ceilings(job, protocols, args);
+    }
+
+    fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &BenchArgs) {
+        // A discard transfers no data, and verifying has no raw-socket equivalent.
+        if args.no_ceiling || matches!(job.rw, Rw::Trim | Rw::RandTrim) || job.verify.is_some() {
+            return;
+        }
+        for (nth, &(protocol, transport)) in protocols.iter().enumerate() {
+            let known = &protocols[..nth];
+            if known.iter().any(|(other, over)| (other.name, *over) == (protocol.name, transport)) {
+                continue;
+            }
+            for variant in self.ceilings(args) {
+                let kind = CaseKind::Ceiling(protocol, transport, variant);
+                self.cases.push(BenchCase::new(kind, job, ""));
+            }
+        }
+    }
+
+    /// The ceilings to measure. The short list has only the ceiling that the rows of a policy are
+    /// compared with. For adaptive polling it is the spinning ceiling, which is faster if each side
+    /// has a CPU.
+    fn ceilings(&self, args: &BenchArgs) -> Vec<Variant> {
+        let variant = |poll: &Poll| match poll {
+            Poll::Never => Variant::Sleeping,
+            Poll::Adaptive if self.cpus < 2 => Variant::Sleeping,
+            Poll::Adaptive | Poll::Always => Variant::Spinning,
+        };
+        let all = [Variant::Sleeping, Variant::Spinning];
+        let is_wanted =
+            |wanted: &Variant| !args.is_quick() || args.poll.iter().any(|poll| variant(poll) == *wanted);
+        all.into_iter().filter(is_wanted).collect()
+    }
+
+    fn add_suite(
+        &mut self,
+        name: &str,
+        args: &BenchArgs,
+        volumes: &[BenchVolume],
+        policies: &[PollPolicy],
+    ) -> Result<(), Failure> {
+        let suite =
+            Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
+        if let Some(links) = suite.links()
+            && volumes.iter().all(|volume| volume.remote.is_none())
+            && (volumes.len() == 1 || args.volumes_and_jobs.is_empty())
+        {
+            return self.add_linked(&suite, links, args, volumes, policies);
+        }
+        let [BenchVolume { name: target, volume, remote: None, .. }] = volumes else {
+            return Err(Failure::request(
+                "--suite measures one local volume; give one, such as mem:1g, or none",
+            ));
+        };
+        let times = times(args)?;
+        let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
+            // Local rows first, as everywhere.
+            of_job.sort_by_key(|row| row.protocol != "local");
+        }
+        for (at, row) in rows.iter().enumerate() {
+            let mut add = |kind| self.cases.push(BenchCase::new(kind, &row.job, target));
+            match protocol::by_name(&row.protocol) {
+                Some(protocol) if protocol.carrier == Carrier::Frames => {
+                    self.skip(row, format!("{} is measured over virtual links", protocol.title));
+                }
+                Some(protocol) => {
+                    policies.iter().for_each(|&poll| add(CaseKind::Served(protocol, volume.clone(), poll)));
+                }
+                None if row.protocol == "local" => add(CaseKind::Local(volume.clone())),
+                None => self.skip(row, format!("this version does not support {}", row.protocol)),
+            }
+            let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
+            if is_last_of_job {
+                let all = protocol::stream_protocols().map(|protocol| (protocol, Transport::Tcp)).collect();
+                self.add_ceilings(&row.job, all, args);
+            }
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, row: &SuiteRow, reason: String) {
+        self.skipped.push((row.job.name.clone(), reason));
+    }
+
+    /// Checks that every job fits its volume.
+    fn check(&self, from_options: bool) -> Result<(), Failure> {
+        for case in &self.cases {
+            if let CaseKind::Local(volume)
+            | CaseKind::Served(_, volume, _)
+            | CaseKind::Linked(_, volume, ..)
+            | CaseKind::Remote(_, _, volume, _) = &case.kind
+            {
+                let info = volume.info();
+                case.job.validate(info.size, info.logical_block).map_err(|error| match from_options {
+                    true => wrong_option(&error),
+                    false => Failure::request(format!("job {} on {}: {error}", case.job.name, case.target)),
+                })?;
+                if info.read_only && case.job.rw.changes_content() {
+                    let text = format!("{}: is read-only, and {} writes", case.target, case.job.rw.name());
+                    return Err(Failure::request(text));
+                }
+            }
+        }
+        if self.cases.is_empty() {
+            return Err(Failure::request("nothing to measure; give a volume, such as mem:1g"));
+        }
+        Ok(())
+    }
+
+    /// Writes every new volume once, because untouched memory and holes in files behave
+    /// differently.
+    pub(super) fn prepare(&self, bar: &ProgressBar) -> Result<(), Failure> {
+        for volume in &self.fresh {
+            bar.set_message("writing the new volume once");
+            let initiator = self.initiator_cores(PollPolicy::Never, 1)?;
+            // The block size must divide the size of the volume.
+            let bs = 1 << volume.info().size.trailing_zeros().min(MAX_FILL_BITS);
+            let job = Job { name: "fill".to_owned(), rw: Rw::Write, bs, iodepth: 8, ..Job::default() };
+            let bench = Bench {
+                job: &job,
+                volume,
+                own_buffers: true,
+                initiator: &initiator,
+                target: None,
+                progress: &|_| {},
+            };
+            bench.fill().map_err(|error| Failure::run(format!("cannot fill the volume: {error}")))?;
+        }
+        bar.set_message("preparing the ceiling's data");
+        if self.cases.iter().any(|case| matches!(case.kind, CaseKind::Ceiling(..))) {
+            self.ceiling_data()?;
+        }
+        Ok(())
+    }
+
+    /// The data region of the ceiling.
+    pub(super) fn ceiling_data(&self) -> Result<&Data, Failure> {
+        if let Some(data) = self.ceiling_data.get() {
+            return Ok(data);
+        }
+        let largest = self.cases.iter().map(|case| case.job.bs as usize).max().unwrap_or(0);
+        let data = Data::new(self.ceiling_bytes.max(largest)).map_err(Failure::run)?;
+        Ok(self.ceiling_data.get_or_init(|| data))
+    }
+
+    /// Cores of the target: at most the first half of the CPUs.
+    pub(super) fn target_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
+        self.start_cores(self.cores_per_side(numjobs), self.pin(0), policy)
+    }
+
+    /// Cores of the initiator, after those of the target.
+    pub(super) fn initiator_cores(&self, policy: PollPolicy, numjobs: u32) -> Result<Cores, Failure> {
+        let count = self.cores_per_side(numjobs);
+        self.start_cores(count, self.pin(count), policy)
+    }
+
+    /// CPU numbers of the ceiling's two threads.
+    pub(super) fn ceiling_cpus(&self) -> (Option<usize>, Option<usize>) {
+        match sys::allowed_cpus() {
+            Ok(cpus) if cpus.len() > 1 => (Some(cpus[0]), Some(cpus[1])),
+            _ => (None, None),
+        }
+    }
+
+    fn cores_per_side(&self, numjobs: u32) -> usize {
+        (self.cpus / 2).clamp(1, numjobs.max(1) as usize)
+    }
+
+    fn start_cores(
+        &self,
+        count: usize,
+        pin_from: Option<usize>,
+        policy: PollPolicy,
+    ) -> Result<Cores, Failure> {
+        let congestion = self.congestion.clone();
+        let config = CoresConfig { count, pin_from, policy, congestion, ..CoresConfig::default() };
+        Cores::start(&config).map_err(|error| Failure::run(cores_cannot_start(&error)))
+    }
+
+    fn pin(&self, from: usize) -> Option<usize> {
+        (self.cpus > 1).then_some(from)
+    }
+}
+
+/// Whether a volume of this kind returns the data that was written.
+fn keeps_content(spec: &Spec) -> bool {
+    spec.leaves().into_iter().any(|leaf| !matches!(leaf, Spec::Null(_)))
+}
+
+/// Size of the default RAM volume: `--size`, or a share of the machine's memory.
+fn default_bytes(args: &BenchArgs) -> Result<u64, Failure> {
+    Ok(match args.size.as_deref().map(units::parse_size) {
+        Some(Ok(units::Size::Bytes(bytes))) if args.offset.is_none() => bytes,
+        Some(Err(why)) => {
+            return Err(Failure::request(format!("--size {}: {why}", args.size.clone().unwrap_or_default())));
+        }
+        _ => (memory_bytes() / 8).clamp(MIN_VOLUME, MAX_VOLUME),
+    })
+}
+
+/// Minimum size of the default RAM volume, in bytes.
+const MIN_VOLUME: u64 = 64 << 20;
+/// Maximum size of the default RAM volume, in bytes.
+const MAX_VOLUME: u64 = 1 << 30;
+/// Maximum size of the ceiling's data, in bytes.
+const MAX_CEILING_BYTES: usize = 1 << 30;
+/// Binary logarithm of the maximum block size for writing new volumes: 1 MiB.
+const MAX_FILL_BITS: u32 = 20;

@@ -1,0 +1,550 @@
+//! `blockmux ctl`: controls a running daemon over its HTTP API.
+//!
+//! [`Request`] and [`Answer`] are shared with the daemon's `serve/control.rs`; `routes` maps them
+//! to HTTP requests and responses.
+
+mod actions;
+mod fragment;
+mod history;
+mod plan;
+mod routes;
+mod sessions;
+
+pub(crate) use self::actions::{ActionState, ActionStatus};
+pub(crate) use self::fragment::Fragment;
+pub(crate) use self::history::{History, Rates, Series};
+pub(crate) use self::plan::{PlanReport, PlannedChange};
+pub(crate) use self::sessions::SessionStatus;
+use crate::access::{certificates, secret};
+use crate::api::client::{ApiCredentials, Client};
+use crate::api::limits::{self, LimitsBody};
+use crate::api::{ApiAddress, ApiError, ErrorBody};
+use crate::failure::Failure;
+use crate::output::{both_sizes, printable, printable_json, shell_word};
+use crate::process::log::levels::Levels;
+use crate::process::stdout::print;
+use crate::protocol::frontend::Change;
+use crate::spec_text::SpecText;
+use blockmux_proto::volume_state::VolumeTraffic;
+use blockmux_volume::Limits;
+use blockmux_volume::units::{human_size, parse_size};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use utoipa::ToSchema;
+use zeroize::Zeroizing;
+
+/// Arguments of `blockmux ctl`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CtlArgs {
+    #[command(flatten)]
+    daemon: DaemonArgs,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    request: Request,
+}
+
+/// The daemon that a command is for, and the credentials for it.
+#[derive(clap::Args)]
+pub(crate) struct DaemonArgs {
+    /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT or https://HOST:PORT
+    #[arg(value_name = "unix:PATH")]
+    pub(crate) address: ApiAddress,
+    /// File with the token of `serve --api`
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
+    /// Directory with ca-cert.pem and, if clients need one, client-cert.pem and client-key.pem
+    #[arg(long = "tls-certs", alias = "tls-certificates", value_name = "DIR", global = true)]
+    tls_certificates: Option<PathBuf>,
+}
+
+/// A command to a daemon, from the command line or the API.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+pub(crate) enum Request {
+    /// Show volumes, clients and I/O counters
+    Status,
+    /// Show logged-in sessions with their start times and I/O counters
+    Sessions,
+    /// Resize a volume and notify its clients
+    Resize {
+        /// Name of the volume
+        name: String,
+        /// New size, as 10g [default: the current size of the file or device]
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+        /// Allow a smaller size and discard the data beyond it
+        #[arg(long, requires = "size")]
+        shrink: bool,
+    },
+    /// Limit a volume's I/O, also for clients that are connected
+    Limit {
+        /// Name of the volume
+        name: String,
+        /// Limits of all clients together, as iops=500,bandwidth=10m; none removes them
+        #[arg(value_name = "KEY=N,...", value_parser = limits::parse, required_unless_present = "client_limits")]
+        limits: Option<Limits>,
+        /// Limits of each client
+        #[arg(long = "client", value_name = "KEY=N,...", value_parser = limits::parse)]
+        client_limits: Option<Limits>,
+    },
+    /// Export a new volume
+    Add {
+        /// Volume, as for serve; paths are those of the daemon
+        #[arg(value_name = "[NAME=]VOLUME")]
+        volume: SpecText,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// Description that discovery shows
+        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+        description: String,
+        /// Protocols that export it [default: all, or none if a target restricts it]
+        #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
+        protocols: Option<Vec<String>>,
+        /// Networks from which clients may use it, as 10.0.0.0/8 [default: all]
+        #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
+        allow: Option<Vec<String>>,
+        /// Limits of all clients together, as iops=500,bandwidth=10m
+        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
+        limits: Option<Limits>,
+        /// Limits of each client
+        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
+        client_limits: Option<Limits>,
+    },
+    /// Stop exporting a volume
+    Remove {
+        /// Name of the volume
+        name: String,
+        /// Also if clients use it; their I/O fails
+        #[arg(long)]
+        force: bool,
+    },
+    /// Add a volume to a subsystem or a target
+    Attach {
+        /// Name of the volume
+        name: String,
+        /// Subsystem NQN, iSCSI name or SRP port
+        target: String,
+        /// NSID or LUN [default: the lowest free one]
+        number: Option<u32>,
+        /// ANAGRPID [default: the last group, if any]
+        #[arg(long, value_name = "N")]
+        ana_group: Option<u32>,
+    },
+    /// Remove a namespace or logical unit; keep exporting its volume elsewhere
+    Detach {
+        /// Subsystem NQN, iSCSI name or SRP port
+        target: String,
+        /// NSID or LUN
+        number: u32,
+    },
+    /// Load the daemon's config file again and apply its changes
+    Reload,
+    /// Show the changes that reload would make, and the sessions they would affect
+    Diff,
+    /// Print the running config as a config file
+    Export,
+    /// Apply a config fragment: add and change its entries, keep everything else
+    Apply {
+        /// TOML file; - for standard input
+        #[arg(value_name = "FILE", value_parser = fragment::read)]
+        fragment: Fragment,
+    },
+    /// Write the running config into the daemon's config file; keep comments
+    Save,
+    /// Show log levels, or change them until the daemon stops
+    Log {
+        /// Levels by area, as for --log
+        #[arg(value_name = "AREA=LEVEL,...", value_parser = checked_levels)]
+        levels: Option<String>,
+    },
+    /// A protocol-specific command.
+    #[command(flatten)]
+    Change(Change),
+}
+
+/// The request in a few words, for actions and the audit log.
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Request::Status => f.write_str("status"),
+            Request::Sessions => f.write_str("sessions"),
+            Request::Resize { name, size: Some(size), shrink } => {
+                let shrink = if *shrink { ", also if that discards data" } else { "" };
+                write!(f, "resize {name} to {size} bytes{shrink}")
+            }
+            Request::Resize { name, size: None, .. } => write!(f, "resize {name}"),
+            Request::Limit { name, .. } => write!(f, "limit {name}"),
+            Request::Add { volume, .. } => write!(f, "add {volume}"),
+            Request::Remove { name, .. } => write!(f, "remove {name}"),
+            Request::Attach { name, target, .. } => write!(f, "attach {name} to {target}"),
+            Request::Detach { target, number } => write!(f, "detach {number} from {target}"),
+            Request::Reload => f.write_str("reload"),
+            Request::Diff => f.write_str("diff"),
+            Request::Export => f.write_str("export"),
+            Request::Apply { fragment } => write!(f, "apply {}", fragment.path.display()),
+            Request::Save => f.write_str("save"),
+            Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
+            Request::Change(change) => write!(f, "change {}", change.target),
+        }
+    }
+}
+
+/// The daemon's answer to a [`Request`].
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Status(Status),
+    Sessions(Vec<SessionStatus>),
+    /// The new size of a volume, in bytes.
+    Resized {
+        size: u64,
+    },
+    /// The name and the URLs of a new volume.
+    Added {
+        name: String,
+        urls: Vec<String>,
+        /// Protocols in the volume's `protocols` that have no listener.
+        without_listener: Vec<String>,
+    },
+    /// Log levels by area.
+    Levels(BTreeMap<String, String>),
+    /// The NSID or LUN of an attached volume.
+    Attached {
+        number: u32,
+    },
+    /// Changes of a config that were made or would be made.
+    Plan(PlanReport),
+    /// The text of a config file.
+    Text(String),
+    /// An answer with a note for the user.
+    Noted {
+        answer: Box<Answer>,
+        note: String,
+    },
+    /// Success with a message for the user.
+    Message(String),
+    /// Success.
+    Done,
+    /// Failure.
+    Failed(ApiError),
+}
+
+impl Answer {
+    /// The body of the HTTP response, which `--json` prints.
+    pub(crate) fn json(&self) -> Value {
+        match self {
+            Answer::Status(status) => json!(status),
+            Answer::Sessions(sessions) => json!(sessions),
+            Answer::Resized { size } => json!({ "size": size }),
+            Answer::Added { name, urls, without_listener } => {
+                json!({ "name": name, "urls": urls, "protocols_without_listener": without_listener })
+            }
+            Answer::Levels(levels) => json!(levels),
+            Answer::Attached { number } => json!({ "number": number }),
+            Answer::Plan(report) => json!(report),
+            Answer::Text(text) => json!({ "text": text }),
+            Answer::Noted { answer, note } => {
+                let mut body = answer.json();
+                body.as_object_mut().into_iter().for_each(|body| {
+                    body.insert("note".to_owned(), json!(note));
+                });
+                body
+            }
+            Answer::Message(text) => json!({ "message": text }),
+            Answer::Done => json!({}),
+            Answer::Failed(error) => json!(ErrorBody { error: error.clone() }),
+        }
+    }
+}
+
+/// Connections and volumes of a daemon.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Status {
+    pub(crate) connections: usize,
+    /// Maximum number of connections.
+    pub(crate) max_connections: usize,
+    /// Lost connections whose I/O has not ended; they are not counted in `connections`.
+    pub(crate) gone: usize,
+    /// Connections of the listeners of each protocol.
+    pub(crate) protocols: Vec<ProtocolStatus>,
+    pub(crate) volumes: Vec<VolumeStatus>,
+}
+
+/// The listeners of a protocol. Those of iSCSI and NVMe/TCP also accept iSER and NVMe/RDMA; the
+/// list of sessions has the protocol of each session.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ProtocolStatus {
+    pub(crate) name: String,
+    pub(crate) connections: usize,
+}
+
+/// An exported volume and its I/O counters since it was exported.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct VolumeStatus {
+    pub(crate) name: String,
+    /// In bytes.
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    /// Networks from which clients may use it, if not all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow: Vec<String>,
+    /// Open connections that use the volume.
+    pub(crate) users: u64,
+    /// Lost connections whose I/O on the volume has not ended.
+    pub(crate) gone: usize,
+    #[serde(flatten)]
+    pub(crate) traffic: TrafficStatus,
+    /// Limits of all clients together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<LimitsBody>,
+    /// Limits of each client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_limits: Option<LimitsBody>,
+    /// Present if limits have held requests back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) throttled: Option<ThrottleStatus>,
+    /// Present if an initiator or host is registered or holds a reservation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reservation: Option<ReservationStatus>,
+    /// Reconnects of a remote volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reconnects: Option<u64>,
+    /// Present for a RAM volume that is populated ahead of use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) populated: Option<PopulatedStatus>,
+}
+
+/// I/O counters of a volume or a session.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub(crate) struct TrafficStatus {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    /// Flushes, discards, zeroing and all other requests.
+    others: u64,
+    failed: u64,
+}
+
+impl From<VolumeTraffic> for TrafficStatus {
+    fn from(traffic: VolumeTraffic) -> TrafficStatus {
+        let VolumeTraffic { reads, read_bytes, writes, written_bytes, others, failed, .. } = traffic;
+        TrafficStatus { reads, read_bytes, writes, written_bytes, others, failed }
+    }
+}
+
+impl TrafficStatus {
+    /// Number of requests of all kinds.
+    pub(crate) fn requests(&self) -> u64 {
+        self.reads + self.writes + self.others
+    }
+
+    /// Number of bytes read and written.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.read_bytes + self.written_bytes
+    }
+
+    /// Number of failed requests.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    fn add(&mut self, more: &TrafficStatus) {
+        self.reads += more.reads;
+        self.read_bytes += more.read_bytes;
+        self.writes += more.writes;
+        self.written_bytes += more.written_bytes;
+        self.others += more.others;
+        self.failed += more.failed;
+    }
+
+    /// A line for each counter; values begin at column `at`.
+    fn lines(&self, at: usize) -> [String; 4] {
+        let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
+        [
+            ("reads", moved(self.reads, self.read_bytes)),
+            ("writes", moved(self.writes, self.written_bytes)),
+            ("others", self.others.to_string()),
+            ("failed", self.failed.to_string()),
+        ]
+        .map(|(label, value)| format!("{:<at$}{value}", format!("  {label}")))
+    }
+}
+
+/// Requests that limits have held back.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ThrottleStatus {
+    /// Number of requests that are held now.
+    pub(crate) held: u64,
+    /// Number of requests that were held since the volume was exported.
+    pub(crate) requests: u64,
+    /// Sum of the times for which they were held.
+    pub(crate) seconds: f64,
+}
+
+/// Reservations of a volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct ReservationStatus {
+    /// Number of registered initiators and hosts.
+    pub(crate) registrants: usize,
+    /// An initiator or host holds a reservation.
+    pub(crate) reserved: bool,
+}
+
+/// Populated memory of a RAM volume, in bytes.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct PopulatedStatus {
+    pub(crate) bytes: u64,
+    pub(crate) of: u64,
+}
+
+/// Validates log levels; they are sent as text.
+fn checked_levels(text: &str) -> Result<String, String> {
+    text.parse::<Levels>().map(|_| text.to_owned())
+}
+
+/// Sends the command to the daemon and prints its answer.
+pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
+    let client = args.daemon.client()?;
+    let mut answer = actions::ask(&client, &args.request)?;
+    if let Answer::Noted { answer: own, note } = answer {
+        tracing::warn!("{}", printable(&note));
+        answer = *own;
+    }
+    match (answer, &args.request) {
+        (Answer::Failed(error), _) => Err(Failure::run(error)),
+        (answer, _) if args.json => print(printable_json(&answer.json().to_string())),
+        (Answer::Resized { size }, Request::Resize { name, .. }) => {
+            print(format_args!("{name}  {}", both_sizes(size)))
+        }
+        (Answer::Added { name, urls, without_listener }, Request::Add { .. }) => {
+            let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
+            print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
+            if urls.is_empty() {
+                tracing::warn!(
+                    "{name} is not exported yet: attach it to a target, or add it with --protocols"
+                );
+            }
+            if !without_listener.is_empty() {
+                let protocols = printable(&without_listener.join(", ")).to_string();
+                tracing::warn!(
+                    "not exported over {protocols}: the daemon has no listener for it; start the daemon with one"
+                );
+            }
+            Ok(())
+        }
+        (Answer::Attached { number }, Request::Attach { target, .. }) => {
+            print(format_args!("{}  {number}", printable(target)))
+        }
+        (Answer::Plan(report), _) => print(plan::text(&report)),
+        (Answer::Text(text), _) => print(text.trim_end()),
+        (Answer::Levels(levels), Request::Log { .. }) => {
+            let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
+            print(lines.join("\n"))
+        }
+        (Answer::Message(text), _) => print(printable(&text)),
+        (Answer::Done, _) => Ok(()),
+        (Answer::Status(status), Request::Status) => print(status_text(&status)),
+        (Answer::Sessions(sessions), Request::Sessions) => print(sessions::text(sessions)),
+        _ => Err(Failure::run("unexpected answer from the daemon; it may have another version")),
+    }
+}
+
+impl DaemonArgs {
+    /// A client of the daemon.
+    ///
+    /// # Errors
+    /// If a file cannot be read, others can read a secret, or the token is missing.
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        let DaemonArgs { address, token_file, tls_certificates } = self;
+        let token = token_file.as_deref().map(|path| secret::read("--token-file", path, api_token));
+        let token = token.transpose()?;
+        if token.is_none() && matches!(address, ApiAddress::Http(_)) {
+            return Err(Failure::request(format!(
+                "{address}: the API requires a token over TCP; add --token-file with the file of \
+                 `serve --api-token-file`"
+            )));
+        }
+        let host = address.certified_host();
+        if host.is_none() && tls_certificates.is_some() {
+            return Err(Failure::request(format!(
+                "{address}: --tls-certs has no effect here; remove it, or write https://HOST:PORT"
+            )));
+        }
+        let certificates = host.map(|host| certificates::of_client(tls_certificates.as_deref(), host, true));
+        let certificates = certificates.transpose()?;
+        Ok(Client::new(address.clone(), ApiCredentials { token, certificates }))
+    }
+}
+
+/// Parses a token, which is the line of a file.
+///
+/// # Errors
+/// If it has characters that are not allowed in an HTTP header.
+pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> {
+    let is_plain = line.iter().all(u8::is_ascii_graphic);
+    let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
+    text.map(|text| Zeroizing::new(text.to_owned()))
+        .ok_or("is not a token of ASCII characters without spaces; create one with `openssl rand -hex 32`")
+}
+
+fn status_text(status: &Status) -> String {
+    let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
+    let of_protocol =
+        |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name} listeners  {connections}");
+    lines.extend(status.protocols.iter().map(of_protocol));
+    lines.extend(lost_connections("", status.gone));
+    for volume in &status.volumes {
+        let read_only = if volume.read_only { "  read-only" } else { "" };
+        lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
+        lines.push(format!("  connections  {}", volume.users));
+        if !volume.allow.is_empty() {
+            lines.push(format!("  allow        {}", printable(&volume.allow.join(", "))));
+        }
+        lines.extend(lost_connections("  ", volume.gone));
+        lines.extend(volume.traffic.lines(15));
+        let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
+        let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
+        lines.extend(limits.map(|(label, limits)| format!("  {label:<11}  {}", limits.text())));
+        lines.extend(volume.throttled.as_ref().map(|ThrottleStatus { held, requests, seconds }| {
+            format!("  throttled    {requests} requests for {seconds:.1} s, {held} of them held now")
+        }));
+        if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
+            let held = if *reserved { ", reserved" } else { "" };
+            lines.push(format!("  registered   {registrants}{held}"));
+        }
+        lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
+        let populated = volume.populated.as_ref();
+        lines.extend(
+            populated
+                .map(|now| format!("  populated    {} of {}", human_size(now.bytes), human_size(now.of))),
+        );
+    }
+    lines.join("\n")
+}
+
+/// A line about lost connections whose I/O has not ended; `None` if there are none.
+fn lost_connections(indent: &str, count: usize) -> Option<String> {
+    (count > 0).then(|| format!("{indent}lost         {count}, with I/O that has not ended"))
+}
+
+const EXAMPLES: &str = "\
+Changes last until the daemon stops; `ctl save` writes them into its config
+file. I/O on a removed volume fails, and the volume is flushed. The daemon reads
+secret files, so their paths are those of the daemon.
+
+Examples:
+  blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
+  blockmux ctl unix:/run/user/1000/blockmux.sock status
+  blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
+  blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
+  blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
+  blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
+  blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
+  blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
+  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby";

@@ -1,0 +1,350 @@
+//! The output of a daemon that is ready: the URLs of each export, and commands that connect
+//! standard clients.
+
+use crate::failure::Failure;
+use crate::output::{printable, shell_word};
+use crate::process::machine::own_addresses;
+use crate::protocol::Frontends;
+use crate::protocol::address::ListenerAddress;
+use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
+use crate::protocol::policy::Policy;
+use crate::protocol::served_protocols;
+use blockmux_engine::net::socket::Address;
+use blockmux_proto::exports::Exports;
+use blockmux_volume::units::human_size;
+use serde::Serialize;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// All exports and how clients reach them.
+pub(super) struct Announcement {
+    exports: Vec<Announced>,
+    /// iSCSI targets that redirect logins, and the address that they redirect to.
+    moved: Vec<(String, String)>,
+    /// URL of the HTTP API over TCP.
+    api: Option<String>,
+}
+
+struct Announced {
+    name: String,
+    /// In bytes.
+    size: u64,
+    /// URL and commands for each listener and address, with the name of the protocol.
+    connect: Vec<(&'static str, ConnectInfo)>,
+}
+
+/// Location of the clients that the announcement is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClientLocation {
+    /// On this machine, as the command of `--run`.
+    Local,
+    /// Possibly on other machines.
+    Anywhere,
+}
+
+/// Level of detail of the text form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnnouncementDetail {
+    /// The line `ready` only.
+    ReadyLine,
+    /// All URLs and commands if they fit into [`MAX_LINES`], else the first URL of each protocol.
+    Short,
+    /// All URLs and commands.
+    Full,
+}
+
+impl Announcement {
+    /// Collects every export on every listener.
+    pub(super) fn new(
+        exports: &Exports,
+        frontends: &Frontends,
+        policy: &Policy,
+        clients: ClientLocation,
+    ) -> Announcement {
+        let listeners = policy.listeners();
+        let listeners = listeners.iter().filter_map(|listener| {
+            let frontend = frontends.of(listener.protocol)?;
+            Some((listener, frontend, portals(&listener.place, clients)))
+        });
+        let listeners: Vec<_> = listeners.collect();
+        let announced = exports.iter().filter_map(|(volume, export)| {
+            let named = VolumeNames::of(exports, volume)?;
+            let mut connect = Vec::new();
+            for (listener, frontend, portals) in &listeners {
+                let spoken = served_protocols(listener.protocol);
+                for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
+                    let own =
+                        portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
+                    connect.extend(own.map(|info| (protocol.name, info)));
+                }
+            }
+            Some(Announced { connect, size: export.volume.info().size, name: named.export })
+        });
+        Announcement { exports: announced.collect(), moved: policy.moved(), api: None }
+    }
+
+    /// Adds the URL of the API.
+    pub(super) fn with_api(self, api: Option<String>) -> Announcement {
+        Announcement { api, ..self }
+    }
+
+    /// The URLs of the export `name`.
+    pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
+        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.connect);
+        own.map(|(_, info)| info.url.clone()).collect()
+    }
+
+    /// Text for people; the last line is `ready`.
+    pub(super) fn text(&self, detail: AnnouncementDetail) -> String {
+        let mut lines = if detail == AnnouncementDetail::ReadyLine { Vec::new() } else { self.lines() };
+        if detail == AnnouncementDetail::Short && self.exports.len() > 1 && lines.len() > MAX_LINES {
+            lines.clear();
+            let mut shown = 0;
+            for export in &self.exports {
+                let own = export.in_short();
+                if lines.len() + own.len() >= MAX_LINES {
+                    break;
+                }
+                lines.extend(own);
+                shown += 1;
+            }
+            lines.push(match self.exports.len() - shown {
+                0 => "--verbose prints all URLs and client commands".to_owned(),
+                left_out => {
+                    format!("and {left_out} more; --verbose prints all URLs and client commands")
+                }
+            });
+        }
+        if detail != AnnouncementDetail::ReadyLine {
+            lines.extend(self.api.iter().map(|url| format!("API  {url}")));
+        }
+        lines.push("ready".to_owned());
+        lines.join("\n")
+    }
+
+    /// All URLs and commands of every export, and all redirected targets.
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for export in &self.exports {
+            lines.push(format!("{}  {}", export.name, human_size(export.size)));
+            if export.connect.is_empty() {
+                lines.push(format!("  {UNREACHABLE}"));
+            }
+            for (_, info) in &export.connect {
+                lines.push(format!("  {}", printable(&shell_word(&info.url))));
+                lines.extend(info.commands.iter().map(|command| format!("    {}", printable(command))));
+            }
+        }
+        for (target, place) in &self.moved {
+            lines.extend([target.clone(), format!("  moved: initiators are redirected to {place}")]);
+        }
+        lines
+    }
+
+    /// The announcement as one line of JSON, for programs.
+    pub(super) fn json(&self) -> Result<String, Failure> {
+        let exports = self.exports.iter().map(|export| ExportJson {
+            name: &export.name,
+            size: export.size,
+            urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
+            commands: export
+                .connect
+                .iter()
+                .flat_map(|(_, info)| &info.commands)
+                .map(String::as_str)
+                .collect(),
+        });
+        let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
+        serde_json::to_string(&json).map_err(Failure::run)
+    }
+
+    /// Environment variables for the command of `--run`: all URLs, the first URL of each protocol,
+    /// and the variables that nbdkit sets for the first URL.
+    pub(super) fn environment(&self) -> Vec<(String, String)> {
+        let connect = || self.exports.iter().flat_map(|export| &export.connect);
+        let urls: Vec<&str> = connect().map(|(_, info)| info.url.as_str()).collect();
+        let first = urls.first().copied().unwrap_or_default().to_owned();
+        let mut environment = vec![
+            ("BLOCKMUX_URLS".to_owned(), urls.join(" ")),
+            ("BLOCKMUX_URL".to_owned(), first.clone()),
+            ("uri".to_owned(), first),
+        ];
+        for (protocol, info) in connect() {
+            let key = format!("BLOCKMUX_{}_URL", protocol.to_ascii_uppercase().replace('-', "_"));
+            if environment.iter().all(|(known, _)| *known != key) {
+                environment.push((key, info.url.clone()));
+                environment
+                    .extend(info.variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+            }
+        }
+        environment
+    }
+}
+
+impl Announced {
+    /// Name, size and the first URL of each protocol: in one line if they fit, else in a line each.
+    fn in_short(&self) -> Vec<String> {
+        let name = format!("{}  {}", self.name, human_size(self.size));
+        let mut protocols: Vec<&str> = Vec::new();
+        let mut urls = Vec::new();
+        for (protocol, info) in &self.connect {
+            if !protocols.contains(protocol) {
+                protocols.push(protocol);
+                urls.push(format!("  {}", printable(&shell_word(&info.url))));
+            }
+        }
+        if self.connect.is_empty() {
+            urls.push(format!("  {UNREACHABLE}"));
+        }
+        let line = format!("{name}{}", urls.concat());
+        if line.chars().count() <= WIDTH { vec![line] } else { [vec![name], urls].concat() }
+    }
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    ready: bool,
+    exports: Vec<ExportJson<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ExportJson<'a> {
+    name: &'a str,
+    /// In bytes.
+    size: u64,
+    urls: Vec<&'a str>,
+    /// Shell commands for clients, in the order of `urls`; a URL may have several.
+    commands: Vec<&'a str>,
+}
+
+/// The addresses at which clients reach a listener. A listener on the unspecified address is
+/// reached at every address of the machine, or at loopback by local clients.
+fn portals(listener: &ListenerAddress, clients: ClientLocation) -> Vec<Portal> {
+    let places = match listener {
+        // A command may be copied into a shell in another directory.
+        ListenerAddress::Socket(Address::Unix(path)) => {
+            let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            vec![ListenerAddress::Socket(Address::Unix(absolute))]
+        }
+        ListenerAddress::Socket(Address::Tcp(tcp)) if tcp.ip().is_unspecified() => {
+            let loopback: IpAddr =
+                if tcp.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let own =
+                if clients == ClientLocation::Local { Vec::new() } else { own_addresses(tcp.is_ipv4()) };
+            let own = if own.is_empty() { vec![loopback] } else { own };
+            let at = |ip| ListenerAddress::Socket(Address::Tcp(SocketAddr::new(ip, tcp.port())));
+            own.into_iter().map(at).collect()
+        }
+        other => vec![other.clone()],
+    };
+    places.into_iter().map(|reached_at| Portal { listener: listener.clone(), reached_at }).collect()
+}
+
+/// Maximum number of lines that [`AnnouncementDetail::Short`] prints for several exports.
+const MAX_LINES: usize = 20;
+/// Maximum length of a line with several URLs, in characters.
+const WIDTH: usize = 80;
+const UNREACHABLE: &str = "is not reachable: no listener or target exports it; check `protocols` of the \
+                           volume, which it needs if other volumes are protected";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::NBD;
+    use crate::protocol::policy::PolicyListener;
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::names::networks::AllowedNetworks;
+    use blockmux_volume::NullVolume;
+    use std::sync::Arc;
+
+    fn announcement(addresses: &[Address], names: &[&str]) -> Announcement {
+        let export = |name: &str| Export {
+            name: name.to_owned(),
+            description: String::new(),
+            read_only: false,
+            volume: Arc::new(NullVolume::new(1 << 30)),
+        };
+        let exports = Exports::new(names.iter().map(|name| export(name)).collect());
+        let asked = addresses.iter().map(|address| PolicyListener {
+            protocol: &NBD,
+            place: ListenerAddress::Socket(address.clone()),
+            volumes: None,
+            networks: AllowedNetworks::default(),
+            is_asked: true,
+        });
+        let volumes = names.iter().map(|name| ((*name).to_owned(), None));
+        let policy = Policy::new(Vec::new(), volumes).unwrap();
+        let policy = policy.at(asked.collect(), false).unwrap();
+        Announcement::new(&exports, &Frontends::default(), &policy, ClientLocation::Local)
+    }
+
+    #[test]
+    fn each_export_has_urls_and_commands_for_each_listener() {
+        let unix = Address::Unix("/run/x y".into());
+        let text = announcement(&[Address::Tcp("0.0.0.0:10809".parse().unwrap()), unix], &["a", "b"]);
+        let text = text.text(AnnouncementDetail::Full);
+        let expected = "\
+a  1 GiB
+  nbd://127.0.0.1/a
+    nbdinfo nbd://127.0.0.1/a
+    qemu-img info nbd://127.0.0.1/a
+    nbd-client 127.0.0.1 10809 /dev/nbd0 -N a -connections 4 -timeout 10
+  'nbd+unix:///a?socket=/run/x%20y'
+    nbdinfo 'nbd+unix:///a?socket=/run/x%20y'
+    qemu-img info 'nbd+unix:///a?socket=/run/x%20y'
+    nbd-client -unix '/run/x y' /dev/nbd0 -N a -connections 4 -timeout 10
+b  1 GiB
+";
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.ends_with(" -timeout 10\nready"), "{text}");
+    }
+
+    #[test]
+    fn many_exports_are_shortened_to_twenty_lines_unless_all_or_none_are_requested() {
+        let here = [Address::Tcp("127.0.0.1:10809".parse().unwrap())];
+        let names: Vec<String> = (0..100).map(|number| format!("v{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let lines = |count: usize, detail| {
+            let text = announcement(&here, &names[..count]).text(detail);
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let short = lines(100, AnnouncementDetail::Short);
+        assert_eq!((short.len(), short[0].as_str()), (21, "v0  1 GiB  nbd://127.0.0.1/v0"));
+        assert!(short[19].starts_with("and 81 more; --verbose prints") && short[20] == "ready", "{short:?}");
+        assert_eq!(
+            (lines(1, AnnouncementDetail::Short).len(), lines(4, AnnouncementDetail::Short).len()),
+            (6, 21),
+            "with commands"
+        );
+        let five = lines(5, AnnouncementDetail::Short);
+        assert!(five.len() == 7 && five[5].starts_with("--verbose prints"), "{five:?}");
+        assert_eq!(lines(100, AnnouncementDetail::Full).len(), 501);
+        assert_eq!(lines(100, AnnouncementDetail::ReadyLine), ["ready"]);
+    }
+
+    #[test]
+    fn a_listener_on_the_unspecified_address_is_reached_at_the_addresses_of_the_machine() {
+        let at = |listener: &str, clients| {
+            let listener = ListenerAddress::Socket(Address::Tcp(listener.parse().unwrap()));
+            portals(&listener, clients).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
+        };
+        for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {
+            let listens: SocketAddr = listener.parse().unwrap();
+            assert_eq!(at(listener, ClientLocation::Local), [(listens, loopback.parse().unwrap())]);
+            for (own, address) in at(listener, ClientLocation::Anywhere) {
+                assert!(own == listens && !address.ip().is_unspecified() && address.port() == 7, "{address}");
+                assert_eq!(address.is_ipv4(), listens.is_ipv4());
+            }
+        }
+    }
+
+    #[test]
+    fn the_environment_of_a_command_has_all_urls() {
+        let environment = announcement(&[Address::Tcp("[::]:7".parse().unwrap())], &["a", "b"]).environment();
+        let value = |name| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+        assert_eq!(value("BLOCKMUX_URLS"), Some("nbd://[::1]:7/a nbd://[::1]:7/b"));
+        assert_eq!(value("BLOCKMUX_NBD_URL"), Some("nbd://[::1]:7/a"));
+        assert_eq!(value("nbd"), Some("nbd:[::1]:7:exportname=a"));
+    }
+}

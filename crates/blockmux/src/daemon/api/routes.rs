@@ -1,0 +1,622 @@
+//! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
+
+use super::reply::{Body, Param, json, refusal};
+use super::{ApiState, metrics, page, takeover};
+use crate::api::bodies::{
+    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, LimitVolume,
+    Message, ResizeVolume, Resized,
+};
+use crate::api::limits::LimitsBody;
+use crate::api::{ApiError, ErrorBody, ErrorCode};
+use crate::cli::ctl::{
+    ActionStatus, Answer, Fragment, History, PlanReport, Request, SessionStatus, Status, VolumeStatus,
+};
+use crate::daemon::config_audit::Caller;
+use crate::daemon::takeover::PATH as TAKEOVER;
+use crate::protocol::frontend::Change;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, FromRequestParts, RawQuery, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use blockmux_volume::Limits;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::time;
+use utoipa::OpenApi;
+use utoipa::openapi::OpenApi as Document;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// The router of all paths.
+pub(super) fn router(shared: ApiState) -> Router {
+    let (router, document) = described().split_for_parts();
+    let document = Arc::new(document);
+    router
+        .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
+        .route("/", get(page::show))
+        .route(TAKEOVER, post(takeover::take_over))
+        .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists all paths") })
+        .method_not_allowed_fallback(|| async {
+            let text = "this path does not support the method; /openapi.json lists its methods";
+            ApiError::new(ErrorCode::MethodNotAllowed, text)
+        })
+        // `guard` has limited the length.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(shared)
+}
+
+/// The paths that [`document`] describes.
+fn described() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::with_openapi(document())
+        .routes(routes!(status))
+        .routes(routes!(sessions))
+        .routes(routes!(volumes, add))
+        .routes(routes!(volume, remove))
+        .routes(routes!(resize))
+        .routes(routes!(limit))
+        .routes(routes!(attach))
+        .routes(routes!(detach))
+        .routes(routes!(change))
+        .routes(routes!(export))
+        .routes(routes!(diff))
+        .routes(routes!(reload))
+        .routes(routes!(apply))
+        .routes(routes!(save))
+        .routes(routes!(log, change_log))
+        .routes(routes!(actions))
+        .routes(routes!(action))
+        .routes(routes!(history))
+        .routes(routes!(metrics))
+}
+
+/// The parts of the OpenAPI document that belong to no path.
+fn document() -> Document {
+    #[derive(OpenApi)]
+    #[openapi(
+        info(
+            title = "blockmux",
+            description = "Control of a running `blockmux serve`. The response to a request that changes something \
+                           is sent when the change is done. With `Prefer: respond-async, wait=SECONDS`, the response \
+                           is 202 with the URL of an action if the change takes longer."
+        ),
+        components(schemas(ErrorBody))
+    )]
+    struct Described;
+    Described::openapi()
+}
+
+impl ApiState {
+    /// Executes a request that changes nothing.
+    async fn query(&self, request: Request) -> Result<Answer, ApiError> {
+        let control = self.control.clone();
+        let answer = tokio::task::spawn_blocking(move || control.answer(&request)).await;
+        match answer {
+            Ok(Answer::Failed(error)) => Err(error),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                Err(ApiError::failed(format!("the request failed: {error}; the daemon's log has the reason")))
+            }
+        }
+    }
+
+    async fn status(&self) -> Result<Status, ApiError> {
+        match self.query(Request::Status).await? {
+            Answer::Status(status) => Ok(status),
+            _ => Err(ApiError::failed("internal error: the status is not available")),
+        }
+    }
+
+    /// Executes a request that changes something as an action; `done` is the HTTP status of
+    /// success.
+    async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
+        let running = match self.actions.begin(request.to_string()) {
+            Ok(running) => running,
+            Err(error) => return refusal(error),
+        };
+        let (id, control, Asked { caller, wait }) = (running.id(), self.control.clone(), asked);
+        let mut work = tokio::task::spawn_blocking(move || {
+            let answer = control.change(&request, &caller, &|progress| running.set_progress(progress));
+            running.end(&answer);
+            answer
+        });
+        let answer = match wait {
+            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
+                Ok(answer) => answer,
+                Err(_) => return self.accepted(id),
+            },
+            None => work.await,
+        };
+        match answer {
+            Ok(Answer::Failed(error)) => refusal(error),
+            Ok(answer) => json(done, &answer.json()),
+            Err(error) => refusal(ApiError::failed(format!(
+                "the request failed: {error}; the daemon's log has the reason"
+            ))),
+        }
+    }
+
+    /// The response for an action that is still running.
+    fn accepted(&self, id: u64) -> Response {
+        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        response
+    }
+}
+
+/// Who sent a request, and how long the client waits for its result.
+struct Asked {
+    caller: Caller,
+    wait: Option<Duration>,
+}
+
+impl FromRequestParts<ApiState> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
+        Ok(Asked { caller, wait: wait_limit(&parts.headers) })
+    }
+}
+
+/// Time after which a client wants the URL of the action instead of its result (RFC 7240 §4.1 and
+/// §4.3); `None` if the client waits for the result without limit.
+fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
+    let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
+    if !preferences.contains(&"respond-async") {
+        return None;
+    }
+    let wait = preferences.iter().find_map(|preference| preference.strip_prefix("wait=")?.parse().ok());
+    Some(Duration::from_secs(wait.unwrap_or(0).min(MAX_WAIT)))
+}
+
+/// Volumes, connections and I/O counters
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
+async fn status(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.status().await?))
+}
+
+/// Logged-in sessions with their start times and I/O counters
+#[utoipa::path(get, path = "/v1/sessions", responses((status = 200, body = [SessionStatus])))]
+async fn sessions(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Sessions).await?.json()))
+}
+
+/// All volumes
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, body = [VolumeStatus])))]
+async fn volumes(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.status().await?.volumes))
+}
+
+/// One volume
+#[utoipa::path(
+    get,
+    path = "/v1/volumes/{name}",
+    params(("name" = String, Path, description = "Name of the volume")),
+    responses((status = 200, body = VolumeStatus), (status = 404, body = ErrorBody))
+)]
+async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> Result<Response, ApiError> {
+    let all = shared.status().await?.volumes;
+    let found = all.iter().find(|volume| volume.name == name);
+    let found = found.ok_or_else(|| ApiError::not_found(format!("no volume has the name `{name}`")))?;
+    Ok(json(StatusCode::OK, found))
+}
+
+/// Export one more volume
+#[utoipa::path(
+    post,
+    path = "/v1/volumes",
+    request_body = AddVolume,
+    responses(
+        (status = 201, body = Added),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The name or the data is in use, or access would be too open"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddVolume>) -> Response {
+    let AddVolume { volume, read_only, description, protocols, allow, limits, client_limits } = body;
+    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
+        Ok(read) => read,
+        Err(error) => return refusal(ApiError::invalid(error)),
+    };
+    let request = Request::Add { volume, read_only, description, protocols, allow, limits, client_limits };
+    shared.run_action(request, asked, StatusCode::CREATED).await
+}
+
+/// Stop exporting a volume
+///
+/// Waits for I/O in flight and flushes the volume. A volume that clients use is removed only with
+/// `force`.
+#[utoipa::path(
+    delete,
+    path = "/v1/volumes/{name}",
+    params(
+        ("name" = String, Path, description = "Name of the volume"),
+        ("force" = Option<bool>, Query, description = "Also if clients use it; their I/O fails")
+    ),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "Clients use the volume"),
+        (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn remove(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let force = match query.as_deref().unwrap_or_default() {
+        "" | "force=false" => false,
+        "force=true" => true,
+        _ => {
+            let text = "the query is unknown; leave it out, or write force=true";
+            return refusal(ApiError::new(ErrorCode::Malformed, text));
+        }
+    };
+    shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await
+}
+
+/// Resize a volume and notify its clients
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/resize",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = ResizeVolume,
+    responses(
+        (status = 200, body = Resized),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The volume cannot be resized, is read-only, or would lose data and `shrink` is not true"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn resize(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
+) -> Response {
+    shared.run_action(Request::Resize { name, size, shrink }, asked, StatusCode::OK).await
+}
+
+/// Limit a volume's I/O
+///
+/// The limits hold at once for all clients, also for requests that the old ones hold back.
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/limits",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = LimitVolume,
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn limit(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    Body(LimitVolume { limits, client_limits }): Body<LimitVolume>,
+) -> Response {
+    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
+        Ok(read) => read,
+        Err(error) => return refusal(ApiError::invalid(error)),
+    };
+    let request = Request::Limit { name, limits, client_limits };
+    shared.run_action(request, asked, StatusCode::OK).await
+}
+
+/// The limits of all clients together and of each client.
+fn read_limits(
+    limits: Option<&LimitsBody>,
+    client_limits: Option<&LimitsBody>,
+) -> Result<(Option<Limits>, Option<Limits>), String> {
+    let read = |body: Option<&LimitsBody>| body.map(LimitsBody::limits).transpose();
+    Ok((read(limits)?, read(client_limits)?))
+}
+
+/// Add a volume to a subsystem or a target
+#[utoipa::path(
+    post,
+    path = "/v1/targets/{target}/units",
+    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
+    request_body = AttachVolume,
+    responses(
+        (status = 201, body = Attached),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The number is taken, or access would be too open"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn attach(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(target): Param<String>,
+    Body(AttachVolume { volume: name, number, ana_group }): Body<AttachVolume>,
+) -> Response {
+    let request = Request::Attach { name, target, number, ana_group };
+    shared.run_action(request, asked, StatusCode::CREATED).await
+}
+
+/// Remove a namespace or logical unit; keep exporting its volume elsewhere
+#[utoipa::path(
+    delete,
+    path = "/v1/targets/{target}/units/{number}",
+    params(
+        ("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port"),
+        ("number" = u32, Path, description = "NSID or LUN")
+    ),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn detach(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param((target, number)): Param<(String, u32)>,
+) -> Response {
+    shared.run_action(Request::Detach { target, number }, asked, StatusCode::OK).await
+}
+
+/// Change a protocol-specific setting of a target
+///
+/// iSCSI: `{"alua": {"state": "standby", "at": "192.0.2.1:3260"}}`. NVMe: `{"ana": {"group": 1,
+/// "state": "inaccessible", "at": null}}`, `{"add_host": {"host": {...}}}`, `{"remove_host":
+/// {"hostnqn": "..."}}`, `{"read_keys": {"hostnqn": "..."}}`.
+#[utoipa::path(
+    post,
+    path = "/v1/targets/{target}/changes",
+    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
+    request_body = ChangeTarget,
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(target): Param<String>,
+    Body(ChangeTarget { protocol, what }): Body<ChangeTarget>,
+) -> Response {
+    let request = Request::Change(Change { protocol, target, what });
+    shared.run_action(request, asked, StatusCode::OK).await
+}
+
+/// The running config, as a config file
+#[utoipa::path(get, path = "/v1/config", responses((status = 200, body = ConfigText)))]
+async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Export).await?.json()))
+}
+
+/// The changes that a reload of the config file would make, and the sessions they would affect
+#[utoipa::path(
+    get,
+    path = "/v1/config/diff",
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 409, body = ErrorBody, description = "There is no config file"),
+        (status = 422, body = ErrorBody, description = "The config file is invalid")
+    )
+)]
+async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Diff).await?.json()))
+}
+
+/// Load the daemon's config file again and apply its changes
+///
+/// After an error nothing has changed.
+#[utoipa::path(
+    post,
+    path = "/v1/config/reload",
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 409, body = ErrorBody, description = "There is no config file"),
+        (status = 422, body = ErrorBody, description = "The config file is invalid"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
+    shared.run_action(Request::Reload, asked, StatusCode::OK).await
+}
+
+/// Apply a config fragment: add and change the entries that it names, keep everything else
+///
+/// After an error nothing has changed.
+#[utoipa::path(
+    post,
+    path = "/v1/config/apply",
+    request_body = ApplyConfig,
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn apply(State(shared): State<ApiState>, asked: Asked, Body(body): Body<ApplyConfig>) -> Response {
+    let ApplyConfig { path, text } = body;
+    let request = Request::Apply { fragment: Fragment { path: path.into(), text } };
+    shared.run_action(request, asked, StatusCode::OK).await
+}
+
+/// Write the running config into the daemon's config file; keep comments
+#[utoipa::path(
+    post,
+    path = "/v1/config/save",
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn save(State(shared): State<ApiState>, asked: Asked) -> Response {
+    shared.run_action(Request::Save, asked, StatusCode::OK).await
+}
+
+/// Log levels by area
+#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = BTreeMap<String, String>)))]
+async fn log(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Log { levels: None }).await?.json()))
+}
+
+/// Change log levels until the daemon stops
+#[utoipa::path(
+    post,
+    path = "/v1/log",
+    request_body = ChangeLog,
+    responses(
+        (status = 200, body = BTreeMap<String, String>),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn change_log(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Body(ChangeLog { levels }): Body<ChangeLog>,
+) -> Response {
+    shared.run_action(Request::Log { levels: Some(levels) }, asked, StatusCode::OK).await
+}
+
+/// Running and recent actions: requests that change something
+#[utoipa::path(get, path = "/v1/actions", responses((status = 200, body = [ActionStatus])))]
+async fn actions(State(shared): State<ApiState>) -> Response {
+    json(StatusCode::OK, &shared.actions.list())
+}
+
+/// One action
+#[utoipa::path(
+    get,
+    path = "/v1/actions/{id}",
+    params(("id" = u64, Path, description = "Number of the action")),
+    responses((status = 200, body = ActionStatus), (status = 404, body = ErrorBody))
+)]
+async fn action(State(shared): State<ApiState>, Param(id): Param<u64>) -> Result<Response, ApiError> {
+    let found = shared.actions.get(id);
+    let found = found
+        .ok_or_else(|| ApiError::not_found(format!("action {id} does not exist or has been discarded")))?;
+    Ok(json(StatusCode::OK, &found))
+}
+
+/// I/O rates and latencies of the last second and the last hour
+#[utoipa::path(get, path = "/v1/history", responses((status = 200, body = History)))]
+async fn history(State(shared): State<ApiState>) -> Response {
+    let history = shared.samples.lock().unwrap_or_else(PoisonError::into_inner).history();
+    json(StatusCode::OK, &history)
+}
+
+/// Metrics in the OpenMetrics text format
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8"))
+)]
+async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    let control = shared.control.clone();
+    let text = tokio::task::spawn_blocking(move || metrics::render(&control)).await;
+    let text = text
+        .map_err(|error| ApiError::failed(format!("no metrics: {error}; the daemon's log has the reason")))?;
+    let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// Maximum `wait` of a client, in seconds.
+const MAX_WAIT: u64 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_waits_as_long_as_it_requests() {
+        let wait = |value: &'static str| {
+            let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
+            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait_limit(&HeaderMap::new()), None);
+        assert_eq!(wait("wait=5"), None);
+        assert_eq!(wait("respond-async"), Some(0));
+        assert_eq!(wait("respond-async, wait=5"), Some(5));
+        assert_eq!(wait("wait=5; respond-async"), Some(5));
+        assert_eq!(wait("respond-async, wait=1000"), Some(MAX_WAIT));
+    }
+
+    #[test]
+    fn every_path_documents_its_errors() {
+        let (_, document) = described().split_for_parts();
+        let document = serde_json::to_value(document).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert_eq!(paths.len(), 19);
+        for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
+            for (method, operation) in methods.as_object().unwrap() {
+                assert!(operation["responses"]["404"].is_object(), "{method} {path}");
+            }
+        }
+        assert_eq!(document["info"]["title"], "blockmux");
+    }
+
+    /// utoipa does not read them from the handlers: its feature for that compiles regular
+    /// expressions.
+    #[test]
+    fn every_operation_documents_the_parameters_of_its_path() {
+        let (_, document) = described().split_for_parts();
+        let document = serde_json::to_value(document).unwrap();
+        let mut documented = 0;
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+            for (name, (method, operation)) in names
+                .flat_map(|name| methods.as_object().unwrap().iter().map(move |operation| (name, operation)))
+            {
+                let parameters = operation["parameters"].as_array().unwrap();
+                let is_it = |one: &&serde_json::Value| one["name"] == name && one["in"] == "path";
+                assert_eq!(parameters.iter().filter(is_it).count(), 1, "{method} {path}: {name}");
+                documented += 1;
+            }
+        }
+        assert!(documented > 0);
+    }
+}

@@ -1,0 +1,173 @@
+//! Opens a volume for export: at the start, by `ctl add` and by a reload.
+
+use super::claim::Claim;
+use super::config::VolumeEntry;
+use super::identity::{Identified, identify, target_name};
+use super::setup::LARGEST;
+use super::state;
+use crate::data::part::Part;
+use crate::failure::Failure;
+use crate::process::machine::{machine_id, memory_bytes};
+use crate::protocol::Protocol;
+use crate::protocol::policy::Policy;
+use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
+use blockmux_proto::exports::Export;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
+use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
+use blockmux_volume::units::human_size;
+use blockmux_volume::{Spec, VolumeInfo};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing::warn;
+
+/// A volume to export, with its configured or generated name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedVolume {
+    pub(super) name: String,
+    pub(super) entry: VolumeEntry,
+}
+
+/// Opens volumes with the settings of the daemon.
+pub(super) struct VolumeOpener {
+    /// The protocols that export the volumes; may contain duplicates.
+    pub(super) protocols: Vec<&'static Protocol>,
+    /// Refuse writes to all volumes.
+    pub(super) read_only: bool,
+    /// The volumes can be resized while the daemon runs.
+    pub(super) may_grow: bool,
+    /// Decides which of the protocols export a volume.
+    pub(super) policy: Policy,
+    /// State directory; `None` if there is none.
+    pub(super) state: Option<PathBuf>,
+    /// UUIDs that the volumes had in the daemon from which this process takes over, by name. They
+    /// are used for data from which no UUID can be derived.
+    pub(super) uuids: BTreeMap<String, VolumeUuid>,
+}
+
+impl NamedVolume {
+    /// Checks that the protocol can transmit the volume's description.
+    pub(super) fn check_description(&self, protocol: &Protocol) -> Result<(), Failure> {
+        let NamedVolume { name, entry: VolumeEntry { description, .. } } = self;
+        let max = protocol.max_description;
+        if description.len() > max || description.contains('\0') {
+            return Err(Failure::request(format!(
+                "the description of `{name}` is longer than {max} bytes or contains a NUL; shorten it"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl VolumeOpener {
+    /// Opens a volume and creates its shared state.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or a protocol cannot export it.
+    pub(super) fn open(
+        &self,
+        named: &NamedVolume,
+        populate: Populate,
+    ) -> Result<(Export, Arc<VolumeState>), Failure> {
+        let NamedVolume { name, entry: VolumeEntry { spec, shared, read_only, .. } } = named;
+        let (read_only, shared) = (*read_only, *shared);
+        let access = if read_only { Access::Read } else { Access::Either };
+        let how = Use {
+            access,
+            connections: 1,
+            may_grow: self.may_grow,
+            populate,
+            state: self.state.as_deref(),
+            part: Part::WHOLE,
+        };
+        // Read before opening, because a RAM volume takes memory.
+        let memory = memory_bytes();
+        let Opened { volume, data, remote, .. } = open::open(spec, how)?;
+        if spec.ram_bytes() > memory {
+            warn!(
+                "{spec}: is larger than this machine's memory ({}); the kernel kills processes when memory runs out",
+                human_size(memory)
+            );
+        }
+        let info = volume.info();
+        if info.size > LARGEST {
+            return Err(Failure::request(format!(
+                "{spec}: has {} bytes, but clients support at most 2^63 - 1; serve a smaller volume",
+                info.size
+            )));
+        }
+        self.check_blocks(named, &info)?;
+        let Identified { mut uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
+        if let Some(known) = self.uuids.get(name).filter(|_| !is_lasting) {
+            uuid = *known;
+        }
+        let claims = !shared && !read_only && !info.read_only;
+        let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
+        if claims && !remote.is_empty() {
+            warn!(
+                "`{name}` is on another server: if another machine also exports it, reservations and locks are not \
+                 shared between the two"
+            );
+        }
+        let target_name = target_name(named, uuid);
+        let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
+        let directory = self.state.as_deref();
+        let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
+        volume_state.limiter().set_limits(named.entry.volume_limits());
+        let (name, description) = (name.clone(), named.entry.description.clone());
+        Ok((Export { name, description, read_only, volume }, volume_state))
+    }
+}
+
+impl VolumeOpener {
+    /// Checks that every protocol that exports a volume supports its block size.
+    pub(super) fn check_blocks(&self, named: &NamedVolume, info: &VolumeInfo) -> Result<(), Failure> {
+        let spec = &named.entry.spec;
+        let mut serving =
+            self.protocols.iter().filter(|protocol| self.policy.may_serve(protocol, &named.name));
+        serving.try_for_each(|protocol| check_blocks(protocol, spec, info))
+    }
+}
+
+fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
+    let (title, max) = (protocol.title, protocol.max_logical_block);
+    if info.logical_block > max {
+        return Err(Failure::request(format!(
+            "{spec}: has blocks of {} bytes, but {title} supports at most {max}; leave `{}` out of its `protocols`, or \
+             serve a volume with smaller blocks",
+            info.logical_block,
+            protocol.key()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::NBD;
+    use blockmux_volume::spec::NullSpec;
+    use std::str::FromStr;
+
+    const NULL: Spec = Spec::Null(NullSpec {
+        size: 1,
+        blocks: blockmux_volume::BlockSizes { logical: None, physical: None },
+    });
+
+    #[test]
+    fn long_descriptions_and_large_blocks_are_refused() {
+        let named = |description| {
+            let entry = VolumeEntry { description, ..VolumeEntry::from_str("a=null:1").unwrap() };
+            NamedVolume { name: "a".to_owned(), entry }
+        };
+        assert!(named("x".repeat(4096)).check_description(&NBD).is_ok());
+        for description in ["x".repeat(4097), "a\0b".to_owned()] {
+            let failure = named(description).check_description(&NBD).unwrap_err().to_string();
+            assert!(failure.starts_with("the description of `a` is longer than 4096 bytes"), "{failure}");
+        }
+        let info = |logical_block| VolumeInfo { logical_block, ..VolumeInfo::new(1 << 30) };
+        assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());
+        let failure = check_blocks(&NBD, &NULL, &info(1 << 17)).unwrap_err().to_string();
+        assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
+    }
+}

@@ -1,0 +1,475 @@
+//! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
+//! that cannot fail.
+
+use super::fragment;
+use super::model::Model;
+use super::{
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
+};
+use crate::api::{ApiError, ErrorCode};
+use crate::cli::ctl::PlanReport;
+use crate::daemon::access::plain_warning;
+use crate::daemon::flush;
+use crate::daemon::identity::{served_data, warn_of_same_data};
+use crate::daemon::listen::{self, BoundListener};
+use crate::daemon::setup::{OpenedVolumes, Setup};
+use crate::data::layers;
+use crate::failure::Failure;
+use crate::protocol::address::ListenerAddress;
+use crate::protocol::by_name;
+use crate::protocol::frontend::LiveProtocol;
+use crate::protocol::policy::{Policy, PolicyListener};
+use crate::volume_kinds::open::Populate;
+use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
+use blockmux_proto::exports::{Export, Exports, Removed};
+use blockmux_proto::volume_state::VolumeState;
+use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The result of the steps that can fail. Dropping it undoes them.
+struct Prepared {
+    setup: Setup,
+    desired: Model,
+    plan: Plan,
+    /// Listeners in the order of the config.
+    places: Vec<PreparedListener>,
+    opened: BTreeMap<String, (Export, Arc<VolumeState>)>,
+    policy: Policy,
+    resized: ResizedVolumes,
+}
+
+enum PreparedListener {
+    /// A listener that exists already, with its configured address and its new policy.
+    Stays(ListenerAddress, PolicyListener),
+    New(Box<BoundListener>),
+}
+
+/// Volumes that were resized. Dropping them gives each its previous size back.
+#[derive(Default)]
+struct ResizedVolumes(Vec<ResizedVolume>);
+
+struct ResizedVolume {
+    volume_state: Arc<VolumeState>,
+    /// The sizes in bytes.
+    before: u64,
+    after: u64,
+}
+
+impl Drop for ResizedVolumes {
+    fn drop(&mut self) {
+        for ResizedVolume { volume_state, before, after } in self.0.drain(..) {
+            // The volume had this size before. If another change has resized it since, it stays.
+            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
+        }
+    }
+}
+
+impl Reloader {
+    /// Applies a new config. After an error nothing has changed.
+    ///
+    /// # Errors
+    /// If it cannot be applied; the message says what to do.
+    pub(super) fn apply(self: &Arc<Reloader>, new: &NewConfig) -> Result<PlanReport, ApiError> {
+        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..MAX_ATTEMPTS {
+            let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
+            let before = config.clone();
+            let prepare = move || reloader.prepare(&before, &new).map(|prepared| (prepared, new));
+            let (prepared, new) = self.blocking.run("the config", prepare)??;
+            let mut changing = self.begin_change();
+            // Another change may have come in between, which the plan does not know.
+            if Arc::ptr_eq(&self.config.get(), &config) {
+                return Ok(self.commit(&mut changing, &config, prepared, &new));
+            }
+        }
+        let text = "other commands change the daemon at the same time; try again when they are done";
+        Err(ApiError::new(ErrorCode::Conflict, text))
+    }
+
+    /// Executes the steps that can fail. After an error, those that were done are undone. They may
+    /// hang in a path, so no lock is held.
+    fn prepare(&self, config: &RunningConfig, new: &NewConfig) -> Result<Prepared, ApiError> {
+        let setup = match new {
+            NewConfig::File => self.read_file()?,
+            NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
+        };
+        let desired = Model::of(&setup);
+        let plan = self.plan(config, &setup, &desired);
+        let failed = |failure| ApiError::invalid(setup.located(failure));
+        let kept = plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step));
+        kept.map_err(|what| failed(Failure::request(what)))?;
+        let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
+        let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
+        for named in &desired.volumes {
+            policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
+        }
+        let checked =
+            desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
+        checked.map_err(|what| failed(Failure::request(what)))?;
+        let resized = self.resize(config, &desired, &plan);
+        let resized = resized.map_err(|what| failed(Failure::request(what)))?;
+        Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
+    }
+
+    /// Binds new listeners; returns all, and the policy of the new config at them.
+    fn prepare_listeners(
+        &self,
+        config: &RunningConfig,
+        setup: &Setup,
+    ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
+        let mut places = Vec::new();
+        for (asked, listener) in self.places(config, setup).map_err(Failure::request)? {
+            let is_there = config
+                .listeners
+                .iter()
+                .any(|(_, own)| own.protocol.name == listener.protocol.name && own.place == listener.place);
+            places.push(if is_there {
+                PreparedListener::Stays(asked, listener)
+            } else {
+                PreparedListener::New(Box::new(self.bind(config, setup, listener)?))
+            });
+        }
+        let listeners = places.iter().map(|place| match place {
+            PreparedListener::Stays(_, listener) => listener.clone(),
+            PreparedListener::New(bound) => bound.listener.clone(),
+        });
+        let policy = setup.policy.clone().at(listeners.collect(), setup.has_api());
+        Ok((places, policy.map_err(Failure::request)?))
+    }
+
+    /// Opens new and replaced volumes, and checks that every protocol supports the blocks of all.
+    fn open_new(&self, setup: &Setup, desired: &Model, plan: &Plan) -> Result<OpenedVolumes, Failure> {
+        let opener = setup.opener();
+        for (id, export) in self.exports.iter() {
+            let stays = desired.volume(&export.name);
+            let is_new = plan.steps.iter().any(|(name, step)| {
+                *name == export.name && matches!(step, VolumeStep::Replace | VolumeStep::Remove)
+            });
+            if let Some(named) = stays.filter(|_| !is_new) {
+                let info = self.exports.volume_state(id).map(|state| state.volume().info());
+                info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
+            }
+        }
+        let mut opened = BTreeMap::new();
+        for (name, step) in &plan.steps {
+            let is_opened = matches!(step, VolumeStep::Add | VolumeStep::Replace);
+            let Some(named) = desired.volume(name).filter(|_| is_opened) else { continue };
+            let volume = opener.open(named, Populate::Behind).map_err(|error| {
+                let advice = match step {
+                    VolumeStep::Replace => {
+                        "; to open the same data with other options, remove the volume, reload, and add it again"
+                    }
+                    _ => "",
+                };
+                Failure::request(format!("volume `{name}`: spec: {error}{advice}"))
+            })?;
+            opened.insert(name.clone(), volume);
+        }
+        Ok(opened)
+    }
+
+    /// Binds a listener at an address at which this daemon does not listen yet.
+    fn bind(
+        &self,
+        config: &RunningConfig,
+        setup: &Setup,
+        listener: PolicyListener,
+    ) -> Result<BoundListener, Failure> {
+        if matches!(listener.place, ListenerAddress::Interface(_)) {
+            // Network interfaces take effect at the next start.
+            return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
+        }
+        let conflicts = |(_, own): &&(ListenerAddress, PolicyListener)| {
+            let tcp = own.place.tcp().zip(listener.place.tcp());
+            tcp.is_some_and(|(own, new)| {
+                own.port() == new.port() && (own.ip().is_unspecified() || new.ip().is_unspecified())
+            })
+        };
+        let own = config.listeners.iter().find(conflicts).map(|(_, own)| own.place.to_string());
+        let place = listener.place.to_string();
+        let inherited = self.inherited().take_for(&listener);
+        listen::bind(listener, setup.congestion.as_ref(), inherited).map_err(|error| match own {
+            Some(own) => Failure::request(format!(
+                "cannot listen on {place} while this daemon listens on {own}; remove that listener, reload, then add this one"
+            )),
+            None => error,
+        })
+    }
+
+    /// Checks that a step loses no data that a user has not given up by a command of its own.
+    fn check_kept(&self, name: &str, step: VolumeStep) -> Result<(), String> {
+        if let VolumeStep::Shrink { now, size } = step {
+            return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
+        }
+        let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+        match served.filter(|_| matches!(step, VolumeStep::Remove | VolumeStep::Replace)) {
+            Some(served) => check_not_deleted(name, &**served.volume()),
+            None => Ok(()),
+        }
+    }
+
+    /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
+    /// is lost by that: the files stay as long as they are.
+    fn resize(&self, config: &RunningConfig, desired: &Model, plan: &Plan) -> Result<ResizedVolumes, String> {
+        let mut resized = ResizedVolumes::default();
+        for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
+            let specs = config.running.volume(name).zip(desired.volume(name));
+            let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
+            let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+            let Some((size, volume_state)) = size.zip(volume_state) else { continue };
+            let before = volume_state.volume().info().size;
+            let after = volume_state.resize(Resize::grow(size));
+            let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
+            resized.0.push(ResizedVolume { volume_state, before, after });
+        }
+        Ok(resized)
+    }
+
+    /// Executes the steps that cannot fail. Failures that remain possible, such as that of a flush,
+    /// become warnings of the report.
+    #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
+    fn commit(
+        &self,
+        changing: &mut Changing<'_>,
+        config: &RunningConfig,
+        prepared: Prepared,
+        new: &NewConfig,
+    ) -> PlanReport {
+        let Prepared { setup, desired, plan, places, mut opened, policy, mut resized } = prepared;
+        // The sizes stay.
+        resized.0.clear();
+        let mut warnings = Vec::new();
+        let live_protocols = self.live_protocols.get();
+        self.policy.replace(&policy);
+        self.frontends.set(setup.frontends.clone());
+        self.opener.set(Arc::new(setup.opener()));
+        if let Some((own, new)) = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref()) {
+            if own.borrow().tls.is_some() {
+                warnings.extend(setup.api.as_ref().and_then(|listener| plain_warning(listener, new)));
+            }
+            // Connections of clients that were checked with other credentials end.
+            own.send_if_modified(|own| {
+                let is_renewed = *own != *new;
+                own.clone_from(new);
+                is_renewed
+            });
+        }
+        // From here on, removed listeners and targets accept no connections.
+        let stay: BTreeSet<_> = places
+            .iter()
+            .filter_map(|place| match place {
+                PreparedListener::Stays(_, listener) => {
+                    Some((listener.protocol.name, listener.place.to_string()))
+                }
+                PreparedListener::New(_) => None,
+            })
+            .collect();
+        let is_kept = |own: &RunningListener| {
+            stay.contains(&(own.listener.protocol.name, own.listener.place.to_string()))
+        };
+        let (kept, gone): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
+        for own in &gone {
+            own.end.end();
+            self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
+        }
+        let reconfigure = |live_protocols: &[LiveProtocol]| {
+            for (protocol, frontend) in setup.frontends.iter() {
+                let places = self.policy.places_of(protocol);
+                if let Some(live) = live_of(live_protocols, protocol) {
+                    live.reconfigure(frontend, &self.service(&places));
+                }
+            }
+        };
+        for place in &places {
+            if let PreparedListener::Stays(_, listener) = place {
+                self.connection_limits.set_networks(
+                    listener.protocol,
+                    &listener.place.to_string(),
+                    &listener.networks,
+                );
+            }
+        }
+        reconfigure(&live_protocols);
+        for (id, export) in self.exports.iter() {
+            let limits = desired.volume(&export.name).map(|named| named.entry.volume_limits());
+            let limiter = self.exports.volume_state(id).map(|own| own.limiter().clone());
+            if let Some((limits, limiter)) = limits.zip(limiter) {
+                limiter.set_limits(limits);
+            }
+        }
+        // Dropping the removed listeners closes their sockets.
+        let gone: BTreeSet<String> = gone.into_iter().map(|own| own.listener.place.to_string()).collect();
+        let replaced: BTreeSet<&str> = plan
+            .steps
+            .iter()
+            .filter(|(_, step)| matches!(step, VolumeStep::Replace | VolumeStep::Remove))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let must_go = |session: &SessionInfo| {
+            let live =
+                by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
+            gone.contains(&session.listener)
+                || !self.policy.admits(&session.listener, session.peer_ip())
+                || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
+                || live.is_some_and(|live| !live.may_continue(session))
+        };
+        let draining = self.connection_limits.sessions().drain(NOT_IN_CONFIG, must_go);
+        self.cores.wake_all();
+        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
+        let late = draining.left();
+        if !late.is_empty() {
+            draining.close();
+            self.cores.wake_all();
+            warnings.extend(late.iter().map(|session| {
+                let (peer, target) = (&session.peer, &session.login.target);
+                format!(
+                    "{peer} did not end its session with {target} within {} s and was disconnected",
+                    DRAIN_TIMEOUT.as_secs()
+                )
+            }));
+        }
+        live_protocols.iter().for_each(|(_, live)| live.disconnect_remaining());
+        // Removes volumes, then adds the new ones.
+        let found = replaced.iter().filter_map(|name| Some((name, self.exports.find(name)?.0)));
+        let leaving: Vec<_> = found.collect();
+        let volume_states = leaving.iter().filter_map(|(_, id)| self.exports.volume_state(*id));
+        self.lift_limits(&volume_states.collect::<Vec<_>>());
+        let mut removed = Vec::new();
+        for (name, id) in leaving {
+            live_protocols.iter().for_each(|(_, live)| live.remove(id));
+            removed.extend(self.exports.remove(name));
+        }
+        warnings.extend(finish_removal(&removed));
+        for named in &desired.volumes {
+            let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
+            if self.exports.add(export, volume_state).is_none() {
+                warnings.push(format!("volume `{}`: too many volumes; restart the daemon", named.name));
+            }
+        }
+        for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Describe) {
+            let found = self.exports.find(name).zip(desired.volume(name));
+            if let Some(((id, _), named)) = found {
+                self.exports.describe(id, &named.entry.description);
+            }
+        }
+        let all: Vec<_> = self.exports.iter().collect();
+        warn_of_same_data(&served_data(&all, &self.exports, &self.policy), |_| true);
+        if let Err(failure) = self.begin_protocols() {
+            warnings.push(failure.to_string());
+        }
+        reconfigure(&self.live_protocols.get());
+        self.connection_limits.set_max(setup.max_connections);
+        self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
+        // New listeners come last, so that their clients find all volumes.
+        let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
+        for place in places {
+            match place {
+                PreparedListener::Stays(asked, listener) => {
+                    let text = listener.place.to_string();
+                    let at = kept.iter().position(|(own, running)| {
+                        *own == text && running.listener.protocol.name == listener.protocol.name
+                    });
+                    if let Some(at) = at {
+                        let (_, own) = kept.swap_remove(at);
+                        changing.listeners.push(RunningListener { asked, listener, ..own });
+                    }
+                }
+                PreparedListener::New(bound) => {
+                    let BoundListener { asked, listener, socket } = *bound;
+                    match self.accept(asked, listener, socket) {
+                        Ok(running) => changing.listeners.push(running),
+                        Err(failure) => warnings.push(failure.to_string()),
+                    }
+                }
+            }
+        }
+        let running = desired.without_pending(&config.running, &plan);
+        let (loaded, is_unsaved) = match new {
+            NewConfig::File => (desired, false),
+            NewConfig::Fragment(_) => (config.loaded.clone(), true),
+        };
+        self.publish(changing, RunningConfig { running, loaded, is_unsaved, listeners: Vec::new() });
+        PlanReport { applied: true, warnings, ..plan.report }
+    }
+
+    /// Lifts the limits of volumes that are about to be removed, and waits until what they held
+    /// back has started: it would be refused afterwards.
+    pub(in crate::daemon) fn lift_limits(&self, volumes: &[Arc<VolumeState>]) {
+        let lift = |volume: &&Arc<VolumeState>| volume.limiter().set_limits(VolumeLimits::default());
+        if volumes.iter().filter(lift).count() > 0 {
+            self.cores.wake_all();
+        }
+        wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
+    }
+}
+
+/// Checks that no file of a volume was deleted: the data of such a file is lost when the volume is
+/// closed.
+///
+/// # Errors
+/// Names the file and what to do.
+pub(in crate::daemon) fn check_not_deleted(name: &str, volume: &dyn Volume) -> Result<(), String> {
+    match volume.deleted_file() {
+        Some(path) => Err(format!(
+            "volume `{name}`: {} was deleted while it is served, and its data is lost when the volume is closed; copy \
+             the volume from this daemon with 'blockmux copy' if the data is needed, then stop the daemon",
+            path.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Checks that each path still leads to what is served. A process that takes over opens the paths
+/// anew, and would continue sessions with other data.
+///
+/// # Errors
+/// Names the first path and what to do.
+pub(super) fn check_paths(exports: &Exports) -> Result<(), String> {
+    for (_, export) in exports.iter() {
+        let Export { name, volume, .. } = &*export;
+        check_not_deleted(name, &**volume)?;
+        if let Some(path) = volume.lost_path() {
+            return Err(format!(
+                "volume `{name}`: {} no longer leads to what is served, and the new process would serve other data; \
+                 restore the path, or restart the daemon",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Waits for I/O in flight on removed volumes and flushes them; returns warnings.
+fn finish_removal(removed: &[Removed]) -> Vec<String> {
+    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
+    wait(DRAIN_TIMEOUT, || settling.iter().all(|settling| settling.is_over()));
+    let late = removed.iter().zip(&settling).filter(|(_, settling)| !settling.is_over());
+    let mut wrong: Vec<String> = late
+        .map(|(removed, _)| {
+            let (name, seconds) = (&removed.export.name, DRAIN_TIMEOUT.as_secs());
+            format!("{name}: I/O that was in flight when it was removed has not ended after {seconds} s")
+        })
+        .collect();
+    let exports: Vec<_> = removed.iter().map(|removed| removed.export.clone()).collect();
+    wrong.extend(flush::each(&exports).err().map(|failure| failure.to_string()));
+    wrong
+}
+
+/// Waits until `is_over` is true, at most for `timeout`.
+fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_over() && begun.elapsed() < timeout {
+        thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// Attempts to apply a config while other changes come in between.
+const MAX_ATTEMPTS: usize = 3;
+/// Time for requests to start that limits held back.
+const LIFT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for sessions that are no longer allowed, and for I/O on removed volumes.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

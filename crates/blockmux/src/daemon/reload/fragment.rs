@@ -1,0 +1,165 @@
+//! Applies a config fragment: adds or changes the entries that the fragment names, and keeps the
+//! rest of the running config.
+
+use super::plan::Schema;
+use super::{Reloader, RunningConfig};
+use crate::api::ApiError;
+use crate::cli::ctl::Fragment;
+use crate::daemon::setup::{Setup, VOLUMES};
+use crate::daemon::sources::Sources;
+use crate::failure::Failure;
+use crate::protocol::address::ListenerEntry;
+use crate::protocol::{PROTOCOLS, anchor};
+use blockmux_volume::{Spec, SpecError};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use toml::de::Deserializer;
+use toml::{Table, Value};
+
+/// The setup of the running config with a fragment merged into it.
+///
+/// # Errors
+/// The message names the line of the fragment and what to do.
+pub(super) fn merged(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    fragment: &Fragment,
+) -> Result<Setup, ApiError> {
+    let named = Setup::named_lists(&reloader.frontends.get());
+    let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
+    let located = |failure| ApiError::invalid(sources.located(failure));
+    let written = sources.table().map_err(ApiError::invalid)?;
+    let span = written.span();
+    let plain = Table::deserialize(Deserializer::from(written));
+    let plain = plain.map_err(|error| ApiError::invalid(sources.wrong(Some(span), error.message())))?;
+    if sources.has_include() {
+        return Err(located(Failure::request("include: a fragment cannot include files; remove it")));
+    }
+    let directory = fragment.path.parent().unwrap_or(Path::new(""));
+    let (plain, specs) =
+        with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
+    let schema = Schema::new(&reloader.frontends.get());
+    let mut table = config.running.table.clone();
+    for (key, value) in plain {
+        merge(&schema, &mut vec![key.clone()], &mut table, key, value);
+    }
+    let text = toml::to_string(&table).map_err(ApiError::invalid)?;
+    let merged = Sources::of_text(reloader.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
+    let (args, inherited) = (reloader.args.without_volumes_and_listeners(), reloader.inherited().addresses());
+    let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
+    // Passwords and generated names are not part of the text.
+    for named in &mut setup.volumes {
+        let running = config.running.volume(&named.name);
+        match (specs.get(&named.name), running) {
+            (Some(spec), _) => named.entry.spec = spec.clone(),
+            (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
+            (None, None) => {}
+        }
+        if let Some(running) = running.filter(|running| running.entry.name.is_none()) {
+            named.entry.name.clone_from(&running.entry.name);
+        }
+    }
+    // Messages about the setup name lines of the fragment.
+    setup.sources = Some(sources);
+    Ok(setup)
+}
+
+/// The fragment with its relative paths made absolute below `directory`, and the specs of its
+/// volumes.
+fn with_absolute_paths(
+    mut fragment: Table,
+    directory: &Path,
+) -> Result<(Table, BTreeMap<String, Spec>), String> {
+    let mut specs = BTreeMap::new();
+    let volumes = fragment.get_mut(VOLUMES.0).and_then(Value::as_array_mut);
+    for volume in volumes.into_iter().flatten().filter_map(Value::as_table_mut) {
+        let name = volume.get(VOLUMES.1).and_then(Value::as_str).map(str::to_owned);
+        let name = name.ok_or("volume: volumes of a fragment need names; add `name` to each")?;
+        let Some(spec) = volume.get("spec").and_then(Value::as_str) else { continue };
+        let spec: Spec =
+            spec.parse().map_err(|error: SpecError| format!("volume `{name}`: spec: {error}"))?;
+        let spec = spec.below(directory);
+        volume.insert("spec".to_owned(), spec.to_string().into());
+        specs.insert(name, spec);
+    }
+    for protocol in PROTOCOLS {
+        let list = fragment.get_mut(&protocol.key()).and_then(Value::as_array_mut);
+        for place in list.into_iter().flatten() {
+            let Some(text) = place.as_str() else { continue };
+            let mut entry = ListenerEntry::read(protocol.carrier, text)
+                .map_err(|error| format!("{}: {error}", protocol.key()))?;
+            entry.address.anchor(directory);
+            *place = entry.in_full(protocol.port).into();
+        }
+    }
+    fragment.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
+    Ok((fragment, specs))
+}
+
+/// Merges a value into a table. Entries of named lists and keys of tables are merged, lists of
+/// plain values at the top level are united; any other value replaces the previous one.
+fn merge(schema: &Schema, path: &mut Vec<String>, table: &mut Table, key: String, value: Value) {
+    let name_key = schema.name_key(path);
+    match (table.get_mut(&key), value, name_key) {
+        (Some(Value::Array(own)), Value::Array(more), Some(name_key)) => {
+            for entry in more {
+                let name = entry.get(name_key).cloned();
+                let known = own.iter_mut().find(|known| known.get(name_key).cloned() == name);
+                match (known.and_then(Value::as_table_mut), entry) {
+                    (Some(known), Value::Table(entry)) => {
+                        path.push(String::new());
+                        merge_all(schema, path, known, entry);
+                        path.pop();
+                    }
+                    (_, entry) => own.push(entry),
+                }
+            }
+        }
+        (Some(Value::Array(own)), Value::Array(more), None) if path.len() == 1 => {
+            let new = more.into_iter().filter(|value| !own.contains(value)).collect::<Vec<_>>();
+            own.extend(new);
+        }
+        (Some(Value::Table(own)), Value::Table(more), None) => merge_all(schema, path, own, more),
+        (_, value, _) => drop(table.insert(key, value)),
+    }
+}
+
+fn merge_all(schema: &Schema, path: &mut Vec<String>, table: &mut Table, more: Table) {
+    for (key, value) in more {
+        path.push(key.clone());
+        merge(schema, path, table, key, value);
+        path.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Frontends;
+
+    #[test]
+    fn a_fragment_changes_only_the_entries_that_it_names() {
+        let schema = Schema::new(&Frontends::default());
+        let mut table: Table = "cores = 1\nnbd = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
+            [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a' }\nMaxConnections = 2\n\
+            [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'"
+            .parse()
+            .unwrap();
+        let fragment: Table =
+            "nbd = [':2', ':1']\n[[volume]]\nname = 'b'\nspec = 'mem:2m'\n[[iscsi_target]]\n\
+            TargetName = 'iqn.a'\nluns = { 1 = 'b' }\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'"
+                .parse()
+                .unwrap();
+        for (key, value) in fragment {
+            merge(&schema, &mut vec![key.clone()], &mut table, key, value);
+        }
+        let expected: Table = "cores = 1\nnbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
+            [[volume]]\nname = 'b'\nspec = 'mem:2m'\n\
+            [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'b' }\nMaxConnections = 2\n\
+            [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'"
+            .parse()
+            .unwrap();
+        assert_eq!(table, expected);
+    }
+}

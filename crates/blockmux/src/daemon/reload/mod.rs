@@ -1,0 +1,635 @@
+//! Applies a config to a running daemon.
+//!
+//! The config is read and validated as at a start. Its difference from the running config is a plan
+//! ([`plan`]). Steps that can fail come first: opening volumes, binding listeners, resizing
+//! volumes. If one fails, the others are undone and nothing has changed. The remaining steps cannot
+//! fail: each protocol applies its part of the config, sessions that are no longer allowed drain,
+//! volumes are removed and added. See docs/decisions/0057-reload-applies-the-config-live.md.
+//!
+//! The steps that can fail may hang in a path, so they run without the lock of changes. Queries
+//! read snapshots and take no lock of a change. See
+//! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
+
+mod apply;
+mod fragment;
+mod model;
+mod plan;
+mod record;
+mod save;
+
+pub(super) use self::apply::check_not_deleted;
+use self::apply::check_paths;
+use self::model::Model;
+use self::plan::{
+    ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
+};
+pub(super) use self::record::Recorded;
+use super::ServeArgs;
+use super::access::{ACCESS_KEYS, RequiredCredentials};
+use super::blocking_work::BlockingWork;
+use super::config_audit::{self, Caller};
+use super::control::ConnectionLimits;
+use super::inherited::InheritedListeners;
+use super::listen::{self, BoundListener};
+use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
+use super::opening::{NamedVolume, VolumeOpener};
+use super::setup::Setup;
+use crate::api::{ApiError, ErrorCode};
+use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
+use crate::data::part::DataPart;
+use crate::failure::Failure;
+use crate::protocol::address::ListenerAddress;
+use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
+use crate::protocol::policy::{Policy, PolicyListener};
+use crate::protocol::{Frontends, LogicalUnits, Protocol};
+use blockmux_engine::core::cores::Cores;
+use blockmux_engine::net::socket::{Listener, ListenerHandle};
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::serve::sessions::SessionInfo;
+use blockmux_proto::exports::Exports;
+use blockmux_volume::Spec;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
+use tempfile::TempDir;
+use tokio::sync::{Semaphore, watch};
+use tracing::{info, warn};
+
+/// A shared value that a reload replaces as a whole. Clones refer to the same value.
+pub(super) struct Current<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> Clone for Current<T> {
+    fn clone(&self) -> Current<T> {
+        Current(self.0.clone())
+    }
+}
+
+impl<T> Current<T> {
+    pub(super) fn new(value: Arc<T>) -> Current<T> {
+        Current(Arc::new(RwLock::new(value)))
+    }
+
+    /// The current value.
+    pub(super) fn get(&self) -> Arc<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, value: Arc<T>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = value;
+    }
+}
+
+/// The running state of the daemon, and the config that it was made from.
+pub(super) struct Reloader {
+    /// The command line.
+    args: ServeArgs,
+    /// Listeners that the service manager passed; every reload keeps them.
+    inherited: Mutex<InheritedListeners>,
+    pub(super) exports: Exports,
+    pub(super) policy: Policy,
+    pub(super) connection_limits: Arc<ConnectionLimits>,
+    /// The protocols that are served.
+    pub(super) live_protocols: Current<Vec<LiveProtocol>>,
+    pub(super) frontends: Current<Frontends>,
+    pub(super) opener: Current<VolumeOpener>,
+    units: Arc<LogicalUnits>,
+    cores: Arc<Cores>,
+    /// What clients of the API over TCP need; `None` if it is not served there.
+    api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
+    /// Number of the core that the next new listener or resumed session gets.
+    next_core: AtomicUsize,
+    /// The directory of the Unix sockets of `--run`.
+    private: Option<TempDir>,
+    /// Opens volumes, binds listeners and reads files for changes.
+    pub(super) blocking: BlockingWork,
+    /// The configs; replaced by changes only.
+    config: Current<RunningConfig>,
+    /// Locked by each change while it takes effect, and never while a path is opened.
+    changes: Mutex<ChangeState>,
+    /// Locked during a whole reload, also while it opens paths: reloads run one after the other.
+    reloads: Mutex<()>,
+    /// Limits the queries that read the config file, which may hang.
+    readings: Semaphore,
+}
+
+/// The running config and the config file, as of the last change.
+#[derive(Clone)]
+struct RunningConfig {
+    /// The config that runs.
+    running: Model,
+    /// The config file as it was last loaded.
+    loaded: Model,
+    /// `ctl` has changed the running config, and the config file does not have the changes.
+    is_unsaved: bool,
+    /// The listeners, each with its configured address.
+    listeners: Vec<(ListenerAddress, PolicyListener)>,
+}
+
+/// The right to change the daemon; one change has it at a time.
+pub(super) type Changing<'a> = MutexGuard<'a, ChangeState>;
+
+/// What only changes use.
+#[derive(Default)]
+pub(super) struct ChangeState {
+    listeners: Vec<RunningListener>,
+    /// Names of the volumes that `ctl add` is opening.
+    pub(super) opening: BTreeSet<String>,
+}
+
+/// Where a new config comes from.
+#[derive(Clone)]
+enum NewConfig {
+    /// The config file.
+    File,
+    /// A fragment that is merged into the running config.
+    Fragment(Fragment),
+}
+
+/// A listener that accepts connections, or a network interface that is served.
+struct RunningListener {
+    /// The configured address; its port may be 0.
+    asked: ListenerAddress,
+    listener: PolicyListener,
+    end: ListenerEnd,
+    /// The accepting socket; `None` for a network interface.
+    accepting: Option<Accepting>,
+}
+
+/// The accepting socket of a listener.
+struct Accepting {
+    handle: Arc<ListenerHandle>,
+    limit: ConnectionLimit,
+}
+
+impl Reloader {
+    /// Starts to serve a setup on bound listeners.
+    ///
+    /// # Errors
+    /// If a protocol cannot be served, or a core has ended.
+    pub(super) fn start(
+        (args, inherited): (ServeArgs, InheritedListeners),
+        setup: &Setup,
+        exports: &Exports,
+        connection_limits: &Arc<ConnectionLimits>,
+        cores: Cores,
+        (bound, private): (Vec<BoundListener>, Option<TempDir>),
+    ) -> Result<Reloader, Failure> {
+        let running = Model::of(setup);
+        let config =
+            RunningConfig { loaded: running.clone(), running, is_unsaved: false, listeners: Vec::new() };
+        let reloader = Reloader {
+            args,
+            inherited: Mutex::new(inherited),
+            exports: exports.clone(),
+            policy: setup.policy.clone(),
+            connection_limits: connection_limits.clone(),
+            live_protocols: Current::new(Arc::default()),
+            frontends: Current::new(setup.frontends.clone()),
+            opener: Current::new(Arc::new(setup.opener())),
+            units: LogicalUnits::new(exports),
+            cores: Arc::new(cores),
+            api_credentials: None,
+            next_core: AtomicUsize::new(0),
+            private,
+            blocking: BlockingWork::default(),
+            config: Current::new(Arc::new(config.clone())),
+            changes: Mutex::default(),
+            reloads: Mutex::default(),
+            readings: Semaphore::new(MAX_READINGS),
+        };
+        reloader.begin_protocols()?;
+        {
+            let mut changing = reloader.begin_change();
+            for BoundListener { asked, listener, socket } in bound {
+                changing.listeners.push(reloader.accept(asked, listener, socket)?);
+            }
+            reloader.publish(&changing, config);
+        }
+        Ok(reloader)
+    }
+
+    /// Sets the credentials of the API over TCP, which reloads replace.
+    pub(super) fn with_api_credentials(
+        self,
+        api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
+    ) -> Reloader {
+        Reloader { api_credentials, ..self }
+    }
+
+    /// The cores that serve connections.
+    pub(super) fn cores(&self) -> &Arc<Cores> {
+        &self.cores
+    }
+
+    /// Waits for the right to change the daemon. While it is held, no path is opened; I/O in flight
+    /// may be waited for.
+    pub(super) fn begin_change(&self) -> Changing<'_> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a config the one that queries show and later changes start from.
+    fn publish(&self, changing: &Changing<'_>, config: RunningConfig) {
+        let listeners = changing.listeners.iter().map(|own| (own.asked.clone(), own.listener.clone()));
+        let listeners = listeners.collect();
+        self.config.set(Arc::new(RunningConfig { listeners, ..config }));
+    }
+
+    /// Starts each protocol that has listeners and is not served yet.
+    fn begin_protocols(&self) -> Result<(), Failure> {
+        for (protocol, frontend) in self.frontends.get().iter() {
+            let (places, served) = (self.policy.places_of(protocol), self.live_protocols.get());
+            if places.is_empty() || served.iter().any(|(own, _)| own.name == protocol.name) {
+                continue;
+            }
+            if let Some(live) = frontend.serve(&self.service(&places))? {
+                let with = served.iter().cloned().chain([(protocol, Arc::from(live))]);
+                self.live_protocols.set(Arc::new(with.collect()));
+            }
+        }
+        Ok(())
+    }
+
+    fn service<'a>(&'a self, places: &'a [ListenerAddress]) -> Service<'a> {
+        Service {
+            exports: &self.exports,
+            units: &self.units,
+            places,
+            policy: &self.policy,
+            cores: &self.cores,
+            sessions: self.connection_limits.sessions(),
+        }
+    }
+
+    /// Starts to accept connections on a bound socket. Network interfaces are served by
+    /// [`Reloader::begin_protocols`].
+    fn accept(
+        &self,
+        asked: ListenerAddress,
+        listener: PolicyListener,
+        socket: Option<Listener>,
+    ) -> Result<RunningListener, Failure> {
+        let (end, served) = (ListenerEnd::default(), self.live_protocols.get());
+        let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
+            return Ok(RunningListener { asked, listener, end, accepting: None });
+        };
+        let handle = socket.handle().map_err(|error| {
+            Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
+        })?;
+        let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
+        limit.listener().set_networks(listener.networks.clone());
+        let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
+        let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
+        let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
+        let begin = move |core: &std::rc::Rc<_>| {
+            ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
+        };
+        self.cores
+            .ask(nth, begin)
+            .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?;
+        Ok(RunningListener { asked, listener, end, accepting })
+    }
+
+    /// The offer to a process that takes over.
+    ///
+    /// # Errors
+    /// Says why nothing can be handed over, and what to do.
+    pub(super) fn offer(&self) -> Result<DaemonOffer, String> {
+        let config = self.config.get();
+        let volumes = self.volume_offers(&config)?;
+        let changing = self.begin_change();
+        if !Arc::ptr_eq(&self.config.get(), &config) {
+            return Err("the daemon's config has changed at the same time; try again".to_owned());
+        }
+        if config.is_unsaved {
+            return Err(
+                "the config file does not have the changes that 'ctl' has made; save them with 'ctl save', or drop \
+                 them with 'ctl reload'"
+                    .to_owned(),
+            );
+        }
+        let in_ram = config.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
+        if let Some(named) = in_ram {
+            return Err(format!(
+                "`{}` ({}) is in RAM and would lose its data; remove it from the config and reload, or restart the \
+                 daemon",
+                named.name, named.entry.spec
+            ));
+        }
+        let inherited = self.inherited();
+        let listeners = changing.listeners.iter().filter_map(|own| {
+            let handle = own.accepting.as_ref()?.handle.clone();
+            let address = own.listener.place.socket()?;
+            let offer = ListenerOffer {
+                kind: own.listener.protocol.name.to_owned(),
+                asked: own.asked.to_string(),
+                owns_file: handle.owns_file(),
+                manager_name: inherited.name_of(address).map(str::to_owned),
+            };
+            Some((offer, handle))
+        });
+        Ok(DaemonOffer { listeners: listeners.collect(), volumes, text: config.running.text() })
+    }
+
+    /// Checks that each path still leads to what is served, within the time limit of work that may
+    /// hang.
+    ///
+    /// # Errors
+    /// Names the first path and what to do.
+    pub(super) fn check_paths(&self) -> Result<(), String> {
+        let exports = self.exports.clone();
+        self.blocking.run(PATHS, move || check_paths(&exports)).map_err(|failure| failure.to_string())?
+    }
+
+    /// The offers of all volumes, if each path still leads to what is served. Paths may hang, so no
+    /// lock is held.
+    fn volume_offers(&self, config: &Arc<RunningConfig>) -> Result<Vec<VolumeOffer>, String> {
+        let (exports, config) = (self.exports.clone(), config.clone());
+        let look = move || {
+            check_paths(&exports)?;
+            let offer = |named: &NamedVolume| {
+                let served = exports.find(&named.name).and_then(|(id, _)| exports.volume_state(id));
+                VolumeOffer {
+                    name: named.name.clone(),
+                    spec: named.entry.spec.to_string(),
+                    data: DataPart::keys_of_spec(&named.entry.spec),
+                    uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
+                }
+            };
+            Ok(config.running.volumes.iter().map(offer).collect())
+        };
+        self.blocking.run(PATHS, look).map_err(|failure| failure.to_string())?
+    }
+
+    /// Continues a session that the daemon before this one has handed over.
+    ///
+    /// # Errors
+    /// Says why the session cannot continue.
+    pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
+        let changing = self.begin_change();
+        let own = changing.listeners.iter().find(|own| {
+            own.listener.protocol.name == session.protocol
+                && own.listener.place.to_string() == session.listener
+        });
+        let (own, accepting) = own
+            .and_then(|own| Some((own, own.accepting.as_ref()?)))
+            .ok_or_else(|| format!("this daemon has no listener at {}", session.listener))?;
+        let served = self.live_protocols.get();
+        let resume =
+            live_of(&served, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
+        let resume = resume.ok_or("its protocol cannot continue sessions")?;
+        let stream = &session.stream;
+        let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
+        let permit = permit.ok_or("too many connections; raise --max-connections")?;
+        let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
+        self.cores
+            .ask(nth, move |core| resume(core, session, permit))
+            .ok_or_else(|| "a core has ended".to_owned())
+    }
+
+    fn inherited(&self) -> MutexGuard<'_, InheritedListeners> {
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the daemon has a config file to reload.
+    pub(super) fn has_file(&self) -> bool {
+        self.args.config.is_some()
+    }
+
+    /// Loads the config file again and applies it. After an error nothing has changed.
+    ///
+    /// # Errors
+    /// The message names the file, the line and what to do.
+    pub(super) fn reload(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::File)
+    }
+
+    /// Applies a fragment of a config. After an error nothing has changed.
+    ///
+    /// # Errors
+    /// The message names the line of the fragment and what to do.
+    pub(super) fn apply_fragment(self: &Arc<Reloader>, fragment: &Fragment) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::Fragment(fragment.clone()))
+    }
+
+    /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
+    ///
+    /// # Errors
+    /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
+    pub(super) fn diff(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
+        // The rest of the API's threads is for requests that read no file.
+        let _reading = self.readings.try_acquire().map_err(|_| {
+            let text = format!("{MAX_READINGS} requests read the config file already; try again later");
+            ApiError::new(ErrorCode::Busy, text)
+        })?;
+        let reloader = self.clone();
+        let mut setup = self.blocking.run("the config file", move || reloader.read_file())??;
+        let config = self.config.get();
+        self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
+        let plan = self.plan(&config, &setup, &Model::of(&setup));
+        Ok(plan.report)
+    }
+
+    /// The running config, as the text of a config file. During a reload it is the one before.
+    pub(super) fn export(&self) -> String {
+        self.config.get().running.text()
+    }
+
+    /// Reads the config file as it is now.
+    fn read_file(&self) -> Result<Setup, ApiError> {
+        if !self.has_file() {
+            let text = "the daemon has no config file; start it with --config, or use 'ctl apply'";
+            return Err(ApiError::new(ErrorCode::Conflict, text));
+        }
+        // The lock is not held while files are read.
+        let inherited = self.inherited().addresses();
+        Setup::gather(self.args.duplicate(), &inherited).map_err(ApiError::invalid)
+    }
+
+    /// The listeners of a setup, each with its configured address. A listener that is bound already
+    /// has its actual address.
+    fn places(
+        &self,
+        config: &RunningConfig,
+        setup: &Setup,
+    ) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
+        let wanted = listen::places(setup, self.private.as_ref());
+        let wanted = wanted.map_err(|failure| setup.located(failure).to_string())?;
+        let mut taken = Vec::new();
+        let place = |wanted: PolicyListener| {
+            let same = config.listeners.iter().enumerate().find(|(at, (asked, own))| {
+                own.protocol.name == wanted.protocol.name && *asked == wanted.place && !taken.contains(at)
+            });
+            let asked = wanted.place.clone();
+            match same {
+                Some((at, (_, own))) => {
+                    taken.push(at);
+                    (asked, PolicyListener { place: own.place.clone(), ..wanted })
+                }
+                None => (asked, wanted),
+            }
+        };
+        Ok(wanted.into_iter().map(place).collect())
+    }
+
+    /// Checks the access rule of a setup at the addresses of its listeners.
+    fn settle_policy(&self, config: &RunningConfig, setup: &mut Setup) -> Result<(), String> {
+        let places = self.places(config, setup)?.into_iter().map(|(_, listener)| listener).collect();
+        setup.settle_policy(places).map_err(|failure| failure.to_string())
+    }
+
+    /// The schema for comparing the running config with a setup.
+    fn schema(&self, setup: &Setup) -> Schema {
+        let schema = Schema::new(&setup.frontends);
+        // The address takes effect at the next start, and so do the credentials of a new one or of
+        // one that is removed.
+        match (&self.api_credentials, &setup.api) {
+            (Some(_), Some(_)) => schema,
+            _ => schema.with_fixed(&ACCESS_KEYS),
+        }
+    }
+
+    /// Lists the credential files of the API that have a new content although the config says the
+    /// same about them.
+    fn renewed_credentials(&self, setup: &Setup, changes: &[ConfigChange]) -> Vec<PlannedChange> {
+        let both = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref());
+        let Some((own, new)) = both else { return Vec::new() };
+        if changes.iter().any(|change| ACCESS_KEYS.contains(&&*change.path[0])) {
+            return Vec::new();
+        }
+        let line = |key| PlannedChange { change: format!("~ {key}: new content"), affected: Vec::new() };
+        new.renewed_files(&own.borrow()).into_iter().map(line).collect()
+    }
+
+    /// The current size of a served volume, in bytes.
+    fn size_of(&self, name: &str) -> Option<u64> {
+        let (id, _) = self.exports.find(name)?;
+        Some(self.exports.volume_state(id)?.volume().info().size)
+    }
+
+    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model) -> Plan {
+        let schema = self.schema(setup);
+        let changes = diff(&schema, &config.running.table, &desired.table);
+        let is_resize = |name: &str| {
+            let [before, after] = [&config.running, desired].map(|model| model.volume(name));
+            before
+                .zip(after)
+                .is_some_and(|(before, after)| other_size(&before.entry.spec, &after.entry.spec).is_some())
+        };
+        let mut steps = volume_steps(&changes, is_resize);
+        for (name, step) in steps.iter_mut().filter(|(_, step)| *step == VolumeStep::Resize) {
+            let size = desired.volume(name).and_then(|after| after.entry.spec.size());
+            if let Some((now, size)) = self.size_of(name).zip(size).filter(|(now, size)| size < now) {
+                *step = VolumeStep::Shrink { now, size };
+            }
+        }
+        // A changed password is not part of the tables.
+        for after in &desired.volumes {
+            let before = config.running.volume(&after.name);
+            let is_hidden = before.is_some_and(|before| before.entry.spec != after.entry.spec)
+                && !steps.iter().any(|(name, _)| *name == after.name);
+            if is_hidden {
+                steps.push((after.name.clone(), VolumeStep::Replace));
+            }
+        }
+        let sessions = self.connection_limits.sessions().list();
+        let targets_of = |volume: &str| self.targets_of(volume);
+        let mut report = report(&schema, &changes, &steps, &sessions, targets_of);
+        report.changes.extend(self.renewed_credentials(setup, &changes));
+        Plan { schema, changes, steps, report }
+    }
+
+    /// The sessions that can use a volume.
+    pub(super) fn users_of(&self, volume: &str) -> Vec<String> {
+        let targets = self.targets_of(volume);
+        let uses = |session: &&SessionInfo| {
+            let SessionInfo { login, .. } = session;
+            // Sessions of NBD name the export.
+            targets.contains(&login.target) || login.target == volume
+        };
+        self.connection_limits.sessions().list().iter().filter(uses).map(describe_session).collect()
+    }
+
+    /// The names of the targets that have a volume.
+    fn targets_of(&self, volume: &str) -> Vec<String> {
+        let Some((id, _)) = self.exports.find(volume) else { return Vec::new() };
+        let served = self.live_protocols.get();
+        let all = served.iter().flat_map(|(_, live)| live.targets_of(id));
+        all.map(|access| access.target).collect()
+    }
+}
+
+/// The difference between two configs, and the steps that apply it.
+struct Plan {
+    schema: Schema,
+    changes: Vec<ConfigChange>,
+    steps: Vec<(String, VolumeStep)>,
+    report: PlanReport,
+}
+
+impl Plan {
+    /// Whether a change takes effect only at the next start.
+    fn waits(&self, change: &ConfigChange) -> bool {
+        self.schema.is_fixed(change) || waits_for_start(change, &self.steps)
+    }
+}
+
+/// The running frontend of a protocol.
+fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
+    live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
+}
+
+/// The new size, in bytes, if the specs differ only in the size; `None` otherwise.
+fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
+    let size = after.size().filter(|size| before.size() != Some(*size))?;
+    before.with_size(size).filter(|resized| resized == after).map(|_| size)
+}
+
+/// Starts the thread that reloads the config whenever a signal requests it through the sender. The
+/// main thread must not do so: a reload may hang in a path.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure> {
+    let (sender, requests) = mpsc::channel::<()>();
+    let reloader = Arc::downgrade(reloader);
+    let run = move || {
+        while requests.recv().is_ok() {
+            // The config is read after all requests that have arrived.
+            while requests.try_recv().is_ok() {}
+            let Some(reloader) = reloader.upgrade() else { return };
+            let outcome = reloader.reload();
+            let lines = outcome.as_ref().map(PlanReport::lines);
+            config_audit::log(&Caller::Signal("SIGHUP"), "reload", lines.as_deref().map_err(|error| *error));
+            log(&outcome);
+        }
+    };
+    let started = thread::Builder::new().name("reload".to_owned()).spawn(run);
+    started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    Ok(sender)
+}
+
+/// Names the check of paths in messages.
+const PATHS: &str = "the paths of the volumes";
+/// Maximum number of queries that read the config file at the same time. With the changes they take
+/// fewer threads than the API has.
+const MAX_READINGS: usize = 16;
+
+/// Logs the result of a reload that a signal requested.
+fn log(outcome: &Result<PlanReport, ApiError>) {
+    match outcome {
+        Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
+        Ok(report) => {
+            if report.is_empty() {
+                info!("reloaded: no changes; secrets and certificates were read again");
+            }
+            for change in &report.changes {
+                info!("reloaded: {}", change.change);
+                change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));
+            }
+            report.next_start.iter().for_each(|line| warn!("takes effect at the next start: {line}"));
+            report.warnings.iter().for_each(|line| warn!("{line}"));
+        }
+    }
+}

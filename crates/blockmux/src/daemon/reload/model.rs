@@ -1,0 +1,165 @@
+//! The form of a config that is compared, exported and saved.
+
+use super::Plan;
+use super::plan::Schema;
+use crate::daemon::config::{VolumeEntry, current_directory};
+use crate::daemon::opening::NamedVolume;
+use crate::daemon::setup::{Setup, VOLUMES};
+use crate::protocol::frontend::TargetTables;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use toml::{Table, Value};
+
+/// A config with absolute paths in which every volume has a name.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    pub(super) table: Table,
+    /// The volumes, with what the table does not have: passwords, and whether names are generated.
+    pub(super) volumes: Vec<NamedVolume>,
+}
+
+impl Model {
+    /// The model of a setup.
+    pub(super) fn of(setup: &Setup) -> Model {
+        // The config means the same in every directory.
+        let directory = current_directory();
+        let mut table = setup.frontends.written().clone();
+        let with_absolute_paths = |named: &NamedVolume| {
+            let spec = named.entry.spec.clone().below(&directory);
+            NamedVolume { name: named.name.clone(), entry: VolumeEntry { spec, ..named.entry.clone() } }
+        };
+        let all: Vec<_> = setup.volumes.iter().map(with_absolute_paths).collect();
+        let volumes = all.iter().map(|named| Value::Table(named.entry.table(&named.name)));
+        table.insert(VOLUMES.0.to_owned(), Value::Array(volumes.collect()));
+        let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for (protocol, entry) in &setup.listeners {
+            let mut entry = entry.clone();
+            entry.address.anchor(&directory);
+            listeners.entry(protocol.key()).or_default().push(entry.in_full(protocol.port).into());
+        }
+        table.extend(listeners.into_iter().map(|(key, list)| (key, Value::Array(list))));
+        let seconds =
+            |timeout: Option<Duration>| timeout.map(|timeout| Value::from(timeout.as_secs() as i64));
+        let path = |path: &std::path::Path| directory.join(path).display().to_string();
+        let access = &setup.api_access;
+        let subjects = &access.api_tls_subject;
+        let single = [
+            ("cores", setup.asked_cores.map(|cores| Value::from(cores as i64))),
+            ("login_timeout", seconds(setup.login_timeout)),
+            ("idle_timeout", seconds(setup.idle_timeout)),
+            ("max_connections", Some(Value::from(setup.max_connections as i64))),
+            ("poll", Value::try_from(setup.poll).ok()),
+            ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
+            ("state", setup.asked_state.as_deref().map(|state| path(state).into())),
+            ("api", setup.api.as_ref().map(|api| api.to_string().into())),
+            ("api_token_file", access.api_token_file.as_deref().map(|file| path(file).into())),
+            ("api_tls_certificates", access.api_tls_certificates.as_deref().map(|own| path(own).into())),
+            ("api_tls_subject", (!subjects.is_empty()).then(|| subjects.clone().into())),
+            ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
+        ];
+        table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+        Model { table, volumes: all }
+    }
+
+    /// The volume with this name.
+    pub(super) fn volume(&self, name: &str) -> Option<&NamedVolume> {
+        self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// The entry with this name in a list of targets.
+    pub(super) fn target(&mut self, tables: &TargetTables, name: &str) -> Option<&mut Table> {
+        let list = self.table.get_mut(tables.key)?.as_array_mut()?;
+        let is_it = |entry: &&mut Value| entry.get(tables.name).and_then(Value::as_str) == Some(name);
+        list.iter_mut().find(is_it)?.as_table_mut()
+    }
+
+    /// The text of a config file with this config. Generated names of volumes are left out, so that
+    /// the names of their targets do not change.
+    pub(super) fn text(&self) -> String {
+        let mut table = self.table.clone();
+        let volumes = table.get_mut(VOLUMES.0).and_then(Value::as_array_mut);
+        for entry in volumes.into_iter().flatten().filter_map(Value::as_table_mut) {
+            let name = entry.get(VOLUMES.1).and_then(Value::as_str).map(str::to_owned);
+            let is_unnamed =
+                name.and_then(|name| self.volume(&name)).is_some_and(|own| own.entry.name.is_none());
+            if is_unnamed {
+                entry.remove(VOLUMES.1);
+            }
+        }
+        toml::to_string(&table).unwrap_or_default()
+    }
+}
+
+impl Model {
+    /// This config, but with the previous value of each change that takes effect only at the next
+    /// start.
+    pub(super) fn without_pending(&self, before: &Model, plan: &Plan) -> Model {
+        let mut model = self.clone();
+        for change in plan.changes.iter().filter(|change| plan.waits(change)) {
+            put(&mut model.table, &plan.schema, &change.path, change.before.as_ref());
+        }
+        for named in &mut model.volumes {
+            let waits = |key: &str| {
+                plan.changes.iter().any(|change| {
+                    change.of_volume() == Some((named.name.as_str(), Some(key))) && plan.waits(change)
+                })
+            };
+            let (read_only, shared, uuid) = (waits("read_only"), waits("shared"), waits("uuid"));
+            if let Some(old) = before.volume(&named.name) {
+                let entry = &mut named.entry;
+                entry.read_only = if read_only { old.entry.read_only } else { entry.read_only };
+                entry.shared = if shared { old.entry.shared } else { entry.shared };
+                entry.uuid = if uuid { old.entry.uuid } else { entry.uuid };
+            }
+        }
+        model
+    }
+}
+
+/// Sets the value at a path, or removes it if it is `None`.
+fn put(table: &mut Table, schema: &Schema, path: &[String], value: Option<&Value>) {
+    put_below(table, schema, &mut Vec::new(), path, value);
+}
+
+fn put_below(
+    table: &mut Table,
+    schema: &Schema,
+    above: &mut Vec<String>,
+    path: &[String],
+    value: Option<&Value>,
+) {
+    let [key, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        match value {
+            Some(value) => drop(table.insert(key.clone(), value.clone())),
+            None => drop(table.remove(key)),
+        }
+        return;
+    }
+    above.push(key.clone());
+    let name_key = schema.name_key(above);
+    let empty = || match schema.is_list(key) {
+        true => Value::Array(Vec::new()),
+        false => Value::Table(Table::new()),
+    };
+    let next = table.entry(key.clone()).or_insert_with(empty);
+    match (next, name_key, rest) {
+        (Value::Table(table), None, _) => put_below(table, schema, above, rest, value),
+        (Value::Array(list), Some(name_key), [name, below @ ..]) if !below.is_empty() => {
+            let is_it =
+                |entry: &&mut Value| entry.get(name_key).and_then(Value::as_str).unwrap_or_default() == name;
+            above.push(name.clone());
+            if let Some(table) = list.iter_mut().find(is_it).and_then(Value::as_table_mut) {
+                put_below(table, schema, above, below, value);
+            }
+            above.pop();
+        }
+        // An element of a list of plain values.
+        (Value::Array(list), None, [_]) => match value {
+            Some(value) => list.push(value.clone()),
+            None => list.retain(|own| own.as_str() != Some(rest[0].as_str())),
+        },
+        _ => {}
+    }
+    above.pop();
+}

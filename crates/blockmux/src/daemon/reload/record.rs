@@ -1,0 +1,189 @@
+//! Records the changes of `blockmux ctl` in the running config, so that `ctl save` writes them to
+//! the config file and a reload compares with them.
+
+use super::model::Model;
+use super::plan::{ConfigChange, Schema, diff};
+use super::{Changing, Reloader, RunningConfig};
+use crate::cli::ctl::{Answer, Request};
+use crate::daemon::opening::NamedVolume;
+use crate::daemon::setup::VOLUMES;
+use crate::protocol::frontend::{Change as ProtocolChange, TargetTables};
+use crate::protocol::{Frontends, by_name};
+use blockmux_volume::{Limits, Spec};
+use toml::{Table, Value};
+
+/// What [`Reloader::record`] has recorded.
+#[derive(Default)]
+pub(in crate::daemon) struct Recorded {
+    /// A note about the config file for the user.
+    pub(in crate::daemon) note: Option<String>,
+    /// A line for each change of the running config.
+    pub(in crate::daemon) effects: Vec<String>,
+}
+
+impl Reloader {
+    /// Records the change that a request has made. `opened` is the volume that it has added.
+    pub(in crate::daemon) fn record(
+        &self,
+        changing: &Changing<'_>,
+        request: &Request,
+        answer: &Answer,
+        opened: Option<NamedVolume>,
+    ) -> Recorded {
+        let (before, frontends) = (self.config.get(), self.frontends.get());
+        let mut config = RunningConfig::clone(&before);
+        let written = write_down(&mut config.running, &frontends, request, answer, opened);
+        let Some(is_expressible) = written else { return Recorded::default() };
+        let changes = diff(&Schema::new(&frontends), &before.running.table, &config.running.table);
+        self.publish(changing, RunningConfig { is_unsaved: true, ..config });
+        let note = match (self.has_file(), is_expressible) {
+            (false, _) => None,
+            (true, true) => Some("this change is not in the config file; 'ctl save' writes it there"),
+            (true, false) => Some(
+                "this change is not in the config file, which has no key for it: the next reload undoes it",
+            ),
+        };
+        let effects = changes.iter().map(ConfigChange::describe).collect();
+        Recorded { note: note.map(str::to_owned), effects }
+    }
+
+    /// The spec of a volume with its new size; `None` if the spec stays the same.
+    pub(in crate::daemon) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
+        self.config.get().running.volume(name)?.entry.spec.with_size(size)
+    }
+}
+
+/// Writes a change into a config; returns whether a config file can express it, or `None` if
+/// nothing has changed.
+fn write_down(
+    model: &mut Model,
+    frontends: &Frontends,
+    request: &Request,
+    answer: &Answer,
+    opened: Option<NamedVolume>,
+) -> Option<bool> {
+    match (request, answer) {
+        (Request::Add { .. }, Answer::Added { .. }) => {
+            let named = opened?;
+            let list = model.table.entry(VOLUMES.0).or_insert_with(|| Value::Array(Vec::new()));
+            list.as_array_mut()?.push(Value::Table(named.entry.table(&named.name)));
+            model.volumes.push(named);
+            Some(true)
+        }
+        (Request::Remove { name, .. }, Answer::Done) => {
+            model.volumes.retain(|volume| volume.name != *name);
+            let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+            list.retain(|entry| entry.get(VOLUMES.1).and_then(Value::as_str) != Some(name));
+            for (_, tables) in frontends.target_tables() {
+                let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
+                for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
+                    remove_volume(target, tables, name);
+                }
+            }
+            Some(true)
+        }
+        (Request::Resize { name, .. }, Answer::Resized { size }) => {
+            let named = model.volumes.iter_mut().find(|volume| volume.name == *name)?;
+            let spec = &mut named.entry.spec;
+            // Without `size` in the spec the file itself has the size.
+            spec.size()?;
+            *spec = spec.with_size(*size)?;
+            let text = named.entry.spec.to_string();
+            let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+            let is_it = |entry: &&mut Value| entry.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
+            list.iter_mut().find(is_it)?.as_table_mut()?.insert("spec".to_owned(), text.into());
+            Some(true)
+        }
+        (Request::Limit { name, limits, client_limits }, Answer::Done) => {
+            write_limits(model, name, *limits, *client_limits)?;
+            Some(true)
+        }
+        (Request::Attach { name, target, ana_group, .. }, Answer::Attached { number }) => {
+            let tables = frontends.target_tables().map(|(_, tables)| tables);
+            for tables in tables {
+                let Some(entry) = model.target(tables, target) else { continue };
+                let units = entry.entry(tables.units.first()?.to_string());
+                let units = units.or_insert_with(|| Value::Table(Table::new())).as_table_mut()?;
+                units.insert(number.to_string(), name.as_str().into());
+                let groups = entry.get_mut("ana_group").and_then(Value::as_array_mut);
+                let is_it = |group: &&mut Value| {
+                    group.get("ANAGRPID").and_then(Value::as_integer) == ana_group.map(i64::from)
+                };
+                let group = groups.into_iter().flatten().find(is_it);
+                let members = group.and_then(|group| group.get_mut("namespaces")?.as_array_mut());
+                members.into_iter().for_each(|members| members.push(i64::from(*number).into()));
+                return Some(true);
+            }
+            Some(false)
+        }
+        (Request::Detach { target, number }, Answer::Done) => {
+            let tables = frontends.target_tables().map(|(_, tables)| tables);
+            for tables in tables {
+                let Some(entry) = model.target(tables, target) else { continue };
+                let number = number.to_string();
+                remove_units(entry, tables.units, |own, _| own == number);
+                return Some(true);
+            }
+            Some(false)
+        }
+        (Request::Change(ProtocolChange { protocol, target, what }), Answer::Done) => {
+            let protocol = by_name(protocol)?;
+            let frontend = frontends.of(protocol)?;
+            for tables in frontend.target_tables() {
+                if let Some(entry) = model.target(tables, target) {
+                    return Some(frontend.record(what, entry));
+                }
+            }
+            Some(false)
+        }
+        _ => None,
+    }
+}
+
+/// Writes the limits of a volume that have changed into a config.
+fn write_limits(
+    model: &mut Model,
+    name: &str,
+    limits: Option<Limits>,
+    client_limits: Option<Limits>,
+) -> Option<()> {
+    let entry = &mut model.volumes.iter_mut().find(|volume| volume.name == name)?.entry;
+    entry.limits = limits.unwrap_or(entry.limits);
+    entry.client_limits = client_limits.unwrap_or(entry.client_limits);
+    let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
+    let is_it = |own: &&mut Value| own.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
+    *list.iter_mut().find(is_it)? = Value::Table(entry.table(name));
+    Some(())
+}
+
+/// Removes the units of a volume from a target, also from the maps of its peers.
+fn remove_volume(target: &mut Table, tables: &TargetTables, name: &str) {
+    remove_units(target, tables.units, |_, volume| volume == name);
+    for (peers, _) in tables.peers {
+        let list = target.get_mut(*peers).and_then(Value::as_array_mut);
+        for peer in list.into_iter().flatten().filter_map(Value::as_table_mut) {
+            remove_units(peer, tables.units, |_, volume| volume == name);
+        }
+    }
+}
+
+/// Removes the units of a target for which `is_removed` is true, given number and volume.
+fn remove_units(target: &mut Table, units: &[&str], is_removed: impl Fn(&str, &str) -> bool) {
+    for key in units {
+        match target.get_mut(*key) {
+            Some(Value::Table(units)) => {
+                units.retain(|number, unit| {
+                    let volume = unit.as_str().or_else(|| unit.get("volume")?.as_str());
+                    !is_removed(number, volume.unwrap_or_default())
+                });
+            }
+            Some(Value::Array(entries)) => entries.retain(|entry| {
+                let number = entry.get("nsid").and_then(Value::as_integer).unwrap_or_default().to_string();
+                let volume = entry.get("volume").and_then(Value::as_str).unwrap_or_default();
+                // A peer's list of numbers names no volumes.
+                !entry.is_table() || !is_removed(&number, volume)
+            }),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,602 @@
+//! Writes the running config into the config file. Comments and layout of the file stay; new
+//! entries are appended to the main file, changed entries are changed in place.
+
+use super::model::Model;
+use super::plan::{ConfigChange, Schema, diff};
+use super::{Reloader, RunningConfig};
+use crate::api::ApiError;
+use crate::daemon::opening::NamedVolume;
+use crate::daemon::setup::{Setup, VOLUMES};
+use crate::daemon::sources::Sources;
+use blockmux_engine::sys::safe_path::{self, SafePath};
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use toml::Value;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
+
+/// A config file that is being edited.
+struct ConfigDocument {
+    path: PathBuf,
+    document: DocumentMut,
+    is_changed: bool,
+}
+
+/// What a save has written.
+struct SavedConfig {
+    /// The config files as they are now.
+    model: Model,
+    /// For the user.
+    summary: String,
+}
+
+impl Reloader {
+    /// Writes the changes that are not in the config file into it; returns a summary for the user.
+    /// The files are replaced only if a start would accept the new ones and get the running config
+    /// from them.
+    ///
+    /// # Errors
+    /// If there is no config file, it was changed since it was loaded, it cannot have the running
+    /// config, or it cannot be written. Then no file has changed, unless the message says so.
+    pub(in crate::daemon) fn save(self: &Arc<Reloader>) -> Result<String, ApiError> {
+        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let (config, reloader) = (self.config.get(), self.clone());
+        let before = config.clone();
+        let saved = self.blocking.run("the config file", move || reloader.write(&before))??;
+        let Some(SavedConfig { model: loaded, summary }) = saved else {
+            return Ok("nothing to save: the config file is up to date".to_owned());
+        };
+        let changing = self.begin_change();
+        let now = self.config.get();
+        // A change that was made while the files were written is not in them.
+        let is_unsaved = !Arc::ptr_eq(&now, &config);
+        self.publish(&changing, RunningConfig { loaded, is_unsaved, ..RunningConfig::clone(&now) });
+        Ok(summary)
+    }
+
+    /// Writes a running config into the config files, without a lock, because their file system may
+    /// hang; `None` if they have it already.
+    fn write(&self, config: &RunningConfig) -> Result<Option<SavedConfig>, ApiError> {
+        let setup = self.read_file()?;
+        let file = Model::of(&setup);
+        let schema = self.schema(&setup);
+        if !diff(&schema, &config.loaded.table, &file.table).is_empty() {
+            let text =
+                "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first";
+            return Err(text.to_owned().into());
+        }
+        let changes = diff(&schema, &file.table, &config.running.table);
+        let changes: Vec<ConfigChange> =
+            changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let sources = setup.sources.as_ref().ok_or_else(|| "the daemon has no config file".to_owned())?;
+        let open = |(path, text): (&Path, &str)| {
+            let document = text.parse::<DocumentMut>().map_err(|error| error.to_string())?;
+            Ok(ConfigDocument { path: path.to_owned(), document, is_changed: false })
+        };
+        let mut documents = sources.files().map(open).collect::<Result<Vec<_>, String>>()?;
+        let is_written = |change: &&ConfigChange| write_change(&schema, &mut documents, change);
+        let (written, not_saved): (Vec<_>, Vec<_>) = changes.iter().partition(is_written);
+        let edited = sources.with_texts(documents.iter().map(|file| file.document.to_string()));
+        let model = self.check_edited(config, &file, edited, &not_saved)?;
+        let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
+        replace_all(changed.map(|(document, (_, before))| {
+            (document.path.as_path(), before, document.document.to_string())
+        }))?;
+        let mut summary = format!("{} changes saved", written.len());
+        if !not_saved.is_empty() {
+            let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
+            summary += &format!("; not saved, because the command line gives them: {}", not_saved.join(", "));
+        }
+        Ok(Some(SavedConfig { model, summary }))
+    }
+
+    /// Checks edited config files as a start does, and that they have the running config; returns
+    /// their model. `before` is the model of the files that they replace.
+    fn check_edited(
+        &self,
+        config: &RunningConfig,
+        before: &Model,
+        edited: Sources,
+        not_saved: &[&ConfigChange],
+    ) -> Result<Model, String> {
+        let invalid = |why: String| {
+            format!(
+                "nothing was saved, because the config file would be invalid: {why}; 'ctl export' prints the running \
+                 config, and 'ctl diff' how the file differs from it: edit the file by hand"
+            )
+        };
+        let inherited = self.inherited().addresses();
+        let setup = Setup::of(self.args.duplicate(), Some(edited), &inherited);
+        let mut setup = setup.map_err(|failure| invalid(failure.to_string()))?;
+        self.settle_policy(config, &mut setup).map_err(invalid)?;
+        let saved = Model::of(&setup);
+        let schema = self.schema(&setup);
+        let lost = diff(&schema, &saved.table, &config.running.table);
+        let mut lost: Vec<String> = lost
+            .iter()
+            .filter(|change| {
+                !schema.is_fixed(change) && not_saved.iter().all(|known| known.path != change.path)
+            })
+            .map(ConfigChange::describe)
+            .collect();
+        // Tables have no passwords of URLs.
+        let spec_in = |model: &Model, name: &str| model.volume(name).map(|named| named.entry.spec.clone());
+        let has_lost_password = |named: &&NamedVolume| {
+            let after = spec_in(&saved, &named.name);
+            after.is_some_and(|after| after != named.entry.spec)
+                && spec_in(before, &named.name).as_ref() != spec_in(&saved, &named.name).as_ref()
+        };
+        if lost.is_empty() {
+            let volumes = config.running.volumes.iter().filter(has_lost_password);
+            lost.extend(volumes.map(|named| {
+                format!("volume {}: the password of its URL; use one with secret_file=PATH", named.name)
+            }));
+        }
+        match lost.is_empty() {
+            true => Ok(saved),
+            false => Err(format!(
+                "nothing was saved, because a start with the new config file would lack: {}; 'ctl export' prints the \
+                 running config: edit the file by hand",
+                lost.join(", ")
+            )),
+        }
+    }
+}
+
+/// Writes a change into the file that has its entry, or into the main file. Returns `false` if no
+/// file has the entry, because the command line gives it.
+fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &ConfigChange) -> bool {
+    let [key, rest @ ..] = &change.path[..] else { return false };
+    let name_key = schema.name_key(std::slice::from_ref(key));
+    let at = match (name_key, rest) {
+        (Some(name_key), [name, ..]) => position_of(documents, key, name_key, name),
+        (_, [value]) if change.after.is_none() => {
+            let has = |file: &ConfigDocument| {
+                let list = file.document.get(key).and_then(Item::as_array);
+                list.is_some_and(|list| list.iter().any(|own| is_same_text(own, value)))
+            };
+            documents.iter().position(has).map(|at| (at, None))
+        }
+        _ => documents.iter().position(|file| file.document.contains_key(key)).map(|at| (at, None)),
+    };
+    let is_new_entry = name_key.is_some() && rest.len() == 1 && change.before.is_none();
+    let (at, entry) = match at {
+        Some(found) => found,
+        None if is_new_entry || name_key.is_none() && change.after.is_some() => (0, None),
+        None => return false,
+    };
+    let Some(file) = documents.get_mut(at) else { return false };
+    file.is_changed = true;
+    let directory = file.path.parent().unwrap_or(Path::new("")).to_owned();
+    let root = file.document.as_table_mut();
+    match (name_key, rest, entry) {
+        // A whole entry is added or removed.
+        (Some(_), [_], None) => {
+            let Some(Value::Table(table)) = &change.after else { return false };
+            push_entry(root, key, table)
+        }
+        (Some(_), [_], Some(nth)) => remove_entry(root, key, nth),
+        (Some(_), [_, below @ ..], Some(nth)) => {
+            let Some(table) = entry_mut(root, key, nth) else { return false };
+            let above = vec![key.clone(), rest[0].clone()];
+            put(schema, table, above, below, change.after.as_ref(), &directory)
+        }
+        _ => put(schema, root, Vec::new(), &change.path, change.after.as_ref(), &directory),
+    }
+}
+
+/// The file that has the entry with this name, and the entry's index in that file's list.
+fn position_of(
+    documents: &[ConfigDocument],
+    key: &str,
+    name_key: &str,
+    name: &str,
+) -> Option<(usize, Option<usize>)> {
+    let mut unnamed = 0_usize;
+    for (at, file) in documents.iter().enumerate() {
+        for (nth, entry) in entries(file.document.get(key)).into_iter().enumerate() {
+            match entry.get(name_key).and_then(Item::as_str) {
+                Some(own) if own == name => return Some((at, Some(nth))),
+                // Unnamed volumes are numbered.
+                None if key == VOLUMES.0 => {
+                    if name == format!("disk{unnamed}") {
+                        return Some((at, Some(nth)));
+                    }
+                    unnamed += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+fn entries(list: Option<&Item>) -> Vec<&dyn TableLike> {
+    match list {
+        Some(Item::ArrayOfTables(tables)) => tables.iter().map(|table| table as &dyn TableLike).collect(),
+        Some(Item::Value(toml_edit::Value::Array(items))) => {
+            items.iter().filter_map(|item| Some(item.as_inline_table()? as &dyn TableLike)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn entry_mut<'a>(table: &'a mut dyn TableLike, key: &str, nth: usize) -> Option<&'a mut dyn TableLike> {
+    match table.get_mut(key)? {
+        Item::ArrayOfTables(tables) => Some(tables.get_mut(nth)? as &mut dyn TableLike),
+        Item::Value(toml_edit::Value::Array(items)) => {
+            Some(items.get_mut(nth)?.as_inline_table_mut()? as &mut dyn TableLike)
+        }
+        _ => None,
+    }
+}
+
+fn remove_entry(table: &mut dyn TableLike, key: &str, nth: usize) -> bool {
+    match table.get_mut(key) {
+        Some(Item::ArrayOfTables(tables)) => {
+            tables.remove(nth);
+            true
+        }
+        Some(Item::Value(toml_edit::Value::Array(items))) => {
+            items.remove(nth);
+            true
+        }
+        _ => false,
+    }
+}
+
+fn push_entry(table: &mut dyn TableLike, key: &str, entry: &toml::Table) -> bool {
+    let list = table.entry(key).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
+    match list {
+        Item::ArrayOfTables(tables) => {
+            tables.push(table_of(entry));
+            true
+        }
+        Item::Value(toml_edit::Value::Array(items)) => {
+            items.push(inline_of(entry));
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Sets the value at a path below a table, or removes it if it is `None`; returns whether the path
+/// exists.
+fn put(
+    schema: &Schema,
+    table: &mut dyn TableLike,
+    mut above: Vec<String>,
+    path: &[String],
+    value: Option<&Value>,
+    directory: &Path,
+) -> bool {
+    let [key, rest @ ..] = path else { return false };
+    above.push(key.clone());
+    if rest.is_empty() {
+        match value {
+            None => drop(table.remove(key)),
+            Some(value) => set(table, key, value, directory),
+        }
+        return true;
+    }
+    if let Some(name_key) = schema.name_key(&above) {
+        let name_of = |entry: &&dyn TableLike| {
+            let name = entry.get(name_key);
+            let text = name.and_then(Item::as_str).map(str::to_owned);
+            text.or_else(|| name?.as_integer().map(|number| number.to_string())).unwrap_or_default()
+        };
+        let nth = entries(table.get(key)).iter().position(|entry| name_of(entry) == rest[0]);
+        return match (nth, &rest[1..], value) {
+            (None, [], Some(Value::Table(entry))) => push_entry(table, key, entry),
+            (Some(nth), [], None) => remove_entry(table, key, nth),
+            (Some(nth), below, value) => {
+                let Some(entry) = entry_mut(table, key, nth) else { return false };
+                above.push(rest[0].clone());
+                put(schema, entry, above, below, value, directory)
+            }
+            _ => false,
+        };
+    }
+    let is_list = matches!(table.get(key), Some(Item::Value(toml_edit::Value::Array(_))));
+    if is_list || table.get(key).is_none() && schema.is_list(key) {
+        let list = table.entry(key).or_insert_with(|| Item::Value(Array::new().into()));
+        let Some(list) = list.as_array_mut() else { return false };
+        match value {
+            Some(value) => push_value(list, value_of(value)),
+            None => list.retain(|own| !is_same_text(own, &rest[0])),
+        }
+        return true;
+    }
+    let next = table.entry(key).or_insert_with(|| Item::Value(InlineTable::new().into()));
+    let Some(next) = next.as_table_like_mut() else { return false };
+    put(schema, next, above, rest, value, directory)
+}
+
+/// Appends a value to a list. In a list with one value per line it gets its own line, and the
+/// comment behind the previous value stays with that value.
+fn push_value(list: &mut Array, mut value: toml_edit::Value) {
+    let trailing = list.trailing().as_str().unwrap_or_default().to_owned();
+    let last = list.iter().last().and_then(|last| last.decor().prefix()?.as_str()).unwrap_or_default();
+    let indent = last.rsplit_once('\n').map(|(_, indent)| indent.to_owned());
+    match trailing.rsplit_once('\n').zip(indent).filter(|_| list.trailing_comma()) {
+        Some(((comment, end), indent)) => {
+            value.decor_mut().set_prefix(format!("{comment}\n{indent}"));
+            list.push_formatted(value);
+            list.set_trailing(format!("\n{end}"));
+        }
+        None => list.push(value),
+    }
+}
+
+/// Sets a key and keeps the comments around its value. A relative path stays relative to
+/// `directory`.
+fn set(table: &mut dyn TableLike, key: &str, value: &Value, directory: &Path) {
+    let mut new = item_of(value);
+    if let (Some(old), Some(new)) = (table.get(key).and_then(Item::as_value), new.as_value_mut()) {
+        if let (Some(before), Some(text)) = (old.as_str(), new.as_str()) {
+            // The model has absolute paths.
+            let prefix = format!("{}/", directory.display());
+            if !before.contains(&prefix) && text.contains(&prefix) {
+                *new = text.replace(&prefix, "").into();
+            }
+        }
+        *new.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, new);
+}
+
+fn is_same_text(own: &toml_edit::Value, text: &str) -> bool {
+    own.as_str() == Some(text) || own.to_string().trim() == text
+}
+
+/// A `[[table]]`, with lists of tables in it as `[[table.list]]`.
+fn table_of(entry: &toml::Table) -> Table {
+    let mut table = Table::new();
+    let (lists, values): (Vec<_>, Vec<_>) = entry.iter().partition(|(_, value)| is_list_of_tables(value));
+    for (key, value) in values.into_iter().chain(lists) {
+        table.insert(key, item_of(value));
+    }
+    table
+}
+
+fn inline_of(entry: &toml::Table) -> InlineTable {
+    entry.iter().map(|(key, value)| (key.clone(), value_of(value))).collect()
+}
+
+fn is_list_of_tables(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_table))
+}
+
+fn item_of(value: &Value) -> Item {
+    match value {
+        Value::Array(list) if is_list_of_tables(value) => {
+            Item::ArrayOfTables(list.iter().filter_map(Value::as_table).map(table_of).collect())
+        }
+        value => Item::Value(value_of(value)),
+    }
+}
+
+fn value_of(value: &Value) -> toml_edit::Value {
+    match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Integer(number) => (*number).into(),
+        Value::Float(number) => (*number).into(),
+        Value::Boolean(is_on) => (*is_on).into(),
+        Value::Datetime(time) => time.to_string().into(),
+        Value::Array(list) => list.iter().map(value_of).collect::<Array>().into(),
+        Value::Table(table) => inline_of(table).into(),
+    }
+}
+
+/// Replaces files, given their paths, present texts and new texts. After an error none has changed,
+/// unless the message names it.
+fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> Result<(), String> {
+    let cannot = |path: &Path, error: &io::Error| format!("{}: cannot be written: {error}", path.display());
+    let prepare = |(path, before, after): (&'a Path, &'a str, String)| {
+        let prepared = Replacement::prepare(path, &after).map_err(|error| cannot(path, &error))?;
+        Ok((path, before, prepared))
+    };
+    // Most of what can fail, such as a full disk, fails before any file is replaced.
+    let prepared = files.map(prepare).collect::<Result<Vec<_>, String>>()?;
+    let mut replaced = Vec::new();
+    for (path, before, replacement) in prepared {
+        match replacement.commit() {
+            Ok(()) => replaced.push((path, before)),
+            Err(error) => {
+                let put_back = |(path, before): &(&Path, &str)| {
+                    Replacement::prepare(path, before).and_then(Replacement::commit)
+                };
+                let left = replaced.iter().filter(|file| put_back(file).is_err());
+                let left: Vec<_> = left.map(|(path, _)| path.display().to_string()).collect();
+                let cannot = cannot(path, &error);
+                return Err(match left.is_empty() {
+                    true => cannot,
+                    false => format!("{cannot}; these files have the changes already: {}", left.join(", ")),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The new text of a file, on stable storage beside it. [`Replacement::commit`] replaces the file
+/// atomically and keeps its permissions and, if this process may, its owner. A crash leaves the old
+/// file or the new one.
+struct Replacement {
+    path: SafePath,
+    /// The complete new file. It has no name until it is committed, if the file system can do that.
+    file: File,
+    new_path: PathBuf,
+    has_name: bool,
+}
+
+impl Replacement {
+    fn prepare(path: &Path, text: &str) -> io::Result<Replacement> {
+        // Replaces the file that a symbolic link refers to, not the link.
+        let path = safe_path::resolve(path)?;
+        let found = fs::symlink_metadata(path.as_path())?;
+        let directory = directory_of(&path);
+        let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
+        // Includes read *.toml only.
+        let new_path = directory.join(format!(".{name}.new"));
+        let mut options = File::options();
+        options.write(true).mode(0o600);
+        let (file, has_name) =
+            match options.clone().custom_flags(OFlags::TMPFILE.bits() as i32).open(directory) {
+                Ok(file) => (file, false),
+                // The file system has no files without a name.
+                Err(_) => {
+                    remove_if_there(&new_path)?;
+                    (options.create_new(true).open(&new_path)?, true)
+                }
+            };
+        let mut replacement = Replacement { path, file, new_path, has_name };
+        replacement.file.write_all(text.as_bytes())?;
+        // Only with CAP_CHOWN; otherwise the file becomes this user's.
+        let _ = fchown(&replacement.file, Some(found.uid()), Some(found.gid()));
+        replacement.file.set_permissions(found.permissions())?;
+        replacement.file.sync_all()?;
+        Ok(replacement)
+    }
+
+    fn commit(mut self) -> io::Result<()> {
+        if !self.has_name {
+            // A process that was killed between the next steps has left it there.
+            remove_if_there(&self.new_path)?;
+            let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            linkat(CWD, unnamed, CWD, &self.new_path, AtFlags::SYMLINK_FOLLOW)?;
+            self.has_name = true;
+        }
+        fs::rename(&self.new_path, self.path.as_path())?;
+        self.has_name = false;
+        File::open(directory_of(&self.path))?.sync_all()
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if self.has_name {
+            // A file that stays is removed by the next save.
+            let _ = fs::remove_file(&self.new_path);
+        }
+    }
+}
+
+/// The directory of a file, whose path stays valid while `path` lives.
+fn directory_of(path: &SafePath) -> &Path {
+    path.as_path().parent().unwrap_or(Path::new("/"))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Frontends;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    fn saved(text: &str, after: &str) -> String {
+        let schema = Schema::new(&Frontends::default());
+        let (path, document) = ("/etc/b/b.toml".into(), text.parse().unwrap());
+        let mut documents = [ConfigDocument { path, document, is_changed: false }];
+        let [before, desired] = [text, after].map(|text| text.parse::<toml::Table>().unwrap());
+        for change in diff(&schema, &before, &desired) {
+            assert!(write_change(&schema, &mut documents, &change), "{change:?}");
+        }
+        let text = documents[0].document.to_string();
+        assert_eq!(diff(&schema, &text.parse().unwrap(), &desired), [], "{text}");
+        text
+    }
+
+    #[test]
+    fn comments_and_layout_stay_and_entries_are_changed_in_place() {
+        let text = "# Our disks.\nnbd = [\n  ':1', # inside\n]\n\n[[volume]]\nname = 'a' # the first\nspec = 'mem:1m'\n\n\
+                    # The second.\n[[volume]]\nname = 'b'\nspec = 'mem:2m'\n\n[[iscsi_target]]\nTargetName = 'iqn.a'\n\
+                    luns = { 0 = 'a' } # units\n";
+        let after = "nbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:4m'\n[[volume]]\nname = 'c'\n\
+                     spec = 'mem:2m'\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'c' }\n\
+                     [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = [1]\n";
+        let text = saved(text, after);
+        for kept in
+            ["# Our disks.\n", "':1', # inside", "name = 'a' # the first\n", "luns = { 0 = 'a', 1 = \"c\"}"]
+        {
+            let spaceless = |text: &str| text.replace(' ', "");
+            assert!(spaceless(&text).contains(&spaceless(kept)), "{kept}: {text}");
+        }
+        assert!(text.contains("spec = \"mem:4m\"") && !text.contains("name = 'b'"), "{text}");
+        assert!(text.contains("[[iscsi_target.acl]]\nInitiatorName = \"iqn.i\"\nluns = [1]\n"), "{text}");
+    }
+
+    #[test]
+    fn additions_and_removals_below_a_subsystem_are_written_there() {
+        let text = "[[nvme_subsystem]]\nnqn = 'nqn.a'\nnamespaces = { 1 = 'a' }\nhosts = ['nqn.h']\n\
+                    [[nvme_subsystem.host]]\nhostnqn = 'nqn.i'\n[[nvme_subsystem.ana_group]]\nANAGRPID = 1\n\
+                    namespaces = [1]\nstates = { '127.0.0.1:1' = 'optimized' }\n";
+        let after = "[[nvme_subsystem]]\nnqn = 'nqn.a'\nnamespaces = { 1 = 'a', 2 = 'b' }\nhosts = ['nqn.g']\n\
+                     [[nvme_subsystem.host]]\nhostnqn = 'nqn.j'\nnamespaces = [2]\n[[nvme_subsystem.ana_group]]\n\
+                     ANAGRPID = 1\nnamespaces = [1, 2]\nstates = { '127.0.0.1:1' = 'inaccessible' }\n";
+        saved(text, after);
+        saved("", after);
+    }
+
+    #[test]
+    fn if_a_file_cannot_be_replaced_none_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let (first, second, third) = (path("1.toml"), path("2.toml"), path("3.toml"));
+        let write = || [&first, &third].iter().for_each(|path| fs::write(path, "before").unwrap());
+        let texts = || [&first, &third].map(|path| fs::read_to_string(path).unwrap());
+        let replace = |all: &[&PathBuf]| {
+            replace_all(all.iter().map(|path| (path.as_path(), "before", "after".to_owned())))
+        };
+        write();
+        let said = replace(&[&first, &second, &third]).unwrap_err();
+        assert!(said.contains("2.toml: cannot be written: "), "{said}");
+        assert_eq!(texts(), ["before", "before"]);
+        // A directory takes a temporary file beside it, but no file replaces it.
+        fs::create_dir(&second).unwrap();
+        let said = replace(&[&first, &second, &third]).unwrap_err();
+        assert!(said.contains("2.toml: cannot be written: "), "{said}");
+        assert_eq!(texts(), ["before", "before"]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3, "no temporary file is left");
+        replace(&[&first, &third]).unwrap();
+        assert_eq!(texts(), ["after", "after"]);
+    }
+
+    #[test]
+    fn a_new_text_has_no_name_before_it_replaces_the_file_and_a_stale_one_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, stale) = (directory.path().join("b.toml"), directory.path().join(".b.toml.new"));
+        let names = || fs::read_dir(directory.path()).unwrap().count();
+        for is_stale in [false, true] {
+            fs::write(&path, "before").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+            // Only root may give files away.
+            let is_given = chown(&path, Some(NOBODY), Some(NOBODY)).is_ok();
+            if is_stale {
+                fs::write(&stale, "of a save that was killed").unwrap();
+            }
+            let replacement = Replacement::prepare(&path, "after").unwrap();
+            assert_eq!(names(), 1 + usize::from(is_stale), "a crash now would leave no further file");
+            replacement.commit().unwrap();
+            assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));
+            let found = fs::metadata(&path).unwrap();
+            assert_eq!(found.permissions().mode() & 0o7777, 0o640);
+            assert_eq!([found.uid(), found.gid()] == [NOBODY; 2], is_given);
+        }
+    }
+
+    const NOBODY: u32 = 65534;
+}

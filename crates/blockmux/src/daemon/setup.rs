@@ -1,0 +1,455 @@
+//! The settings of a daemon, from the command line, the config file and inherited sockets.
+//!
+//! Volumes and listeners of the command line are added to those of the config file. Other values of
+//! the command line override those of the file.
+
+use super::ServeArgs;
+use super::access::{ApiAccess, RequiredCredentials, tcp_address};
+use super::config::{Config, VolumeEntry};
+use super::identity::{served_data, warn_of_same_data};
+use super::inherited::InheritedListeners;
+use super::opening::{NamedVolume, VolumeOpener};
+use super::sources::Sources;
+use super::state;
+use crate::api::ControlPath;
+use crate::data::layers;
+use crate::failure::Failure;
+use crate::process::poll::Poll;
+use crate::protocol::address::{ApiListener, ListenAddress};
+use crate::protocol::policy::{Policy, PolicyListener};
+use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
+use crate::volume_kinds::open::Populate;
+use blockmux_engine::sys::congestion::Congestion;
+use blockmux_engine::volume::state::check_directory;
+use blockmux_lab::ceiling::Transport;
+use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
+use blockmux_proto::volume_state::VolumeState;
+use blockmux_volume::Spec;
+use rustix::thread::CapabilitySet;
+use std::collections::{BTreeMap, HashSet};
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Volumes that are open, by name.
+pub(super) type OpenedVolumes = BTreeMap<String, (Export, Arc<VolumeState>)>;
+
+/// The settings of a daemon.
+pub(super) struct Setup {
+    pub(super) volumes: Vec<NamedVolume>,
+    /// Refuse writes to all volumes.
+    read_only: bool,
+    /// The configured listeners. If it is empty, every protocol listens at its default address.
+    pub(super) listeners: Vec<ConfiguredListener>,
+    /// Protocols without a listener because the command line names listeners of others.
+    not_served: Vec<&'static Protocol>,
+    /// The frontends of all protocols.
+    pub(super) frontends: Arc<Frontends>,
+    /// Which volumes are exported at which listeners.
+    pub(super) policy: Policy,
+    pub(super) cores: usize,
+    /// The configured state directory.
+    pub(super) asked_state: Option<PathBuf>,
+    /// The configured number of cores.
+    pub(super) asked_cores: Option<usize>,
+    pub(super) poll: Poll,
+    pub(super) max_connections: usize,
+    /// Time in which a connection must log in; `None` for the default of its protocol.
+    pub(super) login_timeout: Option<Duration>,
+    /// Time after which a client without requests is disconnected; `None` for never.
+    pub(super) idle_timeout: Option<Duration>,
+    /// Congestion control of TCP connections; `None` for the system's default.
+    pub(super) congestion: Option<Congestion>,
+    /// State directory, configured or the default; `None` if there is no default.
+    pub(super) state: Option<PathBuf>,
+    /// Unix socket of the control API.
+    pub(super) control: Option<ControlPath>,
+    /// TCP address of the control API with its networks, and what its clients need.
+    pub(super) api: Option<ApiListener>,
+    pub(super) api_access: ApiAccess,
+    /// What [`Setup::api_access`] has loaded; `None` without [`Setup::api`].
+    pub(super) api_credentials: Option<Arc<RequiredCredentials>>,
+    /// The config file and those that it includes.
+    pub(super) sources: Option<Sources>,
+}
+
+impl Setup {
+    /// Reads the config file, if one is given, and adds the command line and inherited listeners.
+    ///
+    /// # Errors
+    /// If an argument or the file is invalid; the message names file and line where it can.
+    pub(super) fn gather(args: ServeArgs, inherited: &InheritedListeners) -> Result<Setup, Failure> {
+        let sources = args.config.as_deref().map(|path| Setup::read(path, &args.frontends));
+        let sources = sources.transpose()?;
+        Setup::of(args, sources, inherited)
+    }
+
+    /// Reads a config file and the files that it includes.
+    pub(super) fn read(path: &Path, frontends: &Frontends) -> Result<Sources, Failure> {
+        Sources::read(path, Setup::named_lists(frontends))
+    }
+
+    /// Lists of a config file whose entries have names, and the keys of the names.
+    pub(super) fn named_lists(frontends: &Frontends) -> Vec<(&'static str, &'static str)> {
+        let targets = frontends.target_tables().map(|(_, tables)| (tables.key, tables.name));
+        [VOLUMES].into_iter().chain(targets).collect()
+    }
+
+    /// Combines config files that were read with the command line and inherited listeners.
+    ///
+    /// # Errors
+    /// If an argument or a file is invalid.
+    pub(super) fn of(
+        mut args: ServeArgs,
+        sources: Option<Sources>,
+        inherited: &InheritedListeners,
+    ) -> Result<Setup, Failure> {
+        let config = sources.as_ref().map(|sources| Config::read(sources, &mut args.frontends));
+        let config = config.transpose()?.unwrap_or_default();
+        let setup = Setup::combine(args, config, inherited);
+        let located = |failure| match &sources {
+            Some(sources) => sources.located(failure),
+            None => failure,
+        };
+        let setup = setup.map_err(located)?;
+        Ok(Setup { sources, ..setup })
+    }
+
+    fn combine(
+        mut args: ServeArgs,
+        mut config: Config,
+        inherited: &InheritedListeners,
+    ) -> Result<Setup, Failure> {
+        let mut frontends = args.frontends;
+        let read_only = args.read_only || config.read_only;
+        config.volume.append(&mut args.volumes);
+        let api_access = args.api_access.or(config.api_access());
+        let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
+        let mut listeners = frontends.listeners();
+        listeners.extend(inherited.further(&listeners)?);
+        listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
+        let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
+        let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
+        let policy = policy.restricting_exports(frontends.restricting_exports());
+        let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
+        let policy = policy.allowing(networks);
+        let is_served =
+            |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
+        let is_left_out = |protocol: &&Protocol| {
+            protocol.is_served_by_default() && !is_served(protocol) && policy.has_use_for(protocol)
+        };
+        let not_served = PROTOCOLS.iter().copied().filter(is_left_out);
+        let not_served = not_served.filter(|_| !frontends.has_keys_of_listeners()).collect();
+        for volume in &volumes {
+            protocols(&listeners).try_for_each(|protocol| volume.check_description(protocol))?;
+        }
+        let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+        frontends.check(is_served, &names).map_err(Failure::request)?;
+        let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
+        let asked_cores = args.cores.or(config.cores);
+        let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
+        let max_connections = args.max_connections.or(config.max_connections);
+        let max_connections = at_most(MAX_CONNECTIONS, "connections", max_connections, DEFAULT_CONNECTIONS)?;
+        let login_timeout = seconds("login_timeout", config.login_timeout, LOGIN_TIMEOUTS)?;
+        let idle_timeout = seconds("idle_timeout", config.idle_timeout, IDLE_TIMEOUTS)?;
+        let state = args.state.or(config.state);
+        if let Some(directory) = &state {
+            // An unusable directory is an error now, not at the first reservation.
+            check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
+        }
+        let congestion = args.congestion.or(config.congestion.take());
+        if let Some(congestion) = &congestion {
+            let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+            congestion.check().map_err(wrong)?;
+        }
+        let api_listener = args.api.or(config.api);
+        let api_credentials = match &api_listener {
+            Some(listener) => {
+                tcp_address(listener)?;
+                Some(Arc::new(api_access.load()?))
+            }
+            None => {
+                api_access.check_unused()?;
+                None
+            }
+        };
+        Ok(Setup {
+            volumes,
+            read_only,
+            listeners,
+            not_served,
+            frontends: Arc::new(frontends),
+            policy,
+            cores,
+            asked_cores: asked_cores.map(NonZeroUsize::get),
+            poll: args.poll.or(config.poll).unwrap_or(Poll::Adaptive),
+            max_connections,
+            login_timeout,
+            idle_timeout,
+            congestion,
+            control: args.control.or(config.control),
+            api: api_listener,
+            api_access,
+            api_credentials,
+            asked_state: state.clone(),
+            state: state.or_else(state::default_directory),
+            sources: None,
+        })
+    }
+
+    /// Whether the control API is served.
+    pub(super) fn has_api(&self) -> bool {
+        self.control.is_some() || self.api.is_some()
+    }
+
+    /// Applies the access rule of `protocol/policy.rs` to the listeners and their volumes.
+    ///
+    /// # Errors
+    /// If a volume would be exported without the protection that it has elsewhere.
+    pub(super) fn settle_policy(&mut self, listeners: Vec<PolicyListener>) -> Result<(), Failure> {
+        let policy = std::mem::take(&mut self.policy);
+        let policy = policy.at(listeners, self.has_api()).map_err(Failure::request);
+        self.policy = policy.map_err(|failure| self.located(failure))?;
+        Ok(())
+    }
+
+    /// Prefixes the failure with the config file and line that it is about.
+    pub(super) fn located(&self, failure: Failure) -> Failure {
+        match &self.sources {
+            Some(sources) => sources.located(failure),
+            None => failure,
+        }
+    }
+
+    /// Whether volumes can be added, removed and changed while the daemon runs.
+    pub(super) fn may_change(&self) -> bool {
+        self.has_api() || self.sources.is_some()
+    }
+
+    /// The specs of the volumes, in order.
+    pub(super) fn specs(&self) -> impl Iterator<Item = &Spec> {
+        self.volumes.iter().map(|volume| &volume.entry.spec)
+    }
+
+    /// The capabilities that the daemon needs while it serves: to reopen network interfaces, and to
+    /// reconnect to Unix sockets of other users.
+    pub(super) fn capabilities(&self) -> CapabilitySet {
+        let mut needed = CapabilitySet::empty();
+        let served = self.policy.listeners();
+        let has_frames = served.iter().any(|listener| listener.protocol.carrier == Carrier::Frames);
+        needed.set(CapabilitySet::NET_RAW, has_frames);
+        for url in self.specs().flat_map(Spec::urls) {
+            match protocol::of_url(url.as_written()) {
+                Some((protocol, _)) if protocol.carrier == Carrier::Frames => {
+                    needed |= CapabilitySet::NET_RAW
+                }
+                Some((_, Transport::Unix)) => needed |= CapabilitySet::DAC_OVERRIDE,
+                _ => {}
+            }
+        }
+        needed
+    }
+
+    /// A message about protocols without a listener because the command line names listeners of
+    /// others; `None` if there are none.
+    pub(super) fn not_served(&self) -> Option<String> {
+        if self.not_served.is_empty() {
+            return None;
+        }
+        let titles: Vec<_> = self.not_served.iter().map(|protocol| protocol.title).collect();
+        let options: Vec<_> = self.not_served.iter().map(|protocol| format!("--{}", protocol.name)).collect();
+        Some(format!(
+            "not served: {}, because the command line names other listeners; add {}",
+            titles.join(", "),
+            options.join(" or ")
+        ))
+    }
+
+    /// The opener of volumes with these settings.
+    pub(super) fn opener(&self) -> VolumeOpener {
+        VolumeOpener {
+            protocols: protocols(&self.listeners).collect(),
+            read_only: self.read_only,
+            may_grow: self.may_change(),
+            policy: self.policy.clone(),
+            state: self.state.clone(),
+            uuids: BTreeMap::new(),
+        }
+    }
+
+    /// Opens the volumes for whose names `is_meant` returns true.
+    pub(super) fn open_some(&self, is_meant: impl Fn(&str) -> bool) -> Result<OpenedVolumes, Failure> {
+        let opener = self.opener();
+        let meant = self.volumes.iter().filter(|named| is_meant(&named.name));
+        let open = |named: &NamedVolume| {
+            let opened = opener.open(named, Populate::Behind).map_err(|failure| self.located(failure))?;
+            Ok((named.name.clone(), opened))
+        };
+        meant.map(open).collect()
+    }
+
+    /// Opens all volumes that are not in `opened`. `uuids` are those of the daemon from which this
+    /// process takes over, by name.
+    ///
+    /// # Errors
+    /// If one cannot be opened or exported.
+    pub(super) fn open(
+        &self,
+        mut opened: OpenedVolumes,
+        uuids: BTreeMap<String, VolumeUuid>,
+    ) -> Result<Exports, Failure> {
+        let opener = VolumeOpener { uuids, ..self.opener() };
+        let populate = Populate::Until(Instant::now() + POPULATING);
+        let open = |named: &NamedVolume| match opened.remove(&named.name) {
+            Some(opened) => Ok(opened),
+            None => opener.open(named, populate).map_err(|failure| self.located(failure)),
+        };
+        let exports = self.volumes.iter().map(open);
+        let exports = exports.collect::<Result<Vec<_>, _>>().map(Exports::with_states)?;
+        for named in &self.volumes {
+            self.policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
+        }
+        for named in &self.volumes {
+            let checked = self.policy.check_same_data(&named.name, |_| false).map_err(Failure::request);
+            checked.map_err(|failure| self.located(failure))?;
+        }
+        let all: Vec<_> = exports.iter().collect();
+        warn_of_same_data(&served_data(&all, &exports, &self.policy), |_| true);
+        Ok(exports)
+    }
+}
+
+/// The configured number or else `default`, checked against a maximum.
+fn at_most(max: usize, what: &str, asked: Option<NonZeroUsize>, default: usize) -> Result<usize, Failure> {
+    match asked.map_or(default, NonZeroUsize::get) {
+        number if number > max => {
+            Err(Failure::request(format!("{number} {what} are too many; set at most {max}")))
+        }
+        number => Ok(number),
+    }
+}
+
+/// Parses a timeout in seconds, which must be within `bounds`.
+fn seconds(
+    key: &str,
+    written: Option<u64>,
+    bounds: RangeInclusive<u64>,
+) -> Result<Option<Duration>, Failure> {
+    match written {
+        Some(seconds) if !bounds.contains(&seconds) => {
+            let (least, most) = bounds.into_inner();
+            Err(Failure::request(format!(
+                "{key} = {seconds}: write {least} to {most} seconds, or leave it out"
+            )))
+        }
+        seconds => Ok(seconds.map(Duration::from_secs)),
+    }
+}
+
+/// Names the unnamed volumes, and checks that names and UUIDs are unique.
+fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
+    if entries.is_empty() {
+        return Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img"));
+    }
+    let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
+    for mut entry in entries {
+        let name = entry.name.clone().unwrap_or_else(|| {
+            unnamed += 1;
+            format!("disk{}", unnamed - 1)
+        });
+        check_name(&name).map_err(Failure::request)?;
+        if !names.insert(name.clone()) {
+            return Err(Failure::request(format!(
+                "two volumes are named `{name}`; rename one, as in NAME=mem:1g"
+            )));
+        }
+        if let Some(twice) = entry.uuid.filter(|uuid| !uuids.insert(*uuid)) {
+            return Err(Failure::request(format!(
+                "`{name}` has the UUID {twice} of another volume; hosts would treat both as one disk; change one UUID"
+            )));
+        }
+        entry.read_only |= read_only;
+        named.push(NamedVolume { name, entry });
+    }
+    Ok(named)
+}
+
+/// Checks a volume's name: it becomes part of names of every protocol.
+///
+/// # Errors
+/// If its characters or its length are not allowed.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
+        return Err(format!(
+            "`{name}` is not a valid name; use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`"
+        ));
+    }
+    Ok(())
+}
+
+/// The protocols that export the volumes; a protocol with several listeners occurs several times.
+fn protocols(listeners: &[ConfiguredListener]) -> impl Iterator<Item = &'static Protocol> {
+    let all = protocol::stream_protocols().filter(|protocol| protocol.is_default && listeners.is_empty());
+    all.chain(listeners.iter().map(|(protocol, _)| *protocol))
+}
+
+fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Failure> {
+    if matches!(address, ListenAddress::Unix(_)) && !protocol.has_unix_sockets() {
+        let Protocol { title, name, .. } = protocol;
+        return Err(Failure::request(format!(
+            "{title} does not support Unix sockets; use host:port, as in --{name} 127.0.0.1:0"
+        )));
+    }
+    Ok(())
+}
+
+/// Key of the list of volumes in a config file, and key of a volume's name.
+pub(super) const VOLUMES: (&str, &str) = ("volume", "name");
+/// Maximum length of a volume's name. With a prefix it is an iSCSI name, which has at most 223
+/// bytes (RFC 7143 §4.2.7.2).
+const MAX_NAME: usize = 200;
+/// Maximum size of a volume, in bytes. Offsets of clients are signed 64-bit numbers; they would see
+/// a larger volume as empty.
+pub(super) const LARGEST: u64 = i64::MAX as u64;
+/// Time for populating RAM volumes before the daemon is ready; the rest is populated in the
+/// background.
+const POPULATING: Duration = Duration::from_secs(1);
+const MAX_CORES: usize = 256;
+/// Allowed values of `login_timeout`, in seconds. No protocol's default is longer than 30 s.
+const LOGIN_TIMEOUTS: RangeInclusive<u64> = 1..=30;
+/// Allowed values of `idle_timeout`, in seconds, up to a year. A shorter timeout would disconnect
+/// clients between two requests.
+const IDLE_TIMEOUTS: RangeInclusive<u64> = 5..=31_536_000;
+const DEFAULT_CONNECTIONS: usize = 4096;
+/// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).
+const MAX_CONNECTIONS: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
+        let entries = volumes.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
+        let named = name_all(entries, false).map_err(|failure| failure.to_string())?;
+        Ok(named.into_iter().map(|volume| volume.name).collect())
+    }
+
+    #[test]
+    fn unnamed_volumes_are_numbered() {
+        assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
+    }
+
+    #[test]
+    fn names_are_unique_and_have_allowed_characters() {
+        assert!(names(&["a=mem:1m", "a=mem:2m"]).unwrap_err().starts_with("two volumes are named `a`"));
+        assert!(names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes are named `disk0`"));
+        assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is not a valid name"));
+        assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is not a valid name"));
+        assert!(names(&[]).unwrap_err().starts_with("no volume to serve"));
+    }
+}

@@ -1,0 +1,5 @@
+//! Which data a volume has: volumes may share files, devices and parts of both.
+
+pub(crate) mod key;
+pub(crate) mod layers;
+pub(crate) mod part;

@@ -1,0 +1,15 @@
+//! Standard output.
+
+use crate::failure::Failure;
+use std::io::{ErrorKind, Write as _};
+
+/// Prints `text` and a newline, unbuffered. A closed pipe is not an error.
+pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::run(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

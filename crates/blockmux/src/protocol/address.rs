@@ -1,0 +1,455 @@
+//! Listener addresses of the command line and the config file.
+//!
+//! ```text
+//! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
+//! [fe80::1%eth0]:port   unix:PATH
+//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?volumes=NAME&allow=NETWORK
+//! ```
+//! Port 0 lets the system choose.
+
+use crate::failure::Failure;
+use crate::protocol::Carrier;
+use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
+use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// A listener address as written, before name resolution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ListenAddress {
+    /// TCP host and port.
+    Tcp {
+        /// Name or address, without brackets; empty for loopback.
+        host: String,
+        /// Port; `None`: the protocol's default.
+        port: Option<u16>,
+    },
+    /// A Unix domain socket.
+    Unix(PathBuf),
+    /// A network interface, for AoE; never parsed from an address.
+    Interface(String),
+}
+
+impl ListenAddress {
+    /// Loopback, with the protocol's default port.
+    pub(crate) const LOOPBACK: ListenAddress = ListenAddress::Tcp { host: String::new(), port: None };
+
+    /// Loopback, with a port that the system chooses.
+    pub(crate) const ANY_PORT: ListenAddress = ListenAddress::Tcp { host: String::new(), port: Some(0) };
+
+    /// Makes a relative path relative to `directory`.
+    pub(crate) fn anchor(&mut self, directory: &Path) {
+        if let ListenAddress::Unix(path) = self {
+            *path = directory.join(&*path);
+        }
+    }
+
+    /// Resolves the name.
+    pub(crate) fn resolve(&self, default_port: u16) -> Result<ListenerAddress, Failure> {
+        let (host, port) = match self {
+            ListenAddress::Unix(path) => return Ok(ListenerAddress::Socket(Address::Unix(path.clone()))),
+            ListenAddress::Interface(interface) => return Ok(ListenerAddress::Interface(interface.clone())),
+            ListenAddress::Tcp { host, port } => (host.as_str(), port.unwrap_or(default_port)),
+        };
+        if host.is_empty() {
+            return Ok(ListenerAddress::of_tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+        }
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Ok(ListenerAddress::of_tcp(SocketAddr::new(ip, port)));
+        }
+        // Also resolves the zone of an address.
+        let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
+        found.map(ListenerAddress::of_tcp).ok_or_else(|| {
+            Failure::request(format!(
+                "cannot find host `{host}`; write an address of this machine, such as :{port}"
+            ))
+        })
+    }
+}
+
+impl FromStr for ListenAddress {
+    /// The problem, and what to write.
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("`unix:` has no path; write unix:PATH".to_owned()),
+                path => Ok(ListenAddress::Unix(path.into())),
+            };
+        }
+        if text.is_empty() {
+            return Err("an address is missing; write host:port, :port or unix:PATH".to_owned());
+        }
+        if text.contains("://") {
+            return Err(format!("`{text}` is a URL; write only host:port, or unix:PATH"));
+        }
+        if text.contains('/') {
+            return Err(format!("`{text}` is a path; write unix:{text} for a Unix socket"));
+        }
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(format!("`{text}` is not a host; write :{text} for a port on loopback"));
+        }
+        if is_ipv6(text) {
+            return Ok(ListenAddress::Tcp { host: text.to_owned(), port: None });
+        }
+        // Brackets that do not hold an IPv6 address, or an IPv6 address with a port but no
+        // brackets.
+        let brackets = || format!("`{text}` is not an IPv6 address with a port; write it as [::1]:PORT");
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let (host, port) = rest.split_once(']').ok_or_else(brackets)?;
+            if !is_ipv6(host) || !(port.is_empty() || port.starts_with(':')) {
+                return Err(brackets());
+            }
+            (host, port.strip_prefix(':'))
+        } else {
+            match text.rsplit_once(':') {
+                Some((host, _)) if host.contains(':') => return Err(brackets()),
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            }
+        };
+        let number = |port: &str| {
+            let wrong = || {
+                format!("`{port}` is not a port; write a number from 0 to 65535, 0 to let the system choose")
+            };
+            port.parse().map_err(|_| wrong())
+        };
+        Ok(ListenAddress::Tcp { host: host.to_owned(), port: port.map(number).transpose()? })
+    }
+}
+
+/// A listener as written: its address, its volumes and the networks of its clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListenerEntry {
+    pub(crate) address: ListenAddress,
+    /// Names of the volumes that the listener exports; `None` for the default of
+    /// `protocol/policy.rs`.
+    pub(crate) volumes: Option<Vec<String>>,
+    /// Networks from which clients may connect.
+    pub(crate) networks: AllowedNetworks,
+}
+
+impl ListenerEntry {
+    /// Parses a listener of a protocol over `carrier`.
+    pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
+        let (address, volumes, networks) = match split_parameters(text) {
+            Some((address, parameters)) => {
+                let (volumes, networks) = read_parameters(text, parameters)?;
+                (address, volumes, networks)
+            }
+            None => (text, None, AllowedNetworks::default()),
+        };
+        let address = match carrier {
+            Carrier::Stream => address.parse()?,
+            Carrier::Frames => ListenAddress::Interface(address.to_owned()),
+        };
+        if !networks.is_everyone() && !matches!(address, ListenAddress::Tcp { .. }) {
+            return Err(match carrier {
+                Carrier::Stream => format!(
+                    "`{text}`: clients of a Unix socket have no IP addresses; remove `allow`, and limit who may use the \
+                     socket by the permissions of its directory"
+                ),
+                Carrier::Frames => {
+                    format!("`{text}`: AoE clients have no IP addresses; remove `allow`, and use MAC masks")
+                }
+            });
+        }
+        Ok(ListenerEntry { address, volumes, networks })
+    }
+
+    /// A listener for all volumes and all clients.
+    pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
+        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default() }
+    }
+
+    /// Whether the listener accepts a session with this volume from this address.
+    pub(crate) fn keeps(&self, volume: &str, client: Option<IpAddr>) -> bool {
+        self.networks.admits(client)
+            && self.volumes.as_ref().is_none_or(|names| names.iter().any(|name| name == volume))
+    }
+
+    /// The address of a listener as written, without its parameters.
+    pub(crate) fn address_of(text: &str) -> &str {
+        split_parameters(text).map_or(text, |(address, _)| address)
+    }
+}
+
+/// Splits off the parameters of a listener. A question mark can also be part of a path.
+fn split_parameters(text: &str) -> Option<(&str, &str)> {
+    let (address, parameters) = text.rsplit_once('?')?;
+    let is_known = [VOLUMES, ALLOW].iter().any(|key| parameters.starts_with(key));
+    is_known.then_some((address, parameters))
+}
+
+/// Reads the volumes and the networks of a listener.
+fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>, AllowedNetworks), String> {
+    let (mut volumes, mut networks) = (None, None);
+    for parameter in parameters.split('&') {
+        let is_twice = if let Some(names) = parameter.strip_prefix(VOLUMES) {
+            volumes.replace(names.split(',').map(str::to_owned).collect()).is_some()
+        } else if let Some(list) = parameter.strip_prefix(ALLOW) {
+            let list: Result<Vec<Network>, NetworkError> = list.split(',').map(str::parse).collect();
+            let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
+            networks.replace(AllowedNetworks::only(&list)).is_some()
+        } else {
+            return Err(format!(
+                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
+            ));
+        };
+        if is_twice {
+            return Err(format!("`{text}`: `{parameter}` repeats a parameter; remove one"));
+        }
+    }
+    Ok((volumes, networks.unwrap_or_default()))
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Interface(interface) => f.write_str(interface),
+            ListenAddress::Tcp { host, port } => {
+                if host.contains(':') {
+                    write!(f, "[{host}]")?
+                } else {
+                    f.write_str(host)?
+                }
+                port.map_or(Ok(()), |port| write!(f, ":{port}"))
+            }
+        }
+    }
+}
+
+impl ListenerEntry {
+    /// The entry in the syntax of a config file, with the full address where it is known.
+    pub(crate) fn in_full(&self, default_port: u16) -> String {
+        let address = match self.address.resolve(default_port) {
+            Ok(ListenerAddress::Socket(Address::Tcp(tcp))) => zone::address_text(&tcp),
+            _ => self.address.to_string(),
+        };
+        format!("{address}{}", self.parameters())
+    }
+
+    /// The parameters, with a question mark before them if there are any.
+    fn parameters(&self) -> String {
+        let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
+        let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
+        let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
+        let parameters: Vec<_> = volumes.into_iter().chain(networks).collect();
+        if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
+    }
+}
+
+/// The TCP listener of the API as written, `ADDR` or `ADDR?allow=NETWORK,NETWORK`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiListener {
+    pub(crate) address: ListenAddress,
+    /// Networks from which clients may connect.
+    pub(crate) networks: AllowedNetworks,
+}
+
+impl FromStr for ApiListener {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ApiListener, String> {
+        let ListenerEntry { address, volumes, networks } = ListenerEntry::read(Carrier::Stream, text)?;
+        match (&address, volumes) {
+            (_, Some(_)) => Err(format!("`{text}`: the API is for all volumes; remove `volumes`")),
+            (ListenAddress::Tcp { .. }, None) => Ok(ApiListener { address, networks }),
+            _ => Err("--api: write host:port; --control takes unix:PATH".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ApiListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ApiListener { address, networks } = self.clone();
+        let entry = ListenerEntry { address, volumes: None, networks };
+        write!(f, "{}{}", entry.address, entry.parameters())
+    }
+}
+
+const VOLUMES: &str = "volumes=";
+const ALLOW: &str = "allow=";
+
+/// Resolves the TCP address by which a config refers to a listener.
+///
+/// # Errors
+/// The problem, and what to write.
+pub(crate) fn tcp_address(text: &str, default_port: u16) -> Result<SocketAddr, String> {
+    let place = text.parse::<ListenAddress>()?.resolve(default_port).map_err(|error| error.to_string())?;
+    place.tcp().ok_or_else(|| format!("`{text}` is a Unix socket; write host:port"))
+}
+
+/// Whether the text is an IPv6 address, with or without a zone.
+fn is_ipv6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').unwrap_or((text, "any"));
+    address.parse::<Ipv6Addr>().is_ok() && !zone.is_empty()
+}
+
+/// The address or the network interface of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerAddress {
+    Socket(Address),
+    Interface(String),
+}
+
+impl ListenerAddress {
+    pub(crate) fn of_tcp(address: SocketAddr) -> ListenerAddress {
+        ListenerAddress::Socket(Address::Tcp(address))
+    }
+
+    /// The socket's address; `None` for an interface.
+    pub(crate) fn socket(&self) -> Option<&Address> {
+        match self {
+            ListenerAddress::Socket(address) => Some(address),
+            ListenerAddress::Interface(_) => None,
+        }
+    }
+
+    /// The TCP address; `None` for a Unix socket or an interface.
+    pub(crate) fn tcp(&self) -> Option<SocketAddr> {
+        match self.socket()? {
+            Address::Tcp(address) => Some(*address),
+            Address::Unix(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for ListenerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenerAddress::Socket(address) => address.fmt(f),
+            ListenerAddress::Interface(interface) => interface.fmt(f),
+        }
+    }
+}
+
+/// Whether the address `written` refers to `listener`: the unspecified address matches every
+/// address, port 0 every port, and an address without a zone that of every interface.
+pub(crate) fn matches_listener(written: &SocketAddr, listener: &SocketAddr) -> bool {
+    let is_zone = zone::zone_of(written).is_none_or(|zone| zone::zone_of(listener) == Some(zone));
+    (written.ip() == listener.ip() && is_zone || written.ip().is_unspecified())
+        && (written.port() == listener.port() || written.port() == 0)
+}
+
+/// Whether only local clients can connect to the address.
+pub(crate) fn is_local(address: &Address) -> bool {
+    match address {
+        Address::Tcp(address) => address.ip().is_loopback(),
+        Address::Unix(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            (":99", "127.0.0.1:99"),
+            ("0.0.0.0", "0.0.0.0:10809"),
+            ("[::1]:7", "[::1]:7"),
+            ("[::1]", "[::1]:10809"),
+            ("::1", "[::1]:10809"),
+            ("unix:/s:1", "unix:/s:1"),
+            ("[fe80::1%lo]:7", "[fe80::1%1]:7"),
+            ("fe80::1%lo", "[fe80::1%1]:10809"),
+        ] {
+            let address: ListenAddress = text.parse().unwrap();
+            assert_eq!(address.resolve(10809).unwrap().to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_address_says_what_to_write() {
+        for (text, expected) in [
+            ("", "an address is missing"),
+            ("unix:", "`unix:` has no path"),
+            ("nbd://a", "`nbd://a` is a URL"),
+            ("/run/nbd.sock", "`/run/nbd.sock` is a path; write unix:/run"),
+            ("10809", "`10809` is not a host"),
+            ("a:70000", "`70000` is not a port"),
+            ("a:", "`` is not a port"),
+            ("::1:x", "`::1:x` is not an IPv6 address"),
+            ("[::1", "`[::1` is not an IPv6 address"),
+            ("[a]:1", "`[a]:1` is not an IPv6 address"),
+            ("[::1]1", "`[::1]1` is not an IPv6 address"),
+            ("[fe80::1%]:1", "`[fe80::1%]:1` is not an IPv6 address"),
+        ] {
+            let error = text.parse::<ListenAddress>().unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_listener_may_name_its_volumes() {
+        let entry = |carrier, text: &str| ListenerEntry::read(carrier, text).unwrap();
+        assert_eq!(entry(Carrier::Stream, ":7").volumes, None);
+        let with = entry(Carrier::Stream, "unix:/s?volumes=a,b");
+        assert_eq!(with.address, ListenAddress::Unix("/s".into()));
+        assert_eq!(with.volumes, Some(vec!["a".to_owned(), "b".to_owned()]));
+        let at_interface = entry(Carrier::Frames, "10809?volumes=a");
+        assert_eq!(at_interface.address, ListenAddress::Interface("10809".to_owned()));
+        assert_eq!(at_interface.volumes, Some(vec!["a".to_owned()]));
+    }
+
+    #[test]
+    fn a_listener_may_name_the_networks_of_its_clients() {
+        let read = |text: &str| ListenerEntry::read(Carrier::Stream, text);
+        let entry = read("0.0.0.0:7?allow=10.0.0.0/8,::1").unwrap();
+        assert!(entry.networks.admits(Some([10, 1, 2, 3].into())) && entry.volumes.is_none());
+        assert!(!entry.networks.admits(Some([11, 1, 2, 3].into())));
+        for text in ["127.0.0.1:7", "127.0.0.1:7?volumes=a,b", "127.0.0.1:7?volumes=a&allow=::1,10.0.0.0/8"] {
+            assert_eq!(read(text).unwrap().in_full(7), text);
+        }
+        let swapped = read("127.0.0.1:7?allow=::1&volumes=a").unwrap();
+        assert_eq!(swapped, read("127.0.0.1:7?volumes=a&allow=::1").unwrap());
+        assert_eq!(ListenerEntry::address_of("[::1]:7?allow=::1"), "[::1]:7");
+        assert_eq!(read("unix:/a?b").unwrap().address, ListenAddress::Unix("/a?b".into()));
+        for (text, expected) in [
+            (":7?allow=10.0.0.1/8", "allow: `10.0.0.1/8` has bits beyond its prefix; write 10.0.0.0/8"),
+            (":7?allow=", "allow: `` is no network"),
+            (":7?allow=::1&allow=::2", "`allow=::2` repeats a parameter"),
+            (":7?allow=::1&volume=a", "`volume=a` is not a parameter of a listener"),
+            ("unix:/s?allow=::1", "clients of a Unix socket have no IP addresses"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(
+            ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks")
+        );
+    }
+
+    #[test]
+    fn an_address_with_a_zone_is_of_one_interface() {
+        let of = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (written, listener, is_it) in [
+            ("[fe80::1]:7", "[fe80::1%2]:7", true),
+            ("[fe80::1%2]:0", "[fe80::1%2]:7", true),
+            ("[fe80::1%3]:7", "[fe80::1%2]:7", false),
+            ("[::]:7", "[fe80::1%2]:7", true),
+        ] {
+            assert_eq!(matches_listener(&of(written), &of(listener)), is_it, "{written}");
+        }
+        let entry = ListenerEntry::read(Carrier::Stream, "[fe80::1%lo]:7?allow=fe80::/10").unwrap();
+        assert_eq!(entry.in_full(1), "[fe80::1%lo]:7?allow=fe80::/10");
+    }
+
+    #[test]
+    fn loopback_and_unix_sockets_are_local() {
+        for (text, expected) in
+            [(":1", true), ("[::1]:1", true), ("unix:s", true), ("0.0.0.0", false), ("::", false)]
+        {
+            let address: ListenAddress = text.parse().unwrap();
+            assert_eq!(address.resolve(1).unwrap().socket().map(is_local), Some(expected), "{text}");
+        }
+    }
+}
