@@ -132,7 +132,7 @@ pub enum TlsError {
     /// Our own certificate or key is unusable; the value is the whole message, without a peer.
     #[error("{0}")]
     Credentials(&'static str),
-    /// The peer closed the connection and receives nothing any more.
+    /// The peer closed the connection and receives nothing.
     #[error("closed the connection")]
     Closed,
     /// The peer ended the handshake or the connection with an alert.

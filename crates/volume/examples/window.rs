@@ -140,7 +140,7 @@ mod tests {
             page.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert!(!quotes.is_empty());
         for quote in quotes {
-            assert!(include_str!("window.rs").contains(quote), "not in this file any more:\n{quote}");
+            assert!(include_str!("window.rs").contains(quote), "no longer in this file:\n{quote}");
         }
     }
 }

@@ -399,6 +399,6 @@ impl Bucket {
     }
 }
 
-/// Number of clients of a volume from which on those without connections are forgotten.
+/// Above this many clients of a volume, those without connections are dropped.
 const MAX_CLIENTS: usize = 1024;
 const NS_PER_S: u128 = 1_000_000_000;

@@ -726,7 +726,7 @@ mod tests {
             taken.push(peers[number as usize].take_payload_or_wait(1 << 20).unwrap());
         }
         assert_eq!(woken, [0, 5, 1, 4]);
-        // The next peer does not need the memory any more.
+        // The next peer no longer needs the memory.
         while ready.is_empty() {
             held.pop();
         }

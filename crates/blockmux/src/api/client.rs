@@ -19,7 +19,7 @@ pub(crate) struct Client {
     credentials: ApiCredentials,
 }
 
-/// What a client of a TCP address shows the daemon, and how it authenticates the daemon.
+/// Credentials of an API client over TCP, and the CA that verifies the daemon.
 #[derive(Clone, Default)]
 pub(crate) struct ApiCredentials {
     pub(crate) token: Option<Zeroizing<String>>,

@@ -201,7 +201,7 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// Whether a session that began before the last [`LiveFrontend::reconfigure`] is still allowed.
     fn may_continue(&self, session: &SessionInfo) -> bool;
 
-    /// Disconnects the sessions that are not allowed any more and have not ended in time.
+    /// Disconnects the sessions that are no longer allowed and have not ended in time.
     fn disconnect_remaining(&self) {}
 
     /// Exports a new volume by default, unless targets are configured.

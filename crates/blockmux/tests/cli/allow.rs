@@ -66,7 +66,7 @@ fn a_listener_closes_connections_from_other_networks_before_any_byte() {
     let mut inside = RawClient::over(connect_from([127, 0, 0, 2], address));
     assert_eq!(inside.write(0, 0, &[7; 512]), 0);
     served.reload(&config("127.0.0.1"));
-    assert!(inside.is_closed(), "its address is not allowed any more");
+    assert!(inside.is_closed(), "its address is no longer allowed");
     info(&url).unwrap();
     if has("nbdinfo") {
         assert_eq!(succeed(Command::new("nbdinfo").args(["--size", &url])).trim(), (8 << 20).to_string());

@@ -448,7 +448,7 @@ fn requests_to_a_removed_volume_fail_and_the_log_names_the_volume() {
     controlled.daemon.signal(Signal::TERM);
     let mut said = String::new();
     controlled.daemon.stderr.read_to_string(&mut said).unwrap();
-    assert!(said.contains(" a: requests are refused: the volume is not served any more"), "{said}");
+    assert!(said.contains(" a: requests are refused: the volume is no longer served"), "{said}");
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl Stream {
     /// A connected socket that another process has handed over.
     ///
     /// # Errors
-    /// If it is not connected any more.
+    /// If it is no longer connected.
     pub fn handed_over(socket: OwnedFd) -> io::Result<Stream> {
         let socket = Socket::from(socket);
         let peer = socket.peer_addr()?;

@@ -21,7 +21,7 @@ pub(super) struct ConnectionSet<H: Host> {
 }
 
 enum ConnectionSlot<H: Host> {
-    /// The session does not need it, or not any more.
+    /// The session does not need it, or no longer.
     Absent,
     /// To be connected.
     Waiting {

@@ -70,7 +70,7 @@ impl Audit {
             }
             AuditEvent::RequestsRefused { volume: id, reason } => {
                 let login = self.login.clone().unwrap_or_default();
-                // A removed volume has no name any more; the one that its client used is logged.
+                // A removed volume has no name; the one that its client used is logged.
                 let name = Some(volume(id)).filter(|name| !name.is_empty());
                 let name = name.unwrap_or_else(|| login.target.clone());
                 self.warn(&format!("{name}: requests are refused: {reason}"), &login);

@@ -210,7 +210,7 @@ impl World {
     /// Runs until `done`, at most for `limit` of virtual time.
     ///
     /// # Errors
-    /// If that cannot happen any more, or does not happen within `limit`.
+    /// If that can no longer happen, or does not happen within `limit`.
     pub fn run_until(&self, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), Hang> {
         let end = self.net.now() + limit;
         let mut turns = 0;

@@ -95,7 +95,7 @@ impl Backing for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map_pages`, and nothing refers to it any more.
+        // SAFETY: mapped by `map_pages`, and nothing refers to it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -39,7 +39,7 @@ pub(crate) trait CommandSet {
 
     fn keep(command: &Self::Sent) -> Self::CommandState;
 
-    /// Handles that the peer does not support a command: carries out `job` with other commands, or
+    /// The peer does not support a command: carries out `job` with other commands, or
     /// fails it. A returned piece is sent instead.
     fn do_otherwise(
         &mut self,

@@ -23,7 +23,7 @@ pub(crate) struct EventQueue {
 pub(crate) enum QueueEvent {
     /// To an admin queue: the Identify data of this namespace has changed.
     NamespaceChanged(u32),
-    /// To an admin queue: this namespace became visible to its host, or is not visible any more.
+    /// To an admin queue: this namespace became visible to its host, or is no longer visible.
     NamespaceShown(u32),
     /// To an admin queue: other hosts have changed its host's registration or the reservation.
     Reservation {

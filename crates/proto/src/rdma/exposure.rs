@@ -191,7 +191,7 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
         self.closing.push_back((stag, key, response));
     }
 
-    /// Handles that the peer has aborted a command. Returns whether the command has ended. If it
+    /// The peer has aborted a command. Returns whether the command has ended. If it
     /// was not sent, it is sent nevertheless; otherwise it ends after [`Self::invalidate_next`].
     pub(crate) fn on_abort(&mut self, key: SlotKey) -> bool {
         match *self.state(key) {

@@ -245,9 +245,9 @@ impl Admission {
         }
         Some(self.volume_state.with_table(|table| {
             if table.is_retired {
-                "the volume is not served any more"
+                "the volume is no longer served"
             } else if table.is_closed {
-                "all that is on the volume is being destroyed"
+                "a SANITIZE operation is in progress"
             } else {
                 "an initiator has reserved the volume"
             }

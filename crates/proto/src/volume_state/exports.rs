@@ -155,7 +155,7 @@ impl Exports {
         Some(VolumeId(list.len().saturating_sub(1) as u32))
     }
 
-    /// Removes a volume by name: it is not found any more, and no further I/O on it is admitted.
+    /// Removes a volume by name: it is no longer found, and no further I/O on it is admitted.
     #[must_use]
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;

@@ -477,6 +477,6 @@ impl VolumeState {
 
 impl fmt::Debug for VolumeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Served").field("info", &self.volume.info()).finish_non_exhaustive()
+        f.debug_struct("VolumeState").field("info", &self.volume.info()).finish_non_exhaustive()
     }
 }

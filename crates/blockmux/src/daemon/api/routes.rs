@@ -299,7 +299,7 @@ async fn resize(
 
 /// Limit a volume's I/O
 ///
-/// The limits hold at once for all clients, also for requests that the old ones hold back.
+/// New limits apply immediately, also to throttled requests.
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/limits",

@@ -61,7 +61,7 @@ pub trait FramePort {
     /// The interface's current state.
     ///
     /// # Errors
-    /// If the interface does not exist any more; it may come back.
+    /// If the interface no longer exists; it may come back.
     fn query_info(&mut self) -> io::Result<FramePortInfo>;
 
     /// Distance between two received frames in the chunk, in bytes.

@@ -116,8 +116,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         }
     }
 
-    /// Retries this path soon, even after a long time out of use, because no other path is usable
-    /// any more.
+    /// Retries this path soon, even after a long time out of use, because no other path is usable.
     pub(in crate::remote) fn retry_now(&mut self) {
         let soon = self.dial_time(self.core.now() + MAX_PAUSE);
         if let LinkState::Pausing { until } = &mut self.state

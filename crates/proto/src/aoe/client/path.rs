@@ -155,20 +155,20 @@ impl AoePath {
         self.probe = (max_sectors > self.sectors).then_some(max_sectors);
     }
 
-    /// Handles that large frames do not pass any more: probes the frame size again.
+    /// Large frames no longer pass: probes the frame size again.
     pub(super) fn on_large_lost(&mut self) {
         self.probe = Some(self.sectors).filter(|sectors| *sectors > SAFE_SECTORS);
         self.sectors = self.sectors.min(SAFE_SECTORS);
     }
 
-    /// Handles that a probe of this size was answered.
+    /// A probe of this size was answered.
     pub(super) fn on_probe_passed(&mut self, sectors: u8) {
         if self.probe == Some(sectors) {
             (self.sectors, self.probe) = (sectors, None);
         }
     }
 
-    /// Handles that probes of this size were lost several times: probes half of it.
+    /// Probes of this size were lost several times: probes half of it.
     pub(super) fn on_probe_lost(&mut self, sectors: u8) {
         if self.probe == Some(sectors) {
             self.probe = Some(sectors / 2).filter(|half| *half > SAFE_SECTORS);

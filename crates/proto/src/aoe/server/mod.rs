@@ -260,7 +260,7 @@ impl FrameSession for AoeTargetSession {
                     self.audit.refused(
                         frame.from.mac,
                         disk.unit.address,
-                        "the MAC mask list of the disk lacks it",
+                        "its address is not in the disk's MAC mask list",
                     );
                 }
                 continue;

@@ -12,7 +12,7 @@
 //!
 //! Linux retransmits a write under a new tag, so the late one of the two has an unknown tag. But
 //! its tags contain a counter (`tag_counter.rs`). If a write was sent before another one with the
-//! same address and data, and arrives after that one was carried out, it has no effect any more: in
+//! same address and data, and arrives after that one was carried out, it has no effect: in
 //! order of sending, the other one would have overwritten it.
 //!
 //! Limits: [`MAX_INITIATORS`] initiators with [`WINDOW`] writes each, fewer when the total would

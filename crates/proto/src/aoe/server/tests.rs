@@ -515,7 +515,7 @@ fn reservations_and_locks_of_other_protocols_are_respected() {
     volume_state.release(Some(holder));
     assert_eq!(ask(), Some(0));
     let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
-    assert!(guard.is_alone(), "nothing is in flight any more");
+    assert!(guard.is_alone(), "nothing is in flight");
     assert_eq!(ask(), None);
     drop(guard);
     assert_eq!(ask(), Some(0));

@@ -7,7 +7,7 @@
 //! ```
 //! Reading the log page clears the event. Then the namespace is identified again whatever the page
 //! says, because only one namespace is used. If it was replaced by another one, or its block size
-//! changed, it is not used any more, so that no write intended for the old one reaches it. The ANA
+//! changed, it is no longer used, so that no write intended for the old one reaches it. The ANA
 //! log page is read independently of that.
 
 use super::access;

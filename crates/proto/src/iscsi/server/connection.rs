@@ -207,7 +207,7 @@ impl TargetConnection {
         segment.len.saturating_add(self.replies.digests().tail_len(segment.len))
     }
 
-    /// Whether nothing is received or sent any more.
+    /// Whether receiving and sending have stopped.
     #[inline]
     pub(super) fn is_closed(&self) -> bool {
         self.is_over || self.is_failed

@@ -47,7 +47,7 @@ pub(super) struct SharedSession {
     is_over: bool,
     /// The last connection was lost; only the nexus remains, and no connection is added.
     is_retained: bool,
-    /// Registration of the session, dropped last, when none of its I/O reaches a volume any more.
+    /// Registration of the session, dropped last, when none of its I/O can reach a volume.
     /// `None` in a discovery session.
     pub(super) registration: Option<SessionRegistration>,
 }

@@ -138,7 +138,7 @@ impl ClientHandshake {
         matches!(self.step, HandshakeReply::Tls)
     }
 
-    /// Handles that TLS is established.
+    /// TLS is established.
     pub(super) fn on_secured(&mut self, outbox: &mut Outbox) -> Option<HandshakeEnd> {
         self.send_next(Some(Opt::NBD_OPT_STARTTLS), outbox)
     }
@@ -175,7 +175,7 @@ impl ClientHandshake {
         Ok(end.map_or(HandshakeProgress::Took(took), |end| HandshakeProgress::Over(took, end)))
     }
 
-    /// Handles that the server closed the connection.
+    /// The server closed the connection.
     pub(super) fn on_end(&mut self) -> Result<HandshakeEnd, ProtocolError> {
         match self.step {
             HandshakeReply::ExportName => {

@@ -91,7 +91,7 @@ impl ClientTransmission {
         }
     }
 
-    /// Handles that the memory of [`ReplyState::place`] has been filled.
+    /// The memory of [`ReplyState::place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) -> Result<(), ProtocolError> {
         if let ReplyState::Data { request, last, .. } = self.reading {
             self.end_chunk(request, last, outbox)?;

@@ -235,7 +235,7 @@ impl ServerHandshake {
         (self.headers, self.base_allocation) = (HeaderFormat::Simple, None);
     }
 
-    /// Handles that TLS is established. Returns the reason if the client is refused.
+    /// TLS is established. Returns the reason if the client is refused.
     pub(super) fn on_secured(&mut self, by: SecuredBy<'_>) -> Option<&'static str> {
         let name = match by {
             SecuredBy::Psk(identity) => bounded(&String::from_utf8_lossy(identity)),

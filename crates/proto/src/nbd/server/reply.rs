@@ -121,7 +121,7 @@ impl ReplyWriter {
         self.refuse(outbox, of.address(), &NbdRequestRefusal::of_io_error(error, of.op));
     }
 
-    /// Replies to a read of at least one byte. The read cannot fail any more, so its only chunk is
+    /// Replies to a read of at least one byte. The read can no longer fail, so its only chunk is
     /// also the last.
     #[inline]
     fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {

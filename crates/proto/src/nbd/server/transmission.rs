@@ -159,7 +159,7 @@ impl ServerTransmission {
         Ok(at)
     }
 
-    /// Handles that the memory of [`Demand::Place`] has been filled.
+    /// The memory of [`Demand::Place`] is full.
     pub(super) fn on_placed(&mut self, outbox: &mut Outbox) {
         match std::mem::replace(&mut self.awaiting, AwaitedRequest::Head) {
             AwaitedRequest::Place { write, data } => self.start(write, Some(data), outbox),
@@ -172,7 +172,7 @@ impl ServerTransmission {
         }
     }
 
-    /// Handles that the client has closed its side; that is an error within a message.
+    /// The client has closed its side, which is an error within a message.
     pub(super) fn on_end(&mut self) -> Result<(), ProtocolError> {
         match &mut self.awaiting {
             AwaitedRequest::Head => self.awaiting = AwaitedRequest::Over(None),

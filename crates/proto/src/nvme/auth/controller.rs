@@ -236,7 +236,7 @@ impl Authenticator {
                 self.t_id = begin.t_id.get();
                 let secrets = secrets().ok_or(AuthRejection {
                     explanation: Explanation::AUTHENTICATION_FAILED,
-                    reason: "the host has no secret here any more",
+                    reason: "the host no longer has a secret here",
                 })?;
                 let terms = self.negotiate(message, secrets)?;
                 let (group, private) = (terms.group, terms.private);

@@ -223,8 +223,8 @@ impl DeviceServer {
         self.step(task, outcome)
     }
 
-    /// Takes over background work of a logical unit: a sanitize operation that no command executes
-    /// any more. The caller executes the returned task and drops its response. Call this when
+    /// Takes over background work of a logical unit: a sanitize operation whose command has
+    /// ended. The caller executes the returned task and drops its response. Call this when
     /// [`LogicalUnit::on_background`](super::LogicalUnit::on_background) notifies; without work it
     /// costs one look at each unit.
     pub fn poll_background(&mut self) -> Option<(Task, TaskStep)> {

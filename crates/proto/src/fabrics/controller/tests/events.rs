@@ -259,7 +259,7 @@ fn pending_aborts_are_bounded_and_end_with_a_lost_queue() {
     drop(io);
     queue.pump.session.on_timeout(queue.now).unwrap();
     assert_eq!(queue.received().iter().filter(|sent| sent.cqe().result.get() == 1).count(), 4);
-    assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "the queue does not exist any more");
+    assert_eq!(queue.run(abort, &[]).1.result.get(), 1, "the queue no longer exists");
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn data_is_accepted_in_any_order_and_with_the_success_flag() {
     let last = PLAIN.data(cid, 4096, &data[4096..8192], FLAG_LAST | FLAG_SUCCESS);
     queue.feed(&last).unwrap();
     assert!(queue.driver.done_data() == data);
-    // The command is complete: its CID is not valid any more.
+    // The command is complete: its CID is no longer valid.
     assert!(queue.feed(&PLAIN.good(cid)).is_err());
 }
 
