@@ -122,6 +122,11 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
+    /// The number of values for which `is_meant` returns true.
+    pub(crate) fn count_of(&self, is_meant: impl Fn(&T) -> bool) -> usize {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref()).filter(|value| is_meant(value)).count()
+    }
+
     /// The keys of all entries for which `is_meant` returns true, unordered.
     pub(crate) fn keys_of(&self, is_meant: impl Fn(&T) -> bool) -> Vec<SlotKey> {
         (0..)

@@ -52,7 +52,8 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     move |sent| {
         let sent = Chunk::from_slice(sent);
         assert_eq!(target.on_bytes(&sent, Instant::now()), Ok(sent.unread().len()));
-        while let Some((_, io)) = target.poll_io() {
+        while let Some((volume, io)) = target.poll_io() {
+            target.begin(volume, &io, false).expect("nothing excludes it");
             channel.submit(io);
             channel.poll(&mut done);
             done.drain(..).for_each(|done| target.on_io(done, Instant::now()));

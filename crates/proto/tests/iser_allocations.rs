@@ -109,7 +109,8 @@ fn a_target_allocates_nothing_for_rdma_writes_and_reads() {
             for id in dones.drain(..) {
                 session.on_event(Event::Done { id, result: Ok(()) }, Instant::now()).unwrap();
             }
-            while let Some((_, io)) = session.poll_io() {
+            while let Some((volume, io)) = session.poll_io() {
+                session.begin(volume, &io, false).expect("nothing excludes it");
                 ios.push((io.tag, io.op));
             }
             for (tag, op) in ios.drain(..) {
@@ -166,7 +167,8 @@ impl CountedPeer {
     }
 
     fn do_io(&mut self) {
-        let (_, io) = self.session.poll_io().expect("the target answers everything");
+        let (volume, io) = self.session.poll_io().expect("the target answers everything");
+        self.session.begin(volume, &io, false).expect("nothing excludes it");
         self.channel.submit(io);
         self.channel.kick();
         let mut done = Vec::new();

@@ -531,6 +531,7 @@ impl Client {
     fn execute_io(&mut self) -> bool {
         let before = self.done;
         while let Some((volume, io)) = self.session.poll_io() {
+            assert_eq!(self.session.begin(volume, &io, false), Ok(()), "nothing excludes it");
             if self.holds_io {
                 self.held.push(io);
                 continue;

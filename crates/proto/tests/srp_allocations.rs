@@ -174,8 +174,9 @@ impl Pair {
 
     fn do_io(&mut self) -> bool {
         let mut moved = false;
-        while let Some((_, io)) = self.counted(1, |pair| pair.target.poll_io()) {
+        while let Some((volume, io)) = self.counted(1, |pair| pair.target.poll_io()) {
             moved = true;
+            self.counted(1, |pair| pair.target.begin(volume, &io, false)).expect("nothing excludes it");
             self.channel.submit(io);
         }
         self.channel.kick();

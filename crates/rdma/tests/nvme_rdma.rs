@@ -72,8 +72,11 @@ impl ControllerEnd {
     fn pump(&mut self) -> bool {
         self.driven.on_turn(Instant::now());
         let mut has_moved = self.driven.pump();
-        while let Some((_, io)) = self.driven.poll_io() {
+        while let Some((volume, io)) = self.driven.poll_io() {
             has_moved = true;
+            if self.driven.begin(volume, &io, false).is_err() {
+                continue;
+            }
             let mut done: Vec<Completion> = Vec::new();
             self.channel.submit(io);
             self.channel.kick();

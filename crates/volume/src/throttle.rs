@@ -32,9 +32,6 @@ struct HeldRequests {
     requests: VecDeque<HeldIo>,
     /// What the first request has taken.
     taken: Option<TakenTokens>,
-    /// When to try the first request again, whose range was locked. It has paid, so limits do not
-    /// hold it.
-    not_before: Option<Instant>,
 }
 
 struct HeldIo {
@@ -112,14 +109,6 @@ impl Throttle {
     /// and how long it was held.
     pub fn start(&mut self, tag: Tag, now: Instant) -> Option<(Io, Duration)> {
         self.remove(self.direction_of_first(tag)?, 0, now)
-    }
-
-    /// Holds the request with this tag, which [`Throttle::peek_due`] has returned, until `until`.
-    /// It has its tokens: limits that change do not hold it longer.
-    pub fn postpone(&mut self, tag: Tag, until: Instant) {
-        if let Some(direction) = self.direction_of_first(tag) {
-            self.held[direction as usize].not_before = Some(until);
-        }
     }
 
     /// Cancels the next held request; returns it, and how long it was held.
@@ -208,7 +197,7 @@ impl Throttle {
     fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
         let held = &mut self.held[direction as usize];
         let taken = held.taken.as_mut()?;
-        Some(held.not_before.unwrap_or_else(|| self.buckets.due(taken, now)))
+        Some(self.buckets.due(taken, now))
     }
 
     /// Removes a request that will not start by the limits.
@@ -227,7 +216,6 @@ impl Throttle {
         let HeldIo { io, since, .. } = held.requests.remove(at)?;
         if at == 0 {
             held.taken = held.requests.front().map(|next| TakenTokens::none(next.cost));
-            held.not_before = None;
         }
         Some((io, now.saturating_duration_since(since)))
     }
@@ -399,22 +387,6 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_for_its_range_is_not_held_by_a_new_limit() {
-        let (limiter, now) = (limiter(iops(10), Limits::default()), Instant::now());
-        let mut throttle = Throttle::new(limiter.clone(), None);
-        let passed = (0..3).filter_map(|tag| throttle.admit(read(tag, 512), now)).count();
-        let due = now + ms(100);
-        assert_eq!((passed, throttle.peek_due(due).map(|io| io.tag)), (1, Some(Tag(1))));
-        throttle.postpone(Tag(1), due + ms(1));
-        limiter.set_limits(VolumeLimits { volume: iops(1), client: Limits::default() });
-        assert!(throttle.pop_due(due).is_none() && throttle.pop_due(due + ms(1)).is_some());
-        // The next one is subject to it, and so are those of others.
-        assert_eq!(throttle.next_due(due + ms(1)), Some(due + ms(1)));
-        throttle.pop_due(due + ms(1)).unwrap();
-        assert!(throttle.admit(read(3, 512), due + ms(1)).is_none());
-    }
-
-    #[test]
     fn a_changed_limit_of_clients_moves_nobody_at_the_volume_s() {
         let (limiter, now) = (limiter(iops(10), Limits::default()), Instant::now());
         let mut all: Vec<_> =
@@ -459,8 +431,7 @@ mod tests {
             assert_eq!(core.now(), now + ms(1000 * second));
         }
         assert_eq!(throttle.peek_due(core.now()).map(|io| io.tag), Some(Tag(1)));
-        throttle.postpone(Tag(1), core.now() + ms(1));
-        assert!(throttle.pop_due(core.now()).is_none() && throttle.pop_due(core.now() + ms(1)).is_some());
+        assert!(throttle.start(Tag(1), core.now()).is_some());
     }
 
     #[test]

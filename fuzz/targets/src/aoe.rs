@@ -38,7 +38,8 @@ pub(crate) fn aoe_target(data: &[u8]) {
             mac: Mac([2, 0, 0, 0, 0, choices.of(&[1, 2])]),
         };
         target.on_frame(&Frame::new(from, &chunk, bytes.len()), now);
-        while let Some((_, io)) = target.poll_io() {
+        while let Some((volume, io)) = target.poll_io() {
+            target.begin(volume, &io, false).expect("nothing excludes it");
             assert!(io.op == Op::Flush || io.len <= 0xffff * 512, "{io:?}");
             let mut done = Vec::new();
             channel.submit(io);

@@ -12,6 +12,7 @@ use blockmux_proto::driver::session::{CoreHandle, Demand, SessionStage, StreamSe
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
+use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::rc::Rc;
@@ -48,8 +49,21 @@ struct SessionConnection {
     session: IscsiTargetSession,
     wire: Wire,
     in_flight: Vec<(VolumeId, Io)>,
+    /// I/O that waits for its range.
+    waiting: Vec<(VolumeId, Io)>,
     /// Whether nothing more is received.
     is_over: bool,
+}
+
+impl SessionConnection {
+    /// Begins an I/O, or lets it wait for its range.
+    fn begin(&mut self, volume: VolumeId, io: Io, is_late: bool) {
+        match self.session.begin(volume, &io, is_late) {
+            Ok(()) => self.in_flight.push((volume, io)),
+            Err(NotAdmitted::Denied(_)) => {}
+            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push((volume, io)),
+        }
+    }
 }
 
 impl IscsiConnectionsRun<'_> {
@@ -91,6 +105,7 @@ impl IscsiConnectionsRun<'_> {
                 session,
                 wire: Wire::new(Vec::new()),
                 in_flight: Vec::new(),
+                waiting: Vec::new(),
                 is_over: false,
             });
         }
@@ -118,6 +133,9 @@ impl IscsiConnectionsRun<'_> {
             connection.is_over = true;
             let _ = connection.session.on_end(Instant::now());
         }
+        for (volume, io) in std::mem::take(&mut connection.waiting) {
+            connection.begin(volume, io, true);
+        }
         while let Some((volume, io)) = connection.session.poll_io() {
             let export = self.exports.get(volume).expect("the volume exists");
             assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
@@ -125,10 +143,16 @@ impl IscsiConnectionsRun<'_> {
                 connection.in_flight.iter().all(|(_, other)| other.tag != io.tag),
                 "{io:?} has the tag of another I/O in flight"
             );
-            connection.in_flight.push((volume, io));
+            connection.begin(volume, io, false);
         }
         while let Some((volume, tag)) = connection.session.poll_cancel() {
             let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
+            if let Some(at) = connection.waiting.iter().position(is_it) {
+                connection.waiting.remove(at);
+                let aborted = Completion { tag, result: Err(IoError::Aborted) };
+                connection.session.on_io(aborted, Instant::now());
+                continue;
+            }
             assert!(connection.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
         }
         let sent = connection.session.outbox().take_bytes();
@@ -139,6 +163,7 @@ impl IscsiConnectionsRun<'_> {
         if let Some(connection) = &self.connections[at]
             && matches!(connection.session.demand(), Demand::Close)
             && connection.in_flight.is_empty()
+            && connection.waiting.is_empty()
             && connection.session.stage() != SessionStage::Lingering
         {
             self.connections[at] = None;

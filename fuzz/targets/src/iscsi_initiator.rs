@@ -278,7 +278,10 @@ impl WellBehavedTarget {
     fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.unread.extend(bytes);
         while self.receive() {
-            while let Some((_, io)) = self.session.poll_io() {
+            while let Some((volume, io)) = self.session.poll_io() {
+                if self.session.begin(volume, &io, false).is_err() {
+                    continue;
+                }
                 let mut done = Vec::new();
                 self.channel.submit(io);
                 self.channel.poll(&mut done);

@@ -125,8 +125,9 @@ impl Link {
         }
         moved |= self.to_target.turn(&mut self.target, choices).expect("the initiator obeys the protocol");
         moved |= self.to_initiator.turn(&mut self.initiator, choices).expect("the target obeys the protocol");
-        while let Some(io) = self.target.poll_io() {
-            self.at_volume.push(io);
+        while let Some((volume, io)) = self.target.poll_io() {
+            self.target.begin(volume, &io, false).expect("the initiator asks for whole blocks");
+            self.at_volume.push((volume, io));
             moved = true;
         }
         if let (Demand::Nothing, Some(when)) = (self.target.demand(), self.target.poll_timeout()) {

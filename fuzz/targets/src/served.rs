@@ -4,6 +4,7 @@
 use crate::choices::Choices;
 use blockmux_proto::driver::session::Target;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Completion, Io, IoError, Op, Output, Pool, Waker};
 use std::time::Instant;
@@ -14,6 +15,8 @@ pub(crate) struct Served {
     channels: Vec<Box<dyn Channel>>,
     /// I/O in flight.
     in_flight: Vec<(VolumeId, Io)>,
+    /// I/O that waits for its range.
+    waiting: Vec<(VolumeId, Io)>,
     /// Remaining bytes that may be read, which limits the time for one input.
     budget: u64,
 }
@@ -26,12 +29,15 @@ impl Served {
             export.volume.open(&core, depth, Waker::idle()).expect("a fuzz target's volume opens")
         };
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
-        Served { exports, channels, in_flight: Vec::new(), budget: READ_BUDGET }
+        Served { exports, channels, in_flight: Vec::new(), waiting: Vec::new(), budget: READ_BUDGET }
     }
 
     /// Takes all I/O of the session; returns whether there was any.
     pub(crate) fn poll_io<S: Target>(&mut self, session: &mut S) -> bool {
         let before = self.in_flight.len();
+        for (volume, io) in std::mem::take(&mut self.waiting) {
+            self.begin(session, volume, io, true);
+        }
         while let Some((volume, io)) = session.poll_io() {
             let export = self.exports.get(volume).expect("the volume exists");
             assert_eq!(export.volume.info().check(&io), Ok(()), "{io:?}");
@@ -41,14 +47,28 @@ impl Served {
                 self.in_flight.iter().all(|(_, other)| other.tag != io.tag),
                 "{io:?} has the tag of another I/O in flight"
             );
-            self.in_flight.push((volume, io));
+            self.begin(session, volume, io, false);
         }
-        assert!(self.in_flight.len() <= session.depth() as usize);
+        assert!(self.in_flight.len() + self.waiting.len() <= session.depth() as usize);
         while let Some((volume, tag)) = session.poll_cancel() {
             let is_it = |(on, io): &(VolumeId, Io)| *on == volume && io.tag == tag;
+            if let Some(at) = self.waiting.iter().position(is_it) {
+                self.waiting.remove(at);
+                session.on_io(Completion { tag, result: Err(IoError::Aborted) }, Instant::now());
+                continue;
+            }
             assert!(self.in_flight.iter().any(is_it), "{tag:?} is to be cancelled but not in flight");
         }
         self.in_flight.len() > before
+    }
+
+    /// Begins an I/O, or lets it wait for its range.
+    fn begin<S: Target>(&mut self, session: &mut S, volume: VolumeId, io: Io, is_late: bool) {
+        match session.begin(volume, &io, is_late) {
+            Ok(()) => self.in_flight.push((volume, io)),
+            Err(NotAdmitted::Denied(_)) => {}
+            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push((volume, io)),
+        }
     }
 
     /// Completes I/O in number and order of the choices; returns whether there was any.

@@ -384,7 +384,10 @@ impl WellBehavedTarget {
                 };
                 let _ = self.session.on_event(Event::Done { id, result: Ok(()) }, Instant::now());
             }
-            while let Some((_, io)) = self.session.poll_io() {
+            while let Some((volume, io)) = self.session.poll_io() {
+                if self.session.begin(volume, &io, false).is_err() {
+                    continue;
+                }
                 next = true;
                 let mut done = Vec::new();
                 self.channel.submit(io);

@@ -5,11 +5,17 @@
 //! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
 //! would block all other sessions of the core until it ends.
 //!
+//! The order of a request: the session hands it out, limits throttle it ([`Throttles`]), the
+//! session admits it ([`Target::begin`]), and it is submitted at once. A request whose range
+//! another user has locked waits in [`LockedIo`] for its turn. So nobody waits for a request that
+//! does not run.
+//!
 //! Latency is the time between two polls, which is read anyway. I/O that completes in the poll that
 //! submitted it would need another reading of the clock: one such request is timed every
 //! [`SAMPLE_EVERY_NS`], and its latency is counted for all others until the next one is timed.
 
 use crate::core::reactor::Progress;
+use crate::serve::locked::LockedIo;
 use crate::serve::sessions::Session;
 use crate::serve::throttles::Throttles;
 use blockmux_proto::driver::session::Target;
@@ -17,7 +23,7 @@ use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::{
     MAX_ORPHANS, Meter, NotAdmitted, Origin, OrphanedUser, RequestKind, VolumeState,
 };
-use blockmux_volume::{Channel, Completion, Core, IoError, Output, Tag, Waker};
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Output, Tag, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +46,7 @@ pub(crate) struct Channels {
     session: Option<Arc<Session>>,
     origin: Origin,
     clock: PollClock,
-    /// Limits hold nothing back any more.
+    /// Nothing is throttled, because the session ends.
     is_lifted: bool,
 }
 
@@ -93,6 +99,7 @@ struct OpenChannel {
     in_flight: u32,
     begun: BegunIo,
     throttles: Throttles,
+    locked: LockedIo,
     volume_state: Arc<VolumeState>,
     /// Set once the peer has disconnected with I/O in flight.
     orphan: Option<OrphanedChannel>,
@@ -100,12 +107,59 @@ struct OpenChannel {
 
 /// The channel of a peer that has disconnected with I/O in flight.
 struct OrphanedChannel {
-    /// What limits hold is aborted.
-    aborts_held: bool,
+    /// Requests that have not begun are aborted.
+    aborts_waiting: bool,
     _user: OrphanedUser,
 }
 
 impl OpenChannel {
+    /// Admits and submits a request, or lets it wait for its range; returns it if it is denied.
+    #[inline]
+    fn begin(&mut self, session: &mut impl Target, io: Io, is_late: bool) -> Option<(Tag, IoError)> {
+        match session.begin(self.volume, &io, is_late) {
+            Ok(()) => self.channel.submit(io),
+            Err(NotAdmitted::Denied(error)) => return Some((io.tag, error)),
+            Err(why) => {
+                self.locked.push(io, &self.volume_state, why);
+                self.locked.arm();
+            }
+        }
+        None
+    }
+
+    /// Begins the requests that waited for their range and may begin now; adds those that are
+    /// denied to `denied`. Returns whether any has begun or ended.
+    fn begin_locked(
+        &mut self,
+        session: &mut impl Target,
+        budget: &mut u64,
+        denied: &mut Vec<(Tag, IoError)>,
+    ) -> bool {
+        let mut has_begun = false;
+        let mut next = 0;
+        while *budget > 0
+            && let Some(admitted) = self.locked.try_begin(next, |io| session.begin(self.volume, io, true))
+        {
+            match admitted {
+                None | Some(Err(NotAdmitted::Locked | NotAdmitted::Draining)) => {
+                    next += 1;
+                    continue;
+                }
+                Some(Ok(())) => {
+                    let Some(io) = self.locked.remove(next) else { break };
+                    *budget = budget.saturating_sub(io.len);
+                    self.channel.submit(io);
+                }
+                Some(Err(NotAdmitted::Denied(error))) => {
+                    let Some(io) = self.locked.remove(next) else { break };
+                    denied.push((io.tag, error));
+                }
+            }
+            has_begun = true;
+        }
+        has_begun
+    }
+
     /// Counts completions.
     #[inline]
     fn count(&mut self, done: &[Completion], clock: &mut PollClock, core: &dyn Core) {
@@ -120,11 +174,22 @@ impl OpenChannel {
         }
     }
 
-    /// Counts the failure of a request that was held, and returns its completion.
-    fn fail_held(&mut self, tag: Tag, error: IoError, clock: &mut PollClock, core: &dyn Core) -> Completion {
+    /// Counts the failure of a request that has not begun, and returns its completion.
+    #[cold]
+    fn fail(&mut self, tag: Tag, error: IoError, clock: &mut PollClock, core: &dyn Core) -> Completion {
         let failed = Completion { tag, result: Err(error) };
         self.count(std::slice::from_ref(&failed), clock, core);
         failed
+    }
+
+    /// Removes a request that has not begun; returns whether there is one with this tag.
+    fn take_waiting(&mut self, tag: Tag, now: Instant) -> bool {
+        self.throttles.cancel(tag, &self.meter, now).is_some() || self.locked.take(tag).is_some()
+    }
+
+    /// Removes some request that has not begun; returns its tag.
+    fn take_any_waiting(&mut self, now: Instant) -> Option<Tag> {
+        self.throttles.cancel_any(&self.meter, now).or_else(|| self.locked.take_any().map(|io| io.tag))
     }
 }
 
@@ -208,7 +273,7 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// Limits hold nothing back any more, because the session ends.
+    /// Throttles nothing from now on, because the session ends.
     pub(crate) fn lift_limits(&mut self) {
         if !std::mem::replace(&mut self.is_lifted, true) {
             self.open.iter_mut().for_each(|open| open.throttles.lift());
@@ -216,27 +281,27 @@ impl Channels {
         }
     }
 
-    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected. Held
-    /// requests are aborted if the peer cannot have a use for them: a write that starts much later
-    /// could undo what the peer writes over another connection. They are also aborted if many peers
-    /// have left some already: those would use up the number of orphaned users for as long as
-    /// limits hold their requests. Called again until nothing is in flight.
-    pub(crate) fn orphan(&mut self, aborts_held: bool) {
+    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
+    /// Requests that have not begun are aborted if the peer cannot have a use for them: a write
+    /// that starts much later could undo what the peer writes over another connection. They are
+    /// also aborted if many peers have left some already: those would use up the number of orphaned
+    /// users for as long as their requests are throttled. Called again until nothing is in flight.
+    pub(crate) fn orphan(&mut self, aborts_waiting: bool) {
         self.session = None;
         let now = self.core.now();
         for open in &mut self.open {
-            let aborts_held = match &open.orphan {
-                Some(orphan) => orphan.aborts_held,
-                None => aborts_held || open.volume_state.orphans() >= MAX_HELD_ORPHANS,
+            let aborts_waiting = match &open.orphan {
+                Some(orphan) => orphan.aborts_waiting,
+                None => aborts_waiting || open.volume_state.orphans() >= MAX_WAITING_ORPHANS,
             };
-            while aborts_held && let Some(tag) = open.throttles.cancel_any(&open.meter, now) {
-                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
+            while aborts_waiting && let Some(tag) = open.take_any_waiting(now) {
+                self.done.push(open.fail(tag, IoError::Aborted, &mut self.clock, &*self.core));
                 self.waker.wake();
             }
             if open.in_flight == 0 || open.orphan.is_some() {
                 continue;
             }
-            open.orphan = Some(OrphanedChannel { aborts_held, _user: open.volume_state.orphan() });
+            open.orphan = Some(OrphanedChannel { aborts_waiting, _user: open.volume_state.orphan() });
             if open.volume_state.orphans() == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
@@ -261,10 +326,10 @@ impl Channels {
         let mut progress = Progress::Idle;
         let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
-            // Held requests are older.
-            let started = self.start_held(session, now, &mut to_submit);
+            // Requests that wait are older.
+            let has_begun = self.begin_waiting(session, now, &mut to_submit);
             let submitted = self.submit_io(session, now, &mut to_submit);
-            if started || submitted {
+            if has_begun || submitted {
                 progress = Progress::Drained;
             } else if round > 0 && self.done.is_empty() {
                 return progress;
@@ -303,30 +368,33 @@ impl Channels {
             self.submitted += 1;
             *budget = budget.saturating_sub(io.len);
             let (tag, poll_ns) = (io.tag, self.clock.poll_ns);
-            match self.channel(volume, session.depth()) {
-                Ok(OpenChannel { channel, meter, in_flight, begun, throttles, .. }) => {
-                    meter.count(&io);
-                    begun.begin(tag, poll_ns, RequestKind::of(io.op));
-                    let admitted = if throttles.is_free() {
-                        Some(io)
-                    } else {
-                        let (cost, station) = (session.cost(&io), session.station(tag));
-                        throttles.admit(io, cost, station, meter, now)
-                    };
-                    match admitted {
-                        Some(io) => channel.submit(io),
-                        None => session.on_held(tag),
-                    }
-                    *in_flight += 1;
-                    self.in_flight += 1;
+            let open = match self.channel(volume, session.depth()) {
+                Ok(open) => open,
+                Err(error) => {
+                    session.on_io(Completion { tag, result: Err(error) }, now);
+                    continue;
                 }
-                Err(error) => session.on_io(Completion { tag, result: Err(error) }, now),
+            };
+            open.meter.count(&io);
+            open.begun.begin(tag, poll_ns, RequestKind::of(io.op));
+            open.in_flight += 1;
+            let passed = if open.throttles.is_free() {
+                Some(io)
+            } else {
+                let charge = session.charge(&io);
+                open.throttles.admit(charge, io, &open.meter, now)
+            };
+            let failed = passed.and_then(|io| open.begin(session, io, false));
+            self.in_flight += 1;
+            if let Some((tag, error)) = failed {
+                self.drop_denied(volume, tag, error);
             }
         }
         while let Some((volume, tag)) = session.poll_cancel() {
             let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
-            if !open.throttles.is_empty() && open.throttles.cancel(tag, &open.meter, now).is_some() {
-                self.done.push(open.fail_held(tag, IoError::Aborted, &mut self.clock, &*self.core));
+            let waits = !open.throttles.is_empty() || !open.locked.is_empty();
+            if waits && open.take_waiting(tag, now) {
+                self.done.push(open.fail(tag, IoError::Aborted, &mut self.clock, &*self.core));
             } else {
                 open.channel.cancel(tag);
             }
@@ -334,21 +402,21 @@ impl Channels {
         self.submitted > before
     }
 
-    /// Starts the held requests that may start now, within the byte budget `budget`; returns
-    /// whether any has started or failed.
+    /// Begins the requests that wait and may begin now, within the byte budget `budget`; returns
+    /// whether any has begun or ended.
     #[inline]
-    fn start_held(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
-        let mut has_started = false;
+    fn begin_waiting(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+        let mut has_begun = false;
         for at in 0..self.open.len() {
-            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty()) {
-                has_started |= self.start_held_of(at, session, now, budget);
+            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty() || !open.locked.is_empty()) {
+                has_begun |= self.begin_waiting_of(at, session, now, budget);
             }
         }
-        has_started
+        has_begun
     }
 
     #[cold]
-    fn start_held_of(
+    fn begin_waiting_of(
         &mut self,
         at: usize,
         session: &mut impl Target,
@@ -356,30 +424,46 @@ impl Channels {
         budget: &mut u64,
     ) -> bool {
         let Some(open) = self.open.get_mut(at) else { return false };
-        let mut has_started = false;
+        let (volume, mut denied) = (open.volume, Vec::new());
+        let mut has_begun = open.begin_locked(session, budget, &mut denied);
         while *budget > 0
             && let Some(io) = open.throttles.peek_due(now)
         {
             let tag = io.tag;
-            match session.readmit(open.volume, io) {
-                Ok(()) => {
-                    let Some(io) = open.throttles.start(tag, &open.meter, now) else { break };
-                    *budget = budget.saturating_sub(io.len);
-                    open.channel.submit(io);
-                }
-                Err(NotAdmitted::Locked) => {
-                    open.throttles.postpone(tag, now);
-                    continue;
-                }
+            match session.begin(volume, io, true) {
                 Err(NotAdmitted::Denied(error)) => {
+                    // It returns its tokens.
                     open.throttles.cancel(tag, &open.meter, now);
-                    self.done.push(open.fail_held(tag, error, &mut self.clock, &*self.core));
+                    denied.push((tag, error));
+                }
+                admitted => {
+                    let Some(io) = open.throttles.start(tag, &open.meter, now) else { break };
+                    match admitted {
+                        Ok(()) => {
+                            *budget = budget.saturating_sub(io.len);
+                            open.channel.submit(io);
+                        }
+                        Err(why) => open.locked.push(io, &open.volume_state, why),
+                    }
                 }
             }
-            has_started = true;
+            has_begun = true;
         }
         open.throttles.arm();
-        has_started
+        open.locked.arm();
+        for (tag, error) in denied {
+            self.drop_denied(volume, tag, error);
+        }
+        has_begun
+    }
+
+    /// Counts a request that was denied, which its session has ended.
+    #[cold]
+    fn drop_denied(&mut self, volume: VolumeId, tag: Tag, error: IoError) {
+        self.in_flight -= 1;
+        if let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) {
+            open.fail(tag, error, &mut self.clock, &*self.core);
+        }
     }
 
     /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
@@ -418,6 +502,7 @@ impl Channels {
         }
         let client = self.session.as_ref().map(|session| session.client());
         let (core, waker) = (self.core.clone(), self.waker.clone());
+        let locked = LockedIo::new(core.clone(), waker.clone());
         let mut throttles = Throttles::new(volume_state.limiter().clone(), client, core, waker);
         if self.is_lifted {
             throttles.lift();
@@ -430,6 +515,7 @@ impl Channels {
             in_flight: 0,
             begun,
             throttles,
+            locked,
             volume_state,
             orphan: None,
         });
@@ -444,8 +530,9 @@ const ROUNDS_PER_TURN: u32 = 16;
 const BYTES_PER_TURN: u64 = 2 << 20;
 /// Interval, in nanoseconds, at which I/O that completes in its own poll is timed.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
-/// The number of orphaned users of a volume from which on limits hold nothing for them.
-const MAX_HELD_ORPHANS: usize = 64;
+/// Above this many orphaned users of a volume, requests of lost connections that have not begun are
+/// aborted.
+const MAX_WAITING_ORPHANS: usize = 64;
 /// Maximum number of requests in flight on one channel whose latency is counted.
 const MAX_SLOTS: usize = 1 << 16;
 
@@ -455,7 +542,7 @@ mod tests {
     use crate::serve::sessions::Sessions;
     use blockmux_proto::driver::audit_event::{AuditEvent, Login};
     use blockmux_proto::driver::frames::Mac;
-    use blockmux_proto::driver::session::{SessionStage, Timed};
+    use blockmux_proto::driver::session::{Charge, SessionStage, Timed};
     use blockmux_proto::exports::Export;
     use blockmux_proto::volume_state::error_kind;
     use blockmux_volume::conformance::TestCore;
@@ -474,11 +561,9 @@ mod tests {
         cancels: Vec<Tag>,
         /// Each command belongs to a station of its own.
         has_stations: bool,
-        /// Commands whose start was held back.
-        held: Vec<Tag>,
         /// Whether requests are free of limits.
         is_free: bool,
-        /// The results of the next admissions of held commands; those after them are admitted.
+        /// The results of the next admissions; those after them are admitted.
         admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
     }
 
@@ -492,7 +577,6 @@ mod tests {
                 refused: 0,
                 cancels: Vec::new(),
                 has_stations: false,
-                held: Vec::new(),
                 is_free: false,
                 admissions: VecDeque::new(),
             }
@@ -526,21 +610,15 @@ mod tests {
             Some((VolumeId(0), self.cancels.pop()?))
         }
 
-        fn station(&mut self, Tag(tag): Tag) -> Option<Mac> {
-            self.has_stations.then_some(Mac([2, 0, 0, 0, 0, tag as u8]))
+        fn charge(&mut self, io: &Io) -> Charge {
+            let station = self.has_stations.then_some(Mac([2, 0, 0, 0, 0, io.tag.0 as u8]));
+            Charge { cost: Cost::of(io).filter(|_| !self.is_free), station }
         }
 
-        fn cost(&mut self, io: &Io) -> Option<Cost> {
-            Cost::of(io).filter(|_| !self.is_free)
-        }
-
-        fn on_held(&mut self, tag: Tag) {
-            self.held.push(tag);
-        }
-
-        fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-            assert!(self.held.contains(&io.tag));
-            self.admissions.pop_front().unwrap_or(Ok(()))
+        fn begin(&mut self, _: VolumeId, _: &Io, _: bool) -> Result<(), NotAdmitted<IoError>> {
+            let admitted = self.admissions.pop_front().unwrap_or(Ok(()));
+            self.refused += u32::from(matches!(admitted, Err(NotAdmitted::Denied(_))));
+            admitted
         }
 
         fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
@@ -782,21 +860,53 @@ mod tests {
     }
 
     #[test]
-    fn a_held_request_is_admitted_again_before_it_starts() {
+    fn a_throttled_request_that_is_denied_returns_its_tokens_to_the_next() {
         let limited = Limited::new(10, 0);
         let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
         assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
-        assert_eq!(session.held, [Tag(1), Tag(2), Tag(0)]);
-        session.admissions = [Err(NotAdmitted::Locked), Err(NotAdmitted::Denied(IoError::Reserved))].into();
+        session.admissions = [Err(NotAdmitted::Denied(IoError::Reserved))].into();
         limited.core.advance(Duration::from_millis(100));
-        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
-        // The locked range is tried again soon. The denied request returns its tokens to the next.
-        assert!(limited.core.jump());
-        assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(101));
         assert_eq!(limited.turn(&mut channels, &mut session), (2, 2));
         assert_eq!(session.refused, 1);
         let [sum] = &limited.volume_state.traffic_by_origin()[..] else { panic!("one origin") };
-        assert_eq!(sum.failures[error_kind(&IoError::Reserved)], 1);
+        assert_eq!((sum.failures[error_kind(&IoError::Reserved)], sum.in_flight()), (1, 2));
+    }
+
+    #[test]
+    fn a_request_whose_range_is_locked_has_paid_and_is_tried_again() {
+        for is_cancelled in [false, true] {
+            let limited = Limited::new(10, 0);
+            let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+            assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+            session.admissions = [Err(NotAdmitted::Locked), Err(NotAdmitted::Draining)].into();
+            limited.core.advance(Duration::from_millis(100));
+            assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
+            if is_cancelled {
+                session.cancels.push(Tag(1));
+                assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
+                assert_eq!(session.refused, 1);
+                continue;
+            }
+            for expected in [(1, 2), (2, 3)] {
+                assert!(limited.core.jump());
+                assert_eq!(limited.turn(&mut channels, &mut session), expected);
+            }
+            assert_eq!(limited.core.now(), limited.core.started() + Duration::from_millis(102));
+            assert_eq!(session.refused, 0);
+        }
+    }
+
+    #[test]
+    fn requests_that_wait_for_their_range_are_aborted_with_a_lost_connection() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(2, 512));
+        session.is_free = true;
+        session.admissions = [Err(NotAdmitted::Locked); 8].into();
+        limited.turn(&mut channels, &mut session);
+        assert!(!channels.is_idle());
+        channels.orphan(true);
+        limited.turn(&mut channels, &mut session);
+        assert!(channels.is_idle() && session.refused == 2 && limited.volume_state.orphans() == 0);
     }
 
     #[test]
@@ -829,7 +939,7 @@ mod tests {
     fn limits_hold_nothing_for_further_lost_connections_once_many_have_left_something() {
         let limited = Limited::new(10, 0);
         let mut left = Vec::new();
-        for _ in 0..MAX_HELD_ORPHANS + 10 {
+        for _ in 0..MAX_WAITING_ORPHANS + 10 {
             let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
             limited.turn(&mut channels, &mut session);
             channels.orphan(false);
@@ -841,10 +951,10 @@ mod tests {
             channels.orphan(false);
             limited.turn(channels, session);
         }
-        assert_eq!(limited.volume_state.traffic().held, 3 * MAX_HELD_ORPHANS as u64);
-        assert!(left.iter().skip(MAX_HELD_ORPHANS).all(|(channels, _)| channels.is_idle()));
+        assert_eq!(limited.volume_state.traffic().held, 3 * MAX_WAITING_ORPHANS as u64);
+        assert!(left.iter().skip(MAX_WAITING_ORPHANS).all(|(channels, _)| channels.is_idle()));
         left.retain(|(channels, _)| !channels.is_idle());
-        assert_eq!((left.len(), limited.volume_state.orphans()), (MAX_HELD_ORPHANS, MAX_HELD_ORPHANS));
+        assert_eq!((left.len(), limited.volume_state.orphans()), (MAX_WAITING_ORPHANS, MAX_WAITING_ORPHANS));
     }
 
     #[test]

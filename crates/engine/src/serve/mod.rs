@@ -6,6 +6,7 @@ mod channels;
 pub mod frame_target;
 pub mod handover;
 pub mod listener;
+mod locked;
 mod peer_core;
 pub(crate) mod port_session;
 pub mod sessions;

@@ -7,14 +7,14 @@ use crate::serve::target_task::Relocation;
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{
-    CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
+    Charge, CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
 };
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
 use std::time::Instant;
 
 /// A connection to a port: a session `S` over TCP, or `R` over RDMA.
@@ -250,17 +250,15 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<
         delegate!(self, session => session.on_io(done, now), _ => {})
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        delegate!(self, session => session.cost(io), _ => None)
+    fn charge(&mut self, io: &Io) -> Charge {
+        let none = Charge { cost: None, station: None };
+        delegate!(self, session => session.charge(io), _ => none)
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        delegate!(self, session => session.on_held(tag), _ => {})
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         let none = Err(NotAdmitted::Denied(IoError::Aborted));
-        delegate!(self, session => session.readmit(volume, io), _ => none)
+        delegate!(self, session => session.begin(volume, io, is_late), _ => none)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

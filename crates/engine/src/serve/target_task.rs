@@ -671,7 +671,7 @@ mod tests {
     use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::volume_state::NotAdmitted;
     use blockmux_volume::{
-        Chunk, Completion, Core, Cost, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
+        Chunk, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
     };
     use std::cell::{Cell, RefCell};
     use std::io;
@@ -860,13 +860,7 @@ mod tests {
 
         fn on_io(&mut self, _done: Completion, _now: Instant) {}
 
-        fn cost(&mut self, io: &Io) -> Option<Cost> {
-            Cost::of(io)
-        }
-
-        fn on_held(&mut self, _tag: Tag) {}
-
-        fn readmit(&mut self, _volume: VolumeId, _io: &Io) -> Result<(), NotAdmitted<IoError>> {
+        fn begin(&mut self, _: VolumeId, _: &Io, _: bool) -> Result<(), NotAdmitted<IoError>> {
             Ok(())
         }
 

@@ -4,8 +4,9 @@
 //! Without limits a request costs one load of a number that changes with the limits.
 
 use blockmux_proto::driver::frames::Mac;
+use blockmux_proto::driver::session::Charge;
 use blockmux_proto::volume_state::Meter;
-use blockmux_volume::{Core, Cost, Io, Limiter, SgList, Tag, Throttle, Waker};
+use blockmux_volume::{Core, Io, Limiter, SgList, Tag, Throttle, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,9 +54,8 @@ impl Throttles {
     #[cold]
     pub(crate) fn admit(
         &mut self,
+        Charge { cost, station }: Charge,
         io: Io,
-        cost: Option<Cost>,
-        station: Option<Mac>,
         meter: &Meter,
         now: Instant,
     ) -> Option<Io> {
@@ -86,12 +86,6 @@ impl Throttles {
         let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.start(tag, now))?;
         self.note_released(&io, held, meter);
         Some(io)
-    }
-
-    /// Holds a request longer, because its range is locked.
-    #[cold]
-    pub(crate) fn postpone(&mut self, tag: Tag, now: Instant) {
-        self.all.iter_mut().for_each(|(_, throttle)| throttle.postpone(tag, now + LOCK_RETRY));
     }
 
     /// Requests a wake-up for the next held request; called after some have started.
@@ -169,7 +163,5 @@ fn write_bytes(io: &Io) -> usize {
 
 /// No generation.
 const NEVER: u64 = u64::MAX;
-/// How often a request is tried whose range is locked.
-const LOCK_RETRY: Duration = Duration::from_millis(1);
-/// Number of stations from which on those without held requests are forgotten.
+/// Above this many stations, drop those without throttled requests.
 const MAX_STATIONS: usize = 256;

@@ -108,6 +108,7 @@ impl Net {
         }
         while let Some((volume, io)) = self.target.poll_io() {
             let mut done = Vec::new();
+            self.target.begin(volume, &io, false).expect("nothing excludes it");
             let channel = &mut self.channels[volume.0 as usize];
             channel.submit(io);
             channel.poll(&mut done);

@@ -210,31 +210,29 @@ pub trait Target: Timed {
         None
     }
 
-    /// The next I/O and its volume. Tags are unique among the session's I/O in flight.
+    /// The next I/O and its volume. Tags are unique among the session's I/O. It is not admitted
+    /// yet: the driver throttles it, calls [`Target::begin`], and submits it.
     fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
 
-    /// The next I/O in flight whose result is not needed any more: the driver asks the channel to
-    /// cancel it. It completes nevertheless.
-    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
+    /// What limits charge for an I/O that has not begun, and whom.
+    fn charge(&mut self, io: &Io) -> Charge {
+        Charge { cost: Cost::of(io), station: None }
+    }
 
-    /// Handles the completion of an I/O.
-    fn on_io(&mut self, done: Completion, now: Instant);
-
-    /// What limits charge for an I/O of [`Target::poll_io`]; `None`: it is free and may not be held
-    /// back.
-    fn cost(&mut self, io: &Io) -> Option<Cost>;
-
-    /// Handles that limits hold an I/O back. Nobody waits for it as for I/O in flight, or for its
-    /// locked range, until [`Target::readmit`] admits it again.
-    fn on_held(&mut self, tag: Tag);
-
-    /// Admits an I/O that was held back and may start now. It completes with the error if it is
-    /// denied.
+    /// Admits an I/O, which the driver submits at once. `is_late`: it was throttled or has waited
+    /// for its range, so what was checked when it was requested may have changed.
     ///
     /// # Errors
-    /// If it is not admitted, because its range is locked, or because of a change since it was
-    /// requested: of reservations, of the access to its volume, or an abort.
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>>;
+    /// If it may not begin. [`NotAdmitted::Denied`]: the session has ended the request, and the
+    /// driver drops the I/O; the error is counted for the volume. Else the driver calls again.
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>>;
+
+    /// The next I/O whose result is no longer needed. If it has begun, the driver asks the channel
+    /// to cancel it; it completes nevertheless.
+    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
+
+    /// Handles the completion of an I/O, or its failure before it has begun.
+    fn on_io(&mut self, done: Completion, now: Instant);
 
     /// Called when the driver starts to drive the session; `waker` schedules another turn.
     fn on_start(&mut self, waker: &Waker, now: Instant);
@@ -244,12 +242,6 @@ pub trait Target: Timed {
 
     /// The stage of the session.
     fn stage(&self) -> SessionStage;
-
-    /// The station that an I/O in flight belongs to, over a protocol without connections: limits of
-    /// each client apply to each station.
-    fn station(&mut self, _tag: Tag) -> Option<Mac> {
-        None
-    }
 
     /// Identifies the oldest requested data of the peer for which the session holds memory; `None`
     /// if there is none. When buffers are short, the driver limits the time for which one may be
@@ -267,6 +259,16 @@ pub trait Target: Timed {
     /// The target is stopping: complete the requests in flight, refuse new ones, then demand the
     /// close.
     fn on_stop(&mut self, now: Instant);
+}
+
+/// What limits charge for an I/O, and whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// `None`: it is free and is not throttled.
+    pub cost: Option<Cost>,
+    /// The station that requested it, over a protocol without connections: limits of each client
+    /// apply to each station.
+    pub station: Option<Mac>,
 }
 
 /// Stage of a target session.

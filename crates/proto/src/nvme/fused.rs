@@ -38,14 +38,6 @@ impl CompareAndWrite {
     /// Begins, once the data of both commands has arrived.
     pub(super) fn begin(&mut self, expected: SgList, data: SgList) -> IoStep {
         (self.expected, self.data) = (expected, data);
-        self.resume()
-    }
-
-    /// Retries to lock the range.
-    pub(super) fn resume(&mut self) -> IoStep {
-        if !self.range.lock() {
-            return IoStep::Wait;
-        }
         self.io(Op::Read, None)
     }
 
@@ -84,14 +76,6 @@ impl CompareAndWrite {
 
     fn io(&self, op: Op, data: Option<SgList>) -> IoStep {
         let (offset, len) = (self.range.offset(), self.range.len());
-        IoStep::Io(IoRequest {
-            volume: self.volume,
-            op,
-            offset,
-            len,
-            data,
-            needs_write: true,
-            is_alone: true,
-        })
+        IoStep::Io(IoRequest { volume: self.volume, op, offset, len, data })
     }
 }

@@ -86,10 +86,6 @@ pub(crate) struct IoRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) data: Option<SgList>,
-    /// Whether reservations have to allow writes.
-    pub(crate) needs_write: bool,
-    /// Whether the command has locked the range itself.
-    pub(crate) is_alone: bool,
 }
 
 impl IoCommand {
@@ -317,7 +313,6 @@ impl IoCommand {
     pub(crate) fn resume(&mut self) -> IoStep {
         match &mut self.kind {
             IoCommandKind::Reserve(reserving) => reserving.resume(),
-            IoCommandKind::FusedWrite(both) => both.resume(),
             _ => IoStep::Wait,
         }
     }
@@ -398,9 +393,7 @@ impl IoCommand {
     fn io(&mut self, op: Op, data: Option<SgList>) -> IoStep {
         self.now = op;
         let (offset, len) = if op == Op::Flush { (0, 0) } else { (self.offset, self.len) };
-        let is_flush = matches!(self.kind, IoCommandKind::Plain(Op::Flush) | IoCommandKind::FlushAll(_));
-        let needs_write = is_flush || op.is_write();
-        IoStep::Io(IoRequest { volume: self.volume, op, offset, len, data, needs_write, is_alone: false })
+        IoStep::Io(IoRequest { volume: self.volume, op, offset, len, data })
     }
 
     fn flush_next(&mut self) -> IoStep {
@@ -438,7 +431,7 @@ impl IoCommand {
         };
         self.now = Op::Read;
         let (volume, op) = (self.volume, Op::Read);
-        IoStep::Io(IoRequest { volume, op, offset, len, data: None, needs_write: false, is_alone: false })
+        IoStep::Io(IoRequest { volume, op, offset, len, data: None })
     }
 }
 

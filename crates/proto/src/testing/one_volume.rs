@@ -1,7 +1,7 @@
 //! Tests of one volume behind an NBD session and SCSI sessions, which affect each other.
 
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{Demand, StreamSession, Target as _, Timed};
+use crate::driver::session::{Demand, StreamSession, Target as _};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::server::NbdTargetSession;
 use crate::scsi::testing::{DeviceBench, TestNexus, answer, command, port};
@@ -13,7 +13,7 @@ use crate::volume_state::{Admission, NotAdmitted, RequiredAccess, VolumeState};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{IoError, MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 struct Both {
     exports: Exports,
@@ -58,10 +58,12 @@ fn reserve_out(client: &mut TestNexus, action: u8, kind: u8, key: u64, other_key
     client.run_with(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status
 }
 
-fn begin_compare(client: &mut TestNexus) -> (crate::scsi::Task, TaskStep) {
+/// Begins a COMPARE AND WRITE; returns whether its first I/O is admitted.
+fn begin_compare(client: &mut TestNexus) -> (crate::scsi::Task, TaskStep, bool) {
     let (mut task, step) = client.server.begin(&command(Lun::new(0), &COMPARE, 1024));
     let step = client.turn(&mut task, step, &[0; 1024], &mut 0);
-    (task, step)
+    let is_admitted = client.admit(&mut task, &step).is_ok();
+    (task, step, is_admitted)
 }
 
 const READ: u8 = 0;
@@ -155,39 +157,36 @@ fn the_reason_that_a_reservation_excludes_nbd_is_logged_once() {
 fn nbd_waits_for_a_compare_and_write_of_its_block_and_for_no_other() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    let (mut task, mut step) = begin_compare(&mut scsi);
-    assert!(matches!(step, TaskStep::Io { .. }));
+    let (mut task, mut step, is_admitted) = begin_compare(&mut scsi);
+    assert!(is_admitted);
     for (command, data) in [(WRITE, &[7; 512][..]), (TRIM, &[]), (READ, &[])] {
         assert_eq!(nbd.exchange(&request(command, data)), b"");
     }
-    // A request for another block does not wait. The waiting requests are still answered after the
-    // client has sent a disconnect request.
+    // A request for another block does not wait. The waiting requests are still carried out after
+    // the client has sent a disconnect request.
     let mut beside = request(READ, &[]);
     beside[22] = 2;
     assert_eq!(nbd.exchange(&beside).len(), 16 + 512);
     nbd.client_sends(&request(2, &[])).unwrap();
-    assert!(matches!(nbd.session.demand(), Demand::Nothing));
+    assert!(matches!(nbd.session.demand(), Demand::Close));
     while !matches!(step, TaskStep::Done(_)) {
         step = scsi.turn(&mut task, step, &[], &mut 0);
     }
     drop(task);
-    let now = nbd.session.poll_timeout().expect("the session tries again later");
-    nbd.session.on_timeout(now).unwrap();
     nbd.run().unwrap();
     assert_eq!(nbd.sent().len(), 16 + 16 + 16 + 512);
-    assert!(matches!(nbd.session.demand(), Demand::Close));
 }
 
 #[test]
 fn io_waiting_for_a_range_is_refused_if_the_volume_was_reserved_meanwhile() {
     let both = Both::new();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    let (task, _step) = begin_compare(&mut scsi);
+    let (task, _step, _) = begin_compare(&mut scsi);
     assert_eq!(nbd.exchange(&request(WRITE, &[7; 512])), b"");
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let reserve = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
     assert_eq!(answer_after(&mut scsi, &reserve, &keys(1, 0), || drop(task)), ScsiStatus::GOOD);
-    nbd.session.on_timeout(Instant::now() + Duration::from_secs(1)).unwrap();
+    nbd.run().unwrap();
     assert_eq!(nbd.sent()[4..8], EPERM.to_be_bytes());
 }
 
@@ -197,11 +196,9 @@ fn a_compare_and_write_waits_for_nbd_s_writes_that_began_before() {
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
     nbd.holds_io = true;
     nbd.client_sends(&request(WRITE, &[7; 512])).unwrap();
-    let (mut task, step) = begin_compare(&mut scsi);
-    assert!(matches!(step, TaskStep::Wait));
-    assert!(matches!(scsi.server.resume(&mut task), TaskStep::Wait));
+    let (mut task, step, is_admitted) = begin_compare(&mut scsi);
+    assert!(!is_admitted && scsi.admit(&mut task, &step).is_err());
     nbd.finish_one();
-    let step = scsi.server.resume(&mut task);
     let TaskStep::Done(response) = scsi.turn(&mut task, step, &[], &mut 0) else {
         panic!("the command ended before its write")
     };
@@ -241,7 +238,7 @@ fn an_excluding_command_completes_when_the_excluded_writes_have_left_the_volume(
         assert_eq!(reserve_out(&mut a, 1, 5, 1, 0), ScsiStatus::GOOD);
         let (mut task, step) = a.server.begin(&command(Lun::new(0), &WRITE_10, 512));
         let step = a.turn(&mut task, step, &[7; 512], &mut 0);
-        assert!(matches!(step, TaskStep::Io { .. }));
+        assert_eq!(a.admit(&mut task, &step), Ok(()));
         let status = answer_after(&mut b, &cdb, &keys(2, 1), || {
             a.turn(&mut task, step, &[], &mut 0);
         });

@@ -3,8 +3,9 @@
 
 use crate::driver::session::{Demand, ProtocolError, StreamSession, Target};
 use crate::exports::{Exports, VolumeId};
+use crate::volume_state::NotAdmitted;
 use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{Channel, Chunk, Completion, Io, Memory, SgList, Tag, Waker};
+use blockmux_volume::{Channel, Chunk, Completion, Io, IoError, Memory, SgList, Tag, Waker};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -19,6 +20,10 @@ pub(crate) struct Pump<S> {
     buffer: Chunk,
     /// The memory of `Demand::Place`, and the number of bytes received into it.
     placing: Option<(SgList, usize)>,
+    /// I/O that has not begun: its range is locked, or it is throttled.
+    pub(crate) waiting: VecDeque<(VolumeId, Io)>,
+    /// Whether limits throttle all I/O.
+    pub(crate) throttles: bool,
     /// Whether I/O is held in [`Pump::submitted`] instead of executed.
     pub(crate) holds_io: bool,
     pub(crate) submitted: VecDeque<(VolumeId, Io)>,
@@ -43,6 +48,8 @@ impl<S: Target> Pump<S> {
             step: usize::MAX,
             buffer: Chunk::new(Memory::from_heap(BUFFER)),
             placing: None,
+            waiting: VecDeque::new(),
+            throttles: false,
             holds_io: false,
             submitted: VecDeque::new(),
             cancelled: Vec::new(),
@@ -73,13 +80,34 @@ impl<S: Target> Pump<S> {
         }
     }
 
+    /// Begins an I/O, or lets it wait.
+    fn begin(&mut self, volume: VolumeId, io: Io, is_late: bool) {
+        let begun = match self.throttles {
+            true => Err(NotAdmitted::Locked),
+            false => self.session.begin(volume, &io, is_late),
+        };
+        match begun {
+            Ok(()) => self.submitted.push_back((volume, io)),
+            Err(NotAdmitted::Denied(_)) => {}
+            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push_back((volume, io)),
+        }
+    }
+
     /// Takes the session's I/O, and carries it out unless it is held; returns whether there was
     /// any.
     fn take_io(&mut self) -> bool {
-        while let Some(io) = self.session.poll_io() {
-            self.submitted.push_back(io);
+        for (volume, io) in std::mem::take(&mut self.waiting) {
+            self.begin(volume, io, true);
+        }
+        while let Some((volume, io)) = self.session.poll_io() {
+            self.begin(volume, io, false);
         }
         while let Some(cancelled) = self.session.poll_cancel() {
+            if let Some(at) = self.waiting.iter().position(|(_, io)| io.tag == cancelled.1) {
+                self.waiting.remove(at);
+                let aborted = Completion { tag: cancelled.1, result: Err(IoError::Aborted) };
+                self.session.on_io(aborted, self.now);
+            }
             self.cancelled.push(cancelled);
         }
         let mut moved = false;

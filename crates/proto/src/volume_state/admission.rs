@@ -23,10 +23,9 @@ pub(crate) struct IoCounter {
 /// Counts one I/O as in flight until it is dropped.
 pub(crate) struct IoGuard {
     counter: Rc<IoCounter>,
-    /// Index of the count that includes the I/O, below 2; `None` while it is paused. Short, because
-    /// every request in flight has a guard.
-    place: Option<u8>,
-    owns_lock: bool,
+    /// Index of the count that includes the I/O, below 2. Short, because every request in flight
+    /// has a guard.
+    place: u8,
 }
 
 impl IoCounter {
@@ -52,49 +51,9 @@ impl IoCounter {
         owns_lock: bool,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<IoGuard, NotAdmitted<E>> {
-        let place = Some(self.count(op, range, owns_lock, check)?);
-        Ok(IoGuard { counter: self, place, owns_lock })
-    }
-
-    /// Counts an I/O, if it is admitted; returns the index of the count.
-    #[inline]
-    fn count<E>(
-        &self,
-        op: Op,
-        range: ByteRange,
-        owns_lock: bool,
-        check: impl FnOnce() -> Result<(), E>,
-    ) -> Result<u8, NotAdmitted<E>> {
         let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
-        self.volume_state.in_flight.admit(&self.counter, wanted, check).map(|place| place as u8)
-    }
-}
-
-impl IoGuard {
-    /// Stops counting the I/O, because it does not start yet: nobody waits for it. It must be
-    /// admitted again before it starts.
-    #[cold]
-    pub(crate) fn pause(&mut self) {
-        if let Some(place) = self.place.take() {
-            self.counter.counter.end(place.into());
-        }
-    }
-
-    /// Admits the I/O again, as [`IoCounter::admit`]. A command that has locked its range locks it
-    /// again first.
-    ///
-    /// # Errors
-    /// If the I/O is not admitted; it stays paused.
-    #[cold]
-    pub(crate) fn readmit<E>(
-        &mut self,
-        op: Op,
-        range: ByteRange,
-        check: impl FnOnce() -> Result<(), E>,
-    ) -> Result<(), NotAdmitted<E>> {
-        debug_assert!(self.place.is_none(), "it is paused");
-        self.place = Some(self.counter.count(op, range, self.owns_lock, check)?);
-        Ok(())
+        let place = self.volume_state.in_flight.admit(&self.counter, wanted, check)? as u8;
+        Ok(IoGuard { counter: self, place })
     }
 }
 
@@ -108,9 +67,7 @@ impl Drop for IoCounter {
 impl Drop for IoGuard {
     #[inline]
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            self.counter.counter.end(place.into());
-        }
+        self.counter.counter.end(self.place.into());
     }
 }
 
@@ -198,27 +155,18 @@ impl Admission {
         }
     }
 
-    /// Admits a paused I/O on a range in bytes again.
-    ///
-    /// # Errors
-    /// As for [`Admission::admit`].
-    pub(crate) fn readmit(
-        &self,
-        guard: &mut IoGuard,
-        op: Op,
-        range: ByteRange,
-        needs: RequiredAccess,
-    ) -> Result<(), NotAdmitted<IoError>> {
-        guard.readmit(op, range, || self.check(needs))
-    }
-
     /// A range of the volume that the client will read and write atomically, in bytes.
     pub(crate) fn atomic_range(&self, offset: u64, len: u64) -> AtomicRange {
         AtomicRange::new(&self.volume_state, offset, len)
     }
 
+    /// Checks whether reservations allow `needs` now.
+    ///
+    /// # Errors
+    /// [`IoError::Reserved`] if they do not, and [`IoError::ShuttingDown`] if the volume was
+    /// removed.
     #[inline]
-    fn check(&self, needs: RequiredAccess) -> Result<(), IoError> {
+    pub(crate) fn check(&self, needs: RequiredAccess) -> Result<(), IoError> {
         if self.volume_state.generation() != self.reservations.get().generation {
             self.refresh();
         }
@@ -328,18 +276,5 @@ impl Admissions {
         self.find(volume)
             .ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?
             .admit(op, range, needs, owns_lock)
-    }
-
-    /// Admits a paused I/O on one of the volumes again, as [`Admission::readmit`].
-    pub(crate) fn readmit(
-        &self,
-        guard: &mut IoGuard,
-        volume: VolumeId,
-        op: Op,
-        range: ByteRange,
-        needs: RequiredAccess,
-    ) -> Result<(), NotAdmitted<IoError>> {
-        let admission = self.find(volume).ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?;
-        admission.readmit(guard, op, range, needs)
     }
 }

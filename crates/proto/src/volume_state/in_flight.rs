@@ -16,6 +16,11 @@
 //! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after the
 //! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
 //!
+//! # Order of those that wait for a range
+//! A lock is given in the order of requests: [`InFlight::wait`] appends to a queue, and a range is
+//! locked only for the first of those that wait for a byte of it. Who waits is woken when it is its
+//! turn. Other I/O does not wait behind the queue: a lock waits only for I/O that began before it.
+//!
 //! # Two counts
 //! A counter has two counts. New I/O is counted in the current one, so the other reaches zero
 //! however busy the volume is; then they are swapped. A waiter is done when both have been zero
@@ -41,12 +46,27 @@ pub(super) struct InFlight {
 #[derive(Default)]
 struct Held {
     locked: Vec<ByteRange>,
+    /// I/O that waits for locked ranges, the oldest first.
+    waiting: Vec<Waiting>,
+    last_ticket: u64,
     watched: Vec<Arc<Watched>>,
     /// Logical time: number of locks, watches and drains so far.
     clock: u64,
     /// For each count, the clock when it was last zero in every counter.
     emptied: [u64; 2],
 }
+
+/// An I/O that waits for a range.
+struct Waiting {
+    ticket: u64,
+    range: ByteRange,
+    wake: WakeWaiting,
+    /// It is being tried, so it does not wait for itself.
+    is_tried: bool,
+}
+
+/// Wakes who waits for a range, from any thread.
+pub type WakeWaiting = Arc<dyn Fn() + Send + Sync>;
 
 /// Offset and length in bytes.
 pub(super) type ByteRange = (u64, u64);
@@ -69,10 +89,23 @@ pub(super) struct AdmissionRequest {
 /// Reason for which an I/O was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAdmitted<E> {
-    /// A byte of its range is locked; retry later.
+    /// A byte of its range is locked.
     Locked,
+    /// It has locked its range, but I/O that began before is in flight.
+    Draining,
     /// The caller's check failed.
     Denied(E),
+}
+
+impl<E> NotAdmitted<E> {
+    /// Converts the error of a failed check.
+    pub(crate) fn map<F>(self, convert: impl FnOnce(E) -> F) -> NotAdmitted<F> {
+        match self {
+            NotAdmitted::Locked => NotAdmitted::Locked,
+            NotAdmitted::Draining => NotAdmitted::Draining,
+            NotAdmitted::Denied(error) => NotAdmitted::Denied(convert(error)),
+        }
+    }
 }
 
 /// Ranges that are watched for changes.
@@ -129,11 +162,13 @@ impl InFlight {
         Ok(place)
     }
 
-    /// Locks a range if no byte of it is locked. Returns the time of the lock:
-    /// [`InFlight::is_over_since`] returns whether all I/O that did not see the lock has completed.
+    /// Locks a range if no byte of it is locked and no other I/O is the first that waits for it.
+    /// Returns the time of the lock: [`InFlight::is_over_since`] returns whether all I/O that did
+    /// not see the lock has completed.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
-        if held.locked.iter().any(|&other| is_overlap(other, range)) {
+        let first = held.waiting.iter().find(|waiting| is_overlap(waiting.range, range));
+        if held.has_locked(range) || first.is_some_and(|first| !first.is_tried) {
             return None;
         }
         held.locked.push(range);
@@ -141,7 +176,7 @@ impl InFlight {
         Some(held.tick())
     }
 
-    /// Unlocks a range.
+    /// Unlocks a range, and wakes those whose turn it is.
     pub(super) fn unlock(&self, range: ByteRange) {
         let mut held = self.held();
         // Locked ranges do not overlap, so equal ones are the same.
@@ -149,12 +184,54 @@ impl InFlight {
             held.locked.swap_remove(place);
         }
         self.locks.store(held.locked.len(), Ordering::SeqCst);
+        let next = held.next_in(range);
+        drop(held);
+        next.iter().for_each(|wake| wake());
     }
 
     /// Whether a byte of the range is locked.
     #[cold]
     pub(super) fn is_locked(&self, range: ByteRange) -> bool {
-        self.held().locked.iter().any(|&other| is_overlap(other, range))
+        self.held().has_locked(range)
+    }
+
+    /// Waits for a range; returns the ticket. `wake` is called when it may be the ticket's turn.
+    pub(super) fn wait(&self, range: ByteRange, wake: WakeWaiting) -> u64 {
+        let mut held = self.held();
+        held.last_ticket = held.last_ticket.saturating_add(1);
+        let ticket = held.last_ticket;
+        held.waiting.push(Waiting { ticket, range, wake, is_tried: false });
+        ticket
+    }
+
+    /// Whether it is the ticket's turn: nobody else has locked a byte of its range or waits longer.
+    /// If so, its I/O may be tried until [`InFlight::wait_on`].
+    pub(super) fn is_next(&self, ticket: u64) -> bool {
+        let mut held = self.held();
+        let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return false };
+        let is_next = held.is_next(at);
+        if let Some(waiting) = held.waiting.get_mut(at) {
+            waiting.is_tried = is_next;
+        }
+        is_next
+    }
+
+    /// Ends the try of a ticket.
+    pub(super) fn wait_on(&self, ticket: u64) {
+        let mut held = self.held();
+        held.waiting.iter_mut().filter(|waiting| waiting.ticket == ticket).for_each(|waiting| {
+            waiting.is_tried = false;
+        });
+    }
+
+    /// Ends the wait of a ticket, and wakes those whose turn it is.
+    pub(super) fn end_wait(&self, ticket: u64) {
+        let mut held = self.held();
+        let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
+        let range = held.waiting.remove(at).range;
+        let next = held.next_in(range);
+        drop(held);
+        next.iter().for_each(|wake| wake());
     }
 
     /// Watches ranges; returns the watch and its time.
@@ -264,6 +341,26 @@ impl Counter {
 }
 
 impl Held {
+    fn has_locked(&self, range: ByteRange) -> bool {
+        self.locked.iter().any(|&other| is_overlap(other, range))
+    }
+
+    /// Whether it is the turn of the waiting I/O at this place.
+    fn is_next(&self, at: usize) -> bool {
+        let Some((waiting, older)) = self.waiting.get(..=at).and_then(|all| all.split_last()) else {
+            return false;
+        };
+        !self.has_locked(waiting.range) && !older.iter().any(|other| is_overlap(other.range, waiting.range))
+    }
+
+    /// Those whose turn it is after a change in `range`.
+    fn next_in(&self, range: ByteRange) -> Vec<WakeWaiting> {
+        let in_range =
+            self.waiting.iter().enumerate().filter(|(_, waiting)| is_overlap(waiting.range, range));
+        let next = in_range.filter(|(at, _)| self.is_next(*at));
+        next.map(|(_, waiting)| waiting.wake.clone()).collect()
+    }
+
     /// The time of a lock, watch or drain that was just published.
     fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);

@@ -33,7 +33,7 @@ mod sync {
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
-pub use in_flight::NotAdmitted;
+pub use in_flight::{NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;
@@ -43,6 +43,7 @@ pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAc
 pub(crate) use image::to_image;
 #[cfg(test)]
 pub(crate) use ranges::RangeGuard;
+pub use ranges::RangeWait;
 pub(crate) use ranges::{AtomicRange, Drain, Watch};
 pub(crate) use reservations::{
     BlockAccess, MAX_REGISTRATIONS, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused,

@@ -36,7 +36,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Writes once, if admitted.
+    /// Writes once, if admitted. A throttled write does the same later: until it begins, it is not
+    /// counted, and nobody waits for it.
     fn write(&self) -> Result<(), NotAdmitted<()>> {
         let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
         let check = || if self.generation.load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(()) };
@@ -65,6 +66,28 @@ fn beside_a_write(other: fn(&Shared)) {
             let writer = thread::spawn(move || _ = beside.write());
             other(&shared);
             writer.join().unwrap();
+        },
+        None,
+    );
+}
+
+#[test]
+fn a_command_gets_its_range_or_is_woken_when_it_may() {
+    shuttle::check_dfs(
+        || {
+            let in_flight = Arc::new(InFlight::default());
+            in_flight.lock((0, 512)).unwrap();
+            let beside = in_flight.clone();
+            let other = thread::spawn(move || {
+                let woken = Arc::new(std::sync::atomic::AtomicBool::new(false));
+                let wake = woken.clone();
+                let ticket = beside.wait((256, 512), Arc::new(move || wake.store(true, Ordering::SeqCst)));
+                (ticket, beside.is_next(ticket), woken)
+            });
+            in_flight.unlock((0, 512));
+            let (ticket, was_next, woken) = other.join().unwrap();
+            assert!(was_next || woken.load(Ordering::SeqCst), "nobody wakes the one that waits");
+            assert!(in_flight.is_next(ticket) && in_flight.lock((256, 512)).is_some());
         },
         None,
     );

@@ -3,7 +3,7 @@
 //! ordering.
 
 use super::VolumeState;
-use super::in_flight::{ByteRange, Watched};
+use super::in_flight::{ByteRange, NotAdmitted, WakeWaiting, Watched};
 use blockmux_volume::Cost;
 use std::sync::Arc;
 
@@ -26,6 +26,12 @@ pub(crate) struct AtomicRange {
     guard: Option<RangeGuard>,
     /// Whether the first I/O is complete.
     has_begun: bool,
+}
+
+/// Waits for a range that others have locked, behind those that wait longer.
+pub struct RangeWait {
+    volume_state: Arc<VolumeState>,
+    ticket: u64,
 }
 
 /// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
@@ -77,13 +83,20 @@ impl AtomicRange {
         self.len
     }
 
-    /// Locks the range unless the command has locked it already; returns whether the command's I/O
-    /// may start. Call it until it returns true.
-    pub(crate) fn lock(&mut self) -> bool {
+    /// Locks the range unless the command has locked it already. Call it until it succeeds; then
+    /// the command's I/O may begin.
+    ///
+    /// # Errors
+    /// If others have locked a byte of the range, or I/O in it that began before is in flight.
+    pub(crate) fn lock<E>(&mut self) -> Result<(), NotAdmitted<E>> {
         if self.guard.is_none() {
             self.guard = RangeGuard::lock(&self.volume_state, self.offset, self.len);
         }
-        self.guard.as_ref().is_some_and(RangeGuard::is_alone)
+        match &self.guard {
+            None => Err(NotAdmitted::Locked),
+            Some(guard) if !guard.is_alone() => Err(NotAdmitted::Draining),
+            Some(_) => Ok(()),
+        }
     }
 
     /// What limits charge for the next I/O: the first one pays for the command as for one write, so
@@ -92,14 +105,37 @@ impl AtomicRange {
         (!self.has_begun).then(|| Cost::write(self.len))
     }
 
-    /// Limits hold the first I/O: others may lock the range meanwhile.
-    pub(crate) fn unlock(&mut self) {
-        self.guard = None;
-    }
-
     /// Handles the completion of an I/O.
     pub(crate) fn on_io(&mut self) {
         self.has_begun = true;
+    }
+}
+
+impl RangeWait {
+    /// Waits for `len` bytes at `offset`; `wake` is called when it may be this one's turn.
+    #[must_use]
+    pub fn new(volume_state: &Arc<VolumeState>, (offset, len): (u64, u64), wake: WakeWaiting) -> RangeWait {
+        RangeWait {
+            ticket: volume_state.in_flight.wait((offset, len), wake),
+            volume_state: volume_state.clone(),
+        }
+    }
+
+    /// Tries to begin the I/O if it is its turn. It waits until this is dropped.
+    pub fn try_begin<R>(&self, begin: impl FnOnce() -> R) -> Option<R> {
+        let in_flight = &self.volume_state.in_flight;
+        if !in_flight.is_next(self.ticket) {
+            return None;
+        }
+        let result = begin();
+        in_flight.wait_on(self.ticket);
+        Some(result)
+    }
+}
+
+impl Drop for RangeWait {
+    fn drop(&mut self) {
+        self.volume_state.in_flight.end_wait(self.ticket);
     }
 }
 
@@ -146,6 +182,7 @@ mod tests {
     use crate::volume_state::{IoCounter, IoGuard, NotAdmitted};
     use blockmux_volume::{MemVolume, Op};
     use std::rc::Rc;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn volume_state() -> Arc<VolumeState> {
@@ -248,48 +285,64 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_paused_io_and_it_sees_all_changes_when_it_is_admitted_again() {
-        let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
-        let mut paused = pass(&counter, 0, 512, true).unwrap();
-        let mut readmit = |range, check: Result<(), ()>| {
-            paused.pause();
-            paused.readmit(Op::Write { fua: false }, range, || check)
-        };
-        assert_eq!(readmit((0, 512), Ok(())), Ok(()));
-        assert!(!Drain::new(&volume_state).is_over(), "it is counted again");
-        let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
-        assert_eq!(readmit((0, 512), Ok(())), Err(NotAdmitted::Locked));
-        assert!(guard.is_alone() && Drain::new(&volume_state).is_over());
-        drop(guard);
-        let watch = Watch::new(&volume_state, [(0, 512)].into());
-        assert!(watch.has_begun());
-        assert_eq!(readmit((0, 512), Err(())), Err(NotAdmitted::Denied(())));
-        assert!(!watch.has_changed() && Drain::new(&volume_state).is_over());
-        assert_eq!(readmit((0, 512), Ok(())), Ok(()));
-        assert!(watch.has_changed() && !Drain::new(&volume_state).is_over());
-        drop(paused);
-        assert!(Drain::new(&volume_state).is_over());
-    }
-
-    #[test]
-    fn an_atomic_range_is_free_for_others_while_limits_hold_its_first_io() {
+    fn an_atomic_range_waits_for_others_and_pays_once() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let (mut range, mut other) =
             (AtomicRange::new(&volume_state, 0, 1024), AtomicRange::new(&volume_state, 512, 512));
-        assert!(range.lock() && !other.lock());
-        let mut first = pass_locked(&counter, 0, 1024);
-        first.pause();
-        range.unlock();
-        assert!(other.lock() && !range.lock(), "the other command comes first");
-        drop(other);
-        assert!(range.lock() && pass(&counter, 0, 512, true).is_none());
-        assert_eq!(first.readmit(Op::Read, (0, 1024), || Ok::<_, ()>(())), Ok(()));
-        // The first one has paid for all of its I/O.
+        let before = pass(&counter, 0, 512, true).unwrap();
+        assert_eq!(range.lock::<()>(), Err(NotAdmitted::Draining));
+        assert_eq!(other.lock::<()>(), Err(NotAdmitted::Locked));
+        drop(before);
+        assert_eq!(range.lock::<()>(), Ok(()));
+        assert!(pass(&counter, 0, 512, true).is_none());
+        // The first I/O pays for all of them.
         assert_eq!(range.cost(), Some(Cost::write(1024)));
         range.on_io();
         assert_eq!(range.cost(), None);
+        drop(range);
+        assert_eq!(other.lock::<()>(), Ok(()));
+    }
+
+    #[test]
+    fn a_range_is_locked_in_the_order_of_requests() {
+        let volume_state = volume_state();
+        let woken: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let wait = |id: u32, range: ByteRange| {
+            let woken = woken.clone();
+            RangeWait::new(&volume_state, range, Arc::new(move || woken.lock().unwrap().push(id)))
+        };
+        let lock = |range: ByteRange| RangeGuard::lock(&volume_state, range.0, range.1);
+        let guard = lock((0, 1024)).unwrap();
+        let (first, second, beside) = (wait(1, (0, 512)), wait(2, (0, 1024)), wait(3, (512, 512)));
+        assert!(first.try_begin(|| ()).is_none());
+        drop(guard);
+        assert_eq!(*woken.lock().unwrap(), [1], "the others wait behind it");
+        assert!(lock((0, 512)).is_none(), "one that comes now is the last");
+        assert!(lock((4096, 512)).is_some());
+        assert!(second.try_begin(|| ()).is_none());
+        let guard = first.try_begin(|| lock((0, 512))).flatten().expect("it is its turn");
+        drop(first);
+        assert_eq!(*woken.lock().unwrap(), [1]);
+        drop(guard);
+        assert_eq!(*woken.lock().unwrap(), [1, 2]);
+        assert!(beside.try_begin(|| ()).is_none());
+        drop(second);
+        assert_eq!(*woken.lock().unwrap(), [1, 2, 3], "one that gives up makes way");
+        assert!(beside.try_begin(|| lock((512, 512)).is_some()).unwrap());
+        drop(beside);
+        assert!(lock((0, 1024)).is_some());
+    }
+
+    #[test]
+    fn io_waits_behind_nobody_who_waits() {
+        let volume_state = volume_state();
+        let counter = IoCounter::new(&volume_state);
+        let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
+        let _wait = RangeWait::new(&volume_state, (0, 1024), Arc::new(|| ()));
+        assert!(pass(&counter, 0, 512, false).is_none() && pass(&counter, 512, 512, true).is_some());
+        drop(guard);
+        assert!(pass(&counter, 0, 512, false).is_some());
     }
 
     #[test]

@@ -85,7 +85,8 @@ impl<S: StreamSession + Target> CountedTarget<S> {
     /// Executes `count` I/O and sends the replies.
     fn complete(&mut self, count: usize) {
         let before = counting::of_this_thread();
-        while let Some((_, io)) = self.session.poll_io() {
+        while let Some((volume, io)) = self.session.poll_io() {
+            self.session.begin(volume, &io, false).expect("nothing excludes it");
             self.ios.push((io.tag, io.op));
         }
         assert_eq!(self.ios.len(), count);

@@ -18,13 +18,13 @@ use crate::queue_pair::Provider;
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{
-    Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
+    Charge, Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
     StreamConnections, StreamSession, Target, Timed,
 };
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_proto::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
 use end::{DrivenEnd, DriverCalls};
 use std::time::{Duration, Instant};
 
@@ -177,16 +177,13 @@ impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
         self.session_mut().on_io(done, now);
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        self.session.cost(io)
+    fn charge(&mut self, io: &Io) -> Charge {
+        self.session.charge(io)
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        self.session.on_held(tag);
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        self.session.readmit(volume, io)
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        self.session_mut().begin(volume, io, is_late)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

@@ -20,7 +20,7 @@ use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{
-    Channel, Completion, Cost, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
+    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
 };
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iser::ControlHeader;
@@ -133,8 +133,10 @@ impl<D: Pumped + Target> TargetEnd<D> {
         loop {
             self.driven.on_turn(Instant::now());
             let mut moves = self.driven.pump();
-            while let Some(io) = self.driven.poll_io() {
-                self.submitted.push_back(io);
+            while let Some((volume, io)) = self.driven.poll_io() {
+                if self.driven.begin(volume, &io, false).is_ok() {
+                    self.submitted.push_back((volume, io));
+                }
             }
             while let Some(cancelled) = self.driven.poll_cancel() {
                 self.cancelled.push(cancelled);
@@ -356,16 +358,8 @@ impl Target for ManualSession<IserTargetSession> {
         self.session.on_io(done, now);
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        self.session.cost(io)
-    }
-
-    fn on_held(&mut self, tag: Tag) {
-        self.session.on_held(tag);
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        self.session.readmit(volume, io)
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        self.session.begin(volume, io, is_late)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

@@ -5,7 +5,6 @@ use super::reply::{PendingAoeCommand, ReplyForm};
 use super::{AoeTargetSession, NO_TAG, tag};
 use crate::aoe::{SECTOR, identify, sectors_in};
 use crate::driver::frames::Frame;
-use crate::volume_state::{NotAdmitted, RequiredAccess};
 use blockmux_volume::{Crc32c, Io, IoError, Op, Seg, SgList};
 use blockmux_wire::aoe::{AOE_ATA_HEAD, AtaMessage, ErrorCode, Header};
 use blockmux_wire::ata::{ATA_SECTOR, ATA_STATUS_DRDY, AtaCommand, DSM_TRIM, POWER_ACTIVE, TrimRange};
@@ -52,7 +51,7 @@ impl AoeTargetSession {
             is_recent: false,
             now,
             guard: None,
-            is_held: false,
+            has_begun: false,
         };
         if kind == ReplyForm::Flush {
             self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
@@ -124,23 +123,11 @@ impl AoeTargetSession {
         }
     }
 
-    /// Starts the I/O of a command if reservations allow it. If its range is locked, the command
-    /// gets no answer: the lock ends before the initiator retransmits.
+    /// Queues the I/O of a command for the driver.
     #[inline]
-    pub(super) fn start(&mut self, mut pending: PendingAoeCommand, mut io: Io) {
-        match self.admissions.admit(
-            pending.volume,
-            io.op,
-            (io.offset, io.len),
-            RequiredAccess::of(io.op),
-            false,
-        ) {
-            Ok(guard) => pending.guard = guard,
-            Err(NotAdmitted::Locked) => return self.drop_command(&pending),
-            Err(NotAdmitted::Denied(error)) => return self.fail(&pending, error),
-        }
+    pub(super) fn start(&mut self, pending: PendingAoeCommand, mut io: Io) {
         let own = self.in_flight.entry(pending.from.mac).or_default();
-        own.in_flight = own.in_flight.saturating_add(1);
+        *own = own.saturating_add(1);
         self.audit.count_io(pending.from.mac, pending.disk(), &io);
         let volume = pending.volume;
         io.tag = tag(self.pending.insert(pending));
@@ -169,7 +156,7 @@ impl AoeTargetSession {
             is_recent: false,
             now,
             guard: None,
-            is_held: false,
+            has_begun: false,
         };
         match command {
             AtaCommand::IDENTIFY_DEVICE if registers.sector_count != 1 => {

@@ -27,7 +27,7 @@ use super::AoeAddress;
 use super::unit::{AoeUnit, DiskSettings};
 use crate::driver::audit_event::AuditEvent;
 use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
-use crate::driver::session::{FrameSession, SessionStage, Target, Timed};
+use crate::driver::session::{Charge, FrameSession, SessionStage, Target, Timed};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::slots::{SlotKey, Slots};
@@ -50,10 +50,10 @@ pub struct AoeTargetSession {
     disks: Vec<ServedDisk>,
     ports: Vec<FramePortInfo>,
     pending: Slots<PendingAoeCommand>,
-    /// Number of commands in flight of each initiator that has any.
-    in_flight: HashMap<Mac, StationCommands>,
-    /// Number of commands that limits hold back.
-    held: u32,
+    /// Number of commands of each initiator that has any.
+    in_flight: HashMap<Mac, u32>,
+    /// Number of commands whose I/O has begun.
+    begun: usize,
     recent_writes: RecentWrites,
     audit: StationAudit,
     ready: VecDeque<(VolumeId, Io)>,
@@ -108,7 +108,7 @@ impl AoeTargetSession {
             ports: Vec::new(),
             pending: Slots::default(),
             in_flight: HashMap::default(),
-            held: 0,
+            begun: 0,
             recent_writes: RecentWrites::default(),
             audit: StationAudit::default(),
             ready: VecDeque::new(),
@@ -158,27 +158,24 @@ impl AoeTargetSession {
         self.answer(to, refusing(header, code), message, SgList::default());
     }
 
-    /// Whether another command of this initiator may be started. Those that limits hold back leave
-    /// room for the commands of others.
+    /// Whether another command of this initiator may be started. Commands that the driver holds,
+    /// because limits throttle them or their range is locked, leave room for those of others.
     fn has_room(&self, mac: Mac, kind: ReplyForm) -> bool {
-        let StationCommands { in_flight, held } = self.in_flight.get(&mac).copied().unwrap_or_default();
-        let most_held = if self.held < MAX_HELD { MAX_HELD_PER_INITIATOR } else { 1 };
+        let in_flight = self.in_flight.get(&mac).copied().unwrap_or_default();
         self.pending.len() < DEPTH as usize
             && in_flight < DEPTH_PER_INITIATOR
-            && (held < most_held || kind == ReplyForm::Flush)
+            && (kind == ReplyForm::Flush || self.waiting() == 0 || self.has_room_to_wait(mac))
     }
 
-    /// Counts that a command is held back, or no longer.
-    fn set_held(&mut self, key: SlotKey, is_held: bool) {
-        let Some(pending) = self.pending.get_mut(key) else { return };
-        if std::mem::replace(&mut pending.is_held, is_held) == is_held {
-            return;
-        }
-        let change = |count: u32| if is_held { count.saturating_add(1) } else { count.saturating_sub(1) };
-        self.held = change(self.held);
-        if let Some(own) = self.in_flight.get_mut(&pending.from.mac) {
-            own.held = change(own.held);
-        }
+    /// Number of commands that the driver has taken and not begun.
+    fn waiting(&self) -> usize {
+        self.pending.len().saturating_sub(self.begun).saturating_sub(self.ready.len())
+    }
+
+    #[cold]
+    fn has_room_to_wait(&self, mac: Mac) -> bool {
+        let most = if self.waiting() < MAX_WAITING { MAX_WAITING_PER_INITIATOR } else { 1 };
+        self.pending.count_of(|pending| pending.from.mac == mac && !pending.has_begun) < most
     }
 }
 
@@ -321,25 +318,29 @@ impl Target for AoeTargetSession {
         self.finish(SlotKey(done.tag.0), done.result);
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        Cost::of(io)
-    }
-
-    fn on_held(&mut self, tag: Tag) {
-        if let Some(guard) = self.pending.get_mut(SlotKey(tag.0)).and_then(|pending| pending.guard.as_mut()) {
-            guard.pause();
-        }
-        self.set_held(SlotKey(tag.0), true);
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+    fn charge(&mut self, io: &Io) -> Charge {
         let pending = self.pending.get_mut(SlotKey(io.tag.0));
-        if let Some(guard) = pending.and_then(|pending| pending.guard.as_mut()) {
-            let needs = RequiredAccess::of(io.op);
-            self.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs)?;
+        Charge { cost: Cost::of(io), station: pending.map(|pending| pending.from.mac) }
+    }
+
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, _is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        let key = SlotKey(io.tag.0);
+        let needs = RequiredAccess::of(io.op);
+        match self.admissions.admit(volume, io.op, (io.offset, io.len), needs, false) {
+            Ok(guard) => {
+                self.begun = self.begun.saturating_add(1);
+                if let Some(pending) = self.pending.get_mut(key) {
+                    (pending.guard, pending.has_begun) = (guard, true);
+                }
+                Ok(())
+            }
+            Err(NotAdmitted::Denied(error)) => {
+                self.finish(key, Err(error));
+                Err(NotAdmitted::Denied(error))
+            }
+            Err(wait) => Err(wait),
         }
-        self.set_held(SlotKey(io.tag.0), false);
-        Ok(())
     }
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
@@ -349,10 +350,6 @@ impl Target for AoeTargetSession {
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.audit.pop()
-    }
-
-    fn station(&mut self, tag: Tag) -> Option<Mac> {
-        self.pending.get_mut(SlotKey(tag.0)).map(|pending| pending.from.mac)
     }
 
     /// AoE has no handshake.
@@ -382,22 +379,14 @@ fn tag(key: SlotKey) -> Tag {
 
 /// Placeholder until the I/O gets its tag.
 const NO_TAG: Tag = Tag(0);
-/// Commands of one initiator.
-#[derive(Clone, Copy, Debug, Default)]
-struct StationCommands {
-    in_flight: u32,
-    /// Those of them that limits hold back.
-    held: u32,
-}
-
 /// The maximum number of commands in flight.
 pub const DEPTH: u32 = 1024;
 /// The maximum number of commands in flight of one initiator: twice the advertised buffer count.
 const DEPTH_PER_INITIATOR: u32 = 2 * MAX_BUFFERS;
-/// The maximum number of commands that limits hold back; beyond it, one of each initiator.
-const MAX_HELD: u32 = DEPTH / 2;
-/// The maximum number of commands of one initiator that limits hold back.
-const MAX_HELD_PER_INITIATOR: u32 = 32;
+/// The maximum number of commands that wait to begin; beyond it, one of each initiator.
+const MAX_WAITING: usize = DEPTH as usize / 2;
+/// The maximum number of commands of one initiator that wait to begin.
+const MAX_WAITING_PER_INITIATOR: usize = 32;
 /// The maximum buffer count that is advertised to initiators.
 const MAX_BUFFERS: u32 = 128;
 /// The maximum number of unsent frames; a broadcast query may exceed it by the number of disks.

@@ -31,8 +31,8 @@ pub(super) struct PendingAoeCommand {
     pub(super) now: Instant,
     /// Counts its I/O while it is in flight.
     pub(super) guard: Option<IoGuard>,
-    /// Whether limits hold its I/O back.
-    pub(super) is_held: bool,
+    /// Whether its I/O has begun.
+    pub(super) has_begun: bool,
 }
 
 impl PendingAoeCommand {
@@ -57,13 +57,15 @@ impl AoeTargetSession {
     /// Handles the completion of a command's I/O.
     #[inline]
     pub(super) fn finish(&mut self, key: SlotKey, result: Result<Output, IoError>) {
-        self.set_held(key, false);
         let Some(mut pending) = self.pending.remove(key) else { return };
         pending.guard = None;
+        if std::mem::take(&mut pending.has_begun) {
+            self.begun = self.begun.saturating_sub(1);
+        }
         let mac = pending.from.mac;
         if let Some(own) = self.in_flight.get_mut(&mac) {
-            own.in_flight = own.in_flight.saturating_sub(1);
-            if own.in_flight == 0 {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
                 self.in_flight.remove(&mac);
             }
         }

@@ -18,6 +18,9 @@ pub(in crate::aoe) struct AoeTargetBench {
     channels: Vec<Box<dyn Channel>>,
     holds_io: bool,
     held: VecDeque<(VolumeId, Io)>,
+    /// Whether I/O does not begin, and that I/O.
+    throttles: bool,
+    throttled: VecDeque<(VolumeId, Io)>,
     now: Instant,
     tag: u32,
 }
@@ -57,7 +60,16 @@ impl AoeTargetBench {
         let now = Instant::now();
         target.on_port(PortId(0), PORT, now);
         target.outbox.clear();
-        AoeTargetBench { target, channels, holds_io: false, held: VecDeque::new(), now, tag: 0 }
+        AoeTargetBench {
+            target,
+            channels,
+            holds_io: false,
+            held: VecDeque::new(),
+            throttles: false,
+            throttled: VecDeque::new(),
+            now,
+            tag: 0,
+        }
     }
 
     pub(in crate::aoe) fn frame(&mut self, from: Mac, bytes: &[u8], now: Instant) -> Vec<(Station, Vec<u8>)> {
@@ -75,11 +87,20 @@ impl AoeTargetBench {
 
     fn run(&mut self) {
         while let Some((volume, io)) = self.target.poll_io() {
-            if self.holds_io {
-                self.held.push_back((volume, io));
+            if self.throttles {
+                self.throttled.push_back((volume, io));
                 continue;
             }
-            self.submit(volume, io);
+            self.begin(volume, io);
+        }
+    }
+
+    fn begin(&mut self, volume: VolumeId, io: Io) {
+        match self.target.begin(volume, &io, false) {
+            Ok(()) if self.holds_io => self.held.push_back((volume, io)),
+            Ok(()) => self.submit(volume, io),
+            Err(NotAdmitted::Denied(_)) => {}
+            Err(_) => self.throttled.push_back((volume, io)),
         }
     }
 
@@ -242,13 +263,13 @@ fn io_in_flight_belongs_to_the_station_that_requested_it() {
     for from in [STATION, OTHER] {
         assert!(bench.ask(from, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &read).is_none());
     }
-    let tags: Vec<_> = bench.held.iter().map(|(_, io)| io.tag).collect();
+    let ios: Vec<_> = bench.held.iter().map(|(_, io)| io.clone()).collect();
     assert_eq!(
-        tags.iter().map(|tag| bench.target.station(*tag)).collect::<Vec<_>>(),
+        ios.iter().map(|io| bench.target.charge(io).station).collect::<Vec<_>>(),
         [Some(STATION), Some(OTHER)]
     );
     assert_eq!(bench.release_held(), 2);
-    assert_eq!(bench.target.station(tags[0]), None);
+    assert_eq!(bench.target.charge(&ios[0]).station, None);
 }
 
 #[test]
@@ -372,28 +393,25 @@ fn a_late_duplicate_does_not_undo_a_newer_write() {
 }
 
 #[test]
-fn commands_that_limits_hold_back_leave_room_for_others() {
+fn throttled_commands_leave_room_for_others() {
     let mut bench = AoeTargetBench::new();
     bench.holds_io = true;
     let message = registers(ata::AtaCommand::READ_SECTORS, 0, 1, &[]);
-    let send = |bench: &mut AoeTargetBench, who: u32, is_held: bool| {
-        let before = bench.held.len();
+    let send = |bench: &mut AoeTargetBench, who: u32, throttles: bool| {
+        let before = bench.throttled.len() + bench.held.len();
         let [.., a, b] = who.to_be_bytes();
+        bench.throttles = throttles;
         for tag in 0..DEPTH {
             let read = request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, tag, &message);
             bench.frame(Mac([2, 0, 0, 0, a, b]), &read, bench.now);
-            if is_held {
-                let tag = bench.held.back().unwrap().1.tag;
-                bench.target.on_held(tag);
-            }
         }
-        bench.held.len() - before
+        bench.throttled.len() + bench.held.len() - before
     };
-    let most = MAX_HELD / MAX_HELD_PER_INITIATOR;
+    let most = (MAX_WAITING / MAX_WAITING_PER_INITIATOR) as u32;
     for who in 0..most {
-        assert_eq!(send(&mut bench, who, true), MAX_HELD_PER_INITIATOR as usize);
+        assert_eq!(send(&mut bench, who, true), MAX_WAITING_PER_INITIATOR);
     }
-    assert_eq!(send(&mut bench, most, true), 1, "half of the room is held");
+    assert_eq!(send(&mut bench, most, true), 1, "half of the room is taken");
     assert_eq!(send(&mut bench, most + 1, false), DEPTH_PER_INITIATOR as usize);
     let flush = registers(ata::AtaCommand::FLUSH_CACHE, 0, 0, &[]);
     let before = bench.held.len();
@@ -402,13 +420,14 @@ fn commands_that_limits_hold_back_leave_room_for_others() {
         &request((1, 0), AoeCommand::ISSUE_ATA_COMMAND, DEPTH, &flush),
         bench.now,
     );
-    assert_eq!(bench.held.len(), before + 1, "no limit applies to a flush");
-    // A held one starts, others end.
-    let (volume, io) = bench.held[0].clone();
-    assert_eq!(bench.target.readmit(volume, &io), Ok(()));
-    assert_eq!(bench.target.held, MAX_HELD);
+    assert_eq!(bench.held.len(), before + 1, "a flush is not throttled");
+    assert_eq!(bench.target.waiting(), MAX_WAITING + 1);
+    while let Some((volume, io)) = bench.throttled.pop_front() {
+        bench.begin(volume, io);
+    }
+    assert_eq!(bench.target.waiting(), 0);
     assert_eq!(bench.release_held(), bench.replies(bench.now).len());
-    assert!(bench.target.is_idle() && bench.target.in_flight.is_empty() && bench.target.held == 0);
+    assert!(bench.target.is_idle() && bench.target.in_flight.is_empty() && bench.target.begun == 0);
 }
 
 #[test]

@@ -28,21 +28,15 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// together with those. Both halves of a fused operation end together.
     pub(super) fn end_early(&mut self, slot: usize, status: NvmeStatus, order: Option<AbortOrder>) {
         let Some(slot) = self.slot_of_io(slot) else { return };
-        let held = self.held.iter().position(|(held, _)| *held == slot);
         let Some(entry) = self.commands.get_mut(slot) else { return };
         let CommandWork::Io(command) = &entry.work else { return };
-        match (entry.state, held) {
-            (CommandState::Io, Some(held)) => {
-                self.held.remove(held);
-                entry.abort(status, order);
-                self.finish_aborted(slot);
-            }
-            (CommandState::Io, None) => {
+        match entry.state {
+            CommandState::Io => {
                 self.cancels.push_back((command.volume(), Tag(slot as u64)));
                 entry.abort(status, order);
             }
-            (CommandState::Data, _) => entry.abort(status, order),
-            (CommandState::Other, _) if entry.half.is_some() => {
+            CommandState::Data => entry.abort(status, order),
+            CommandState::Other if entry.half.is_some() => {
                 entry.abort(status, order);
                 self.waiting.retain(|waiting| *waiting != slot);
                 self.finish_aborted(slot);

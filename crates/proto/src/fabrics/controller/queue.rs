@@ -6,8 +6,7 @@
 //!   transport ◀──complete── finish ◀── go_on ◀──────────────────────────────────── on_io ◀── volume
 //! ```
 //! Commands that wait for room, for memory or for the data of others before their own is fetched
-//! are in `unstarted`. I/O that waits for a locked range is in `held`. Commands that poll for
-//! something else are in `waiting`.
+//! are in `unstarted`. Commands that poll for something else are in `waiting`.
 
 use super::commands::{CommandSlot, CommandState, CommandTable, CommandWork};
 use super::connect::{ConnectedQueue, HostConnection};
@@ -20,15 +19,15 @@ use super::unstarted::UnstartedCommands;
 use crate::driver::audit_event::{AuditEvent, AuditEvents};
 use crate::driver::backoff::Backoff;
 use crate::driver::computation::RunJob;
-use crate::driver::session::{ProtocolError, SessionStage, Target, Timed};
+use crate::driver::session::{Charge, ProtocolError, SessionStage, Target, Timed};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::event_queue::{EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{AtomicRange, IoGuard, NotAdmitted, RequiredAccess};
-use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
+use crate::volume_state::{AtomicRange, NotAdmitted, RequiredAccess};
+use blockmux_volume::{Completion, Cost, Io, IoError, Op, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
@@ -56,8 +55,6 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) commands: CommandTable<T::Progress>,
     /// I/O that the driver has not taken yet.
     io: VecDeque<(VolumeId, Io)>,
-    /// I/O that waits for ranges locked by others.
-    pub(super) held: VecDeque<(usize, IoRequest)>,
     /// Commands that poll whether they can continue.
     pub(super) waiting: VecDeque<usize>,
     /// I/O in flight to be cancelled.
@@ -108,7 +105,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             sqhd: Some(0),
             commands: CommandTable::default(),
             io: VecDeque::new(),
-            held: VecDeque::new(),
             waiting: VecDeque::new(),
             cancels: VecDeque::new(),
             fusing: FusedState::None,
@@ -233,7 +229,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// Ends the connection immediately. Returns whether it had ended before.
     pub(crate) fn end(&mut self) -> bool {
-        self.held.clear();
         self.waiting.clear();
         self.unstarted.clear();
         (self.connecting, self.receiving) = (None, None);
@@ -502,36 +497,68 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self.waiting.push_back(slot);
     }
 
-    /// Submits an I/O if reservations allow it, or holds it while another command has locked its
-    /// range.
+    /// Queues an I/O for the driver.
     #[inline]
     fn submit(&mut self, slot: usize, wanted: IoRequest) {
+        let Some(entry) = self.commands.get_mut(slot) else { return };
+        entry.state = CommandState::Io;
+        let IoRequest { volume, op, offset, len, data } = wanted;
+        self.io.push_back((volume, Io { tag: Tag(slot as u64), op, offset, len, data }));
+    }
+
+    /// Ends a command whose I/O is not admitted, or prepares the first I/O on a volume; returns
+    /// whether to try again.
+    #[cold]
+    fn on_denied(&mut self, slot: usize, volume: VolumeId, error: IoError) -> bool {
+        let Some(ConnectedQueue::Io(queue)) = &mut self.queue else { return false };
+        if error == IoError::Aborted {
+            // Its slot may get another command, whose I/O must not be cancelled.
+            self.cancels.retain(|(_, tag)| *tag != Tag(slot as u64));
+            self.on_result(slot, Err(error));
+            return false;
+        }
+        queue.refresh_view_if_changed();
+        let is_known = queue.admissions.has(volume);
+        if !is_known && queue.begin_use(volume) {
+            return true;
+        }
+        if !is_known || error == IoError::ShuttingDown {
+            // The namespace was detached while the command was in progress.
+            self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
+        } else {
+            self.on_result(slot, Err(error));
+        }
+        false
+    }
+
+    /// Admits an I/O once; [`NotAdmitted::Denied`] leaves its command in progress.
+    #[inline]
+    fn admit(
+        &mut self,
+        slot: usize,
+        volume: VolumeId,
+        io: &Io,
+        is_late: bool,
+    ) -> Result<(), NotAdmitted<IoError>> {
         let (Some(entry), Some(ConnectedQueue::Io(queue))) = (self.commands.get_mut(slot), &mut self.queue)
         else {
-            return;
+            return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        entry.state = CommandState::Io;
-        let IoRequest { volume, op, offset, len, needs_write, is_alone, .. } = wanted;
-        let needs = if needs_write { RequiredAccess::Writing } else { RequiredAccess::Reading };
-        match queue.admissions.admit(volume, op, (offset, len), needs, is_alone) {
-            Ok(guard) => entry.io_guard = guard,
-            Err(why) => {
-                queue.refresh_view_if_changed();
-                if !queue.admissions.has(volume) && queue.begin_use(volume) {
-                    return self.submit(slot, wanted);
-                }
-                let is_removed = matches!(why, NotAdmitted::Denied(IoError::ShuttingDown));
-                if is_removed || !queue.admissions.has(volume) {
-                    // The namespace was detached while the command was in progress.
-                    return self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
-                }
-                return match why {
-                    NotAdmitted::Locked => self.held.push_back((slot, wanted)),
-                    NotAdmitted::Denied(error) => self.on_result(slot, Err(error)),
-                };
-            }
+        if entry.abort.is_some() {
+            return Err(NotAdmitted::Denied(IoError::Aborted));
         }
-        self.io.push_back((volume, Io { tag: Tag(slot as u64), op, offset, len, data: wanted.data }));
+        let atomic = entry.atomic_range().map(AtomicRange::lock);
+        let owns_lock = atomic.is_some();
+        atomic.unwrap_or(Ok(()))?;
+        let needs_write = owns_lock || io.op.is_write() || io.op == Op::Flush;
+        let needs = if needs_write { RequiredAccess::Writing } else { RequiredAccess::Reading };
+        // The volume may have been detached and attached again.
+        if is_late && (!queue.reaches(volume, needs) || !queue.begin_use(volume)) {
+            // The host's next attempt is answered with the reason.
+            return Err(NotAdmitted::Denied(IoError::PathLost));
+        }
+        entry.io_guard = queue.admissions.admit(volume, io.op, (io.offset, io.len), needs, owns_lock)?;
+        Ok(())
     }
 
     #[inline]
@@ -553,11 +580,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// Retries everything that waits.
     pub(super) fn resume(&mut self) {
-        for _ in 0..self.held.len() {
-            if let Some((slot, wanted)) = self.held.pop_front() {
-                self.submit(slot, wanted);
-            }
-        }
         for _ in 0..self.waiting.len() {
             let is_last = self.commands.under_way() == 1;
             if let Some(slot) = self.waiting.pop_front()
@@ -698,8 +720,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     fn waits(&self) -> bool {
-        !self.held.is_empty()
-            || !self.waiting.is_empty()
+        !self.waiting.is_empty()
             || matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits())
             || self.connecting.is_some()
             || self.waits_for_io_queues()
@@ -808,42 +829,25 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
         }
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
+    fn charge(&mut self, io: &Io) -> Charge {
         let entry = usize::try_from(io.tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
         let range = entry.and_then(CommandSlot::atomic_range);
-        range.map_or_else(|| Cost::of(io), |range| range.cost())
+        Charge { cost: range.map_or_else(|| Cost::of(io), |range| range.cost()), station: None }
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        let entry = usize::try_from(tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
-        if let Some(entry) = entry {
-            entry.io_guard.iter_mut().for_each(IoGuard::pause);
-            entry.atomic_range().into_iter().for_each(AtomicRange::unlock);
-        }
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        let entry = usize::try_from(io.tag.0).ok().and_then(|slot| self.commands.get_mut(slot));
-        let (Some(entry), Some(ConnectedQueue::Io(queue))) = (entry, &mut self.queue) else {
-            return Err(NotAdmitted::Denied(IoError::Aborted));
-        };
-        if entry.abort.is_some() {
-            return Err(NotAdmitted::Denied(IoError::Aborted));
-        }
-        let mut needs = RequiredAccess::of(io.op);
-        if let Some(range) = entry.atomic_range() {
-            if !range.lock() {
-                return Err(NotAdmitted::Locked);
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
+        let mut admitted = self.admit(slot, volume, io, is_late);
+        if let Err(NotAdmitted::Denied(error)) = admitted
+            && self.on_denied(slot, volume, error)
+        {
+            admitted = self.admit(slot, volume, io, is_late);
+            if let Err(NotAdmitted::Denied(error)) = admitted {
+                self.on_denied(slot, volume, error);
             }
-            needs = RequiredAccess::Writing;
         }
-        // The volume may have been detached and attached again.
-        if !queue.reaches(volume, needs) || !queue.begin_use(volume) {
-            // The host's next attempt is answered with the reason.
-            return Err(NotAdmitted::Denied(IoError::PathLost));
-        }
-        let Some(guard) = &mut entry.io_guard else { return Err(NotAdmitted::Denied(IoError::Aborted)) };
-        queue.admissions.readmit(guard, volume, io.op, (io.offset, io.len), needs)
+        admitted
     }
 
     #[inline]

@@ -14,7 +14,7 @@ use super::receive::{AwaitedIscsiPdu, DataSegment, SegmentPurpose};
 use super::sequence::CmdSnCheck;
 use super::shared::{ConnectionEvent, SharedSession};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{Demand, ProtocolError};
+use crate::driver::session::{Charge, Demand, ProtocolError};
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::login::target::TargetLoginResult;
@@ -25,7 +25,7 @@ use crate::iscsi::sessions::SessionRegistration;
 use crate::rdma::target_mover::TargetMover;
 use crate::scsi::task_set::TaskRouter;
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Seg, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Seg, Tag, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
@@ -178,16 +178,18 @@ impl FullFeatureConnection {
         self.turn(|turn| turn.on_io(done));
     }
 
-    pub(super) fn cost(&mut self, io: &Io) -> Option<Cost> {
-        self.turn(|turn| turn.cost(io))
+    pub(super) fn charge(&mut self, io: &Io) -> Charge {
+        self.turn(|turn| turn.charge(io))
     }
 
-    pub(super) fn on_held(&mut self, tag: Tag) {
-        self.turn(|turn| turn.on_held(tag));
-    }
-
-    pub(super) fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        self.turn(|turn| turn.readmit(volume, io))
+    #[inline]
+    pub(super) fn begin(
+        &mut self,
+        volume: VolumeId,
+        io: &Io,
+        is_late: bool,
+    ) -> Result<(), NotAdmitted<IoError>> {
+        self.turn(|turn| turn.begin(volume, io, is_late))
     }
 
     #[inline]
@@ -298,6 +300,15 @@ impl ConnectionTurn<'_> {
         self.connection.retry.reset(self.connection.now);
         self.on_volume_io(done);
         self.resume();
+    }
+
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        let admitted = self.begin_io(volume, io, is_late);
+        if matches!(admitted, Err(NotAdmitted::Denied(_))) {
+            self.resume();
+        }
+        admitted
     }
 
     /// Continues tasks that wait for memory or for other tasks: a completion may have freed both.

@@ -20,7 +20,9 @@ use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
 use super::{IscsiPhase, IscsiTargetSession};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::driver::session::{
+    Charge, CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed,
+};
 use crate::exports::VolumeId;
 use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
@@ -32,7 +34,7 @@ use crate::rdma::target_mover::{READS, TargetMover, endpoint};
 use crate::rdma::target_phase::TargetPhase;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, WorkError, WorkId};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Completion, Cost, Io, IoError, Seg, Tag, Waker};
+use blockmux_volume::{Completion, Io, IoError, Seg, Tag, Waker};
 use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -342,16 +344,17 @@ impl Target for IserTargetSession {
         self.resume();
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        self.session.cost(io)
+    fn charge(&mut self, io: &Io) -> Charge {
+        self.session.charge(io)
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        self.session.on_held(tag);
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        self.session.readmit(volume, io)
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        let admitted = self.session.begin(volume, io, is_late);
+        if matches!(admitted, Err(NotAdmitted::Denied(_))) {
+            self.resume();
+        }
+        admitted
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

@@ -70,10 +70,12 @@ use super::sender::Sender;
 use super::sessions::{ConnectionHandle, LoginPermit};
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::driver::outbox::Outbox;
-use crate::driver::session::{CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed};
+use crate::driver::session::{
+    Charge, CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed,
+};
 use crate::exports::VolumeId;
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 use connection::ConnectionAddresses;
 use core::net::IpAddr;
 use datamover::{RdmaPeer, TargetDatamover};
@@ -367,22 +369,17 @@ impl Target for IscsiTargetSession {
         }
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
+    fn charge(&mut self, io: &Io) -> Charge {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.cost(io),
-            IscsiPhase::Login(_) | IscsiPhase::Closing => None,
+            IscsiPhase::Full(full) => full.charge(io),
+            IscsiPhase::Login(_) | IscsiPhase::Closing => Charge { cost: None, station: None },
         }
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        if let IscsiPhase::Full(full) = &mut self.phase {
-            full.on_held(tag);
-        }
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.readmit(volume, io),
+            IscsiPhase::Full(full) => full.begin(volume, io, is_late),
             IscsiPhase::Login(_) | IscsiPhase::Closing => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
     }

@@ -46,10 +46,12 @@ mod tests;
 
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::driver::outbox::Outbox;
-use crate::driver::session::{Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed};
+use crate::driver::session::{
+    Charge, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
+};
 use crate::exports::{Exports, VolumeId};
 use crate::volume_state::{Admission, NotAdmitted};
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Pool, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
 use std::time::Instant;
@@ -147,7 +149,7 @@ impl Timed for NbdTargetSession {
             }),
             NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Ok(()),
             NbdTargetPhase::Transmission(transmission) => {
-                transmission.on_timeout(now, &mut self.outbox);
+                transmission.on_timeout(now);
                 Ok(())
             }
         }
@@ -258,22 +260,17 @@ impl Target for NbdTargetSession {
         None
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
+    fn charge(&mut self, io: &Io) -> Charge {
         match &mut self.phase {
-            NbdTargetPhase::Transmission(transmission) => transmission.cost(io),
-            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Cost::of(io),
+            NbdTargetPhase::Transmission(transmission) => transmission.charge(io),
+            NbdTargetPhase::Handshake(_) | NbdTargetPhase::Closing => Charge { cost: None, station: None },
         }
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
-            transmission.on_held(tag);
-        }
-    }
-
-    fn readmit(&mut self, _volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+    #[inline]
+    fn begin(&mut self, _volume: VolumeId, io: &Io, _is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         match &mut self.phase {
-            NbdTargetPhase::Transmission(transmission) => transmission.readmit(io),
+            NbdTargetPhase::Transmission(transmission) => transmission.begin(io, &mut self.outbox),
             _ => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
     }

@@ -52,6 +52,14 @@ pub(super) struct PendingTable {
     payload: usize,
 }
 
+/// A request whose I/O is to be admitted.
+pub(super) struct AdmittingRequest<'a> {
+    /// Counts the I/O until the request is removed.
+    pub(super) guard: &'a mut Option<IoGuard>,
+    /// The blocks that are locked for it.
+    pub(super) range: Option<&'a mut AtomicRange>,
+}
+
 struct PendingSlot {
     request: PendingRequest,
     guard: Option<IoGuard>,
@@ -95,20 +103,11 @@ impl PendingTable {
         Tag(self.slots.insert(slot) as u64)
     }
 
-    /// Marks the I/O of a request as started; `guard` counts it until the request is removed.
+    /// What the admission of a request's I/O concerns.
     #[inline]
-    pub(super) fn begin(&mut self, tag: Tag, guard: Option<IoGuard>) {
-        let slot = usize::try_from(tag.0).ok();
-        if let Some(slot) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            slot.guard = guard;
-        }
-    }
-
-    /// The guard of a request's I/O, and the blocks that are locked for it.
-    pub(super) fn admitted(&mut self, tag: Tag) -> (Option<&mut IoGuard>, Option<&mut AtomicRange>) {
-        let slot = usize::try_from(tag.0).ok().and_then(|slot| self.slots.get_mut(slot));
-        let Some(PendingSlot { guard, steps, .. }) = slot else { return (None, None) };
-        (guard.as_mut(), steps.as_mut().and_then(|steps| steps.locked_range()))
+    pub(super) fn admitting(&mut self, tag: Tag) -> Option<AdmittingRequest<'_>> {
+        let PendingSlot { guard, steps, .. } = self.slots.get_mut(usize::try_from(tag.0).ok()?)?;
+        Some(AdmittingRequest { guard, range: steps.as_mut().and_then(|steps| steps.locked_range()) })
     }
 
     /// Removes a request, with its progress if it has several I/O; `None` if no request in flight

@@ -21,15 +21,15 @@
 use super::long_write::LongWrite;
 use super::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
 use super::params::ServerParams;
-use super::pending::{PendingRequest, PendingTable};
+use super::pending::{AdmittingRequest, PendingRequest, PendingTable};
 use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
 use super::request::{NbdRequest, NbdRequestRefusal};
 use crate::driver::audit_event::AuditEvent;
 use crate::driver::backoff::Backoff;
 use crate::driver::outbox::Outbox;
-use crate::driver::session::{Demand, ProtocolError};
+use crate::driver::session::{Charge, Demand, ProtocolError};
 use crate::exports::VolumeId;
-use crate::volume_state::{Admission, AtomicRange, IoGuard, NotAdmitted, RequiredAccess};
+use crate::volume_state::{Admission, AtomicRange, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -44,15 +44,13 @@ pub(super) struct ServerTransmission {
     pending: PendingTable,
     /// I/O that the driver has not taken yet.
     queue: VecDeque<Io>,
-    /// I/O whose range another user of the volume has locked.
-    held: VecDeque<Io>,
     admission: Admission,
     /// Why reservations refused a request; `None` once it is logged.
     complaint: Option<&'static str>,
     /// Data length of the request that waits for room, in bytes; 0 if none waits.
     waits_for: usize,
     pool: Pool,
-    /// When to retry memory and locked ranges, in addition to every completion.
+    /// When to retry memory, in addition to every completion.
     retry: Backoff,
     stopping: bool,
     /// Another process will continue: no further request is taken.
@@ -93,7 +91,6 @@ impl ServerTransmission {
             awaiting: AwaitedRequest::Head,
             pending: PendingTable::default(),
             queue: VecDeque::new(),
-            held: VecDeque::new(),
             admission,
             complaint: None,
             waits_for: 0,
@@ -116,10 +113,7 @@ impl ServerTransmission {
 
     /// Whether every request that was taken has its reply in the outbox.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.awaiting, AwaitedRequest::Head)
-            && self.pending.is_empty()
-            && self.held.is_empty()
-            && self.queue.is_empty()
+        matches!(self.awaiting, AwaitedRequest::Head) && self.pending.is_empty() && self.queue.is_empty()
     }
 
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
@@ -137,8 +131,6 @@ impl ServerTransmission {
             AwaitedRequest::Skip { .. } => Demand::Bytes(1),
             AwaitedRequest::Place { data, .. } => Demand::Place(data.clone()),
             AwaitedRequest::Pieces(long) => long.demand(),
-            // Requests that were received before the disconnect are carried out first.
-            AwaitedRequest::Over(_) if !self.held.is_empty() => Demand::Nothing,
             AwaitedRequest::Over(_) => Demand::Close,
         }
     }
@@ -199,13 +191,12 @@ impl ServerTransmission {
             AwaitedRequest::Pieces(long) => long.wants_memory(),
             _ => false,
         };
-        (wants_memory || !self.held.is_empty()).then_some(self.retry.at())
+        wants_memory.then_some(self.retry.at())
     }
 
-    pub(super) fn on_timeout(&mut self, now: Instant, outbox: &mut Outbox) {
+    pub(super) fn on_timeout(&mut self, now: Instant) {
         self.retry.on_try(now);
         self.take_memory();
-        self.resume_held(outbox);
     }
 
     #[inline]
@@ -234,9 +225,6 @@ impl ServerTransmission {
         }
         // The completed request may have returned memory to the pool.
         self.take_memory();
-        if !self.held.is_empty() {
-            self.resume_held(outbox);
-        }
     }
 
     /// Whether a request with `data_len` bytes of data may be accepted now. When the core's pool is
@@ -397,8 +385,11 @@ impl ServerTransmission {
         if !accepted.is_one_io {
             return self.start_steps(accepted, data, outbox);
         }
+        if length == 0 && op != Op::Flush {
+            return self.finish_empty(&accepted, outbox);
+        }
         let tag = self.pending.insert(accepted, None);
-        self.submit(Io { tag, op, offset, len: length, data }, outbox);
+        self.queue.push_back(Io { tag, op, offset, len: length, data });
     }
 
     /// Starts a request of any alignment. A hint covers the enclosing blocks, a trim those within
@@ -413,18 +404,21 @@ impl ServerTransmission {
             Op::Prefetch => enclosing_blocks(offset, end, block),
             _ => {
                 let steps = MultiStepRequest::new(&accepted, data, block, &self.admission);
-                return self.next_step(accepted, Box::new(steps), outbox);
+                return self.next_step(accepted, Box::new(steps));
             }
         };
+        if len == 0 {
+            return self.finish_empty(&accepted, outbox);
+        }
         let tag = self.pending.insert(accepted, None);
-        self.submit(Io::new(tag, op, offset, len), outbox);
+        self.queue.push_back(Io::new(tag, op, offset, len));
     }
 
     /// Submits the next I/O of a request.
-    fn next_step(&mut self, request: PendingRequest, mut steps: Box<MultiStepRequest>, outbox: &mut Outbox) {
+    fn next_step(&mut self, request: PendingRequest, mut steps: Box<MultiStepRequest>) {
         let io = steps.next(&request, &self.admission);
         let tag = self.pending.insert(request, Some(steps));
-        self.submit_locked(Io { tag, ..io }, outbox);
+        self.queue.push_back(Io { tag, ..io });
     }
 
     /// Handles the completion of an I/O of a request with several.
@@ -438,10 +432,10 @@ impl ServerTransmission {
     ) {
         let to = request.address();
         match steps.on_io(&request, result) {
-            RequestStep::Next => self.next_step(request, steps, outbox),
+            RequestStep::Next => self.next_step(request, steps),
             RequestStep::SendPart(at, data) => {
                 self.replies.part(outbox, to, at, &data, false);
-                self.next_step(request, steps, outbox);
+                self.next_step(request, steps);
             }
             RequestStep::SendLast(at, data) => self.replies.part(outbox, to, at, &data, true),
             RequestStep::Done(result) => self.finish_steps(&request, &steps, result, outbox),
@@ -488,7 +482,7 @@ impl ServerTransmission {
                 let mut steps =
                     MultiStepRequest::new(&piece, Some(data), self.params.block(), &self.admission);
                 steps.is_piece = true;
-                self.next_step(piece, Box::new(steps), outbox);
+                self.next_step(piece, Box::new(steps));
             }
             None => {}
         }
@@ -518,70 +512,34 @@ impl ServerTransmission {
         self.awaiting = if long.is_last { AwaitedRequest::Over(None) } else { AwaitedRequest::Head };
     }
 
-    /// Passes an I/O to the driver, holds it while its range is locked, or refuses it because of a
-    /// reservation or because the volume was removed.
-    #[inline]
-    fn submit(&mut self, io: Io, outbox: &mut Outbox) {
-        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
-        self.on_admission(io, admitted, outbox);
+    pub(super) fn charge(&mut self, io: &Io) -> Charge {
+        let range = self.pending.admitting(io.tag).and_then(|request| request.range);
+        Charge { cost: range.map_or_else(|| Cost::of(io), |range| range.cost()), station: None }
     }
 
-    /// As [`ServerTransmission::submit`], also for an I/O in blocks that its request locks.
-    #[cold]
-    fn submit_locked(&mut self, io: Io, outbox: &mut Outbox) {
-        let (needs, owns_lock) = match self.pending.admitted(io.tag).1.map(AtomicRange::lock) {
-            Some(true) => (RequiredAccess::Writing, true),
-            Some(false) => return self.held.push_back(io),
+    /// Admits an I/O, or refuses its request because of a reservation or because the volume was
+    /// removed.
+    #[inline]
+    pub(super) fn begin(&mut self, io: &Io, outbox: &mut Outbox) -> Result<(), NotAdmitted<IoError>> {
+        let Some(AdmittingRequest { guard, range }) = self.pending.admitting(io.tag) else {
+            return Err(NotAdmitted::Denied(IoError::Aborted));
+        };
+        let (needs, owns_lock) = match range.map(AtomicRange::lock) {
             None => (RequiredAccess::of(io.op), false),
-        };
-        let admitted = self.admission.admit(io.op, (io.offset, io.len), needs, owns_lock);
-        self.on_admission(io, admitted, outbox);
-    }
-
-    #[inline]
-    fn on_admission(
-        &mut self,
-        io: Io,
-        admitted: Result<Option<IoGuard>, NotAdmitted<IoError>>,
-        outbox: &mut Outbox,
-    ) {
-        match admitted {
-            Ok(_) if io.len == 0 && io.op != Op::Flush => self.finish_empty(io.tag, outbox),
-            Ok(guard) => {
-                self.pending.begin(io.tag, guard);
-                self.queue.push_back(io);
+            Some(locked) => {
+                locked?;
+                (RequiredAccess::Writing, true)
             }
-            Err(NotAdmitted::Locked) => self.held.push_back(io),
-            Err(NotAdmitted::Denied(error)) => self.finish_denied(io.tag, error, outbox),
-        }
-    }
-
-    pub(super) fn cost(&mut self, io: &Io) -> Option<Cost> {
-        match self.pending.admitted(io.tag).1 {
-            Some(range) => range.cost(),
-            None => Cost::of(io),
-        }
-    }
-
-    pub(super) fn on_held(&mut self, tag: Tag) {
-        let (guard, range) = self.pending.admitted(tag);
-        guard.into_iter().for_each(IoGuard::pause);
-        range.into_iter().for_each(AtomicRange::unlock);
-    }
-
-    pub(super) fn readmit(&mut self, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        let (guard, range) = self.pending.admitted(io.tag);
-        let needs = match range.map(AtomicRange::lock) {
-            Some(true) => RequiredAccess::Writing,
-            Some(false) => return Err(NotAdmitted::Locked),
-            None => RequiredAccess::of(io.op),
         };
-        let Some(guard) = guard else { return Ok(()) };
-        let admitted = self.admission.readmit(guard, io.op, (io.offset, io.len), needs);
-        if matches!(admitted, Err(NotAdmitted::Denied(_))) {
-            self.complaint = self.admission.complaint().or(self.complaint);
+        match self.admission.admit(io.op, (io.offset, io.len), needs, owns_lock) {
+            Ok(admitted) => *guard = admitted,
+            Err(NotAdmitted::Denied(error)) => {
+                self.finish_denied(io.tag, error, outbox);
+                return Err(NotAdmitted::Denied(error));
+            }
+            Err(wait) => return Err(wait),
         }
-        admitted
+        Ok(())
     }
 
     /// Refuses a request that the volume does not admit.
@@ -595,22 +553,16 @@ impl ServerTransmission {
         }
     }
 
-    /// Answers a request of 0 bytes, for which the volume has nothing to do.
+    /// Answers a request for which the volume has nothing to do.
     #[cold]
-    fn finish_empty(&mut self, tag: Tag, outbox: &mut Outbox) {
-        let Some((pending, _)) = self.pending.remove(tag) else { return };
-        if pending.op == Op::Read {
-            self.replies.no_data(outbox, pending.address());
-        } else {
-            self.replies.success(outbox, pending.address());
-        }
-    }
-
-    /// Retries the admission of every held I/O.
-    fn resume_held(&mut self, outbox: &mut Outbox) {
-        for _ in 0..self.held.len() {
-            let Some(io) = self.held.pop_front() else { return };
-            self.submit_locked(io, outbox);
+    fn finish_empty(&mut self, request: &PendingRequest, outbox: &mut Outbox) {
+        match self.admission.check(RequiredAccess::of(request.op)) {
+            Err(error) => {
+                self.complaint = self.admission.complaint().or(self.complaint);
+                self.replies.finish(outbox, request, Err(error));
+            }
+            Ok(()) if request.op == Op::Read => self.replies.no_data(outbox, request.address()),
+            Ok(()) => self.replies.success(outbox, request.address()),
         }
     }
 

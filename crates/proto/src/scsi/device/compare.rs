@@ -75,7 +75,7 @@ impl ReadModifyWrite {
 
     fn io(&self, op: Op, data: Option<SgList>) -> TaskOutcome {
         let offset = self.range.offset().saturating_add(self.at);
-        Ok(HandlerAction::IoInLockedRange(op, offset, self.piece(), data))
+        Ok(HandlerAction::Io(op, offset, self.piece(), data))
     }
 
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
@@ -96,15 +96,8 @@ impl ReadModifyWrite {
 }
 
 impl MultiStepCommand for ReadModifyWrite {
-    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
-        self.on_resume(cx)
-    }
-
-    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if !self.range.lock() {
-            return Ok(HandlerAction::Wait);
-        }
         self.io(Op::Read, None)
     }
 
@@ -177,16 +170,15 @@ mod tests {
         };
         let (mut one, mut one_step) = begin(&mut first);
         let (mut two, two_step) = begin(&mut second);
-        assert!(matches!(one_step, TaskStep::Io { .. }));
-        assert!(matches!(two_step, TaskStep::Wait));
-        assert!(matches!(second.server.resume(&mut two), TaskStep::Wait));
+        assert_eq!(first.admit(&mut one, &one_step), Ok(()));
+        assert_eq!(second.admit(&mut two, &two_step), Err(NotAdmitted::Locked));
         // A write to the same block waits; a write to the next block does not.
         let write = |lba| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
         second.run_with(&write(1), &[5; 512]).good();
-        let (mut held, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
-        let mut sent = 0;
-        assert!(matches!(second.turn(&mut held, step, &[5; 512], &mut sent), TaskStep::Wait));
-        drop(held);
+        let (mut late, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
+        let step = second.turn(&mut late, step, &[5; 512], &mut 0);
+        assert_eq!(second.admit(&mut late, &step), Err(NotAdmitted::Locked));
+        drop(late);
         loop {
             let mut sent = 1024;
             match one_step {
@@ -194,8 +186,7 @@ mod tests {
                 next => one_step = first.turn(&mut one, next, &[], &mut sent),
             }
         }
-        let step = second.server.resume(&mut two);
-        let TaskStep::Done(response) = second.turn(&mut two, step, &[], &mut 0) else {
+        let TaskStep::Done(response) = second.turn(&mut two, two_step, &[], &mut 0) else {
             panic!("a read, then the end")
         };
         assert_eq!(answer(response).check(), (0xe, 0x1d00));
@@ -207,50 +198,55 @@ mod tests {
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let (mut write, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
         let in_flight = first.turn(&mut write, step, &[5; 512], &mut 0);
-        assert!(matches!(in_flight, TaskStep::Io { .. }));
+        assert_eq!(first.admit(&mut write, &in_flight), Ok(()));
         let data = [[5; 512], [7; 512]].concat();
         let (mut compare, step) = second.server.begin(&command(Lun::new(0), &CAW, 1024));
-        assert!(matches!(second.turn(&mut compare, step, &data, &mut 0), TaskStep::Wait));
-        assert!(matches!(second.server.resume(&mut compare), TaskStep::Wait));
+        let mut step = second.turn(&mut compare, step, &data, &mut 0);
+        for _ in 0..2 {
+            assert_eq!(second.admit(&mut compare, &step), Err(NotAdmitted::Draining));
+        }
         // A write that arrives now waits until the comparison is over.
-        let (mut late, step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
-        assert!(matches!(first.turn(&mut late, step, &[6; 512], &mut 0), TaskStep::Wait));
+        let (mut late, late_step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
+        let late_step = first.turn(&mut late, late_step, &[6; 512], &mut 0);
+        assert_eq!(first.admit(&mut late, &late_step), Err(NotAdmitted::Locked));
         let TaskStep::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {
             panic!("it is done")
         };
         answer(response).good();
-        let mut step = second.server.resume(&mut compare);
         while !matches!(step, TaskStep::Done(_)) {
-            assert!(matches!(first.server.resume(&mut late), TaskStep::Wait));
+            assert_eq!(first.admit(&mut late, &late_step), Err(NotAdmitted::Locked));
             step = second.turn(&mut compare, step, &[], &mut 0);
         }
         let TaskStep::Done(response) = step else { unreachable!() };
         answer(response).good();
-        assert!(matches!(first.server.resume(&mut late), TaskStep::Io { .. }));
+        drop(compare);
+        assert_eq!(first.admit(&mut late, &late_step), Ok(()));
     }
 
     #[test]
-    fn limits_hold_a_compare_before_its_lock_and_charge_it_as_one_write() {
+    fn limits_throttle_a_compare_before_its_lock_and_charge_it_as_one_write() {
         let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let data = [[5; 512], [7; 512]].concat();
         let (mut compare, step) = first.server.begin(&command(Lun::new(0), &CAW, 1024));
         let step = first.turn(&mut compare, step, &data, &mut 0);
-        let TaskStep::Io { volume, io } = step else { panic!("{step:?}") };
-        assert_eq!(DeviceServer::cost(&mut compare, &io), Some(Cost::write(512)));
-        DeviceServer::on_held(&mut compare);
+        let TaskStep::Io { io, .. } = &step else { panic!("{step:?}") };
+        assert_eq!(DeviceServer::cost(&mut compare, io), Some(Cost::write(512)));
         second.run_with(&WRITE, &[6; 512]).good();
-        let (mut write, step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
-        let in_flight = second.turn(&mut write, step, &[5; 512], &mut 0);
+        let (mut write, write_step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
+        let in_flight = second.turn(&mut write, write_step, &[5; 512], &mut 0);
+        assert_eq!(second.admit(&mut write, &in_flight), Ok(()));
         for _ in 0..2 {
-            assert_eq!(first.server.readmit(&mut compare, volume, &io), Err(NotAdmitted::Locked));
+            let admitted = first.admit_late(&mut compare, &step);
+            assert!(matches!(admitted, Err(NotAdmitted::Draining)));
         }
-        // Others wait again.
-        let (mut late, step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
-        assert!(matches!(second.turn(&mut late, step, &[8; 512], &mut 0), TaskStep::Wait));
+        // Others wait for the lock.
+        let (mut late, late_step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
+        let late_step = second.turn(&mut late, late_step, &[8; 512], &mut 0);
+        assert_eq!(second.admit(&mut late, &late_step), Err(NotAdmitted::Locked));
         second.turn(&mut write, in_flight, &[], &mut 0);
-        assert_eq!(first.server.readmit(&mut compare, volume, &io), Ok(()));
-        let step = first.turn(&mut compare, TaskStep::Io { volume, io }, &[], &mut 0);
+        assert!(first.admit_late(&mut compare, &step).is_ok());
+        let step = first.turn(&mut compare, step, &[], &mut 0);
         let TaskStep::Io { io, .. } = &step else { panic!("{step:?}") };
         assert_eq!(DeviceServer::cost(&mut compare, io), None);
         let TaskStep::Done(response) = first.turn(&mut compare, step, &[], &mut 0) else {
@@ -265,7 +261,8 @@ mod tests {
         let bench = DeviceBench::new();
         let (mut first, mut second) = (bench.client("a"), bench.client("b"));
         let (mut compare, step) = first.server.begin(&command(Lun::new(0), &CAW, 1024));
-        first.turn(&mut compare, step, &[0; 1024], &mut 0);
+        let step = first.turn(&mut compare, step, &[0; 1024], &mut 0);
+        assert_eq!(first.admit(&mut compare, &step), Ok(()));
         let unmap = [0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
         let changes: [(&[u8], &[u8]); 4] = [
             (&WRITE, &[1; 512]),
@@ -278,7 +275,7 @@ mod tests {
             if let TaskStep::DataOut { .. } = step {
                 step = second.turn(&mut task, step, data, &mut 0);
             }
-            assert!(matches!(step, TaskStep::Wait), "{cdb:x?}");
+            assert_eq!(second.admit(&mut task, &step), Err(NotAdmitted::Locked), "{cdb:x?}");
         }
     }
 
@@ -287,7 +284,8 @@ mod tests {
         let bench = DeviceBench::new();
         let mut client = bench.client("a");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &CAW, 1024));
-        client.turn(&mut task, step, &[0; 1024], &mut 0);
+        let step = client.turn(&mut task, step, &[0; 1024], &mut 0);
+        assert_eq!(client.admit(&mut task, &step), Ok(()));
         assert!(bench.unit.volume_state.is_locked(0, 512));
         drop(task);
         assert!(!bench.unit.volume_state.is_locked(0, 512));

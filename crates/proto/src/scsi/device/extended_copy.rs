@@ -358,7 +358,9 @@ const MAX_PARAMETERS: usize = 64 << 10;
 #[cfg(test)]
 mod tests {
     use crate::exports::VolumeId;
-    use crate::scsi::device::testing::{DeviceBench, TestNexus, TestResponse, answer, command, port};
+    use crate::scsi::device::testing::{
+        DeviceBench, TestNexus, TestResponse, answer, begin_io, command, port,
+    };
     use crate::scsi::*;
     use blockmux_volume::{Completion, IoError, MemVolume, Output, Seg, Tag};
     use std::sync::Arc;
@@ -504,16 +506,19 @@ mod tests {
                 let (unit, mut server, mut other) = two_units();
                 let _taken = take(&unit, &mut other);
                 let (mut task, _) = server.begin(&copy);
-                expect(server.on_data_out(&mut task, Seg::from_slice(&list).into()));
+                let step = server.on_data_out(&mut task, Seg::from_slice(&list).into());
+                expect(begin_io(&mut server, &mut task, step));
                 // The unit becomes unavailable between two pieces of the copy.
                 let (unit, mut server, mut other) = two_units();
                 let (mut task, _) = server.begin(&copy);
                 let step = server.on_data_out(&mut task, Seg::from_slice(&list).into());
+                let step = begin_io(&mut server, &mut task, step);
                 assert!(matches!(step, TaskStep::Io { .. }), "{step:?}");
                 if destination == 1 {
                     let _taken = take(&unit, &mut other);
                     let read = Output::Data(Seg::from_slice(&[0; 512]).into());
-                    expect(server.on_io(&mut task, Completion { tag: Tag(0), result: Ok(read) }));
+                    let step = server.on_io(&mut task, Completion { tag: Tag(0), result: Ok(read) });
+                    expect(begin_io(&mut server, &mut task, step));
                 }
             }
         }

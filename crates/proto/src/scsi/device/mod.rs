@@ -67,6 +67,7 @@ pub use target::{
     LunMapping, MAX_LUN, PortGroupStates, ScsiTarget, ShownLuns, UnitChange, UnitSource, UnitWatcher,
 };
 pub use task::Task;
+pub(crate) use task::TaskFailure;
 pub use unit::{LogicalUnit, UnitIdentity};
 
 pub use blockmux_wire::scsi::alua::AccessState;

@@ -48,7 +48,7 @@ pub(super) fn write_atomic(cx: &mut CommandContext<'_>) -> TaskOutcome {
     }
     let fua = range.flags & FUA != 0;
     let atomic = AtomicRange::new(&cx.unit.unit.volume_state, range.offset, range.len);
-    cx.work(Atomic { range: atomic, fua, data: SgList::default() });
+    cx.work(Atomic { range: atomic, fua });
     cx.data_out(range.len)
 }
 
@@ -68,22 +68,12 @@ impl MultiStepCommand for FlushThenRead {
 struct Atomic {
     range: AtomicRange,
     fua: bool,
-    data: SgList,
 }
 
 impl MultiStepCommand for Atomic {
-    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
-        self.data = data;
-        self.on_resume(cx)
-    }
-
-    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if !self.range.lock() {
-            return Ok(HandlerAction::Wait);
-        }
-        let data = Some(std::mem::take(&mut self.data));
+    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         let (offset, len) = (self.range.offset(), self.range.len());
-        Ok(HandlerAction::IoInLockedRange(Op::Write { fua: self.fua }, offset, len, data))
+        Ok(HandlerAction::Io(Op::Write { fua: self.fua }, offset, len, Some(data)))
     }
 
     fn atomic_range(&mut self) -> Option<&mut AtomicRange> {

@@ -503,7 +503,7 @@ mod tests {
         let write = command(Lun::new(0), &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], 512);
         let (mut begun, step) = a.server.begin(&write);
         let io = a.turn(&mut begun, step, &[7; 512], &mut 0);
-        assert!(matches!(io, TaskStep::Io { .. }));
+        assert_eq!(a.admit(&mut begun, &io), Ok(()));
         let (mut admitted, wants_data) = a.server.begin(&write);
         let (mut erase, step) = b.server.begin(&command(Lun::new(0), &ERASE, 0));
         assert!(matches!(step, TaskStep::Wait) && matches!(b.server.resume(&mut erase), TaskStep::Wait));
@@ -511,6 +511,7 @@ mod tests {
         let step = b.server.resume(&mut erase);
         assert!(matches!(step, TaskStep::Io { .. }));
         let step = a.turn(&mut admitted, wants_data, &[7; 512], &mut 0);
+        let step = a.turn(&mut admitted, step, &[], &mut 0);
         let TaskStep::Done(response) = step else { panic!("{step:?}") };
         assert_eq!(answer(response).check(), (2, 0x041b));
     }

@@ -11,7 +11,7 @@ use super::units::{AttachedUnit, AttachedUnits};
 use super::{Cdb, Command, Lun, Response, ScsiStatus, TaskAttribute, TaskStep, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::{AtomicRange, Drain, IoGuard, NotAdmitted};
+use crate::volume_state::{AtomicRange, Drain, NotAdmitted};
 use blockmux_volume::{Completion, Cost, Io, IoError, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
@@ -107,9 +107,7 @@ impl DeviceServer {
                 let outcome = work.on_data_out(cx, data);
                 keep_command(cx, work, outcome)
             }
-            DeviceTaskState::Ended | DeviceTaskState::LastIo | DeviceTaskState::Denied(_) => {
-                Err(TaskFailure::internal())
-            }
+            DeviceTaskState::Ended | DeviceTaskState::LastIo => Err(TaskFailure::internal()),
         });
         self.step(task, outcome)
     }
@@ -136,12 +134,8 @@ impl DeviceServer {
 
     #[cold]
     fn on_io_error(&mut self, task: &mut Task, error: IoError) -> TaskStep {
-        let failure = match &task.state {
-            DeviceTaskState::Denied(failure) => **failure,
-            _ => from_io_error(error, task.op).into(),
-        };
         self.notify_failure(task);
-        self.step(task, Err(failure))
+        self.step(task, Err(from_io_error(error, task.op).into()))
     }
 
     /// What limits charge for the I/O of a [`TaskStep::Io`].
@@ -152,67 +146,51 @@ impl DeviceServer {
         }
     }
 
-    /// Handles that limits hold the I/O of a [`TaskStep::Io`] back.
-    pub(crate) fn on_held(task: &mut Task) {
-        task.guard.iter_mut().for_each(IoGuard::pause);
-        task.state.atomic_range().into_iter().for_each(AtomicRange::unlock);
-    }
-
-    /// Admits an I/O that was held back. If it is denied, it completes with the error, and then the
-    /// task ends.
+    /// Admits the I/O of a [`TaskStep::Io`], which is submitted at once. `is_late`: it was
+    /// throttled or has waited for its range.
     ///
     /// # Errors
-    /// If it is not admitted.
-    pub(crate) fn readmit(
+    /// If it may not begin. A denied task is ended with [`DeviceServer::fail_denied`].
+    #[inline]
+    pub(crate) fn admit(
         &mut self,
         task: &mut Task,
         volume: VolumeId,
         io: &Io,
-    ) -> Result<(), NotAdmitted<IoError>> {
-        self.units.update(&self.target);
-        let mut changes = io.op.is_write();
-        if let Some(range) = task.state.atomic_range() {
-            if !range.lock() {
-                return Err(NotAdmitted::Locked);
-            }
-            changes = true;
+        is_late: bool,
+    ) -> Result<(), NotAdmitted<TaskFailure>> {
+        if io.op != Op::Read && !io.op.is_write() {
+            return Ok(());
         }
+        if is_late {
+            self.units.update(&self.target);
+        }
+        let atomic = task.state.atomic_range().map(AtomicRange::lock);
+        let owns_lock = atomic.is_some();
+        atomic.unwrap_or(Ok(()))?;
         let index = self.index_of(task, volume);
-        let mut guard = task.guard.take();
-        let mut check = || {
+        let counter = index.and_then(|index| self.units.get_mut(index)).map(AttachedUnit::counter);
+        let counter = counter.ok_or(NotAdmitted::Denied(UNIT_REMOVED.into()))?;
+        // The abort check follows the counting of the I/O: either the aborting side sees the I/O in
+        // flight when it waits (`Drain`), or this check sees the abort.
+        let check = || {
             self.check_counted(task, index)?;
-            self.check_again(task, volume, changes)
+            if is_late { self.check_again(task, volume, owns_lock || io.op.is_write()) } else { Ok(()) }
         };
-        let admitted = match &mut guard {
-            Some(guard) => guard.readmit(io.op, (io.offset, io.len), check),
-            None => check().map_err(NotAdmitted::Denied),
-        };
-        task.guard = guard;
-        admitted.map_err(|why| match why {
-            NotAdmitted::Locked => NotAdmitted::Locked,
-            NotAdmitted::Denied(failure) => {
-                self.notify_failure(task);
-                // Counted for the volume; the task ends with the failure.
-                let error = match failure.status {
-                    ScsiStatus::TASK_ABORTED => IoError::Aborted,
-                    ScsiStatus::RESERVATION_CONFLICT => IoError::Reserved,
-                    _ => IoError::PathLost,
-                };
-                task.state = DeviceTaskState::Denied(Box::new(failure));
-                NotAdmitted::Denied(error)
-            }
-        })
+        let guard = counter.admit(io.op, (io.offset, io.len), owns_lock, check)?;
+        task.guard = Some(guard);
+        Ok(())
+    }
+
+    /// Ends a task whose I/O was denied.
+    #[cold]
+    pub(crate) fn fail_denied(&mut self, task: &mut Task, failure: TaskFailure) -> TaskStep {
+        self.notify_failure(task);
+        self.fail(task, failure)
     }
 
     /// Resumes a task after [`TaskStep::Wait`] or [`TaskStep::Pause`].
     pub fn resume(&mut self, task: &mut Task) -> TaskStep {
-        if let Some(delayed_io) = task.delayed_io.take() {
-            // Continuing checks whether the task was aborted.
-            return match self.advance(task, |_| Ok(HandlerAction::Wait)) {
-                Ok(_) => self.submit(task, delayed_io.0, delayed_io.1),
-                failed => self.step(task, failed),
-            };
-        }
         let outcome = self.advance(task, |cx| match std::mem::replace(cx.state, DeviceTaskState::Ended) {
             DeviceTaskState::Work(mut work) => {
                 let outcome = work.on_resume(cx);
@@ -319,13 +297,10 @@ impl DeviceServer {
         match outcome {
             Ok(HandlerAction::Io(op, offset, len, data)) => {
                 let volume = self.volume_of(task);
-                self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
+                DeviceServer::submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
             }
             Ok(HandlerAction::IoOnVolume(volume, op, offset, len, data)) => {
-                self.submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
-            }
-            Ok(HandlerAction::IoInLockedRange(op, offset, len, data)) => {
-                self.submit_in_locked_range(task, Io { tag: Tag(0), op, offset, len, data })
+                DeviceServer::submit(task, volume, Io { tag: Tag(0), op, offset, len, data })
             }
             Ok(HandlerAction::DataOut(len)) => TaskStep::DataOut { len },
             Ok(HandlerAction::Wait) => TaskStep::Wait,
@@ -353,56 +328,10 @@ impl DeviceServer {
         task.unit.and_then(|unit| self.units.get(unit)).map_or(NO_VOLUME, |unit| unit.volume)
     }
 
-    /// Submits an I/O, or delays it while another task has locked its range.
     #[inline]
-    fn submit(&mut self, task: &mut Task, volume: VolumeId, io: Io) -> TaskStep {
+    fn submit(task: &mut Task, volume: VolumeId, io: Io) -> TaskStep {
         task.op = io.op;
-        if io.op != Op::Read && !io.op.is_write() {
-            return TaskStep::Io { volume, io };
-        }
-        let index = self.index_of(task, volume);
-        self.admit(task, index, volume, io, false)
-    }
-
-    /// Submits an I/O within the range that this task has locked.
-    #[cold]
-    fn submit_in_locked_range(&mut self, task: &mut Task, io: Io) -> TaskStep {
-        task.op = io.op;
-        let volume = self.volume_of(task);
-        self.admit(task, task.unit, volume, io, true)
-    }
-
-    /// Submits an I/O if it may start. The abort check follows the counting of the I/O: either the
-    /// aborting side sees the I/O in flight when it waits (`Drain`), or this check sees the abort.
-    #[inline]
-    fn admit(
-        &mut self,
-        task: &mut Task,
-        index: Option<usize>,
-        volume: VolumeId,
-        io: Io,
-        owns_lock: bool,
-    ) -> TaskStep {
-        let counter = index.and_then(|index| self.units.get_mut(index)).map(AttachedUnit::counter);
-        let Some(counter) = counter else { return self.fail_denied(task, UNIT_REMOVED.into()) };
-        let check = || self.check_counted(task, index);
-        match counter.admit(io.op, (io.offset, io.len), owns_lock, check) {
-            Ok(guard) => {
-                task.guard = Some(guard);
-                TaskStep::Io { volume, io }
-            }
-            Err(NotAdmitted::Locked) => {
-                task.delayed_io = Some(Box::new((volume, io)));
-                TaskStep::Wait
-            }
-            Err(NotAdmitted::Denied(failure)) => self.fail_denied(task, failure),
-        }
-    }
-
-    #[cold]
-    fn fail_denied(&mut self, task: &mut Task, failure: TaskFailure) -> TaskStep {
-        self.notify_failure(task);
-        self.fail(task, failure)
+        TaskStep::Io { volume, io }
     }
 
     #[inline]
@@ -420,8 +349,8 @@ impl DeviceServer {
         }
     }
 
-    /// Checks for an I/O that was held back what was checked when its command began. Nobody waited
-    /// for it, so it must not start after a change that excludes it.
+    /// Checks for a late I/O what was checked when its command began. Nobody waited for it, so it
+    /// must not begin after a change that excludes it.
     fn check_again(&mut self, task: &Task, volume: VolumeId, changes: bool) -> Result<(), TaskFailure> {
         let unit = self.units.of_task(task)?;
         let entry = find_entry(&task.command)?;

@@ -7,7 +7,7 @@ use super::{Command, ScsiStatus};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{AtomicRange, IoGuard};
-use blockmux_volume::{Cost, Io, MAX_TRANSFER, Op, Output, SgList};
+use blockmux_volume::{Cost, Io, IoError, MAX_TRANSFER, Op, Output, SgList};
 use blockmux_wire::scsi::cdb::PROTECT_MASK;
 use blockmux_wire::scsi::opcode::{ScsiOpcode, persistent_reserve_out as out};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
@@ -29,8 +29,6 @@ pub struct Task {
     pub(super) abort_epoch: u32,
     /// Counts the I/O in flight.
     pub(super) guard: Option<IoGuard>,
-    /// An I/O that waits for a locked range.
-    pub(super) delayed_io: Option<Box<(VolumeId, Io)>>,
 }
 
 impl Task {
@@ -47,7 +45,6 @@ impl Task {
             is_data_out: false,
             abort_epoch: 0,
             guard: None,
-            delayed_io: None,
         }
     }
 
@@ -86,8 +83,6 @@ pub(super) enum DeviceTaskState {
     Parameters(OnParameters),
     /// A multi-step command.
     Work(Box<dyn MultiStepCommand>),
-    /// The I/O that was held back is not admitted; its completion ends the task.
-    Denied(Box<TaskFailure>),
 }
 
 impl DeviceTaskState {
@@ -108,7 +103,6 @@ impl std::fmt::Debug for DeviceTaskState {
             DeviceTaskState::WriteData { .. } => "WriteData",
             DeviceTaskState::Parameters(_) => "Parameters",
             DeviceTaskState::Work(_) => "Work",
-            DeviceTaskState::Denied(_) => "Denied",
         })
     }
 }
@@ -152,8 +146,7 @@ pub(super) trait MultiStepCommand {
     }
 }
 
-/// The next action of a command handler. I/O on a range locked by another task waits without the
-/// handler.
+/// The next action of a command handler.
 #[derive(Debug)]
 pub(super) enum HandlerAction {
     /// Ends the command with GOOD and data-in.
@@ -162,9 +155,6 @@ pub(super) enum HandlerAction {
     DataOut(usize),
     /// Submits an I/O: operation, offset and length in bytes, data.
     Io(Op, u64, u64, Option<SgList>),
-    /// Submits an I/O within the range locked by this task: operation, offset and length in bytes,
-    /// data.
-    IoInLockedRange(Op, u64, u64, Option<SgList>),
     /// Submits an I/O on another unit of the target.
     IoOnVolume(VolumeId, Op, u64, u64, Option<SgList>),
     /// Waits; the handler is called again later.
@@ -182,7 +172,7 @@ impl HandlerAction {
 
 /// Failure of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TaskFailure {
+pub(crate) struct TaskFailure {
     pub(super) status: ScsiStatus,
     pub(super) sense: Option<Sense>,
 }
@@ -190,6 +180,15 @@ pub(super) struct TaskFailure {
 impl TaskFailure {
     pub(super) fn status(status: ScsiStatus) -> TaskFailure {
         TaskFailure { status, sense: None }
+    }
+
+    /// The error that is counted for the volume.
+    pub(crate) fn io_error(&self) -> IoError {
+        match self.status {
+            ScsiStatus::TASK_ABORTED => IoError::Aborted,
+            ScsiStatus::RESERVATION_CONFLICT => IoError::Reserved,
+            _ => IoError::PathLost,
+        }
     }
 
     /// An internal error, reported to the initiator instead of a panic.

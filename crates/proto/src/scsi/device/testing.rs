@@ -2,6 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
+use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Channel, Core, IoError, MemVolume, Pool, Seg, Volume, VolumeInfo, Waker};
 use std::any::Any;
 use std::rc::Rc;
@@ -125,7 +126,25 @@ impl TestNexus {
         }
     }
 
-    /// Executes one step other than the last.
+    /// Admits the I/O of a step, as a driver does just before it submits it.
+    pub(crate) fn admit(&mut self, task: &mut Task, step: &TaskStep) -> Result<(), NotAdmitted<TaskFailure>> {
+        let TaskStep::Io { volume, io } = step else { panic!("no I/O but {step:?}") };
+        self.server.admit(task, *volume, io, false)
+    }
+
+    /// As [`TestNexus::admit`], for an I/O that was throttled; if it is denied, the task ends.
+    pub(crate) fn admit_late(
+        &mut self,
+        task: &mut Task,
+        step: &TaskStep,
+    ) -> Result<(), NotAdmitted<TaskStep>> {
+        let TaskStep::Io { volume, io } = step else { panic!("no I/O but {step:?}") };
+        self.server
+            .admit(task, *volume, io, true)
+            .map_err(|why| why.map(|failure| self.server.fail_denied(task, failure)))
+    }
+
+    /// Executes one step other than the last; returns an I/O that is not admitted yet unchanged.
     pub(crate) fn turn(
         &mut self,
         task: &mut Task,
@@ -138,6 +157,9 @@ impl TestNexus {
                 let data = Seg::from_slice(&data_out[*sent..*sent + len]);
                 *sent += len;
                 self.server.on_data_out(task, data.into())
+            }
+            TaskStep::Io { .. } if task.guard.is_none() && self.admit(task, &step).is_err() => {
+                begin_io(&mut self.server, task, step)
             }
             TaskStep::Io { volume, io } => {
                 assert_eq!(volume, VolumeId(0));
@@ -153,6 +175,15 @@ impl TestNexus {
             TaskStep::Wait | TaskStep::Pause(_) => self.server.resume(task),
             TaskStep::Done(_) => unreachable!("the caller ends"),
         }
+    }
+}
+
+/// Admits the I/O of a step; returns the end of the task if it is denied, else the step.
+pub(crate) fn begin_io(server: &mut DeviceServer, task: &mut Task, step: TaskStep) -> TaskStep {
+    let TaskStep::Io { volume, io } = &step else { return step };
+    match server.admit(task, *volume, io, false) {
+        Err(NotAdmitted::Denied(failure)) => server.fail_denied(task, failure),
+        _ => step,
     }
 }
 

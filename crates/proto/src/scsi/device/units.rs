@@ -204,9 +204,9 @@ impl AttachedUnit {
 mod tests {
     use crate::exports::VolumeId;
     use crate::scsi::device::testing::{DeviceBench, command};
-    use crate::scsi::{AccessState, DeviceServer, LogicalUnit, Lun, TaskStep, UnitIdentity};
+    use crate::scsi::{AccessState, LogicalUnit, Lun, TaskStep, UnitIdentity};
     use crate::volume_state::NotAdmitted;
-    use blockmux_volume::{Completion, IoError, MemVolume};
+    use blockmux_volume::MemVolume;
     use std::sync::Arc;
 
     const TEST_UNIT_READY: [u8; 6] = [0; 6];
@@ -248,7 +248,7 @@ mod tests {
         let bench = DeviceBench::new();
         let mut client = bench.client("i");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &READ_ONE, 0));
-        assert!(matches!(step, TaskStep::Io { .. }));
+        assert_eq!(client.admit(&mut task, &step), Ok(()));
         bench.target.remove(|_, _| true);
         assert_eq!(client.run(&READ_ONE).check(), (5, 0x2500));
         let TaskStep::Done(end) = client.turn(&mut task, step, &[], &mut 0) else { panic!("it goes on") };
@@ -256,24 +256,19 @@ mod tests {
     }
 
     #[test]
-    fn io_that_limits_hold_does_not_start_once_its_unit_is_removed() {
+    fn throttled_io_does_not_begin_once_its_unit_is_removed() {
         let bench = DeviceBench::new();
         let mut client = bench.client("i");
         let (mut task, step) = client.server.begin(&command(Lun::new(0), &READ_ONE, 0));
-        let TaskStep::Io { volume, io } = step else { panic!("{step:?}") };
-        DeviceServer::on_held(&mut task);
         bench.target.remove(|_, _| true);
-        let Err(NotAdmitted::Denied(error)) = client.server.readmit(&mut task, volume, &io) else {
+        let Err(NotAdmitted::Denied(TaskStep::Done(end))) = client.admit_late(&mut task, &step) else {
             panic!("its unit is removed")
         };
-        assert_eq!(error, IoError::PathLost);
-        let denied = Completion { tag: io.tag, result: Err(error) };
-        let TaskStep::Done(end) = client.server.on_io(&mut task, denied) else { panic!("it goes on") };
         assert_eq!(end.sense.map(|sense| sense.asc.0), Some(0x2500));
     }
 
     #[test]
-    fn io_that_limits_hold_does_not_start_once_its_unit_is_protected_or_in_standby() {
+    fn throttled_io_does_not_begin_once_its_unit_is_protected_or_in_standby() {
         const WRITE_ONE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
         let bench = DeviceBench::new();
         let (mut client, mut other) = (bench.client("i"), bench.client("j"));
@@ -282,20 +277,15 @@ mod tests {
         (page[0], page[8]) = (0, page[8] | 8);
         for (is_standby, expected) in [(false, 0x2702), (true, 0x040b)] {
             let (mut task, step) = client.server.begin(&command(Lun::new(0), &WRITE_ONE, 512));
-            let TaskStep::Io { volume, io } = client.turn(&mut task, step, &[7; 512], &mut 0) else {
-                panic!("it writes")
-            };
-            DeviceServer::on_held(&mut task);
+            let step = client.turn(&mut task, step, &[7; 512], &mut 0);
             if is_standby {
                 bench.unit.set_access_state(1, AccessState::STANDBY);
             } else {
                 other.run_with(&[0x15, 0x10, 0, 0, 16, 0], &page).good();
             }
-            let Err(NotAdmitted::Denied(error)) = client.server.readmit(&mut task, volume, &io) else {
-                panic!("it may not start")
+            let Err(NotAdmitted::Denied(TaskStep::Done(end))) = client.admit_late(&mut task, &step) else {
+                panic!("it may not begin")
             };
-            let denied = Completion { tag: io.tag, result: Err(error) };
-            let TaskStep::Done(end) = client.server.on_io(&mut task, denied) else { panic!("it goes on") };
             assert_eq!(end.sense.map(|sense| sense.asc.0), Some(expected));
             page[8] &= !8;
             other.run_with(&[0x15, 0x10, 0, 0, 16, 0], &page);

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::exports::VolumeId;
 use crate::scsi::{DeviceServer, ItNexus, LogicalUnit, Lun, Response, ScsiTarget, Sense, TargetPort};
+use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Completion, Io, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::{Arc, Weak};
@@ -64,9 +65,19 @@ impl BackgroundWork {
         self.next_second = now.checked_add(SECOND).filter(|_| !self.clocks.is_empty());
     }
 
-    /// The next I/O to submit.
+    /// The next I/O to submit, if its range is not locked.
     pub fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.queue.poll_io()
+        while let Some((volume, io)) = self.queue.poll_io() {
+            match self.begin_io(volume, &io, false) {
+                Ok(()) => return Some((volume, io)),
+                Err(NotAdmitted::Denied(_)) => {}
+                Err(NotAdmitted::Locked | NotAdmitted::Draining) => {
+                    self.queue.io.push_front((volume, io));
+                    return None;
+                }
+            }
+        }
+        None
     }
 
     /// Processes the completion of an I/O.
@@ -78,7 +89,8 @@ impl BackgroundWork {
     /// Time of the next turn, without an earlier event.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let retry = if self.queue.is_waiting() { self.now.checked_add(RETRY) } else { None };
+        let retry =
+            if self.queue.is_waiting() || self.queue.has_io() { self.now.checked_add(RETRY) } else { None };
         retry.into_iter().chain(self.queue.pause_ends()).chain(self.next_second).min()
     }
 }

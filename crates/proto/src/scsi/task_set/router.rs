@@ -3,7 +3,9 @@
 use super::functions::FunctionDone;
 use super::tasks::{PausedTask, TaskEntry, TaskState};
 use super::transport::{ScsiTransport, TaskEvent, TransportParts};
+use crate::driver::session::Charge;
 use crate::exports::VolumeId;
+use crate::scsi::TaskFailure;
 use crate::scsi::{
     Command, DeviceServer, Lun, ManagementResponse, Response, ScsiStatus, Sense, Task, TaskManagement,
     TaskStep,
@@ -134,31 +136,55 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     }
 
     /// What limits charge for an I/O.
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
+    fn charge(&mut self, io: &Io) -> Charge {
         let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
-        match self.parts().tasks.server_and_task(slot) {
+        let cost = match self.parts().tasks.server_and_task(slot) {
             Some((_, task)) => DeviceServer::cost(task, io),
             None => Cost::of(io),
-        }
+        };
+        Charge { cost, station: None }
     }
 
-    /// Handles that limits hold an I/O back.
-    fn on_held(&mut self, tag: Tag) {
-        let slot = usize::try_from(tag.0).unwrap_or(usize::MAX);
-        if let Some((_, task)) = self.parts().tasks.server_and_task(slot) {
-            DeviceServer::on_held(task);
-        }
-    }
-
-    /// Admits an I/O that was held back.
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
+    /// Admits an I/O, as [`Target::begin`](crate::driver::session::Target::begin).
+    #[inline]
+    fn begin_io(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
         let tasks = self.parts().tasks;
         let is_aborted = tasks.get_mut(slot).is_none_or(|entry| entry.state != TaskState::Io);
-        match tasks.server_and_task(slot) {
-            Some((server, task)) if !is_aborted => server.readmit(task, volume, io),
-            _ => Err(NotAdmitted::Denied(IoError::Aborted)),
+        let admitted = match tasks.server_and_task(slot) {
+            Some((server, task)) if !is_aborted => {
+                server.admit(task, volume, io, is_late).map_err(|why| why.map(Some))
+            }
+            _ => Err(NotAdmitted::Denied(None)),
+        };
+        admitted.map_err(|why| why.map(|failure| self.end_denied(slot, io.tag, failure)))
+    }
+
+    /// Ends a task whose I/O is denied; returns the error to count for the volume. `None`: the task
+    /// is aborted.
+    #[cold]
+    fn end_denied(&mut self, slot: usize, tag: Tag, failure: Option<TaskFailure>) -> IoError {
+        let error = failure.map_or(IoError::Aborted, |failure| failure.io_error());
+        let TransportParts { tasks, queue, owner, .. } = self.parts();
+        let is_own = tasks.get_mut(slot).is_some_and(|entry| entry.owner == owner);
+        match failure {
+            Some(failure) if is_own => {
+                queue.in_flight = queue.in_flight.saturating_sub(1);
+                if let Some(entry) = tasks.get_mut(slot) {
+                    entry.in_flight_at = None;
+                }
+                if let Some((server, task)) = tasks.server_and_task(slot) {
+                    let step = server.fail_denied(task, failure);
+                    self.drive(slot, step);
+                }
+            }
+            _ => {
+                // Its slot may get another task, whose I/O must not be cancelled.
+                queue.cancels.retain(|(_, cancelled)| *cancelled != tag);
+                self.on_volume_io(Completion { tag, result: Err(error) });
+            }
         }
+        error
     }
 
     /// Resumes all tasks that wait for others, and functions that wait for I/O of other nexuses.

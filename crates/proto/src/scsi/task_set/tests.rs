@@ -5,6 +5,7 @@ use super::*;
 use crate::exports::VolumeId;
 use crate::scsi::testing::{DeviceBench, command};
 use crate::scsi::{Lun, ManagementResponse, Response, ScsiStatus, Sense, TaskManagement};
+use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Channel, Completion, Io, Seg, SgList};
 use std::time::Instant;
 
@@ -69,6 +70,7 @@ impl TestTransport {
     fn io(&mut self) -> Io {
         let (volume, io) = self.queue().poll_io().expect("an I/O");
         assert_eq!(volume, VolumeId(0));
+        self.begin_io(volume, &io, false).expect("nothing excludes it");
         io
     }
 
@@ -180,14 +182,13 @@ fn a_task_waits_while_another_has_its_blocks_locked() {
     nexus.deliver_data(slot, Ok(Seg::from_slice(&[0; 1024]).into()));
     let compare = nexus.io();
     nexus.command(2, READ, 0);
-    assert!(nexus.queue().poll_io().is_none() && nexus.queue().is_waiting());
-    nexus.resume_waiting();
-    assert!(nexus.queue().is_waiting(), "the blocks are still locked");
+    let (volume, read) = nexus.queue().poll_io().expect("an I/O");
+    assert_eq!(nexus.begin_io(volume, &read, false), Err(NotAdmitted::Locked));
     nexus.finish(compare);
     let write = nexus.io();
+    assert_eq!(nexus.begin_io(volume, &read, true), Err(NotAdmitted::Locked));
     nexus.finish(write);
-    nexus.resume_waiting();
-    let read = nexus.io();
+    assert_eq!(nexus.begin_io(volume, &read, true), Ok(()));
     nexus.finish(read);
     assert_eq!(nexus.responses, [(1, ScsiStatus::GOOD), (2, ScsiStatus::GOOD)]);
     assert!(!nexus.queue().is_waiting());
@@ -270,14 +271,17 @@ fn a_function_whose_requester_has_ended_is_not_answered() {
 #[test]
 fn pending_functions_are_bounded() {
     let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
-    for tag in 0..16 {
-        nexus.command(tag, READ, 0);
-        assert!(nexus.tasks.has_room_for_function());
-        nexus.abort_task(100 + tag, tag);
-    }
+    let ios: Vec<_> = (0..16)
+        .map(|tag| {
+            nexus.command(tag, READ, 0);
+            assert!(nexus.tasks.has_room_for_function());
+            let io = nexus.io();
+            nexus.abort_task(100 + tag, tag);
+            io
+        })
+        .collect();
     assert!(!nexus.tasks.has_room_for_function());
-    let io = nexus.io();
-    nexus.finish(io);
+    nexus.finish(ios[0].clone());
     assert!(nexus.tasks.has_room_for_function());
 }
 

@@ -25,7 +25,7 @@ use super::information_unit::RemoteRanges;
 use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
 use super::node::{ChannelJoin, ChannelMembership, SrpNode};
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
-use crate::driver::session::{HangUp, ProtocolError, SessionStage, Target, Timed};
+use crate::driver::session::{Charge, HangUp, ProtocolError, SessionStage, Target, Timed};
 use crate::exports::VolumeId;
 use crate::rdma::cm::OtherProtocol;
 use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
@@ -35,7 +35,7 @@ use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, Wo
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
 use crate::scsi::{DeviceServer, ItNexus, OpenNexus};
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Completion, Cost, Io, IoError, Pool, Seg, SgList, Tag, Waker};
+use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
 use core::net::IpAddr;
 use smallvec::SmallVec;
@@ -532,16 +532,18 @@ impl Target for SrpTargetSession {
         self.leave_if_idle();
     }
 
-    fn cost(&mut self, io: &Io) -> Option<Cost> {
-        TaskRouter::cost(self, io)
+    fn charge(&mut self, io: &Io) -> Charge {
+        TaskRouter::charge(self, io)
     }
 
-    fn on_held(&mut self, tag: Tag) {
-        TaskRouter::on_held(self, tag);
-    }
-
-    fn readmit(&mut self, volume: VolumeId, io: &Io) -> Result<(), NotAdmitted<IoError>> {
-        TaskRouter::readmit(self, volume, io)
+    #[inline]
+    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+        let admitted = self.begin_io(volume, io, is_late);
+        if matches!(admitted, Err(NotAdmitted::Denied(_))) {
+            self.resume();
+            self.leave_if_idle();
+        }
+        admitted
     }
 
     fn on_start(&mut self, _waker: &Waker, now: Instant) {

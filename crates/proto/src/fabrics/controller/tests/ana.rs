@@ -119,19 +119,20 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
 }
 
 #[test]
-fn io_that_limits_hold_does_not_start_once_its_path_is_inaccessible() {
+fn throttled_io_does_not_begin_once_its_path_is_inaccessible() {
     use crate::driver::session::Target;
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::IoError;
     let (node, subsystem) = asymmetric();
     let (mut io, _queue) = at_port(&node, 1);
-    io.pump.holds_io = true;
+    io.pump.throttles = true;
     io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
-    let (volume, held) = io.pump.submitted.pop_front().unwrap();
-    let session = &mut io.pump.session;
-    session.on_held(held.tag);
-    assert_eq!(session.readmit(volume, &held), Ok(()));
-    session.on_held(held.tag);
+    io.send(&mut nvm(NvmOpcode::READ, 1, 0, 1), &[]);
+    let mut begin = || {
+        let (volume, throttled) = io.pump.waiting.pop_front().unwrap();
+        io.pump.session.begin(volume, &throttled, true)
+    };
+    assert_eq!(begin(), Ok(()));
     subsystem.set_ana_state(5, 1, AnaState::INACCESSIBLE);
-    assert_eq!(session.readmit(volume, &held), Err(NotAdmitted::Denied(IoError::PathLost)));
+    assert_eq!(begin(), Err(NotAdmitted::Denied(IoError::PathLost)));
 }

@@ -106,7 +106,7 @@ fn commands_that_wait_for_a_detached_volume_end() {
     // The namespace is detached while the reads wait.
     subsystem.detach(|_| true);
     assert!(node.1.remove("a").is_some());
-    crate::driver::session::Timed::on_timeout(&mut io.pump.session, io.now).unwrap();
+    io.pump.turn();
     let ends: Vec<_> = io.received().iter().map(|sent| refusal(&sent.cqe())).collect();
     assert_eq!(ends, [NvmeStatus::INVALID_NAMESPACE_OR_FORMAT; 2]);
     drop(guard);
@@ -126,23 +126,23 @@ fn a_removed_volume_is_an_invalid_namespace_before_its_namespace_is_detached() {
 }
 
 #[test]
-fn io_that_limits_hold_does_not_start_once_its_namespace_is_detached() {
+fn throttled_io_does_not_begin_once_its_namespace_is_detached() {
     use crate::driver::session::Target;
     use crate::volume_state::NotAdmitted;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let (mut io, _queue) = FabricsTestHost::io(&node);
-    io.pump.holds_io = true;
-    let mut write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
-    io.send(&mut write, &[7; 512]);
-    let (volume, held) = io.pump.submitted.pop_front().unwrap();
-    let session = &mut io.pump.session;
-    session.on_held(held.tag);
-    assert_eq!(session.readmit(volume, &held), Ok(()));
-    session.on_held(held.tag);
+    io.pump.throttles = true;
+    let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 0, 1) };
+    io.send(&mut { write }, &[7; 512]);
+    io.send(&mut { write }, &[7; 512]);
+    let mut begin = || {
+        let (volume, throttled) = io.pump.waiting.pop_front().unwrap();
+        io.pump.session.begin(volume, &throttled, true)
+    };
+    assert_eq!(begin(), Ok(()));
     subsystem.detach(|_| true);
-    let denied = NotAdmitted::Denied(blockmux_volume::IoError::PathLost);
-    assert_eq!(session.readmit(volume, &held), Err(denied));
+    assert_eq!(begin(), Err(NotAdmitted::Denied(blockmux_volume::IoError::PathLost)));
 }
 
 #[test]

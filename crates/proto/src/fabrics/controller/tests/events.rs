@@ -170,9 +170,6 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
             ..nvm(opcode, 1, 0, 1)
         });
         halves.iter_mut().for_each(|half| io.send(half, &[0; 512]));
-        if let Some((_, read)) = io.pump.submitted.front() {
-            crate::driver::session::Target::on_held(&mut io.pump.session, read.tag);
-        }
         let cid = u32::from(halves[half].cid.get());
         let mut abort = admin(AdminOpcode::ABORT, 0, cid << 16 | 1, 0, 0);
         queue.send(&mut abort, &[]);

@@ -54,35 +54,34 @@ fn a_fused_pair_writes_if_the_compare_succeeds() {
 }
 
 #[test]
-fn limits_hold_a_pair_before_its_lock_and_charge_it_as_one_write() {
+fn limits_throttle_a_pair_before_its_lock_and_charge_it_as_one_write() {
     use crate::driver::session::Target;
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::Cost;
     let node = node();
     let ((mut io, _admin), (mut other, _)) = (FabricsTestHost::io(&node), FabricsTestHost::io_of(&node, 2));
-    io.pump.holds_io = true;
+    io.pump.throttles = true;
     let mut halves = pair(3, 1);
     for (half, bytes) in halves.iter_mut().zip([&[5; 512], &[7; 512]]) {
         half.dptr = SglDescriptor::in_capsule(0, 512);
         io.send(half, bytes);
     }
-    let (volume, read) = io.pump.submitted.pop_front().unwrap();
-    assert_eq!(io.pump.session.cost(&read), Some(Cost::write(512)));
-    io.pump.session.on_held(read.tag);
+    let read = io.pump.waiting.front().unwrap().1.clone();
+    assert_eq!(io.pump.session.charge(&read).cost, Some(Cost::write(512)));
     let write = Sqe { dptr: SglDescriptor::in_capsule(0, 512), ..nvm(NvmOpcode::WRITE, 1, 3, 1) };
     assert!(other.run(write, &[5; 512]).1.status.is_success());
     // Another write is in flight.
     other.pump.holds_io = true;
     other.send(&mut { write }, &[5; 512]);
-    assert_eq!(io.pump.session.readmit(volume, &read), Err(NotAdmitted::Locked));
+    assert_eq!(io.pump.session.begin(VolumeId(0), &read, true), Err(NotAdmitted::Draining));
     other.pump.finish_one();
-    assert_eq!(io.pump.session.readmit(volume, &read), Ok(()));
-    io.pump.submitted.push_back((volume, read));
+    (io.pump.throttles, io.pump.holds_io) = (false, true);
+    io.pump.turn();
     io.pump.finish_one();
     io.pump.turn();
     let (_, then) = io.pump.submitted.front().unwrap();
     let then = then.clone();
-    assert_eq!((then.op.is_write(), io.pump.session.cost(&then)), (true, None));
+    assert_eq!((then.op.is_write(), io.pump.session.charge(&then).cost), (true, None));
     io.pump.finish_one();
     assert_eq!(ends(&mut io, &halves), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
 }
@@ -201,8 +200,6 @@ fn other_commands_to_the_blocks_wait_for_the_pair() {
     io.pump.turn();
     io.pump.finish_one();
     assert_eq!(ends(&mut io, &halves), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
-    let now = other.pump.session.poll_timeout().unwrap();
-    other.pump.session.on_timeout(now).unwrap();
     other.pump.turn();
     assert!(other.end_of(write).1.status.is_success());
     assert_eq!(block(&mut other, 0), [2; 512]);
@@ -271,7 +268,7 @@ fn scsi_turn(client: &mut TestNexus, counter: &mut BlockCounter) {
     loop {
         step = match step {
             // A host has locked the block; retried later.
-            TaskStep::Wait => return,
+            TaskStep::Io { .. } if client.admit(&mut task, &step).is_err() => return,
             TaskStep::Done(response) => {
                 counter.left -= u32::from(response.status == crate::scsi::ScsiStatus::GOOD);
                 return;

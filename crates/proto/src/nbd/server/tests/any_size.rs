@@ -175,8 +175,6 @@ fn others_wait_while_a_block_is_written_in_part() {
     one.client_sends(&write(3, &[2; 5])).unwrap();
     assert_eq!((ops(&other), ops(&one)), (vec![(WRITE, 0, 512)], vec![]));
     step(&mut other);
-    let at = one.session.poll_timeout().expect("the session tries again later");
-    one.session.on_timeout(at).unwrap();
     one.turn();
     assert_eq!(ops(&one), [(Op::Read, 0, 512)]);
     // Both wait for it: a whole block, and another part of this one.
@@ -186,10 +184,9 @@ fn others_wait_while_a_block_is_written_in_part() {
     step(&mut one);
     step(&mut one);
     assert_eq!(one.sent(), simple(0));
-    third.session.on_timeout(third.session.poll_timeout().unwrap()).unwrap();
     third.turn();
     assert_eq!(ops(&third), [(Op::Read, 0, 512)]);
-    other.session.on_timeout(other.session.poll_timeout().unwrap()).unwrap();
+    other.turn();
     assert!(other.submitted.is_empty());
     step(&mut third);
     step(&mut third);
@@ -208,7 +205,6 @@ fn a_part_of_a_block_waits_for_a_command_that_has_locked_it() {
         session.client_sends(&join(&[&request(command, 0, 3, 5), payload])).unwrap();
         assert!(session.submitted.is_empty(), "{command}");
         drop(guard);
-        session.session.on_timeout(session.session.poll_timeout().unwrap()).unwrap();
         session.turn();
         assert_eq!(ops(&session), [(Op::Read, 0, 512)], "{command}");
     }
@@ -227,26 +223,26 @@ fn blocks_are_free_again_when_the_connection_is_lost_in_between() {
 }
 
 #[test]
-fn limits_charge_a_part_of_a_block_as_one_write_and_hold_it_without_its_lock() {
+fn limits_charge_a_part_of_a_block_as_one_write_and_throttle_it_without_its_lock() {
     let exports = exports_in(512);
     let volume_state = exports.volume_state(VolumeId(0)).unwrap();
     let mut session = enter(&exports, &Pool::new(usize::MAX), None, &[]);
-    session.holds_io = true;
+    (session.throttles, session.holds_io) = (true, true);
     session.client_sends(&write(500, &[2; 100])).unwrap();
-    let (volume, io) = session.submitted.pop_front().unwrap();
-    assert_eq!(session.session.cost(&io), Some(Cost::write(1024)));
-    session.session.on_held(io.tag);
+    let io = session.waiting.front().unwrap().1.clone();
+    assert_eq!(session.session.charge(&io).cost, Some(Cost::write(1024)));
     assert!(!volume_state.is_locked(0, 1024), "others may use the blocks meanwhile");
     let guard = RangeGuard::lock(&volume_state, 512, 512).unwrap();
     assert!(guard.is_alone());
-    assert!(session.session.readmit(volume, &io).is_err());
+    session.throttles = false;
+    session.turn();
+    assert!(session.submitted.is_empty());
     drop(guard);
-    assert_eq!(session.session.readmit(volume, &io), Ok(()));
+    session.turn();
     assert!(volume_state.is_locked(0, 1024));
-    session.submitted.push_back((volume, io));
     for _ in 0..2 {
         step(&mut session);
-        assert_eq!(session.session.cost(&session.submitted[0].1.clone()), None, "it has paid");
+        assert_eq!(session.session.charge(&session.submitted[0].1.clone()).cost, None, "it has paid");
     }
     step(&mut session);
     assert_eq!(session.sent(), simple(0));

@@ -2,7 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use crate::exports::VolumeId;
-use crate::scsi::device::testing::{TestResponse, answer, command, port, shaped};
+use crate::scsi::device::testing::{TestResponse, answer, begin_io, command, port, shaped};
 use crate::scsi::{
     BackgroundWork, DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, Task, TaskManagement,
     TaskStep, UnitIdentity,
@@ -68,6 +68,11 @@ impl CopyClient {
         match step {
             TaskStep::DataOut { len } => {
                 self.server.on_data_out(task, Seg::from_slice(&data_out[..len]).into())
+            }
+            TaskStep::Io { volume, ref io }
+                if task.guard.is_none() && self.server.admit(task, volume, io, false).is_err() =>
+            {
+                begin_io(&mut self.server, task, step)
             }
             TaskStep::Io { volume, io } => {
                 let mut done = Vec::new();
@@ -243,6 +248,7 @@ fn a_change_during_a_token_copy_ends_the_copy_and_discards_its_piece() {
     let step = client.turn(&mut task, step, &list);
     let step = client.turn(&mut task, step, &[]);
     let step = client.turn(&mut task, step, &[]);
+    let step = begin_io(&mut client.server, &mut task, step);
     assert!(
         matches!(&step, TaskStep::Io { volume: VolumeId(0), io } if io.op == Op::Read),
         "the second piece"
@@ -262,6 +268,7 @@ fn a_token_waits_for_writes_that_began_before_it() {
     let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     let (mut task, step) = other.server.begin(&command(Lun::new(0), &write, 512));
     let in_flight = other.turn(&mut task, step, &[7; 512]);
+    let in_flight = begin_io(&mut other.server, &mut task, in_flight);
     let list = populate_list(0, &[(0, 1)]);
     let (mut populate, step) =
         client.server.begin(&command(Lun::new(0), &cdb(0x10, 7, list.len()), list.len()));

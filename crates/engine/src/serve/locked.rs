@@ -1,0 +1,102 @@
+//! Requests of one session to one volume whose range another user of the volume has locked.
+//!
+//! They wait for their turn among those of all sessions ([`RangeWait`]), which wakes the session
+//! from any thread. A request that has locked its range waits for I/O that began before, which
+//! wakes nobody: it is tried every [`RETRY`].
+
+use crate::core::reactor::{EngineCore, cross_thread_waker};
+use blockmux_proto::volume_state::{NotAdmitted, RangeWait, VolumeState, WakeWaiting};
+use blockmux_volume::{Core, Io, IoError, Tag, Waker};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) struct LockedIo {
+    /// The oldest first.
+    waiting: Vec<WaitingIo>,
+    /// Wakes the session from any thread; `None` before the first request, and in the simulator,
+    /// which has no other threads.
+    wake: Option<WakeWaiting>,
+    /// The pending wake-up for the next try.
+    armed: Option<Instant>,
+    core: Rc<dyn Core>,
+    waker: Waker,
+}
+
+struct WaitingIo {
+    io: Io,
+    /// `None` once it has locked its range.
+    turn: Option<RangeWait>,
+}
+
+impl LockedIo {
+    pub(crate) fn new(core: Rc<dyn Core>, waker: Waker) -> LockedIo {
+        LockedIo { waiting: Vec::new(), wake: None, armed: None, core, waker }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Lets a request wait that was not admitted, for the reason `why`.
+    #[cold]
+    pub(crate) fn push(&mut self, io: Io, volume_state: &Arc<VolumeState>, why: NotAdmitted<IoError>) {
+        let is_locked = why == NotAdmitted::Locked;
+        if is_locked && self.wake.is_none() {
+            self.wake = EngineCore::from_core(&self.core).map(|core| cross_thread_waker(&core, &self.waker));
+        }
+        let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
+        let turn = is_locked.then(|| RangeWait::new(volume_state, (io.offset, io.len), wake));
+        self.waiting.push(WaitingIo { io, turn });
+        // The range may have been unlocked meanwhile.
+        self.waker.wake();
+    }
+
+    /// Tries to begin the request at this place; `Some(None)` if it is not its turn, `None` if
+    /// there is no such request.
+    pub(crate) fn try_begin(
+        &mut self,
+        at: usize,
+        begin: impl FnOnce(&Io) -> Result<(), NotAdmitted<IoError>>,
+    ) -> Option<Option<Result<(), NotAdmitted<IoError>>>> {
+        let WaitingIo { io, turn } = self.waiting.get_mut(at)?;
+        let tried = match turn {
+            Some(turn) => turn.try_begin(|| begin(io)),
+            None => Some(begin(io)),
+        };
+        if tried == Some(Err(NotAdmitted::Draining)) {
+            *turn = None;
+        }
+        Some(tried)
+    }
+
+    /// Removes the request at this place.
+    pub(crate) fn remove(&mut self, at: usize) -> Option<Io> {
+        (at < self.waiting.len()).then(|| self.waiting.remove(at).io)
+    }
+
+    /// Removes the request with this tag.
+    pub(crate) fn take(&mut self, tag: Tag) -> Option<Io> {
+        self.remove(self.waiting.iter().position(|waiting| waiting.io.tag == tag)?)
+    }
+
+    /// Removes the oldest request.
+    pub(crate) fn take_any(&mut self) -> Option<Io> {
+        self.remove(0)
+    }
+
+    /// Requests a wake-up for the next try, unless one is pending or nothing needs it.
+    pub(crate) fn arm(&mut self) {
+        let polls = self.waiting.iter().any(|waiting| waiting.turn.is_none() || self.wake.is_none());
+        let now = self.core.now();
+        if polls && self.armed.is_none_or(|armed| armed <= now) {
+            let at = now + RETRY;
+            self.core.wake_at(at, &self.waker);
+            self.armed = Some(at);
+        }
+    }
+}
+
+/// How often a request is tried that nobody wakes.
+const RETRY: Duration = Duration::from_millis(1);
