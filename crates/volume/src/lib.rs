@@ -4,6 +4,17 @@
 //! collects exactly one [`Completion`] for each. An initiator is a volume, and so is a stripe of
 //! volumes or a volume with an injected fault: they are interchangeable.
 //!
+//! | kind | data is in | type | a flush | grows, shrinks |
+//! |---|---|---|---|---|
+//! | `mem:` | pages of this process | [`MemVolume`] | nothing to do | yes |
+//! | `null:` | nowhere | [`NullVolume`] | nothing to do | no |
+//! | `file:` | a file | `FileVolume` of the engine | fsync | yes |
+//! | `block:` | a block device | `FileVolume` of the engine | fsync | follows the device |
+//! | `slice:` | a part of another volume | [`SliceVolume`] | the volume's | within it |
+//! | `stripe:` | chunks of other volumes | [`StripeVolume`] | each member's | no |
+//! | `delay:`, `fault:`, `rate:`, `log:` | the volume below | [`DelayVolume`], [`FaultVolume`], [`RateVolume`], [`LogVolume`] | the volume's | with it |
+//! | a URL | another server | `RemoteVolume`, `AoeVolume` of the engine | the protocol's | follows the server |
+//!
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.
 
 mod account;

@@ -296,6 +296,14 @@ pub trait Volume: Send + Sync {
 /// Each submitted I/O completes exactly once, even if cancelled, and owns its memory until then.
 /// Dropping a channel abandons what is in flight without completions; its memory stays valid as
 /// long as the kernel may access it.
+///
+/// # Who checks ranges
+/// A channel checks every request against the volume's current size, alignment, length and write
+/// protection ([`VolumeInfo::check`]) and fails an invalid one: the size may have changed since the
+/// request was made, so nobody above can do it for the channel. Protocols check earlier, because
+/// each has errors of its own for it. Decorators, slices and stripes may rely on the check of what
+/// is below them, except for what they change: a slice adds its offset, so it checks against its
+/// own length first.
 pub trait Channel {
     /// Takes a request; an invalid one completes with an error.
     fn submit(&mut self, io: Io);
