@@ -25,7 +25,7 @@ pub(crate) struct LockedIo {
 
 struct WaitingIo {
     io: Io,
-    /// `None` once it has locked its range.
+    /// `None` once it has locked its range, and if too many wait for ranges of the volume.
     turn: Option<RangeWait>,
 }
 
@@ -47,7 +47,7 @@ impl LockedIo {
             self.wake = EngineCore::from_core(&self.core).map(|core| cross_thread_waker(&core, &self.waker));
         }
         let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
-        let turn = is_locked.then(|| RangeWait::new(volume_state, (io.offset, io.len), wake));
+        let turn = is_locked.then(|| RangeWait::new(volume_state, (io.offset, io.len), wake)).flatten();
         self.waiting.push(WaitingIo { io, turn });
         // The range may have been unlocked meanwhile.
         self.waker.wake();

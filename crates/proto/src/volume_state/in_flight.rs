@@ -196,12 +196,16 @@ impl InFlight {
     }
 
     /// Waits for a range; returns the ticket. `wake` is called when it may be the ticket's turn.
-    pub(super) fn wait(&self, range: ByteRange, wake: WakeWaiting) -> u64 {
+    /// `None` if [`MAX_WAITING`] wait already.
+    pub(super) fn wait(&self, range: ByteRange, wake: WakeWaiting) -> Option<u64> {
         let mut held = self.held();
+        if held.waiting.len() >= MAX_WAITING {
+            return None;
+        }
         held.last_ticket = held.last_ticket.saturating_add(1);
         let ticket = held.last_ticket;
         held.waiting.push(Waiting { ticket, range, wake, is_tried: false });
-        ticket
+        Some(ticket)
     }
 
     /// Whether it is the ticket's turn: nobody else has locked a byte of its range or waits longer.
@@ -375,6 +379,10 @@ impl Held {
         }
     }
 }
+
+/// The maximum number of requests that wait in order for ranges of one volume: each end of a lock
+/// looks through them.
+pub(super) const MAX_WAITING: usize = 1024;
 
 fn is_overlap(a: ByteRange, b: ByteRange) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)

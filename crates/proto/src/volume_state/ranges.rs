@@ -112,13 +112,16 @@ impl AtomicRange {
 }
 
 impl RangeWait {
-    /// Waits for `len` bytes at `offset`; `wake` is called when it may be this one's turn.
+    /// Waits for `len` bytes at `offset`; `wake` is called when it may be this one's turn. `None` if
+    /// too many wait already.
     #[must_use]
-    pub fn new(volume_state: &Arc<VolumeState>, (offset, len): (u64, u64), wake: WakeWaiting) -> RangeWait {
-        RangeWait {
-            ticket: volume_state.in_flight.wait((offset, len), wake),
-            volume_state: volume_state.clone(),
-        }
+    pub fn new(
+        volume_state: &Arc<VolumeState>,
+        (offset, len): (u64, u64),
+        wake: WakeWaiting,
+    ) -> Option<RangeWait> {
+        let ticket = volume_state.in_flight.wait((offset, len), wake)?;
+        Some(RangeWait { volume_state: volume_state.clone(), ticket })
     }
 
     /// Tries to begin the I/O if it is its turn. It waits until this is dropped.
@@ -179,6 +182,7 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume_state::in_flight::MAX_WAITING;
     use crate::volume_state::{IoCounter, IoGuard, NotAdmitted};
     use blockmux_volume::{MemVolume, Op};
     use std::rc::Rc;
@@ -310,7 +314,7 @@ mod tests {
         let woken: Arc<Mutex<Vec<u32>>> = Arc::default();
         let wait = |id: u32, range: ByteRange| {
             let woken = woken.clone();
-            RangeWait::new(&volume_state, range, Arc::new(move || woken.lock().unwrap().push(id)))
+            RangeWait::new(&volume_state, range, Arc::new(move || woken.lock().unwrap().push(id))).unwrap()
         };
         let lock = |range: ByteRange| RangeGuard::lock(&volume_state, range.0, range.1);
         let guard = lock((0, 1024)).unwrap();
@@ -335,11 +339,21 @@ mod tests {
     }
 
     #[test]
+    fn the_number_of_those_that_wait_in_order_is_bounded() {
+        let volume_state = volume_state();
+        let wait = || RangeWait::new(&volume_state, (0, 512), Arc::new(|| ()));
+        let mut all: Vec<_> = (0..MAX_WAITING).map(|_| wait().unwrap()).collect();
+        assert!(wait().is_none());
+        all.pop();
+        assert!(wait().is_some());
+    }
+
+    #[test]
     fn io_waits_behind_nobody_who_waits() {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
-        let _wait = RangeWait::new(&volume_state, (0, 1024), Arc::new(|| ()));
+        let _wait = RangeWait::new(&volume_state, (0, 1024), Arc::new(|| ())).unwrap();
         assert!(pass(&counter, 0, 512, false).is_none() && pass(&counter, 512, 512, true).is_some());
         drop(guard);
         assert!(pass(&counter, 0, 512, false).is_some());
