@@ -329,9 +329,9 @@ impl Target for AoeTargetSession {
         let needs = RequiredAccess::of(io.op);
         match self.admissions.admit(volume, io.op, (io.offset, io.len), needs, false) {
             Ok(guard) => {
-                self.begun = self.begun.saturating_add(1);
                 if let Some(pending) = self.pending.get_mut(key) {
                     (pending.guard, pending.has_begun) = (guard, true);
+                    self.begun = self.begun.saturating_add(1);
                 }
                 Ok(())
             }
