@@ -17,9 +17,10 @@
 //! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
 //!
 //! # Order of those that wait for a range
-//! A lock is given in the order of requests: [`InFlight::wait`] appends to a queue, and a range is
-//! locked only for the first of those that wait for a byte of it. Who waits is woken when it is its
-//! turn. Other I/O does not wait behind the queue: a lock waits only for I/O that began before it.
+//! [`InFlight::wait`] appends to a queue. When a lock ends, the first of those that wait for a byte
+//! of its range is woken. Until it comes, others may lock the range, but only [`MAX_OVERTAKEN`]
+//! times: if all had to wait behind it, each lock would cost a wake-up of another core. Other I/O
+//! does not wait behind the queue: a lock waits only for I/O that began before it.
 //!
 //! # Two counts
 //! A counter has two counts. New I/O is counted in the current one, so the other reaches zero
@@ -63,6 +64,8 @@ struct Waiting {
     wake: WakeWaiting,
     /// It is being tried, so it does not wait for itself.
     is_tried: bool,
+    /// How often others have locked its range while it waited and it was its turn.
+    overtaken: u32,
 }
 
 /// Wakes who waits for a range, from any thread.
@@ -162,13 +165,12 @@ impl InFlight {
         Ok(place)
     }
 
-    /// Locks a range if no byte of it is locked and no other I/O is the first that waits for it.
-    /// Returns the time of the lock: [`InFlight::is_over_since`] returns whether all I/O that did
-    /// not see the lock has completed.
+    /// Locks a range if no byte of it is locked and nobody who waits for it was overtaken too
+    /// often. Returns the time of the lock: [`InFlight::is_over_since`] returns whether all I/O
+    /// that did not see the lock has completed.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
         let mut held = self.held();
-        let first = held.waiting.iter().find(|waiting| is_overlap(waiting.range, range));
-        if held.has_locked(range) || first.is_some_and(|first| !first.is_tried) {
+        if held.has_locked(range) || !held.overtake(range) {
             return None;
         }
         held.locked.push(range);
@@ -204,7 +206,7 @@ impl InFlight {
         }
         held.last_ticket = held.last_ticket.saturating_add(1);
         let ticket = held.last_ticket;
-        held.waiting.push(Waiting { ticket, range, wake, is_tried: false });
+        held.waiting.push(Waiting { ticket, range, wake, is_tried: false, overtaken: 0 });
         Some(ticket)
     }
 
@@ -349,6 +351,17 @@ impl Held {
         self.locked.iter().any(|&other| is_overlap(other, range))
     }
 
+    /// Lets a lock overtake the first that waits for its range, or be that one; returns false if it
+    /// may not.
+    fn overtake(&mut self, range: ByteRange) -> bool {
+        let Some(first) = self.waiting.iter_mut().find(|waiting| is_overlap(waiting.range, range)) else {
+            return true;
+        };
+        let may_lock = first.is_tried || first.overtaken < MAX_OVERTAKEN;
+        first.overtaken = first.overtaken.saturating_add(u32::from(!first.is_tried));
+        may_lock
+    }
+
     /// Whether it is the turn of the waiting I/O at this place.
     fn is_next(&self, at: usize) -> bool {
         let Some((waiting, older)) = self.waiting.get(..=at).and_then(|all| all.split_last()) else {
@@ -383,6 +396,9 @@ impl Held {
 /// The maximum number of requests that wait in order for ranges of one volume: each end of a lock
 /// looks through them.
 pub(super) const MAX_WAITING: usize = 1024;
+
+/// How often the first that waits for a range is overtaken.
+pub(super) const MAX_OVERTAKEN: u32 = 64;
 
 fn is_overlap(a: ByteRange, b: ByteRange) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
