@@ -371,7 +371,11 @@ impl Channels {
             let open = match self.channel(volume, session.depth()) {
                 Ok(open) => open,
                 Err(error) => {
-                    session.on_io(Completion { tag, result: Err(error) }, now);
+                    // If the volume was removed, the session has a reason of its own.
+                    let admitted = session.begin(volume, &io, false);
+                    if !matches!(admitted, Err(NotAdmitted::Denied(_))) {
+                        session.on_io(Completion { tag, result: Err(error) }, now);
+                    }
                     continue;
                 }
             };
