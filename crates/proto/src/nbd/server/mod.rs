@@ -68,7 +68,6 @@ pub struct NbdTargetSession {
     export: String,
 }
 
-#[expect(clippy::large_enum_variant, reason = "every established connection is the larger one")]
 enum NbdTargetPhase {
     Handshake(ServerHandshake),
     Transmission(ServerTransmission),
