@@ -2,7 +2,7 @@
 //!
 //! Each protocol is a module here and an entry of the list. URLs as volumes and the commands `info`
 //! and `discover` use its [`Remote`], the bench uses its message sizes and URL schemes, and `serve`
-//! uses its [`Frontend`].
+//! uses its [`Frontend`](frontend::Frontend).
 
 pub(crate) mod address;
 mod alua;
