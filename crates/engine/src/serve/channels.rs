@@ -141,16 +141,16 @@ impl OpenChannel {
             && let Some(admitted) = self.locked.try_begin(next, |io| session.begin(self.volume, io, true))
         {
             match admitted {
-                None | Some(Err(NotAdmitted::Locked | NotAdmitted::Draining)) => {
+                Err(NotAdmitted::Locked | NotAdmitted::Draining) => {
                     next += 1;
                     continue;
                 }
-                Some(Ok(())) => {
+                Ok(()) => {
                     let Some(io) = self.locked.remove(next) else { break };
                     *budget = budget.saturating_sub(io.len);
                     self.channel.submit(io);
                 }
-                Some(Err(NotAdmitted::Denied(error))) => {
+                Err(NotAdmitted::Denied(error)) => {
                     let Some(io) = self.locked.remove(next) else { break };
                     denied.push((io.tag, error));
                 }

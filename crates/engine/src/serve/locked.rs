@@ -42,30 +42,34 @@ impl LockedIo {
     /// Lets a request wait that was not admitted, for the reason `why`.
     #[cold]
     pub(crate) fn push(&mut self, io: Io, volume_state: &Arc<VolumeState>, why: NotAdmitted<IoError>) {
-        let is_locked = why == NotAdmitted::Locked;
-        if is_locked && self.wake.is_none() {
-            self.wake = EngineCore::from_core(&self.core).map(|core| cross_thread_waker(&core, &self.waker));
-        }
-        let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
-        let turn = is_locked.then(|| RangeWait::new(volume_state, (io.offset, io.len), wake)).flatten();
+        let turn = if why == NotAdmitted::Locked {
+            if self.wake.is_none() {
+                let core = EngineCore::from_core(&self.core);
+                self.wake = core.map(|core| cross_thread_waker(&core, &self.waker));
+            }
+            let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
+            RangeWait::new(volume_state, (io.offset, io.len), wake)
+        } else {
+            None
+        };
         self.waiting.push(WaitingIo { io, turn });
         // The range may have been unlocked meanwhile.
         self.waker.wake();
     }
 
-    /// Tries to begin the request at this place; `Some(None)` if it is not its turn, `None` if
-    /// there is no such request.
+    /// Tries to begin the request at this place, if there is one. Until it is its turn, its range
+    /// counts as locked.
     pub(crate) fn try_begin(
         &mut self,
         at: usize,
         begin: impl FnOnce(&Io) -> Result<(), NotAdmitted<IoError>>,
-    ) -> Option<Option<Result<(), NotAdmitted<IoError>>>> {
+    ) -> Option<Result<(), NotAdmitted<IoError>>> {
         let WaitingIo { io, turn } = self.waiting.get_mut(at)?;
         let tried = match turn {
-            Some(turn) => turn.try_begin(|| begin(io)),
-            None => Some(begin(io)),
+            Some(turn) => turn.try_begin(|| begin(io)).unwrap_or(Err(NotAdmitted::Locked)),
+            None => begin(io),
         };
-        if tried == Some(Err(NotAdmitted::Draining)) {
+        if tried == Err(NotAdmitted::Draining) {
             *turn = None;
         }
         Some(tried)

@@ -90,7 +90,7 @@ impl TargetMover {
         mut admits: impl FnMut(&M) -> bool,
     ) -> bool {
         let mut has_moved = false;
-        // The queue pair would hold back further reads, and the messages posted behind them.
+        // The queue pair would delay further reads, and the messages posted behind them.
         while self.reading < self.max_reads
             && queue_pair.room() > 0
             && let Some(PendingRead { task, local, remote }) = self.reads.pop_front()

@@ -64,7 +64,7 @@ struct Waiting {
     wake: WakeWaiting,
     /// It is being tried, so it does not wait for itself.
     is_tried: bool,
-    /// How often others have locked its range while it waited and it was its turn.
+    /// How often others have locked a part of its range while it was the first to wait for it.
     overtaken: u32,
 }
 

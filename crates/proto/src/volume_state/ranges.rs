@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(*woken.lock().unwrap(), [1, 2]);
         assert!(beside.try_begin(|| ()).is_none());
         drop(second);
-        assert_eq!(*woken.lock().unwrap(), [1, 2, 3], "one that gives up makes way");
+        assert_eq!(*woken.lock().unwrap(), [1, 2, 3], "the next one follows one that gives up");
         assert!(beside.try_begin(|| lock((512, 512)).is_some()).unwrap());
         drop(beside);
         assert!(lock((0, 1024)).is_some());

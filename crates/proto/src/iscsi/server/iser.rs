@@ -96,7 +96,7 @@ impl IserTargetSession {
             return Err(ProtocolError { what: other.what(), reference: "RFC 7145 §5.1" });
         }
         let invalidates = CmHeader::of(private_data).is_some_and(|header| header.invalidates());
-        // If the initiator supports none, the queue pair holds back the first.
+        // If the initiator supports none, the queue pair delays the first.
         self.session.over_rdma = Some(RdmaPeer { invalidates, reads: reads.clamp(1, READS) });
         let refusal = if invalidates { 0 } else { NO_REMOTE_INVALIDATION };
         let header = CmHeader { flags: NO_ZERO_BASED_ADDRESSES | refusal, reserved: [0; 3] };
