@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 /// Holds the requests of one client to one channel until the volume's limits permit them.
 ///
-/// Reads and writes are held apart, each in order. Only the first request of each has tokens, so
-/// channels share a limit evenly, however many requests each has, and cancelled requests cost
-/// nothing. All other operations pass: a flush covers completed writes only, and a held write is
-/// not complete.
+/// Reads and writes are throttled apart, each in order. Only the first request of each has tokens,
+/// so channels share a limit evenly, however many requests each has, and cancelled requests cost
+/// nothing. All other operations pass: a flush covers completed writes only, and a throttled write
+/// is not complete.
 pub struct Throttle {
     limiter: Arc<Limiter>,
     client: Option<Arc<str>>,
@@ -21,20 +21,20 @@ pub struct Throttle {
     generation: Option<u64>,
     buckets: RequestBuckets,
     /// By [`Direction`].
-    held: [HeldRequests; 2],
+    queues: [ThrottledRequests; 2],
     /// The earliest pending wake-up requested from the core.
     armed: Option<Instant>,
 }
 
 /// Requests of one direction, the oldest first.
 #[derive(Default)]
-struct HeldRequests {
-    requests: VecDeque<HeldIo>,
+struct ThrottledRequests {
+    requests: VecDeque<ThrottledIo>,
     /// What the first request has taken.
     taken: Option<TakenTokens>,
 }
 
-struct HeldIo {
+struct ThrottledIo {
     io: Io,
     cost: Cost,
     since: Instant,
@@ -51,7 +51,7 @@ impl Throttle {
             client,
             generation: None,
             buckets: RequestBuckets::default(),
-            held: Default::default(),
+            queues: Default::default(),
             armed: None,
         }
     }
@@ -59,7 +59,7 @@ impl Throttle {
     /// Reserves memory for holding `depth` requests.
     #[must_use]
     pub fn with_capacity(mut self, depth: u32) -> Throttle {
-        self.held.iter_mut().for_each(|held| held.requests.reserve(depth as usize));
+        self.queues.iter_mut().for_each(|throttled| throttled.requests.reserve(depth as usize));
         self
     }
 
@@ -68,7 +68,7 @@ impl Throttle {
         (self.limiter, self.generation) = (limiter, None);
     }
 
-    /// Returns the request if it may start now, or holds it.
+    /// Returns the request if it may start now, or throttles it.
     #[must_use]
     pub fn admit(&mut self, io: Io, now: Instant) -> Option<Io> {
         let cost = Cost::of(&io);
@@ -80,47 +80,48 @@ impl Throttle {
     pub fn admit_at_cost(&mut self, io: Io, cost: Option<Cost>, now: Instant) -> Option<Io> {
         self.follow_limits();
         let Some(cost) = cost else { return Some(io) };
-        let held = &mut self.held[cost.direction as usize];
-        if held.requests.is_empty() {
+        let throttled = &mut self.queues[cost.direction as usize];
+        if throttled.requests.is_empty() {
             let mut taken = TakenTokens::none(cost);
             if self.buckets.due(&mut taken, now) <= now {
                 return Some(io);
             }
-            held.taken = Some(taken);
+            throttled.taken = Some(taken);
         }
-        held.requests.push_back(HeldIo { io, cost, since: now });
+        throttled.requests.push_back(ThrottledIo { io, cost, since: now });
         None
     }
 
-    /// The next held request that may start now. It stays held.
+    /// The next throttled request that may start now. It stays throttled.
     #[must_use]
     pub fn peek_due(&mut self, now: Instant) -> Option<&Io> {
         let direction = self.due_direction(now)?;
-        self.held[direction as usize].requests.front().map(|held| &held.io)
+        self.queues[direction as usize].requests.front().map(|throttled| &throttled.io)
     }
 
-    /// Removes the next held request that may start now; returns it, and how long it was held.
+    /// Removes the next throttled request that may start now; returns it, and how long it was
+    /// throttled.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Io, Duration)> {
         let direction = self.due_direction(now)?;
         self.remove(direction, 0, now)
     }
 
     /// Removes the request with this tag, which [`Throttle::peek_due`] has returned; returns it,
-    /// and how long it was held.
+    /// and how long it was throttled.
     pub fn start(&mut self, tag: Tag, now: Instant) -> Option<(Io, Duration)> {
         self.remove(self.direction_of_first(tag)?, 0, now)
     }
 
-    /// Cancels the next held request; returns it, and how long it was held.
+    /// Cancels the next throttled request; returns it, and how long it was throttled.
     pub fn cancel_first(&mut self, now: Instant) -> Option<(Io, Duration)> {
         DIRECTIONS.into_iter().find_map(|direction| self.cancel_at(direction, 0, now))
     }
 
-    /// Removes the held request with this tag; returns it, and how long it was held.
+    /// Removes the throttled request with this tag; returns it, and how long it was throttled.
     pub fn cancel(&mut self, tag: Tag, now: Instant) -> Option<(Io, Duration)> {
         let (direction, at) = DIRECTIONS.into_iter().find_map(|direction| {
-            let requests = &self.held[direction as usize].requests;
-            Some((direction, requests.iter().position(|held| held.io.tag == tag)?))
+            let requests = &self.queues[direction as usize].requests;
+            Some((direction, requests.iter().position(|throttled| throttled.io.tag == tag)?))
         })?;
         self.cancel_at(direction, at, now)
     }
@@ -132,19 +133,19 @@ impl Throttle {
     }
 
     /// Whether requests pass without a check until the limits change: there are none, and no
-    /// request is held. If so, the generation of the limits.
+    /// request is throttled. If so, the generation of the limits.
     #[must_use]
     pub fn free_at(&self) -> Option<u64> {
         self.generation.filter(|_| self.buckets.is_empty() && self.is_empty())
     }
 
-    /// Whether no request is held.
+    /// Whether no request is throttled.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held.iter().all(|held| held.requests.is_empty())
+        self.queues.iter().all(|throttled| throttled.requests.is_empty())
     }
 
-    /// When the next held request may start, as far as is known now: earlier if others return
+    /// When the next throttled request may start, as far as is known now: earlier if others return
     /// tokens.
     #[must_use]
     pub fn next_due(&mut self, now: Instant) -> Option<Instant> {
@@ -152,7 +153,7 @@ impl Throttle {
         DIRECTIONS.into_iter().filter_map(|direction| self.due(direction, now)).min()
     }
 
-    /// Requests a wake-up for the next held request, unless one is pending.
+    /// Requests a wake-up for the next throttled request, unless one is pending.
     pub fn arm(&mut self, core: &dyn Core, waker: &Waker) {
         let now = core.now();
         let Some(due) = self.next_due(now) else { return };
@@ -166,7 +167,7 @@ impl Throttle {
         }
     }
 
-    /// Exchanges the buckets if the limits have changed; held requests return their tokens.
+    /// Exchanges the buckets if the limits have changed; throttled requests return their tokens.
     fn follow_limits(&mut self) {
         if self.generation == Some(self.limiter.generation()) {
             return;
@@ -174,36 +175,38 @@ impl Throttle {
         let (generation, buckets) = self.limiter.buckets_of(self.client.as_ref());
         let old = std::mem::replace(&mut self.buckets, buckets);
         self.generation = Some(generation);
-        for held in &mut self.held {
-            if let Some(taken) = &mut held.taken {
+        for throttled in &mut self.queues {
+            if let Some(taken) = &mut throttled.taken {
                 old.put_back_changed(&self.buckets, taken);
             }
         }
     }
 
-    /// The direction whose first held request has this tag.
+    /// The direction whose first throttled request has this tag.
     fn direction_of_first(&self, tag: Tag) -> Option<Direction> {
-        let is_first = |held: &HeldRequests| held.requests.front().is_some_and(|first| first.io.tag == tag);
-        DIRECTIONS.into_iter().find(|direction| is_first(&self.held[*direction as usize]))
+        let is_first = |throttled: &ThrottledRequests| {
+            throttled.requests.front().is_some_and(|first| first.io.tag == tag)
+        };
+        DIRECTIONS.into_iter().find(|direction| is_first(&self.queues[*direction as usize]))
     }
 
-    /// The direction of the next held request that may start now.
+    /// The direction of the next throttled request that may start now.
     fn due_direction(&mut self, now: Instant) -> Option<Direction> {
         self.follow_limits();
         DIRECTIONS.into_iter().find(|direction| self.due(*direction, now).is_some_and(|due| due <= now))
     }
 
-    /// When the first held request of a direction may start.
+    /// When the first throttled request of a direction may start.
     fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
-        let held = &mut self.held[direction as usize];
-        let taken = held.taken.as_mut()?;
+        let throttled = &mut self.queues[direction as usize];
+        let taken = throttled.taken.as_mut()?;
         Some(self.buckets.due(taken, now))
     }
 
     /// Removes a request that will not start by the limits.
     fn cancel_at(&mut self, direction: Direction, at: usize, now: Instant) -> Option<(Io, Duration)> {
         if at == 0
-            && let Some(taken) = &self.held[direction as usize].taken
+            && let Some(taken) = &self.queues[direction as usize].taken
         {
             self.buckets.put_back(taken);
         }
@@ -212,10 +215,10 @@ impl Throttle {
 
     /// Removes a request; if it was the first one, the next one may take tokens.
     fn remove(&mut self, direction: Direction, at: usize, now: Instant) -> Option<(Io, Duration)> {
-        let held = &mut self.held[direction as usize];
-        let HeldIo { io, since, .. } = held.requests.remove(at)?;
+        let throttled = &mut self.queues[direction as usize];
+        let ThrottledIo { io, since, .. } = throttled.requests.remove(at)?;
         if at == 0 {
-            held.taken = held.requests.front().map(|next| TakenTokens::none(next.cost));
+            throttled.taken = throttled.requests.front().map(|next| TakenTokens::none(next.cost));
         }
         Some((io, now.saturating_duration_since(since)))
     }
@@ -351,7 +354,7 @@ mod tests {
                 crowd.iter_mut().filter_map(|one| one.admit(write(0, 1 << 20), now)).collect();
             assert_eq!(started.len(), 1);
             assert_eq!(starts_ms(&mut of("other"), [read(0, 4096)], now), [10], "after the one that started");
-            // Those that are held start at their own rate.
+            // Those that are throttled start at their own rate.
             let starts = crowd.iter_mut().skip(1).map(|one| (one.next_due(now).unwrap() - now).as_secs());
             assert!(starts.eq(1..30));
             for (nth, one) in crowd.iter_mut().enumerate().skip(1) {
@@ -443,12 +446,12 @@ mod tests {
             assert!(throttle.admit(write(tag, 1 << 20), now).is_none());
         }
         for tag in 1..99 {
-            let (io, held) = throttle.cancel(Tag(tag), now + ms(7)).unwrap();
-            assert_eq!((io.tag, held), (Tag(tag), ms(7)));
+            let (io, delay) = throttle.cancel(Tag(tag), now + ms(7)).unwrap();
+            assert_eq!((io.tag, delay), (Tag(tag), ms(7)));
         }
         assert!(throttle.cancel(Tag(1), now).is_none());
-        let (io, held) = throttle.pop_due(now + ms(1000)).unwrap();
-        assert_eq!((io.tag, held), (Tag(99), ms(1000)));
+        let (io, delay) = throttle.pop_due(now + ms(1000)).unwrap();
+        assert_eq!((io.tag, delay), (Tag(99), ms(1000)));
     }
 
     #[test]

@@ -660,7 +660,7 @@ impl ControlServer {
                 read_only: export.read_only || info.read_only,
                 allow: self.policy.networks_of(&export.name).networks().map(|own| own.to_string()).collect(),
                 users: traffic.users.saturating_sub(orphaned as u64),
-                gone: orphaned,
+                orphaned_connections: orphaned,
                 traffic: traffic.into(),
                 limits: some(limits),
                 client_limits: some(client_limits),
@@ -688,7 +688,7 @@ impl ControlServer {
         Status {
             connections: limit.open(),
             max_connections: limit.most(),
-            gone: limit.orphaned(),
+            orphaned_connections: limit.orphaned(),
             protocols: protocols.collect(),
             volumes: volumes.collect(),
         }

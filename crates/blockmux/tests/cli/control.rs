@@ -205,14 +205,14 @@ fn the_status_counts_connections_and_io() {
         serde_json::json!([{"name": "nbd", "connections": 1}, {"name": "iscsi", "connections": 1}]);
     assert_eq!(status["protocols"], protocols);
     let expected = serde_json::json!({
-        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "gone": 0, "reads": 2, "read_bytes": 4096 + 512,
+        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "orphaned_connections": 0, "reads": 2, "read_bytes": 4096 + 512,
         "writes": 0, "written_bytes": 0, "others": 1, "failed": 0,
     });
     assert_eq!(status["volumes"][0], expected);
     assert_eq!(status["volumes"][1]["users"], 0);
     // Counters include connections that have ended.
     drop((nbd, scsi));
-    eventually("they are gone", || controlled.status()["connections"] == 0);
+    eventually("their connections are orphaned", || controlled.status()["connections"] == 0);
     assert_eq!(
         (&controlled.status()["volumes"][0]["users"], &controlled.status()["volumes"][0]["reads"]),
         (&0.into(), &2.into())
@@ -246,9 +246,9 @@ fn the_status_counts_lost_connections_with_io_in_flight() {
     for _ in 0..2 {
         RawClient::connect(&controlled.daemon.socket()).request(READ, 0, 0, 512);
     }
-    eventually("they are gone", || controlled.status()["gone"] == 2);
+    eventually("their connections are orphaned", || controlled.status()["orphaned_connections"] == 2);
     let status = controlled.status();
-    let counts = |of: &Value| ["users", "gone"].map(|key| of[key].as_u64().unwrap());
+    let counts = |of: &Value| ["users", "orphaned_connections"].map(|key| of[key].as_u64().unwrap());
     assert_eq!(status["connections"], 1);
     assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
     let shown = controlled.said(&["status"]);
@@ -372,7 +372,7 @@ fn all_portals_of_an_iscsi_target_are_paths_on_request() {
         assert_eq!(nbd.read(0, 4096), [0; 4096]);
         eventually("each path has a session", || there.status()["protocols"][1]["connections"] == paths);
         drop(here);
-        eventually("they are gone", || there.status()["connections"] == 0);
+        eventually("their connections are orphaned", || there.status()["connections"] == 0);
     }
 }
 

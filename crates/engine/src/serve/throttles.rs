@@ -21,8 +21,8 @@ pub(crate) struct Throttles {
     client: Option<Arc<str>>,
     /// A throttle of each station, or a single one of the session's client.
     all: Vec<(Option<Mac>, Throttle)>,
-    /// Number of held requests.
-    held: usize,
+    /// Number of throttled requests.
+    throttled: usize,
     core: Rc<dyn Core>,
     waker: Waker,
 }
@@ -34,7 +34,7 @@ impl Throttles {
         core: Rc<dyn Core>,
         waker: Waker,
     ) -> Throttles {
-        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), held: 0, core, waker }
+        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), throttled: 0, core, waker }
     }
 
     /// Whether the next request passes without a check.
@@ -43,14 +43,14 @@ impl Throttles {
         self.limiter.generation() == self.free_at
     }
 
-    /// Whether no request is held.
+    /// Whether no request is throttled.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.held == 0
+        self.throttled == 0
     }
 
-    /// Returns the request if it may start now, or holds it. `station` is the one that it belongs
-    /// to, if the session has several.
+    /// Returns the request if it may start now, or throttles it. `station` is the one that it
+    /// belongs to, if the session has several.
     #[cold]
     pub(crate) fn admit(
         &mut self,
@@ -62,7 +62,7 @@ impl Throttles {
         let bytes = write_bytes(&io);
         let admitted = self.throttle_of(station).admit_at_cost(io, cost, now);
         if admitted.is_none() {
-            self.held += 1;
+            self.throttled += 1;
             self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));
             meter.hold();
             self.arm();
@@ -72,46 +72,46 @@ impl Throttles {
         admitted
     }
 
-    /// The next held request that may start now. It stays held.
+    /// The next throttled request that may start now. It stays throttled.
     #[cold]
     pub(crate) fn peek_due(&mut self, now: Instant) -> Option<&Io> {
         // The earliest first, so that no station waits for the requests of others.
-        let held = self.all.iter_mut().filter_map(|(_, throttle)| Some((throttle.next_due(now)?, throttle)));
-        held.min_by_key(|(due, _)| *due)?.1.peek_due(now)
+        let next = self.all.iter_mut().filter_map(|(_, throttle)| Some((throttle.next_due(now)?, throttle)));
+        next.min_by_key(|(due, _)| *due)?.1.peek_due(now)
     }
 
-    /// Removes a held request that may start; returns it.
+    /// Removes a throttled request that may start; returns it.
     #[cold]
     pub(crate) fn start(&mut self, tag: Tag, meter: &Meter, now: Instant) -> Option<Io> {
-        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.start(tag, now))?;
-        self.note_released(&io, held, meter);
+        let (io, delay) = self.all.iter_mut().find_map(|(_, throttle)| throttle.start(tag, now))?;
+        self.note_released(&io, delay, meter);
         Some(io)
     }
 
-    /// Requests a wake-up for the next held request; called after some have started.
+    /// Requests a wake-up for the next throttled request; called after some have started.
     #[cold]
     pub(crate) fn arm(&mut self) {
         self.all.iter_mut().for_each(|(_, throttle)| throttle.arm(&*self.core, &self.waker));
         self.update_free();
     }
 
-    /// Removes the held request with this tag, and returns its tokens to others.
+    /// Removes the throttled request with this tag, and returns its tokens to others.
     #[cold]
     pub(crate) fn cancel(&mut self, tag: Tag, meter: &Meter, now: Instant) -> Option<Io> {
-        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel(tag, now))?;
-        self.note_released(&io, held, meter);
+        let (io, delay) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel(tag, now))?;
+        self.note_released(&io, delay, meter);
         self.arm();
         Some(io)
     }
 
-    /// Removes a held request; returns its tag.
+    /// Removes a throttled request; returns its tag.
     pub(crate) fn cancel_any(&mut self, meter: &Meter, now: Instant) -> Option<Tag> {
-        let (io, held) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel_first(now))?;
-        self.note_released(&io, held, meter);
+        let (io, delay) = self.all.iter_mut().find_map(|(_, throttle)| throttle.cancel_first(now))?;
+        self.note_released(&io, delay, meter);
         Some(io.tag)
     }
 
-    /// Holds nothing any more: held requests may start.
+    /// Throttles nothing from now on: all requests may start.
     pub(crate) fn lift(&mut self) {
         (self.limiter, self.free_at) = (Arc::default(), NEVER);
         self.all.iter_mut().for_each(|(_, throttle)| throttle.set_limiter(self.limiter.clone()));
@@ -139,11 +139,11 @@ impl Throttles {
         &mut self.all[at].1
     }
 
-    fn note_released(&mut self, io: &Io, held: Duration, meter: &Meter) {
-        self.held -= 1;
+    fn note_released(&mut self, io: &Io, delay: Duration, meter: &Meter) {
+        self.throttled -= 1;
         let bytes = write_bytes(io);
         self.core.pool().account().into_iter().for_each(|account| account.note_released(bytes));
-        meter.release(held.as_nanos() as u64);
+        meter.release(delay.as_nanos() as u64);
     }
 
     fn update_free(&mut self) {

@@ -269,7 +269,7 @@ pub(crate) struct Status {
     /// Maximum number of connections.
     pub(crate) max_connections: usize,
     /// Lost connections whose I/O has not ended; they are not counted in `connections`.
-    pub(crate) gone: usize,
+    pub(crate) orphaned_connections: usize,
     /// Connections of the listeners of each protocol.
     pub(crate) protocols: Vec<ProtocolStatus>,
     pub(crate) volumes: Vec<VolumeStatus>,
@@ -296,7 +296,7 @@ pub(crate) struct VolumeStatus {
     /// Open connections that use the volume.
     pub(crate) users: u64,
     /// Lost connections whose I/O on the volume has not ended.
-    pub(crate) gone: usize,
+    pub(crate) orphaned_connections: usize,
     #[serde(flatten)]
     pub(crate) traffic: TrafficStatus,
     /// Limits of all clients together.
@@ -498,7 +498,7 @@ fn status_text(status: &Status) -> String {
     let of_protocol =
         |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name} listeners  {connections}");
     lines.extend(status.protocols.iter().map(of_protocol));
-    lines.extend(lost_connections("", status.gone));
+    lines.extend(lost_connections("", status.orphaned_connections));
     for volume in &status.volumes {
         let read_only = if volume.read_only { "  read-only" } else { "" };
         lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
@@ -506,7 +506,7 @@ fn status_text(status: &Status) -> String {
         if !volume.allow.is_empty() {
             lines.push(format!("  allow        {}", printable(&volume.allow.join(", "))));
         }
-        lines.extend(lost_connections("  ", volume.gone));
+        lines.extend(lost_connections("  ", volume.orphaned_connections));
         lines.extend(volume.traffic.lines(15));
         let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
         let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));

@@ -115,8 +115,8 @@ impl View {
             protocols.map(|protocol| format!("{} {}", protocol.name, protocol.connections)).collect();
         let failed: u64 = history.total.points.iter().map(|point| point.failed).sum();
         let failed = format!("failed in the last hour  {failed}");
-        let gone = if status.gone > 0 {
-            format!("   lost with I/O in flight  {}", status.gone)
+        let orphaned = if status.orphaned_connections > 0 {
+            format!("   lost with I/O in flight  {}", status.orphaned_connections)
         } else {
             String::new()
         };
@@ -137,7 +137,10 @@ impl View {
             )),
             Line::from(vec![
                 Span::from(format!("connections {:>9}   {}   ", status.connections, protocols.join(", "))),
-                Span::styled(format!("{failed}{gone}"), if status.gone > 0 { BAD } else { SOFT }),
+                Span::styled(
+                    format!("{failed}{orphaned}"),
+                    if status.orphaned_connections > 0 { BAD } else { SOFT },
+                ),
             ]),
         ]
     }
@@ -189,7 +192,9 @@ impl View {
             state.extend(volume.read_only.then(|| "read-only".to_owned()));
             state.extend(reserved.then(|| "reserved".to_owned()));
             state.extend(Some(held(volume)).filter(|&held| held > 0).map(|held| format!("{held} held")));
-            state.extend((volume.gone > 0).then(|| format!("{} lost", volume.gone)));
+            state.extend(
+                (volume.orphaned_connections > 0).then(|| format!("{} lost", volume.orphaned_connections)),
+            );
             let failed = volume.traffic.failed();
             Row::new(vec![
                 Cell::from(printable(&volume.name).to_string()).style(BOLD),
@@ -347,7 +352,7 @@ mod tests {
         let rates = json!({"reads": 1200, "writes": 34, "others": 5, "read_bytes": 4_915_200, "written_bytes": 0,
             "failed": 1, "throttled": 310, "p50_us": 87.4, "p99_us": 2345.6});
         let volume = |name: &str| {
-            json!({"name": name, "size": 1 << 30, "read_only": true, "users": 2, "gone": 0, "reads": 9,
+            json!({"name": name, "size": 1 << 30, "read_only": true, "users": 2, "orphaned_connections": 0, "reads": 9,
                 "read_bytes": 0, "writes": 0, "written_bytes": 0, "others": 0, "failed": 3,
                 "reservation": {"registrants": 1, "reserved": true}})
         };
@@ -361,9 +366,11 @@ mod tests {
             "writes": 0, "written_bytes": 0, "others": 0, "failed": 0});
         let series = json!({"name": "disk0", "now": rates, "points": [rates, rates]});
         DaemonState {
-            status: serde_json::from_value(json!({"connections": 2, "max_connections": 4096, "gone": 0,
+            status: serde_json::from_value(
+                json!({"connections": 2, "max_connections": 4096, "orphaned_connections": 0,
                 "protocols": [{"name": "iscsi", "connections": 2}, {"name": "nbd", "connections": 0}],
-                "volumes": volumes}))
+                "volumes": volumes}),
+            )
             .unwrap(),
             sessions: serde_json::from_value(json!([session])).unwrap(),
             history: serde_json::from_value(json!({"at": "2026-11-23T03:35:00Z", "interval_seconds": 10,

@@ -158,7 +158,7 @@ function volumeRow(volume, series) {
     const text = volume.reservation.reserved ? "reserved" : volume.reservation.registrants + " registered";
     state.append(element("span", "badge", text));
   }
-  if (volume.gone) state.append(element("span", "badge bad", volume.gone + " lost with I/O in flight"));
+  if (volume.orphaned_connections) state.append(element("span", "badge bad", volume.orphaned_connections + " lost with I/O in flight"));
   if (volume.reconnects) state.append(element("span", "badge", volume.reconnects + " reconnects"));
   if (volume.populated && volume.populated.bytes < volume.populated.of) {
     state.append(element("span", "badge", "populated " + Math.floor(100 * volume.populated.bytes / volume.populated.of) + "%"));
@@ -208,10 +208,10 @@ function show(status, sessions, hour, actions) {
   $("connections-parts").textContent = parts.join(", ") || `of ${status.max_connections}`;
   const failed = points.reduce((sum, point) => sum + point.failed, 0);
   $("failed").textContent = count(failed);
-  const gone = status.gone ? `, ${status.gone} lost with I/O in flight` : "";
+  const gone = status.orphaned_connections ? `, ${status.orphaned_connections} lost with I/O in flight` : "";
   const ever = status.volumes.reduce((sum, volume) => sum + volume.failed, 0);
   $("failed-parts").textContent = `${count(ever)} since the start${gone}`;
-  $("failed-tile").classList.toggle("alarm", failed > 0 || status.gone > 0);
+  $("failed-tile").classList.toggle("alarm", failed > 0 || status.orphaned_connections > 0);
   const series = (pick, kind) => ({ values: points.map(pick), kind });
   chart("chart-iops", [series(one => one.reads, "read"), series(one => one.writes, "write")], top => count(Math.round(top)) + "/s");
   chart("chart-bytes", [series(one => one.read_bytes, "read"), series(one => one.written_bytes, "write")], speed);
