@@ -46,11 +46,7 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<SizeWatch
 fn can_change_externally(spec: &Spec) -> bool {
     match spec {
         Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
-        Spec::Slice(_, inner)
-        | Spec::Delay(_, inner)
-        | Spec::Fault(_, inner)
-        | Spec::Rate(_, inner)
-        | Spec::Log(_, inner) => can_change_externally(inner),
+        Spec::Slice(_, inner) | Spec::Decorated(_, inner) => can_change_externally(inner),
         // The size of a stripe is computed when it is opened.
         Spec::Mem(_) | Spec::Null(_) | Spec::Stripe { .. } => false,
     }

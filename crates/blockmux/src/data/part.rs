@@ -93,9 +93,7 @@ pub(crate) fn for_each_source(spec: &Spec, part: Part, found: &mut dyn FnMut(&Sp
         Spec::Stripe { chunk, members } => {
             part.of_members(*chunk, members).for_each(|(part, member)| for_each_source(member, part, found));
         }
-        Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-            for_each_source(inner, part, found);
-        }
+        Spec::Decorated(_, inner) => for_each_source(inner, part, found),
         Spec::File(_) | Spec::Block(_) | Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => found(spec, part),
     }
 }

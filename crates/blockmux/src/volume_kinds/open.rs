@@ -18,7 +18,7 @@ use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenE
 use blockmux_engine::volume::populate;
 use blockmux_engine::volume::state::{self, has_note};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
-use blockmux_volume::spec::{FileSpec, LogTarget, MemSpec, NullSpec, Url};
+use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, Url};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
@@ -113,9 +113,6 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         data,
         remote: Vec::new(),
     };
-    let around = |inner: &Spec, wrap: &dyn Fn(Arc<dyn Volume>) -> Arc<dyn Volume>| {
-        open(inner, how).map(|inner| Opened { volume: wrap(inner.volume), ..inner })
-    };
     match spec {
         Spec::Mem(mem) => {
             check_whole_blocks(spec, mem.size, mem.blocks)?;
@@ -155,12 +152,9 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             Ok(Opened { volume: Arc::new(volume), data, ..below })
         }
         Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
-        Spec::Delay(delays, inner) => around(inner, &|volume| Arc::new(DelayVolume::new(volume, *delays))),
-        Spec::Fault(fault, inner) => around(inner, &|volume| Arc::new(FaultVolume::new(volume, *fault))),
-        Spec::Rate(limits, inner) => around(inner, &|volume| Arc::new(RateVolume::new(volume, *limits))),
-        Spec::Log(target, inner) => {
-            let sink = open_log(target)?;
-            around(inner, &|volume| Arc::new(LogVolume::new(volume, sink.clone())))
+        Spec::Decorated(decoration, inner) => {
+            let wrap = decorate(decoration)?;
+            open(inner, how).map(|below| Opened { volume: wrap(below.volume), ..below })
         }
         Spec::Url(url) => {
             let remote = reach::of_url(url.as_written())?;
@@ -171,6 +165,21 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
+}
+
+type Decorate = Box<dyn FnOnce(Arc<dyn Volume>) -> Arc<dyn Volume>>;
+
+/// Opens what the decorator needs before the volume itself, which may create files.
+fn decorate(decoration: &Decoration) -> Result<Decorate, Failure> {
+    Ok(match *decoration {
+        Decoration::Delay(delays) => Box::new(move |volume| Arc::new(DelayVolume::new(volume, delays))),
+        Decoration::Fault(fault) => Box::new(move |volume| Arc::new(FaultVolume::new(volume, fault))),
+        Decoration::Rate(limits) => Box::new(move |volume| Arc::new(RateVolume::new(volume, limits))),
+        Decoration::Log(ref target) => {
+            let sink = open_log(target)?;
+            Box::new(move |volume| Arc::new(LogVolume::new(volume, sink)))
+        }
+    })
 }
 
 /// Opens a file or device, or shares it with other slices that have opened it.

@@ -71,16 +71,23 @@ pub enum Spec {
         /// The striped volumes, at least one.
         members: Vec<Spec>,
     },
-    /// `delay:`, a volume with added latency.
-    Delay(Delays, Box<Spec>),
-    /// `fault:`, a volume with injected errors.
-    Fault(Fault, Box<Spec>),
-    /// `rate:`, a volume with at least one rate limit.
-    Rate(Limits, Box<Spec>),
-    /// `log:`, a volume with a log of its requests.
-    Log(LogTarget, Box<Spec>),
+    /// A volume that behaves differently, with the same bytes.
+    Decorated(Decoration, Box<Spec>),
     /// A URL: any text with `://`, unchanged.
     Url(Url),
+}
+
+/// What a volume around another one does; its size and bytes are those of the other one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decoration {
+    /// `delay:`, added latency.
+    Delay(Delays),
+    /// `fault:`, injected errors.
+    Fault(Fault),
+    /// `rate:`, at least one rate limit.
+    Rate(Limits),
+    /// `log:`, a log of the requests.
+    Log(LogTarget),
 }
 
 impl Spec {
@@ -96,13 +103,10 @@ impl Spec {
                 members: members.into_iter().map(|spec| spec.below(directory)).collect(),
             },
             Spec::Slice(slice, spec) => Spec::Slice(slice, inner(spec)),
-            Spec::Delay(delays, spec) => Spec::Delay(delays, inner(spec)),
-            Spec::Fault(fault, spec) => Spec::Fault(fault, inner(spec)),
-            Spec::Rate(limits, spec) => Spec::Rate(limits, inner(spec)),
-            Spec::Log(LogTarget::File(path), spec) => {
-                Spec::Log(LogTarget::File(directory.join(path)), inner(spec))
+            Spec::Decorated(Decoration::Log(LogTarget::File(path)), spec) => {
+                Spec::Decorated(Decoration::Log(LogTarget::File(directory.join(path))), inner(spec))
             }
-            Spec::Log(LogTarget::Stderr, spec) => Spec::Log(LogTarget::Stderr, inner(spec)),
+            Spec::Decorated(decoration, spec) => Spec::Decorated(decoration, inner(spec)),
             Spec::Url(url) => Spec::Url(url.below(directory)),
             Spec::Mem(_) | Spec::Null(_) => self,
         }
@@ -113,11 +117,7 @@ impl Spec {
     pub fn leaves(&self) -> Vec<&Spec> {
         match self {
             Spec::Stripe { members, .. } => members.iter().flat_map(Spec::leaves).collect(),
-            Spec::Slice(_, spec)
-            | Spec::Delay(_, spec)
-            | Spec::Fault(_, spec)
-            | Spec::Rate(_, spec)
-            | Spec::Log(_, spec) => spec.leaves(),
+            Spec::Slice(_, inner) | Spec::Decorated(_, inner) => inner.leaves(),
             Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => vec![self],
         }
     }
@@ -138,9 +138,7 @@ impl Spec {
             Spec::Mem(mem) => Some(mem.size),
             Spec::File(file) => file.size,
             Spec::Slice(slice, inner) => slice.len.or_else(|| inner.size()?.checked_sub(slice.offset)),
-            Spec::Delay(_, inner) | Spec::Fault(_, inner) | Spec::Rate(_, inner) | Spec::Log(_, inner) => {
-                inner.size()
-            }
+            Spec::Decorated(_, inner) => inner.size(),
             Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => None,
         }
     }
@@ -157,10 +155,7 @@ impl Spec {
                 Spec::Slice(SliceSpec { len: Some(size), ..*slice }, inner.clone())
             }
             Spec::Slice(slice, inner) => Spec::Slice(*slice, inside(inner, slice.offset.checked_add(size)?)?),
-            Spec::Delay(delays, inner) => Spec::Delay(*delays, inside(inner, size)?),
-            Spec::Fault(fault, inner) => Spec::Fault(*fault, inside(inner, size)?),
-            Spec::Rate(limits, inner) => Spec::Rate(*limits, inside(inner, size)?),
-            Spec::Log(target, inner) => Spec::Log(target.clone(), inside(inner, size)?),
+            Spec::Decorated(decoration, inner) => Spec::Decorated(decoration.clone(), inside(inner, size)?),
             Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => return None,
         })
     }

@@ -4,7 +4,8 @@ use super::path::decode;
 use super::secrets::with_hidden_secrets;
 use super::write::EFFECTS;
 use super::{
-    BlockSpec, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError, Url,
+    BlockSpec, Decoration, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError,
+    Url,
 };
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
@@ -268,7 +269,7 @@ impl<'a> Parser<'a> {
             self.decorated(rest, "delay:READ[,WRITE]:VOLUME, as in delay:100us,5ms:mem:1g")?;
         let (read, write) = times.split_once(',').unwrap_or((times, times));
         let (read, write) = (self.duration(read)?, self.duration(write)?);
-        Ok(Spec::Delay(Delays { read, write, flush: write }, volume.boxed()?))
+        Ok(Spec::Decorated(Decoration::Delay(Delays { read, write, flush: write }), volume.boxed()?))
     }
 
     fn fault(self, rest: &'a str) -> Parsed<Spec> {
@@ -289,7 +290,7 @@ impl<'a> Parser<'a> {
             }
             has_when |= matches!(key, "every" | "probability");
         }
-        Ok(Spec::Fault(fault, volume.boxed()?))
+        Ok(Spec::Decorated(Decoration::Fault(fault), volume.boxed()?))
     }
 
     fn rate(self, rest: &'a str) -> Parsed<Spec> {
@@ -318,13 +319,13 @@ impl<'a> Parser<'a> {
                 _ => return Err(self.unknown(key, "a rate", RATE_KEYS)),
             }
         }
-        Ok(Spec::Rate(limits, volume.boxed()?))
+        Ok(Spec::Decorated(Decoration::Rate(limits), volume.boxed()?))
     }
 
     fn log(self, rest: &'a str) -> Parsed<Spec> {
         let (path, volume) = self.decorated(rest, "log:PATH:VOLUME, as in log:-:mem:1g")?;
         let target = if path == "-" { LogTarget::Stderr } else { LogTarget::File(decode(path)?) };
-        Ok(Spec::Log(target, volume.boxed()?))
+        Ok(Spec::Decorated(Decoration::Log(target), volume.boxed()?))
     }
 
     /// Splits a decorator's settings, which must not be empty, from its volume. The volume is

@@ -52,17 +52,23 @@ fn each_kind_is_parsed() {
         let (read, write) = (Duration::from_micros(read), Duration::from_micros(write));
         crate::Delays { read, write, flush: write }
     };
-    assert_eq!(parse("delay:100us:mem:1g"), Spec::Delay(delays(100, 100), mem()));
-    assert_eq!(parse("delay:100us,5ms:mem:1g"), Spec::Delay(delays(100, 5000), mem()));
+    assert_eq!(parse("delay:100us:mem:1g"), Spec::Decorated(Decoration::Delay(delays(100, 100)), mem()));
+    assert_eq!(parse("delay:100us,5ms:mem:1g"), Spec::Decorated(Decoration::Delay(delays(100, 5000)), mem()));
     let limits = Limits {
         total: Limit { iops: NonZeroU64::new(1000), bytes_per_s: NonZeroU64::new(100 << 20) },
         read: Limit::default(),
         write: Limit { iops: NonZeroU64::new(7), bytes_per_s: None },
         burst: Duration::from_millis(500),
     };
-    assert_eq!(parse("rate:iops=1000,bw=100m,write_iops=7,burst=500ms:mem:1g"), Spec::Rate(limits, mem()));
-    assert_eq!(parse("log:-:mem:1g"), Spec::Log(LogTarget::Stderr, mem()));
-    assert_eq!(parse("log:/var/a%3Ab:mem:1g"), Spec::Log(LogTarget::File("/var/a:b".into()), mem()));
+    assert_eq!(
+        parse("rate:iops=1000,bw=100m,write_iops=7,burst=500ms:mem:1g"),
+        Spec::Decorated(Decoration::Rate(limits), mem())
+    );
+    assert_eq!(parse("log:-:mem:1g"), Spec::Decorated(Decoration::Log(LogTarget::Stderr), mem()));
+    assert_eq!(
+        parse("log:/var/a%3Ab:mem:1g"),
+        Spec::Decorated(Decoration::Log(LogTarget::File("/var/a:b".into())), mem())
+    );
     for url in ["nbd://[::1]:10809/disk?x=a,b:c", "nbd+unix:///export?socket=/run/x"] {
         assert_eq!(parse(url), Spec::Url(Url::new(url)));
     }
@@ -122,9 +128,12 @@ fn a_fault_is_parsed() {
         seed: 7,
     };
     let text = "fault:op=read+zeroes,offset=1m,size=4k,probability=0.0025,error=nospace,seed=7:null:1g";
-    assert_eq!(parse(text), Spec::Fault(fault, Box::new(null(1 << 30))));
+    assert_eq!(parse(text), Spec::Decorated(Decoration::Fault(fault), Box::new(null(1 << 30))));
     let stuck = Fault { when: FaultWhen::Every(3), effect: FaultEffect::Stuck, ..Fault::default() };
-    assert_eq!(parse("fault:every=3,error=stuck:null:1g"), Spec::Fault(stuck, Box::new(null(1 << 30))));
+    assert_eq!(
+        parse("fault:every=3,error=stuck:null:1g"),
+        Spec::Decorated(Decoration::Fault(stuck), Box::new(null(1 << 30)))
+    );
 }
 
 #[test]
@@ -139,7 +148,9 @@ fn members_of_a_stripe_may_be_anything() {
     assert_eq!(members, expected.map(parse));
     assert_eq!(parse(mixed).to_string(), mixed);
     // A decorator outside of all brackets applies to the whole stripe.
-    let Spec::Delay(_, whole) = parse("delay:1ms:stripe:mem:1g,mem:1g") else { panic!("not delayed") };
+    let Spec::Decorated(Decoration::Delay(_), whole) = parse("delay:1ms:stripe:mem:1g,mem:1g") else {
+        panic!("not delayed")
+    };
     assert_eq!(*whole, two(DEFAULT_CHUNK));
 }
 
@@ -304,10 +315,13 @@ fn spec() -> impl Strategy<Value = Spec> {
                 .prop_map(|(chunk, members)| Spec::Stripe { chunk, members }),
             (any::<u64>(), prop::option::of(1u64..), boxed.clone())
                 .prop_map(|(offset, len, volume)| Spec::Slice(SliceSpec { offset, len }, volume)),
-            (delays(), boxed.clone()).prop_map(|(delays, volume)| Spec::Delay(delays, volume)),
-            (fault(), boxed.clone()).prop_map(|(fault, volume)| Spec::Fault(fault, volume)),
-            (limits(), boxed.clone()).prop_map(|(limits, volume)| Spec::Rate(limits, volume)),
-            (target, boxed).prop_map(|(target, volume)| Spec::Log(target, volume)),
+            (delays(), boxed.clone())
+                .prop_map(|(delays, volume)| Spec::Decorated(Decoration::Delay(delays), volume)),
+            (fault(), boxed.clone())
+                .prop_map(|(fault, volume)| Spec::Decorated(Decoration::Fault(fault), volume)),
+            (limits(), boxed.clone())
+                .prop_map(|(limits, volume)| Spec::Decorated(Decoration::Rate(limits), volume)),
+            (target, boxed).prop_map(|(target, volume)| Spec::Decorated(Decoration::Log(target), volume)),
         ]
     })
 }

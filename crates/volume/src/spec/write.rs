@@ -1,7 +1,7 @@
 //! Formats volume specs.
 
 use super::path::encode;
-use super::{LogTarget, Spec};
+use super::{Decoration, LogTarget, Spec};
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
@@ -61,16 +61,22 @@ impl fmt::Display for Spec {
                 write!(f, "slice:{}{len}:{volume}", format_size(slice.offset))
             }
             Spec::Stripe { chunk, members } => write_stripe(f, *chunk, members),
-            Spec::Delay(delays, volume) => write!(f, "delay:{}:{volume}", delay_text(*delays)),
-            Spec::Fault(fault, volume) => write!(f, "fault{}:{volume}", fault_text(fault)),
-            Spec::Rate(limits, volume) => write!(f, "rate{}:{volume}", rate_text(limits)),
-            Spec::Log(LogTarget::Stderr, volume) => write!(f, "log:-:{volume}"),
-            // A file of this name; not encoded, it would mean standard error.
-            Spec::Log(LogTarget::File(path), volume) if path.as_os_str() == "-" => {
-                write!(f, "log:%2D:{volume}")
-            }
-            Spec::Log(LogTarget::File(path), volume) => write!(f, "log:{}:{volume}", encode(path)),
+            Spec::Decorated(decoration, volume) => write!(f, "{decoration}:{volume}"),
             Spec::Url(url) => url.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Decoration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Decoration::Delay(delays) => write!(f, "delay:{}", delay_text(*delays)),
+            Decoration::Fault(fault) => write!(f, "fault{}", fault_text(fault)),
+            Decoration::Rate(limits) => write!(f, "rate{}", rate_text(limits)),
+            Decoration::Log(LogTarget::Stderr) => f.write_str("log:-"),
+            // A file of this name; not encoded, it would mean standard error.
+            Decoration::Log(LogTarget::File(path)) if path.as_os_str() == "-" => f.write_str("log:%2D"),
+            Decoration::Log(LogTarget::File(path)) => write!(f, "log:{}", encode(path)),
         }
     }
 }

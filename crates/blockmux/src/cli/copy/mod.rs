@@ -108,7 +108,6 @@ fn check_distinct(source: &Spec, destination: &Spec) -> Result<(), Failure> {
 
 /// The destination with the size of the source, if it is a file that does not exist.
 fn created_as_large(destination: &Spec, size: u64) -> Spec {
-    let inside = |inner: &Spec| Box::new(created_as_large(inner, size));
     match destination {
         Spec::File(file) if file.size.is_none() && !file.path.exists() => {
             let mut file = file.clone();
@@ -117,10 +116,9 @@ fn created_as_large(destination: &Spec, size: u64) -> Spec {
             file.size = size.checked_next_multiple_of(block);
             Spec::File(file)
         }
-        Spec::Delay(delays, inner) => Spec::Delay(*delays, inside(inner)),
-        Spec::Fault(fault, inner) => Spec::Fault(*fault, inside(inner)),
-        Spec::Rate(limits, inner) => Spec::Rate(*limits, inside(inner)),
-        Spec::Log(target, inner) => Spec::Log(target.clone(), inside(inner)),
+        Spec::Decorated(decoration, inner) => {
+            Spec::Decorated(decoration.clone(), Box::new(created_as_large(inner, size)))
+        }
         other => other.clone(),
     }
 }
