@@ -17,11 +17,14 @@ use std::time::Instant;
 use tracing::debug;
 
 /// Populates the first `len` bytes, at most until the time `end`, with one thread for each CPU,
-/// then makes later faults use small pages. Returns the number of bytes populated.
+/// in huge pages if `len` fills one; later faults use small pages. Returns the number of bytes populated.
 ///
 /// # Panics
 /// If `pages` has fewer than `len` bytes.
 pub fn populate_at_once(pages: &Pages, len: usize, end: Option<Instant>) -> usize {
+    if len < CHUNK {
+        pages.use_small_pages();
+    }
     let next = AtomicUsize::new(0);
     let work = || {
         while end.is_none_or(|end| Instant::now() < end) {
@@ -172,6 +175,14 @@ mod tests {
         let first = Memory::from_pages(&pages).seg(4 << 20, 1);
         first.copy_from(b"a");
         assert!(resident(first.as_ptr() as usize) <= 256 << 10);
+    }
+
+    #[test]
+    fn a_volume_smaller_than_a_huge_page_occupies_no_more_than_its_size() {
+        let pages = map_pages(LEN).unwrap();
+        assert_eq!(populate_at_once(&pages, 64 << 10, None), 64 << 10);
+        let first = Memory::from_pages(&pages).seg(0, 1);
+        assert!((64 << 10..=256 << 10).contains(&resident(first.as_ptr() as usize)));
     }
 
     #[test]
