@@ -5,7 +5,9 @@ use crate::daemon::Daemon;
 use crate::program::{has, succeed};
 use crate::raw_client::{FUA, RawClient, TRIM, WRITE, WRITE_ZEROES};
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::time::Duration;
 
 /// Bytes that differ between neighbours and between blocks.
 fn pattern(len: usize) -> Vec<u8> {
@@ -62,6 +64,26 @@ fn clients_that_write_parts_of_the_same_blocks_undo_nothing_of_each_other() {
             });
         }
     });
+}
+
+#[test]
+fn a_write_that_waits_for_one_of_its_blocks_continues_when_that_is_unlocked() {
+    let daemon = Daemon::serve(&["delay:100ms:mem:1m"]);
+    let connect = || {
+        let socket = UnixStream::connect(daemon.socket()).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        RawClient::over(socket)
+    };
+    let (mut first, mut second) = (connect(), connect());
+    let write = |client: &mut RawClient, offset: u64, data: &[u8]| {
+        client.request(WRITE, 0, offset, data.len() as u32);
+        client.send(data);
+    };
+    // It locks block 5 until it has read and written that.
+    write(&mut first, 5 * 512 + 10, &[1; 10]);
+    // It will lock blocks 3 to 7, and reads block 3 first.
+    write(&mut second, 3 * 512 + 10, &[2; 4 * 512]);
+    assert_eq!((first.reply(), second.reply()), (0, 0));
 }
 
 #[test]

@@ -141,7 +141,7 @@ impl OpenChannel {
             && let Some(admitted) = self.locked.try_begin(next, |io| session.begin(self.volume, io, true))
         {
             match admitted {
-                Err(NotAdmitted::Locked | NotAdmitted::Draining) => {
+                Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => {
                     next += 1;
                     continue;
                 }
@@ -548,7 +548,7 @@ mod tests {
     use blockmux_proto::driver::frames::Mac;
     use blockmux_proto::driver::session::{Charge, SessionStage, Timed};
     use blockmux_proto::exports::Export;
-    use blockmux_proto::volume_state::error_kind;
+    use blockmux_proto::volume_state::{NeededRange, error_kind};
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{Cost, Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
     use std::collections::VecDeque;
@@ -569,6 +569,10 @@ mod tests {
         is_free: bool,
         /// The results of the next admissions; those after them are admitted.
         admissions: VecDeque<Result<(), NotAdmitted<IoError>>>,
+    }
+
+    fn locked() -> Result<(), NotAdmitted<IoError>> {
+        Err(NotAdmitted::Locked(NeededRange::of_io((0, 512))))
     }
 
     impl Endless {
@@ -882,7 +886,7 @@ mod tests {
             let limited = Limited::new(10, 0);
             let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
             assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
-            session.admissions = [Err(NotAdmitted::Locked), Err(NotAdmitted::Draining)].into();
+            session.admissions = [locked(), Err(NotAdmitted::Draining)].into();
             limited.core.advance(Duration::from_millis(100));
             assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
             if is_cancelled {
@@ -905,7 +909,7 @@ mod tests {
         let limited = Limited::new(10, 0);
         let (mut channels, mut session) = (limited.channels(), Endless::new(2, 512));
         session.is_free = true;
-        session.admissions = [Err(NotAdmitted::Locked); 8].into();
+        session.admissions = [locked(); 8].into();
         limited.turn(&mut channels, &mut session);
         assert!(!channels.is_idle());
         channels.orphan(true);

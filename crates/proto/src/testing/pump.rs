@@ -83,13 +83,13 @@ impl<S: Target> Pump<S> {
     /// Begins an I/O, or lets it wait.
     fn begin(&mut self, volume: VolumeId, io: Io, is_late: bool) {
         let begun = match self.throttles {
-            true => Err(NotAdmitted::Locked),
+            true => Err(NotAdmitted::Draining),
             false => self.session.begin(volume, &io, is_late),
         };
         match begun {
             Ok(()) => self.submitted.push_back((volume, io)),
             Err(NotAdmitted::Denied(_)) => {}
-            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push_back((volume, io)),
+            Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => self.waiting.push_back((volume, io)),
         }
     }
 

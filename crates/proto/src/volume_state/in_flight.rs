@@ -17,10 +17,11 @@
 //! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
 //!
 //! # Order of those that wait for a range
-//! [`InFlight::wait`] appends to a queue. When a lock ends, the first of those that wait for a byte
-//! of its range is woken. Until it comes, others may lock the range, but only [`MAX_OVERTAKEN`]
-//! times: if all had to wait behind it, each lock would cost a wake-up of another core. Other I/O
-//! does not wait behind the queue: a lock waits only for I/O that began before it.
+//! [`InFlight::wait`] appends to a queue. When a lock ends, the first of those that wait to lock a
+//! byte of its range is woken. Until it comes, others may lock the range, but only
+//! [`MAX_OVERTAKEN`] times: if all had to wait behind it, each lock would cost a wake-up of another
+//! core. Other I/O does not wait behind the queue: it is woken as soon as no byte of its range is
+//! locked, because a lock waits only for I/O that began before it.
 //!
 //! # Two counts
 //! A counter has two counts. New I/O is counted in the current one, so the other reaches zero
@@ -61,6 +62,8 @@ struct Held {
 struct Waiting {
     ticket: u64,
     range: ByteRange,
+    /// Whether it will lock its range.
+    locks: bool,
     wake: WakeWaiting,
     /// It is being tried, so it does not wait for itself.
     is_tried: bool,
@@ -89,11 +92,34 @@ pub(super) struct AdmissionRequest {
     pub(super) owns_lock: bool,
 }
 
+/// The range that must not be locked for an I/O to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeededRange {
+    range: ByteRange,
+    /// Whether the command will lock the range.
+    locks: bool,
+}
+
+impl NeededRange {
+    /// The range of an I/O: offset and length in bytes.
+    #[must_use]
+    pub fn of_io(range: (u64, u64)) -> NeededRange {
+        NeededRange { range, locks: false }
+    }
+
+    /// The range that a command will lock, offset and length in bytes; that of its I/O may be
+    /// shorter.
+    #[must_use]
+    pub fn to_lock(range: (u64, u64)) -> NeededRange {
+        NeededRange { range, locks: true }
+    }
+}
+
 /// Reason for which an I/O was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotAdmitted<E> {
-    /// A byte of its range is locked.
-    Locked,
+    /// A byte of this range is locked.
+    Locked(NeededRange),
     /// It has locked its range, but I/O that began before is in flight.
     Draining,
     /// The caller's check failed.
@@ -104,7 +130,7 @@ impl<E> NotAdmitted<E> {
     /// Converts the error of a failed check.
     pub(crate) fn map<F>(self, convert: impl FnOnce(E) -> F) -> NotAdmitted<F> {
         match self {
-            NotAdmitted::Locked => NotAdmitted::Locked,
+            NotAdmitted::Locked(needed) => NotAdmitted::Locked(needed),
             NotAdmitted::Draining => NotAdmitted::Draining,
             NotAdmitted::Denied(error) => NotAdmitted::Denied(convert(error)),
         }
@@ -153,7 +179,7 @@ impl InFlight {
         counter.begin(place);
         if !wanted.owns_lock && self.locks.load(Ordering::SeqCst) != 0 && self.is_locked(wanted.range) {
             counter.end(place);
-            return Err(NotAdmitted::Locked);
+            return Err(NotAdmitted::Locked(NeededRange::of_io(wanted.range)));
         }
         if let Err(error) = check() {
             counter.end(place);
@@ -199,19 +225,20 @@ impl InFlight {
 
     /// Waits for a range; returns the ticket. `wake` is called when it may be the ticket's turn.
     /// `None` if [`MAX_WAITING`] wait already.
-    pub(super) fn wait(&self, range: ByteRange, wake: WakeWaiting) -> Option<u64> {
+    pub(super) fn wait(&self, needed: NeededRange, wake: WakeWaiting) -> Option<u64> {
+        let NeededRange { range, locks } = needed;
         let mut held = self.held();
         if held.waiting.len() >= MAX_WAITING {
             return None;
         }
         held.last_ticket = held.last_ticket.saturating_add(1);
         let ticket = held.last_ticket;
-        held.waiting.push(Waiting { ticket, range, wake, is_tried: false, overtaken: 0 });
+        held.waiting.push(Waiting { ticket, range, locks, wake, is_tried: false, overtaken: 0 });
         Some(ticket)
     }
 
-    /// Whether it is the ticket's turn: nobody else has locked a byte of its range or waits longer.
-    /// If so, its I/O may be tried until [`InFlight::wait_on`].
+    /// Whether it is the ticket's turn: nobody else has locked a byte of its range or, if it will
+    /// lock the range, waits longer for a byte of it. If so, its I/O may be tried until [`InFlight::wait_on`].
     pub(super) fn is_next(&self, ticket: u64) -> bool {
         let mut held = self.held();
         let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return false };
@@ -367,7 +394,8 @@ impl Held {
         let Some((waiting, older)) = self.waiting.get(..=at).and_then(|all| all.split_last()) else {
             return false;
         };
-        !self.has_locked(waiting.range) && !older.iter().any(|other| is_overlap(other.range, waiting.range))
+        let is_behind = || older.iter().any(|other| is_overlap(other.range, waiting.range));
+        !self.has_locked(waiting.range) && !(waiting.locks && is_behind())
     }
 
     /// Those whose turn it is after a change in `range`.

@@ -33,7 +33,7 @@ mod sync {
 }
 
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
-pub use in_flight::{NotAdmitted, WakeWaiting};
+pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub(crate) use traffic::UserMeter;

@@ -20,7 +20,7 @@ mod sync {
 )]
 mod in_flight;
 
-use in_flight::{AdmissionRequest, Counter, InFlight, NotAdmitted};
+use in_flight::{AdmissionRequest, Counter, InFlight, NeededRange, NotAdmitted};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ fn a_command_gets_its_range_or_is_woken_when_it_may() {
                 let woken = Arc::new(std::sync::atomic::AtomicBool::new(false));
                 let wake = woken.clone();
                 let ticket =
-                    beside.wait((256, 512), Arc::new(move || wake.store(true, Ordering::SeqCst))).unwrap();
+                    beside.wait(NeededRange::to_lock((256, 512)), Arc::new(move || wake.store(true, Ordering::SeqCst))).unwrap();
                 (ticket, beside.is_next(ticket), woken)
             });
             in_flight.unlock((0, 512));

@@ -3,7 +3,7 @@
 //! ordering.
 
 use super::VolumeState;
-use super::in_flight::{ByteRange, NotAdmitted, WakeWaiting, Watched};
+use super::in_flight::{ByteRange, NeededRange, NotAdmitted, WakeWaiting, Watched};
 use blockmux_volume::Cost;
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl AtomicRange {
             self.guard = RangeGuard::lock(&self.volume_state, self.offset, self.len);
         }
         match &self.guard {
-            None => Err(NotAdmitted::Locked),
+            None => Err(NotAdmitted::Locked(NeededRange::to_lock((self.offset, self.len)))),
             Some(guard) if !guard.is_alone() => Err(NotAdmitted::Draining),
             Some(_) => Ok(()),
         }
@@ -112,15 +112,15 @@ impl AtomicRange {
 }
 
 impl RangeWait {
-    /// Waits for `len` bytes at `offset`; `wake` is called when it may be this one's turn. `None`
-    /// if too many wait already.
+    /// Waits for a range; `wake` is called when it may be this one's turn. `None` if too many wait
+    /// already.
     #[must_use]
     pub fn new(
         volume_state: &Arc<VolumeState>,
-        (offset, len): (u64, u64),
+        needed: NeededRange,
         wake: WakeWaiting,
     ) -> Option<RangeWait> {
-        let ticket = volume_state.in_flight.wait((offset, len), wake)?;
+        let ticket = volume_state.in_flight.wait(needed, wake)?;
         Some(RangeWait { volume_state: volume_state.clone(), ticket })
     }
 
@@ -296,7 +296,7 @@ mod tests {
             (AtomicRange::new(&volume_state, 0, 1024), AtomicRange::new(&volume_state, 512, 512));
         let before = pass(&counter, 0, 512, true).unwrap();
         assert_eq!(range.lock::<()>(), Err(NotAdmitted::Draining));
-        assert_eq!(other.lock::<()>(), Err(NotAdmitted::Locked));
+        assert!(matches!(other.lock::<()>(), Err(NotAdmitted::Locked(_))));
         drop(before);
         assert_eq!(range.lock::<()>(), Ok(()));
         assert!(pass(&counter, 0, 512, true).is_none());
@@ -314,6 +314,7 @@ mod tests {
         let woken: Arc<Mutex<Vec<u32>>> = Arc::default();
         let wait = |id: u32, range: ByteRange| {
             let woken = woken.clone();
+            let range = NeededRange::to_lock(range);
             RangeWait::new(&volume_state, range, Arc::new(move || woken.lock().unwrap().push(id))).unwrap()
         };
         let lock = |range: ByteRange| RangeGuard::lock(&volume_state, range.0, range.1);
@@ -345,7 +346,7 @@ mod tests {
     #[test]
     fn the_number_of_those_that_wait_in_order_is_bounded() {
         let volume_state = volume_state();
-        let wait = || RangeWait::new(&volume_state, (0, 512), Arc::new(|| ()));
+        let wait = || RangeWait::new(&volume_state, NeededRange::to_lock((0, 512)), Arc::new(|| ()));
         let mut all: Vec<_> = (0..MAX_WAITING).map(|_| wait().unwrap()).collect();
         assert!(wait().is_none());
         all.pop();
@@ -357,10 +358,28 @@ mod tests {
         let volume_state = volume_state();
         let counter = IoCounter::new(&volume_state);
         let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
-        let _wait = RangeWait::new(&volume_state, (0, 1024), Arc::new(|| ())).unwrap();
+        let _wait = RangeWait::new(&volume_state, NeededRange::to_lock((0, 1024)), Arc::new(|| ())).unwrap();
         assert!(pass(&counter, 0, 512, false).is_none() && pass(&counter, 512, 512, true).is_some());
         drop(guard);
         assert!(pass(&counter, 0, 512, false).is_some());
+    }
+
+    #[test]
+    fn io_that_locks_nothing_is_woken_as_soon_as_its_range_is_unlocked() {
+        let volume_state = volume_state();
+        let woken: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let wait = |id: u32, needed: NeededRange| {
+            let woken = woken.clone();
+            RangeWait::new(&volume_state, needed, Arc::new(move || woken.lock().unwrap().push(id))).unwrap()
+        };
+        let guard = RangeGuard::lock(&volume_state, 0, 1024).unwrap();
+        let _lock = [wait(1, NeededRange::to_lock((0, 512))), wait(2, NeededRange::to_lock((0, 512)))];
+        let io = [wait(3, NeededRange::of_io((0, 512))), wait(4, NeededRange::of_io((512, 512)))];
+        assert!(io[0].try_begin(|| ()).is_none());
+        drop(guard);
+        assert_eq!(*woken.lock().unwrap(), [1, 3, 4]);
+        let counter = IoCounter::new(&volume_state);
+        assert!(io[0].try_begin(|| pass(&counter, 0, 512, false)).flatten().is_some());
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl BackgroundWork {
             match self.begin_io(volume, &io, false) {
                 Ok(()) => return Some((volume, io)),
                 Err(NotAdmitted::Denied(_)) => {}
-                Err(NotAdmitted::Locked | NotAdmitted::Draining) => {
+                Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => {
                     self.queue.io.push_front((volume, io));
                     return None;
                 }
