@@ -103,7 +103,12 @@ impl<H: Host> ConnectionSet<H> {
         let mut any = false;
         for (number, slot) in in_order(&mut self.slots, session.latest()) {
             let ConnectionSlot::Open(connection) = slot else { continue };
-            let sent = connection.send(&mut session.connection(number));
+            let mut stream = session.connection(number);
+            // What was received may have set a new deadline, also for an idle connection.
+            let sent = connection
+                .send(&mut stream)
+                .and_then(|sent| connection.check_new_deadline(&mut stream).map(|()| sent));
+            drop(stream);
             match sent {
                 Ok(has_sent) => any |= has_sent,
                 Err(broken) if !session.on_lost(number, dial.core.now()) => return Err(broken),
