@@ -169,8 +169,12 @@ impl Sections {
 
 impl FileJob {
     fn set(&mut self, key: &str, value: &str) -> Result<(), JobError> {
+        let (key, value) = equal_sizes(key, value).map_or((key, value), |size| ("bs", size));
         if JOB_OPTIONS.contains(&key) {
             return self.job.set(key, value);
+        }
+        if NEUTRAL.contains(&(key, value)) {
+            return Ok(());
         }
         for (words, instead) in UNSUPPORTED {
             if let Some(key) = find_word(words, key) {
@@ -196,6 +200,16 @@ impl FileJob {
         }
         Ok(())
     }
+}
+
+/// The block size that an option gives for all directions, or as both ends of a range.
+fn equal_sizes<'a>(key: &str, value: &'a str) -> Option<&'a str> {
+    if !["bs", "blocksize", "bsrange", "blocksize_range"].contains(&key) {
+        return None;
+    }
+    let mut sizes = value.split([',', '-']).map(str::trim).filter(|size| !size.is_empty());
+    let first = sizes.next()?;
+    sizes.all(|size| size == first).then_some(first)
 }
 
 /// The text before the first `;` or `#`; fio has no way to quote them.
@@ -230,10 +244,12 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ioengine direct buffered invalidate fixedbufs registerfiles hipri hipri_percentage sqthread_poll \
      sqthread_poll_cpu nonvectored uncached nowait force_async cmd_type userspace_reap io_submit_mode \
      serialize_overlap cmdprio cmdprio_percentage cmdprio_class cmdprio_bssplit write_hint \
-     ioscheduler busy_poll",
+     ioscheduler busy_poll md_per_io_size pi_act pi_chk apptag apptag_mask pool clientname rbdname \
+     port hostname interface net_interface protocol proto nodelay ping_packets listen window_size mss \
+     http_host http_user http_pass http_mode http_verbose http_s3_key http_s3_keyid http_s3_region https",
     "description loops thread new_group exitall exit_what exitall_on_error nice prio prioclass \
      priohint cpumask cpus_allowed cpus_allowed_policy numa_cpu_nodes numa_mem_policy uid gid cgroup \
-     cgroup_weight cgroup_nodelete lockmem mem iomem iomem_align mem_align clocksource gtod_cpu \
+     cgroup_weight cgroup_nodelete lockmem mem iomem iomem_align mem_align hugepage-size allrandrepeat clocksource gtod_cpu \
      job_start_clock_id random_generator softrandommap",
     "group_reporting unified_rw_reporting unit_base per_job_logs write_bw_log write_lat_log \
      write_iops_log write_hist_log log_entries log_avg_msec log_hist_msec log_hist_coarseness \
@@ -242,7 +258,8 @@ const WITHOUT_EFFECT: &[&str] = &[
      log_alternate_epoch_clock_id block_error_percentiles bwavgtime iopsavgtime stats \
      clat_percentiles lat_percentiles slat_percentiles percentile_list significant_figures disk_util \
      gtod_reduce disable_lat disable_clat disable_slat disable_bw disable_bw_measurement write_iolog \
-     ss_dur comm",
+     ss_dur steadystate_duration ss_ramp steadystate_ramp_time ss_interval \
+     steadystate_check_interval replay_align replay_scale replay_skip replay_time_scale comm",
     "directory filename_format unique_filename filesize nrfiles nr_files openfiles file_service_type \
      filetype file_append fill_device fill_fs fallocate fadvise_hint create_serialize create_fsync \
      create_on_open allow_file_create allow_mounted_write opendir lockfile pre_read overwrite \
@@ -251,6 +268,19 @@ const WITHOUT_EFFECT: &[&str] = &[
      verify_backlog_batch verify_interval verify_offset verify_state_save verify_state_load \
      verify_write_sequence verify_header_seed verifysort verifysort_nr experimental_verify \
      continue_on_error ignore_error error_dump refill_buffers scramble_buffers",
+];
+
+/// Values of options of the next list that change nothing.
+const NEUTRAL: &[(&str, &str)] = &[
+    ("rate", "0"),
+    ("rate_iops", "0"),
+    ("thinktime", "0"),
+    ("kb_base", "1024"),
+    ("zonemode", "none"),
+    ("random_distribution", "random"),
+    ("startdelay", "0"),
+    ("percentage_random", "100"),
+    ("bs_unaligned", "0"),
 ];
 
 /// Options of fio that change the workload and are not supported, as words, and what to do instead.
@@ -303,6 +333,18 @@ mod tests {
             _ => None,
         };
         parse(text, "jobs.fio", env).map(|file| file.jobs).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn values_that_change_nothing_are_accepted() {
+        let same = "thinktime=0\nrate_iops=0\nzonemode=none\nrandom_distribution=random\nkb_base=1024\n";
+        let files = "hugepage-size=2m\nallrandrepeat=1\nsteadystate_duration=10\nhttp_verbose=1\n";
+        for size in ["bs=8k,8k", "bsrange=8k-8k", "blocksize_range=8k-8k,8k-8k"] {
+            assert_eq!(read(&format!("[a]\nrw=read\n{same}{files}{size}\n")).unwrap()[0].job.bs, 8192);
+        }
+        for change in ["thinktime=1", "bsrange=4k-8k", "zonemode=zbd"] {
+            assert!(read(&format!("[a]\nrw=read\n{change}\n")).is_err(), "{change}");
+        }
     }
 
     #[test]

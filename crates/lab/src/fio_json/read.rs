@@ -83,7 +83,9 @@ fn next_line_with_brace(text: &str, at: usize) -> Option<usize> {
         return Some(0);
     }
     let from = at.saturating_sub(1);
-    text.get(from..)?.find("\n{").map(|found| from + found + 1)
+    // A progress line of fio ends with a carriage return.
+    let begins = ["\n{", "\r{"].into_iter().filter_map(|begin| text.get(from..)?.find(begin));
+    begins.min().map(|found| from + found + 1)
 }
 
 /// The jobs of a document; of fio's clients and servers, those of all servers.
@@ -171,7 +173,9 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
     let empty = Map::new();
     let globals = document.get("global options").and_then(Value::as_object).unwrap_or(&empty);
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
-    for (index, job) in jobs.iter().enumerate() {
+    // With several servers, fio adds a job that is the sum of all.
+    let is_sum = |job: &Value| jobs.len() > 1 && job_name(job) == "All clients";
+    for (index, job) in jobs.iter().enumerate().filter(|(_, job)| !is_sum(job)) {
         match fio_row(job, globals) {
             Ok(row) => rows.push(row),
             Err(reason) if jobs.len() == 1 => return Err(job_error(index, job, reason)),
@@ -223,11 +227,16 @@ fn fio_job<'a>(name: &str, job: &Value, option: impl Fn(&str) -> Option<&'a str>
     let rwmixread = option("rwmixwrite")
         .map_or_else(|| small("rwmixread", 50), |_| 100 - small("rwmixwrite", 50).min(100));
     let bs = option("bs").or_else(|| option("blocksize"));
+    let ranges = ["bsrange", "blocksize_range", "bssplit"];
+    let is_range = ranges.into_iter().any(|key| option(key).is_some());
     Ok(Job {
         name: name.to_owned(),
         rw: pattern.ok_or_else(|| format!("rw={rw} is not supported in reports"))?,
-        // Of ranges and splits, the mean of what was done.
-        bs: bs.and_then(size).and_then(|bs| u32::try_from(bs).ok()).unwrap_or_else(|| mean_bs(job)),
+        // Of ranges, splits and sizes by direction, the mean of what was done.
+        bs: match bs.map_or(Some(4096), one_size).filter(|_| !is_range) {
+            Some(bs) => u32::try_from(bs).unwrap_or_else(|_| mean_bs(job)),
+            None => mean_bs(job),
+        },
         iodepth: small("iodepth", 1),
         numjobs: small("numjobs", 1),
         runtime_ms: integer(job, "job_runtime"),
@@ -314,6 +323,13 @@ fn pattern(name: &str) -> Option<Rw> {
 /// A number with fio's binary suffixes; of several numbers, one for each direction, the first.
 fn size(text: &str) -> Option<u64> {
     parse_int(text.split([',', '-', '/', ':']).next()?.trim()).ok()
+}
+
+/// The size that a text gives for all directions.
+fn one_size(text: &str) -> Option<u64> {
+    let mut sizes = text.split(',').filter(|text| !text.is_empty()).map(size);
+    let first = sizes.next()??;
+    sizes.all(|other| other == Some(first)).then_some(first)
 }
 
 fn job_name(job: &Value) -> &str {
@@ -428,6 +444,28 @@ mod tests {
         let text =
             document("a", r#""rw":"read""#, &side("read", 10, 1)).replace("\"jobs\"", "\"client_stats\"");
         assert_eq!(from_json(&text).unwrap().rows.len(), 1);
+        let job = |name: &str| format!(r#"{{"jobname":"{name}","job options":{{"rw":"read"}}}}"#);
+        let text = format!(r#"{{"client_stats":[{},{},{}]}}"#, job("a"), job("a"), job("All clients"));
+        assert_eq!(from_json(&text).unwrap().rows.len(), 2, "their sum is no row");
+    }
+
+    #[test]
+    fn a_progress_line_may_precede_a_document() {
+        let document = document("a", r#""rw":"read""#, &side("read", 10, 1));
+        let text = format!("Jobs: 1 (f=1)\rJobs: 1 (f=1): [R(1)][100.0%]\r{document}");
+        assert_eq!(from_json(&text).unwrap().rows.len(), 1);
+    }
+
+    #[test]
+    fn the_block_size_of_a_row_is_that_of_its_job() {
+        let bs = |options: &str| {
+            let side = r#""read":{"io_bytes":30000,"total_ios":10,"runtime":10}"#;
+            from_json(&document("a", options, side)).unwrap().rows[0].job.bs
+        };
+        assert_eq!(bs(r#""rw":"read""#), 4096, "fio's default, also if a last I/O is cut short");
+        assert_eq!(bs(r#""rw":"read","bs":"8k,8k""#), 8192);
+        assert_eq!(bs(r#""rw":"read","bs":"4k,8k""#), 3000);
+        assert_eq!(bs(r#""rw":"read","bsrange":"4k-64k""#), 3000);
     }
 
     #[test]
