@@ -72,13 +72,19 @@ fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize
     let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
     let end = match (is_iscsi, is_valid) {
         (true, true) => split_user(place).0.map(str::len),
-        (true, false) => place.rfind('@'),
+        (true, false) => place.rfind('@').or_else(|| url.rfind('@').filter(|end| url[..*end].contains('%'))),
         (false, _) => authority.rfind('@'),
+    };
+    // In a valid URL, the user of iSCSI may contain a colon, and others may encode a letter.
+    let marks: &[char] = match (is_iscsi, is_valid) {
+        (true, true) => &['%'],
+        (false, true) => &[':'],
+        (_, false) => &['%', ':'],
     };
     let is_plain = is_valid || is_plain_authority(authority);
     let end = end.or_else(|| url.rfind('@').filter(|_| !is_plain));
     match end {
-        Some(end) => Some(url[..end].find(['%', ':']).unwrap_or(end)..end).filter(|own| !own.is_empty()),
+        Some(end) => Some(url[..end].find(marks).unwrap_or(end)..end).filter(|own| !own.is_empty()),
         // The host is missing.
         None if is_plain => None,
         None => authority.find('%').map(|begin| begin..place.len()),
@@ -87,7 +93,10 @@ fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize
 
 /// Whether the text consists of hosts with optional ports, as `a,[::1%eth0]:10809`. A `%` elsewhere
 /// than in brackets is more likely to be before a password.
+///
+/// A message goes on behind the URL, after a colon.
 fn is_plain_authority(authority: &str) -> bool {
+    let authority = authority.split_whitespace().next().unwrap_or_default().trim_end_matches(':');
     authority.split(',').all(|part| {
         let port = match part.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((_, rest)) => rest.strip_prefix(':').unwrap_or(rest),
@@ -139,9 +148,20 @@ mod tests {
             ("nbd://u:SECRET@h/a", "nbd://u@h/a", "nbd://u:...@h/a"),
             ("nbds://u:SE/CRET@h/a", "nbds://u:SE/CRET@h/a", "nbds://u:...@h/a"),
             (
-                "nbd+unix://u%SECRET@/a?socket=/s",
+                "nbd+unix://u:SECRET@/a?socket=/s",
                 "nbd+unix://u@/a?socket=/s",
-                "nbd+unix://u%...@/a?socket=/s",
+                "nbd+unix://u:...@/a?socket=/s",
+            ),
+            ("nbds://al%40ice@h/a", "nbds://al%40ice@h/a", "nbds://al%...@h/a"),
+            (
+                "iscsi://dom:al@h/iqn.a/0?secret_file=s",
+                "iscsi://dom:al@h/iqn.a/0?secret_file=s",
+                "iscsi://dom:...@h/iqn.a/0?secret_file=s",
+            ),
+            (
+                "iscsi://al?ice%SECRET@h:1/iqn.a/1",
+                "iscsi://al?ice%SECRET@h:1/iqn.a/1",
+                "iscsi://al?ice%...@h:1/iqn.a/1",
             ),
             ("nvme+tcp://u:SECRET@h/nqn.a/1", "nvme+tcp://u@h/nqn.a/1", "nvme+tcp://u:...@h/nqn.a/1"),
             (
@@ -174,6 +194,8 @@ mod tests {
             "nbd+unix:///a?socket=/run/a@b",
             "iscsi://user@host/iqn.a/0?b=c@d&secret_file=/etc/s",
             "nvme+tcp://[fe80::1%eth0]:4420,host:4421/nqn.a?tls_key_file=k",
+            "iscsi://[fe80::1%25p0]:3261: [fe80::1%2]:3261: connection failed",
+            "http://[fe80::1%p0]:9810: connection failed",
             "nbds://h/x?tls-psk-file=/k&tls-username=u",
             "file:/srv/a@b?size=1g",
             "mem:1g",
