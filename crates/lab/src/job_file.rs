@@ -204,7 +204,8 @@ impl FileJob {
 
 /// The block size that an option gives for all directions, or as both ends of a range.
 fn equal_sizes<'a>(key: &str, value: &'a str) -> Option<&'a str> {
-    if !["bs", "blocksize", "bsrange", "blocksize_range"].contains(&key) {
+    let is_range = ["bsrange", "blocksize_range"].contains(&key) && value.contains('-');
+    if !is_range && !["bs", "blocksize"].contains(&key) {
         return None;
     }
     let mut sizes = value.split([',', '-']).map(str::trim).filter(|size| !size.is_empty());
