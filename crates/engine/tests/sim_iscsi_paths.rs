@@ -72,7 +72,7 @@ impl TwoPortals {
         let view = ScsiTarget::new(name.as_str(), vec![port(1), port(2)]).with_unit(0, id, unit.clone());
         let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
         let portals = [1, 2].map(|number| Portal {
-            address: "192.0.2.1:3260".to_owned(),
+            address: "192.0.2.1:3260".parse().unwrap(),
             listener: number,
             group_tag: number,
         });

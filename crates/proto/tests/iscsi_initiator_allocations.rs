@@ -44,7 +44,7 @@ fn target() -> impl FnMut(&[u8]) -> Vec<u8> {
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());
     let view = Arc::new(ScsiTarget::new(NAME, Vec::new()).with_unit(0, VolumeId(0), unit));
     let access = vec![IscsiAccess { initiator: None, chap: None, target: view }];
-    let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+    let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]));
     let mut target = IscsiTargetSession::new(node, 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut channel = volume.open(&TestCore::new().as_core(), 512, Waker::idle()).unwrap();

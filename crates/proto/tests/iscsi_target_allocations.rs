@@ -22,7 +22,7 @@ fn session(keys: &str) -> IscsiTargetSession {
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), Arc::new(MemVolume::new(1 << 20)));
     let target = Arc::new(ScsiTarget::new(name, Vec::new()).with_unit(0, VolumeId(0), unit));
     let access = vec![IscsiAccess { initiator: None, chap: None, target }];
-    let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+    let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = IscsiNode::new(vec![TargetNode::new(Name::new(name).unwrap(), portals, access)]);
     let pool = Pool::new(16 << 20);
     let mut session = IscsiTargetSession::new(Arc::new(node), 1, pool, [1; 32], Instant::now());

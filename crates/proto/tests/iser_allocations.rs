@@ -34,7 +34,7 @@ fn target() -> (IserTargetSession, Arc<MemVolume>) {
     let unit = LogicalUnit::new(UnitIdentity::of("disk0"), volume.clone());
     let target = Arc::new(ScsiTarget::new(NAME, Vec::new()).with_unit(0, VolumeId(0), unit));
     let access = vec![IscsiAccess { initiator: None, chap: None, target }];
-    let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+    let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]);
     let session = IscsiTargetSession::new(Arc::new(node), 1, Pool::new(16 << 20), [1; 32], Instant::now());
     let mut session = IserTargetSession::new(session);

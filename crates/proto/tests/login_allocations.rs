@@ -59,7 +59,7 @@ fn take(session: &mut impl StreamSession, bytes: &[u8]) -> Vec<u8> {
 /// A login of iSCSI.
 fn of_iscsi(units: u16) -> (u64, u64) {
     let access = vec![IscsiAccess { initiator: None, chap: None, target: Arc::new(target(NAME, units)) }];
-    let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+    let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![TargetNode::new(Name::new(NAME).unwrap(), portals, access)]));
     let mut isid = 0;
     of_third_login(|| {

@@ -42,7 +42,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
             target.with_unit(id.0 as u16, id, unit)
         });
         let access = IscsiAccess { initiator: None, chap, target: Arc::new(units) };
-        let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+        let portals = vec![Portal { address: ([192, 0, 2, 1], 3260).into(), listener: 1, group_tag: 1 }];
         TargetNode::new(Name::new(name).expect("it is a name"), portals, vec![access])
     };
     Arc::new(IscsiNode::new(vec![target("iqn.2026-11.t:a", None), target("iqn.2026-11.t:b", Some(chap))]))

@@ -8,8 +8,8 @@ use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A network namespace with the link `zone0`, which has the addresses fe80::1 and fe80::2, and a
-/// second link, so that an address alone does not determine the interface.
+/// A network namespace with the links `zone0`, which has the addresses fe80::1, fe80::2 and
+/// 192.0.2.1, and `zone2`, which has fe80::1 and fe80::3.
 struct Links(String);
 
 impl Links {
@@ -33,6 +33,12 @@ impl Links {
             "link set zone0 up",
             "addr add fe80::1/64 dev zone0 nodad",
             "addr add fe80::2/64 dev zone0 nodad",
+            "addr add 192.0.2.1/24 dev zone0",
+            "link add zone2 type veth peer name zone3",
+            "link set zone3 up",
+            "link set zone2 up",
+            "addr add fe80::1/64 dev zone2 nodad",
+            "addr add fe80::3/64 dev zone2 nodad",
         ] {
             let ran = Command::new("ip").args(["-n", &links.0]).args(command.split(' ')).output().unwrap();
             if !ran.status.success() {
@@ -176,4 +182,29 @@ fn a_referral_without_a_zone_is_on_the_link_of_the_connection() {
         found.lines().find(|line| line.starts_with(&expected)).unwrap_or_else(|| panic!("{found}"));
     assert!(referred.contains("  3 MiB"), "{referred}");
     links.info(referred.split(' ').next().unwrap());
+}
+
+#[test]
+fn an_answer_names_no_address_of_another_link() {
+    let Some(links) = Links::new() else { return };
+    for (option, scheme) in [("--iscsi", "iscsi"), ("--nvme-tcp", "nvme+tcp")] {
+        let places = ["[fe80::1%zone0]:0", "[fe80::1%zone2]:0", "[fe80::3%zone2]:0", "192.0.2.1:0"];
+        let listeners = places.map(|place| [option, place]).concat();
+        let daemon = links.serve(&[&["a=mem:1m"][..], &listeners].concat(), "");
+        for url in daemon.urls_of(scheme) {
+            let found = links.says(&["discover", &portal(&url).0]);
+            let is_told = |part: &str| found.contains(part) || scheme == "iscsi";
+            match url.split_once("%25").map(|(_, rest)| rest.starts_with("zone0")) {
+                Some(true) => assert!(is_told("fe80::1%25zone0") && !found.contains("fe80::3"), "{found}"),
+                Some(false) => assert!(is_told("fe80::3%25zone2") && !found.contains("zone0"), "{found}"),
+                None => assert!(found.contains("192.0.2.1") && !found.contains("fe80"), "{found}"),
+            }
+            for printed in found.lines().map(|line| line.split(' ').next().unwrap()) {
+                links.info(printed);
+            }
+            let copied = links.blockmux(&["copy", &format!("{url}?paths=all"), "mem:1m"]);
+            let said = text(&copied.stderr);
+            assert!(copied.status.success() && !said.contains("cannot be used"), "{url}: {said}");
+        }
+    }
 }

@@ -167,8 +167,8 @@ impl Stream {
 
     /// The local address of the connection; `None` for a Unix socket.
     #[must_use]
-    pub fn local_ip(&self) -> Option<IpAddr> {
-        local_ip(&self.socket)
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        local_address(&self.socket)
     }
 
     /// The peer's address; `None` for a Unix socket.
@@ -188,7 +188,7 @@ impl Stream {
     #[must_use]
     pub fn segment_len(&self) -> Option<usize> {
         let peer = self.socket.peer_addr().ok()?.as_socket()?;
-        if self.local_ip() == Some(peer.ip()) {
+        if self.local_address().is_some_and(|local| local.ip() == peer.ip()) {
             // TCP_MAXSEG reports half of the window while that is small, as at first.
             return Some(LOOPBACK_SEGMENT);
         }
@@ -436,12 +436,13 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
     Ok(())
 }
 
-fn local_ip(socket: &Socket) -> Option<IpAddr> {
-    Some(socket.local_addr().ok()?.as_socket()?.ip())
+fn local_address(socket: &Socket) -> Option<SocketAddr> {
+    socket.local_addr().ok()?.as_socket()
 }
 
 fn paces_to(socket: &Socket, peer: IpAddr) -> bool {
-    local_ip(socket) == Some(peer) && Congestion::of(socket).is_some_and(|congestion| congestion.paces())
+    local_address(socket).is_some_and(|local| local.ip() == peer)
+        && Congestion::of(socket).is_some_and(|congestion| congestion.paces())
 }
 
 const BACKLOG: i32 = 1024;
@@ -523,7 +524,7 @@ mod tests {
         let Address::Tcp(address) = *listener.address() else { panic!("it listens on TCP") };
         let mut peer = std::net::TcpStream::connect(address).unwrap();
         let stream = listener.accept().unwrap();
-        assert_eq!(stream.local_ip(), Some(address.ip()));
+        assert_eq!(stream.local_address(), Some(address));
         assert_eq!(stream.ended(), StreamEnd::Not);
         peer.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.ended(), StreamEnd::Input);

@@ -14,7 +14,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
         let unit = LogicalUnit::new(identity, export.volume.clone());
         let view = ScsiTarget::new(name.as_str(), Vec::new()).with_unit(0, id, unit);
         let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
-        let portal = Portal { address: "192.0.2.1:3260".to_owned(), listener: 1, group_tag: 1 };
+        let portal = Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 };
         TargetNode::new(name, vec![portal], vec![access])
     });
     Arc::new(IscsiNode::new(targets.collect()))

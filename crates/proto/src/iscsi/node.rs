@@ -10,6 +10,7 @@ use super::sessions::{LoginPermit, SessionTable};
 use crate::exports::VolumeId;
 use crate::names::networks::AllowedNetworks;
 use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
+use core::net::SocketAddr;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// All targets that share a set of portals.
@@ -43,9 +44,9 @@ pub struct TargetNode {
 /// A network portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
-    /// `HOST:PORT`, an IPv6 address in brackets. With an empty host, as in `:3260`, the address
-    /// that the initiator connected to is reported.
-    pub address: String,
+    /// Address that the listener is bound to. An unspecified IP address stands for the one that an
+    /// initiator connected to.
+    pub address: SocketAddr,
     /// Number of the listener, by which its connections find the portal.
     pub listener: u16,
     /// Portal group tag in this target; the portals of a group can share a session.

@@ -62,7 +62,7 @@ impl ServedTarget {
         let view = scsi::ScsiTarget::new(name, Vec::new());
         let view = view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1));
         let access = IscsiAccess { initiator: None, chap, target: Arc::new(view) };
-        let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+        let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
         let mut target = TargetNode::new(Name::new(name).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));

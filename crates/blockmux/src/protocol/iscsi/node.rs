@@ -199,14 +199,9 @@ impl Portals {
                 },
                 |portal| portal.listener,
             );
-            let port = tcp.port();
-            // A listener on the unspecified address is announced with the address that the
-            // initiator has connected to. A zone means nothing to it.
-            let plain = SocketAddr::new(tcp.ip(), port);
-            let address = if tcp.ip().is_unspecified() { format!(":{port}") } else { plain.to_string() };
             let own = groups.get(&tcp).copied().or_else(|| free.next());
             let group_tag = own.filter(|_| !is_one_group).unwrap_or(1);
-            (tcp, Portal { address, listener, group_tag })
+            (tcp, Portal { address: tcp, listener, group_tag })
         };
         let portals: Vec<(SocketAddr, Portal)> = tcp.iter().copied().map(portal).collect();
         let numbered = before.map(|before| before.numbered.clone()).unwrap_or_default();

@@ -21,7 +21,6 @@ use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
 use blockmux_volume::Core;
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
@@ -65,14 +64,14 @@ impl Portal {
                 return;
             }
         };
-        let local_ip = stream.local_ip().map(in_brackets).unwrap_or_default();
+        let local = stream.local_address();
         let hang_up = Arc::new(SocketHandle(stream.share()));
         let sessions = core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())));
         let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
         let for_peer = pool.clone();
         let session =
             IscsiTargetSession::among(&sessions, node, self.listener, pool.clone(), seed, core.now())
-                .admitted(login, local_ip, hang_up)
+                .admitted(login, local, hang_up)
                 .with_client(stream.peer_ip());
         let (segment_len, now) = (stream.segment_len(), core.now());
         let accept = move |session| {
@@ -106,13 +105,5 @@ impl ConnectionControl for SocketHandle {
 
     fn has_ended(&self) -> bool {
         self.0.ended() != StreamEnd::Not
-    }
-}
-
-/// The address in brackets if it is IPv6, as before a colon and a port.
-fn in_brackets(ip: IpAddr) -> String {
-    match ip {
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => format!("[{ip}]"),
     }
 }

@@ -31,7 +31,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     let credentials = credentials(&node);
     helpers::prepare();
     Arc::new(move |core, stream, permit| {
-        let (local_ip, hang_up) = (stream.local_ip(), Arc::new(stream.hang_up()));
+        let (local, hang_up) = (stream.local_address(), Arc::new(stream.hang_up()));
         let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
         if is_crowded {
             let peer = stream.peer();
@@ -49,7 +49,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
         };
         let pool = core.pool().for_peer_at(stream.peer_ip());
         let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now())
-            .admitted(connect, local_ip, hang_up)
+            .admitted(connect, local, hang_up)
             .at_port(port)
             .with_seed(seed)
             .computing_by(helpers::for_peer(stream.peer_ip()))

@@ -21,7 +21,7 @@ use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_
 use blockmux_wire::nvmeof::fabrics::{
     CATTR_DISABLE_SQ_FLOW_CONTROL, CNTLID_DYNAMIC, CONNECT_DATA_LEN, Connect, ConnectData,
 };
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::mem::offset_of;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -65,8 +65,8 @@ pub(super) struct IoQueue {
 pub(super) struct HostConnection {
     /// Held until the queue is connected and its host is authenticated.
     pub(super) permit: Option<ConnectPermit>,
-    /// The local address that the host connected to.
-    pub(super) local_ip: Option<IpAddr>,
+    /// The local address that the host connected to; `None` if it is no IP address.
+    pub(super) local: Option<SocketAddr>,
     /// The host's address; `None` if it has none.
     pub(super) peer_ip: Option<IpAddr>,
     /// Closes the connection, from any core.

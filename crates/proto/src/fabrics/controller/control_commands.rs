@@ -26,7 +26,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     pub(super) fn administer(&mut self, slot: usize, sqe: &Sqe, data: &SgList) {
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return };
         let (node, connection, host) = (&self.node, &self.connection, admin.host.nqn.clone());
-        let ends = (connection.local_ip, connection.peer_ip);
+        let ends = (connection.local, connection.peer_ip);
         let log = || discovery::page(node, &host, ends, T::TRTYPE);
         let commands = &self.commands;
         let executed = admin.execute(sqe, data, slot, &|cid| commands.find(cid), &log);

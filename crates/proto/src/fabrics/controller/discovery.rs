@@ -1,7 +1,8 @@
 //! The discovery log page: the subsystems that a host may connect to, and their addresses (Base 2.0
 //! §5.16.1.23).
 
-use super::node::{FabricsPort, NvmeNode, Referral, SecureChannel};
+use super::node::{NvmeNode, Referral, SecureChannel};
+use crate::names::portal::told_to_peer;
 use crate::nvme::MQES;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::Subsystem;
@@ -21,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) fn page(
     node: &NvmeNode,
     host: &Nqn,
-    (local, peer): (Option<IpAddr>, Option<IpAddr>),
+    (local, peer): (Option<SocketAddr>, Option<IpAddr>),
     transport: TransportType,
 ) -> Vec<u8> {
     // Read before the list: a host that reads the page in parts detects by the header that it has
@@ -36,10 +37,15 @@ pub(crate) fn page(
         node.ports_of(subsystem).into_iter().map(move |port| (port, subsystem, SubsystemType::NVM))
     });
     let secure_channel = node.secure_channel();
-    let own = discovery
-        .chain(subsystems)
-        .map(|(port, subsystem, subtype)| entry((port, secure_channel), &subsystem.nqn, subtype, local));
-    let mut entries: Vec<DiscoveryEntry> = own.chain(node.referrals().iter().map(referral)).collect();
+    let own = discovery.chain(subsystems).filter_map(|(port, subsystem, subtype)| {
+        let address = told_to_peer(port.address, local)?;
+        Some(entry(port.id, address, secure_channel, &subsystem.nqn, subtype))
+    });
+    let referrals = node.referrals();
+    let referrals = referrals.iter().filter_map(|Referral { address, nqn }| {
+        Some(at(told_to_peer(*address, local)?, nqn, SubsystemType::REFERRAL))
+    });
+    let mut entries: Vec<DiscoveryEntry> = own.chain(referrals).collect();
     if transport == TransportType::RDMA {
         entries.iter_mut().for_each(make_rdma);
     }
@@ -54,12 +60,12 @@ pub(crate) fn page(
 }
 
 fn entry(
-    (port, secure_channel): (FabricsPort, SecureChannel),
+    port: u16,
+    address: SocketAddr,
+    secure_channel: SecureChannel,
     nqn: &Nqn,
     subtype: SubsystemType,
-    local: Option<IpAddr>,
 ) -> DiscoveryEntry {
-    let address = SocketAddr::new(port.reached_at(local), port.address.port());
     let (treq, sectype) = match secure_channel {
         SecureChannel::None => (0, SecurityType::NONE),
         SecureChannel::NotRequired => (TREQ_NOT_REQUIRED, SecurityType::TLS_1_3),
@@ -75,7 +81,7 @@ fn entry(
     };
     DiscoveryEntry {
         treq: TREQ_DISABLE_SQ_FLOW_CONTROL | treq,
-        portid: port.id.into(),
+        portid: port.into(),
         tsas,
         eflags: eflags.into(),
         ..at(address, nqn, subtype)
@@ -90,10 +96,6 @@ fn make_rdma(entry: &mut DiscoveryEntry) {
     entry.tsas = [0; 256];
     let of_rdma = [QpType::RELIABLE_CONNECTED.0, ProviderType::NOT_SPECIFIED.0, ConnectionService::RDMA_CM.0];
     entry.tsas.iter_mut().zip(of_rdma).for_each(|(to, from)| *to = from);
-}
-
-fn referral(referral: &Referral) -> DiscoveryEntry {
-    at(referral.address, &referral.nqn, SubsystemType::REFERRAL)
 }
 
 fn at(address: SocketAddr, nqn: &Nqn, subtype: SubsystemType) -> DiscoveryEntry {
@@ -123,7 +125,26 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabrics::controller::node::FabricsPort;
     use zerocopy::FromBytes;
+
+    #[test]
+    fn addresses_on_other_links_are_left_out() {
+        let port = |id, address: &str| FabricsPort { id, address: address.parse().unwrap() };
+        let ports = vec![port(1, "192.0.2.1:4420"), port(2, "[fe80::1%7]:4420"), port(3, "[fe80::1%8]:4420")];
+        let address = "[fe80::3]:8009".parse().unwrap();
+        let referral = Referral { address, nqn: Nqn::new("nqn.2026-11.test:other").unwrap() };
+        let node = NvmeNode::new(Vec::new(), ports, "machine").with_referrals(vec![referral]);
+        let host = Nqn::new("nqn.2026-11.test:host").unwrap();
+        let told = |local: &str| -> Vec<String> {
+            let page = page(&node, &host, (local.parse().ok(), None), TransportType::TCP);
+            let entries =
+                page.chunks(1024).skip(1).map(|entry| DiscoveryEntry::read_from_bytes(entry).unwrap());
+            entries.map(|entry| String::from_utf8_lossy(&entry.traddr).trim_end().to_owned()).collect()
+        };
+        assert_eq!(told("[fe80::2%7]:8009"), ["192.0.2.1", "fe80::1", "fe80::3"]);
+        assert_eq!(told("192.0.2.1:8009"), ["192.0.2.1"]);
+    }
 
     #[test]
     fn an_entry_for_rdma_has_the_queue_pair_parameters() {

@@ -294,14 +294,6 @@ impl NvmeNode {
     }
 }
 
-impl FabricsPort {
-    /// The address of this port for a host that connected to `local`.
-    pub(crate) fn reached_at(&self, local: Option<IpAddr>) -> IpAddr {
-        let own = self.address.ip();
-        if own.is_unspecified() { local.unwrap_or(own) } else { own }
-    }
-}
-
 /// Longest in-capsule data, in bytes: a capsule has to fit the receive buffer as a whole.
 pub const MAX_IN_CAPSULE: usize = 32 << 10;
 /// Default in-capsule data length, in bytes, as in Linux's target: enough for a page of data and

@@ -31,7 +31,7 @@ use blockmux_volume::{Completion, Cost, Io, IoError, Op, Pool, Seg, SgList, Tag,
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -131,10 +131,10 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Sets the permit, the local address and the means to close the connection, which ends an I/O
     /// queue together with its controller.
     #[must_use]
-    pub fn admitted(mut self, permit: ConnectPermit, local_ip: Option<IpAddr>, hang_up: HangUp) -> Self {
+    pub fn admitted(mut self, permit: ConnectPermit, local: Option<SocketAddr>, hang_up: HangUp) -> Self {
         self.connection.peer_ip = permit.peer();
         self.connection.permit = Some(permit);
-        self.connection.local_ip = local_ip;
+        self.connection.local = local;
         self.connection.hang_up = Some(hang_up);
         self
     }

@@ -14,7 +14,7 @@ use crate::iscsi::sender::Sender;
 use crate::scsi::task_set::TaskQueue;
 use blockmux_volume::{Memory, Pool, SHORT_PAYLOAD, Seg};
 use blockmux_wire::iscsi::BHS_LEN;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -76,8 +76,8 @@ pub(super) struct TargetConnection {
 /// Both ends of a connection.
 #[derive(Default)]
 pub(super) struct ConnectionAddresses {
-    /// IP address that the initiator connected to, in brackets for IPv6; empty if unknown.
-    pub(super) local: String,
+    /// Address that the initiator connected to; `None` if it is no IP address.
+    pub(super) local: Option<SocketAddr>,
     /// IP address of the initiator; `None` if it has none.
     pub(super) client: Option<IpAddr>,
 }

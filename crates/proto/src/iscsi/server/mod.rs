@@ -77,7 +77,7 @@ use crate::exports::VolumeId;
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 use connection::ConnectionAddresses;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use datamover::{RdmaPeer, TargetDatamover};
 use full::{ConnectionResources, FullFeatureConnection};
 pub use iser::IserTargetSession;
@@ -157,20 +157,20 @@ impl IscsiTargetSession {
         }
     }
 
-    /// Admits the connection to login. `local_ip` is the address that the initiator connected to,
-    /// in brackets for IPv6. `hang_up` closes the connection when its initiator reinstates the
-    /// session.
+    /// Admits the connection to login. `local` is the address that the initiator connected to;
+    /// `None` if it is no IP address. `hang_up` closes the connection when its initiator reinstates
+    /// the session.
     #[must_use]
     pub fn admitted(
         mut self,
         permit: LoginPermit,
-        local_ip: String,
+        local: Option<SocketAddr>,
         hang_up: ConnectionHandle,
     ) -> IscsiTargetSession {
         if let IscsiPhase::Login(login) = &mut self.phase {
             login.admit(permit, hang_up);
         }
-        self.addresses.local = local_ip;
+        self.addresses.local = local;
         self
     }
 

@@ -8,8 +8,10 @@ use crate::iscsi::login::target::TargetSessionKind;
 use crate::iscsi::name::Name;
 use crate::iscsi::node::{Portal, TargetNode};
 use crate::iscsi::text::{self, KeyValue, MAX_TEXT, REJECT, TextBuilder};
+use crate::names::portal::told_to_peer;
 use blockmux_wire::iscsi::session::{RejectReason, TextRequest};
 use blockmux_wire::iscsi::{FLAG_CONTINUE, FLAG_FINAL, RESERVED_TAG};
+use core::net::SocketAddr;
 use std::sync::Arc;
 
 /// The text negotiation of a connection; there is at most one at a time.
@@ -135,11 +137,11 @@ impl TextNegotiation {
     }
 }
 
-/// Lists targets with their addresses, only those that this initiator may log in to.
+/// Lists targets with their addresses, only those that this initiator may log in to and can reach.
 fn send_targets(
     pair: KeyValue<'_>,
     session: &SharedSession,
-    ConnectionAddresses { local: local_ip, client }: &ConnectionAddresses,
+    ConnectionAddresses { local, client }: &ConnectionAddresses,
     out: &mut TextBuilder,
 ) {
     let targets = session.node.targets();
@@ -151,18 +153,24 @@ fn send_targets(
         TargetSessionKind::Discovery => targets
             .iter()
             .filter(|target| (pair.value == "All" || named(target)) && may_see(target))
-            .for_each(|target| name_target(target, local_ip, out)),
+            .map(|target| (target, addresses(target, *local)))
+            .filter(|(_, addresses)| !addresses.is_empty())
+            .for_each(|(target, addresses)| name_target(target, &addresses, out)),
         TargetSessionKind::Normal { target, .. } if pair.value.is_empty() || named(target) => {
-            name_target(target, local_ip, out);
+            name_target(target, &addresses(target, *local), out);
         }
         TargetSessionKind::Normal { .. } => out.push(pair.key, REJECT),
     }
 }
 
-fn name_target(target: &TargetNode, local_ip: &str, out: &mut TextBuilder) {
+/// The addresses of a target for an initiator that connected to `local`.
+fn addresses(target: &TargetNode, local: Option<SocketAddr>) -> Vec<String> {
+    let told =
+        |portal: &Portal| Some(format!("{},{}", told_to_peer(portal.address, local)?, portal.group_tag));
+    target.portals.iter().filter_map(told).collect()
+}
+
+fn name_target(target: &TargetNode, addresses: &[String], out: &mut TextBuilder) {
     out.push("TargetName", target.name.as_str());
-    for Portal { address, group_tag, .. } in &target.portals {
-        let host = if address.starts_with(':') { local_ip } else { "" };
-        out.push("TargetAddress", &format!("{host}{address},{group_tag}"));
-    }
+    addresses.iter().for_each(|address| out.push("TargetAddress", address));
 }

@@ -6,7 +6,6 @@ use crate::nvme::HangUp;
 use blockmux_wire::nvme::identify::{IdentifyController, LPA_EXTENDED, OFCS_DISCONNECT};
 use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::status::ConnectStatus;
-use core::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -184,8 +183,8 @@ fn a_connection_without_a_queue_times_out() {
 #[test]
 fn discovery_lists_the_subsystems_of_the_host() {
     let node = node();
-    let local_ip = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
-    let mut host = FabricsTestHost::with_hang_up(&node, Arc::new(|| {}), Some(local_ip));
+    let mut host =
+        FabricsTestHost::with_hang_up(&node, Arc::new(|| {}), Some("192.0.2.7:8009".parse().unwrap()));
     let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
     assert!(host.run(command, data.as_bytes()).1.status.is_success());
     host.enable();

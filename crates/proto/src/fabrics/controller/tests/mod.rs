@@ -26,7 +26,7 @@ use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, SglSubtype, SglType, Sqe, property};
 use blockmux_wire::nvmeof::fabrics::*;
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -130,16 +130,16 @@ impl FabricsTestHost {
         FabricsTestHost { pump: Pump::new(queue(node, pool, now), &node.1), cid: 0, id: 1, nqn: HOST, now }
     }
 
-    /// A host on a connection to `local_ip` that `hang_up` closes.
+    /// A host on a connection to `local` that `hang_up` closes.
     fn with_hang_up(
         node: &(Arc<NvmeNode>, Exports),
         hang_up: HangUp,
-        local_ip: Option<IpAddr>,
+        local: Option<SocketAddr>,
     ) -> FabricsTestHost {
         let mut host = FabricsTestHost::new(node);
         let (permit, _) = node.0.begin_connect(None, hang_up.clone());
         let session = queue(node, Pool::new(usize::MAX), host.now);
-        host.pump.session = session.admitted(permit, local_ip, hang_up);
+        host.pump.session = session.admitted(permit, local, hang_up);
         host
     }
 

@@ -36,7 +36,7 @@ impl<S: Streams> SessionPair<S> {
         let unit = LogicalUnit::new(UnitIdentity::of("a"), volume);
         let view = scsi::ScsiTarget::new(TARGET, Vec::new()).with_unit(0, VolumeId(0), unit);
         let access = IscsiAccess { initiator: None, chap, target: Arc::new(view) };
-        let portals = vec![Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 }];
+        let portals = vec![Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
         let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));

@@ -261,7 +261,8 @@ fn a_login_with_a_foreign_tsih_is_refused() {
 #[test]
 fn a_listener_is_in_a_portal_group_of_each_target() {
     let (own, exports) = node(None);
-    let portal = |(listener, group_tag)| Portal { address: format!("h:{listener}"), listener, group_tag };
+    let portal =
+        |(listener, group_tag)| Portal { address: ([192, 0, 2, 1], listener).into(), listener, group_tag };
     let [mut one, mut other] = [0, 1].map(|at| (*own.targets()[at]).clone());
     one.portals = [(1, 7), (2, 7), (3, 0)].map(portal).into();
     other.portals = [(1, 65_535)].map(portal).into();
@@ -297,7 +298,7 @@ fn a_listener_is_in_a_portal_group_of_each_target() {
     let [found] = discovery.exchange(&request, b"SendTargets=All\0").try_into().unwrap();
     let addresses: Vec<_> =
         found.text().into_iter().filter(|(key, _)| key == "TargetAddress").map(|(_, value)| value).collect();
-    assert_eq!(addresses, ["h:1,7", "h:2,7", "h:3,0", "h:1,65535"]);
+    assert_eq!(addresses, ["192.0.2.1:1,7", "192.0.2.1:2,7", "192.0.2.1:3,0", "192.0.2.1:1,65535"]);
 }
 
 #[test]
@@ -520,11 +521,8 @@ fn reinstatement_closes_all_connections_of_the_old_session() {
         let permit = scene.node.begin_login().unwrap();
         let (pool, now) = (Pool::new(usize::MAX), Instant::now());
         initiator.pump.session =
-            IscsiTargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now).admitted(
-                permit,
-                String::new(),
-                hang_up,
-            );
+            IscsiTargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now)
+                .admitted(permit, None, hang_up);
         initiator
     };
     let mut first = admitted(scene.connect(1));
@@ -626,7 +624,7 @@ fn a_login_that_does_not_authenticate_takes_nothing_from_the_session_whose_isid_
     let permit = scene.node.begin_login().unwrap();
     let (pool, now) = (Pool::new(usize::MAX), Instant::now());
     victim.pump.session = IscsiTargetSession::among(&scene.local, scene.node.clone(), 1, pool, [3; 32], now)
-        .admitted(permit, String::new(), hang_up);
+        .admitted(permit, None, hang_up);
     let response = authenticate(&mut victim, (0, 7), "initiator-secret").expect("it knows the secret");
     let tsih = response.as_a::<IscsiLoginResponse>().tsih.get();
     assert!(tsih != 0);

@@ -261,11 +261,8 @@ fn reinstatement_completes_after_the_end_of_the_old_session() {
         counted.fetch_add(1, Ordering::Relaxed);
     });
     first.pump.session =
-        IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
-            permit,
-            "192.0.2.9".into(),
-            hang_up,
-        );
+        IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
+            .admitted(permit, None, hang_up);
     first.enter("");
     first.command(0, &[0; 6], None, None);
     assert_eq!(first.command(0, &write10(0, 1), None, Some(&[7; 512])).len(), 0, "its write is in flight");

@@ -81,8 +81,8 @@ fn node(chap: Option<Chap>) -> (Arc<IscsiNode>, Exports) {
     let view = scsi::ScsiTarget::new(TARGET, Vec::new());
     let view = Arc::new(view.with_unit(0, VolumeId(0), unit(0)).with_unit(1, VolumeId(1), unit(1)));
     let portals = vec![
-        Portal { address: "192.0.2.1:3260".into(), listener: 1, group_tag: 1 },
-        Portal { address: "[2001:db8::1]:3260".into(), listener: 2, group_tag: 2 },
+        Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 },
+        Portal { address: "[2001:db8::1]:3260".parse().unwrap(), listener: 2, group_tag: 2 },
     ];
     let access = |initiator: Option<&str>, chap| IscsiAccess {
         initiator: initiator.map(|name| Name::new(name).unwrap()),

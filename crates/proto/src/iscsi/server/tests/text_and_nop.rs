@@ -1,5 +1,6 @@
 //! NOP, text, logout and task management requests.
 
+use super::connections::names;
 use super::*;
 use crate::driver::session::Timed;
 use crate::names::networks::AllowedNetworks;
@@ -241,19 +242,51 @@ fn io_of_aborted_tasks_is_cancelled() {
 fn a_wildcard_portal_is_reported_with_the_address_that_was_used() {
     let (node, exports) = node(None);
     let mut target = (*node.targets()[0]).clone();
-    target.portals = vec![Portal { address: ":3260".into(), listener: 1, group_tag: 1 }];
+    target.portals = vec![Portal { address: "[::]:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![target]));
     let mut initiator = ScriptedInitiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
     initiator.pump.session =
         IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now()).admitted(
             node.begin_login().unwrap(),
-            "[::1]".into(),
+            Some("[::1]:3260".parse().unwrap()),
             Arc::new(|| ()),
         );
     initiator.enter("");
     let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
     let [answer] = initiator.exchange(&request, b"SendTargets=\0").try_into().unwrap();
     assert_eq!(answer.value("TargetAddress"), "[::1]:3260,1");
+}
+
+#[test]
+fn a_portal_on_another_link_and_a_target_without_others_are_not_reported() {
+    let (own, exports) = node(None);
+    let portal = |(listener, address): (u16, &str)| Portal {
+        address: address.parse().unwrap(),
+        listener,
+        group_tag: listener,
+    };
+    let [mut one, mut other] = [0, 1].map(|at| (*own.targets()[at]).clone());
+    one.portals = [(1, "[fe80::1%7]:3260"), (2, "[fe80::1%8]:3260")].map(portal).into();
+    other.portals = [(2, "[fe80::1%8]:3260")].map(portal).into();
+    other.access = one.access.clone();
+    let node = Arc::new(IscsiNode::new(vec![one, other]));
+    for (local, expected) in [
+        ("[fe80::1%7]:3260", vec![("TargetName", TARGET), ("TargetAddress", "[fe80::1]:3260,1")]),
+        ("192.0.2.1:3260", Vec::new()),
+    ] {
+        let mut initiator =
+            ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
+        let permit = node.begin_login().unwrap();
+        initiator.pump.session =
+            IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now())
+                .admitted(permit, local.parse().ok(), Arc::new(|| ()));
+        initiator.login(0x87, names().replace("Normal", "Discovery").as_bytes());
+        let request = text_request(RESERVED_TAG, FLAG_FINAL, 0);
+        let [answer] = initiator.exchange(&request, b"SendTargets=All\0").try_into().unwrap();
+        let found = answer.text();
+        let found: Vec<_> = found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(found, expected, "{local}");
+    }
 }
 
 #[test]
