@@ -278,6 +278,37 @@ fn only_protocols_with_a_volume_to_export_get_a_default_listener() {
 }
 
 #[test]
+fn discovery_need_not_prove_itself_where_the_targets_that_it_names_have_to() {
+    let files = tempfile::tempdir().unwrap();
+    let [own, theirs] = [("own", "a secret of twelve"), ("theirs", "another secret of twelve")]
+        .map(|(name, secret)| in_place(files.path(), name, secret));
+    let of_target = format!("target_CHAP_N = 'target'\ntarget_secret_file = '{theirs}'\n");
+    let serve = |discovery: &str, of_target: &str| {
+        let content = format!(
+            "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'vault'\nspec = 'mem:1m'\n{discovery}\
+             [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'vault' }}\n\
+             [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{own}'\n{of_target}"
+        );
+        let daemon = Daemon::serve_only(&["--config", &in_place(files.path(), "blockmux.toml", &content)]);
+        let place = daemon.urls_of("iscsi")[0].split('/').nth(2).unwrap().replace("me@", "");
+        let query = format!("secret_file={own}&mutual_user=target&mutual_secret_file={theirs}");
+        (daemon, format!("iscsi://me@{place}"), query)
+    };
+    let proves = format!("[iscsi_discovery]\nCHAP_N = 'me'\nsecret_file = '{own}'\n");
+    for discovery in ["", &proves, &format!("{proves}{of_target}")] {
+        let (_daemon, portal, query) = serve(discovery, &of_target);
+        let described = blockmux(["info", &format!("{portal}/{TARGET}/0?{query}&paths=all")]);
+        assert!(described.status.success(), "{discovery}: {}", text(&described.stderr));
+        let found = blockmux(["discover", &format!("{portal}?{query}")]);
+        assert!(text(&found.stdout).contains("  1 MiB"), "{discovery}: {}", text(&found.stderr));
+    }
+    // A target that proves nothing is not used, whatever discovery says.
+    let (_daemon, portal, query) = serve("", "");
+    let refused = blockmux(["info", &format!("{portal}/{TARGET}/0?{query}&paths=all")]);
+    assert!(!refused.status.success() && text(&refused.stderr).contains("check the user and the secret"));
+}
+
+#[test]
 fn a_target_without_a_listener_is_refused() {
     let files = tempfile::tempdir().unwrap();
     let with = |content: &str| in_place(files.path(), "blockmux.toml", content);

@@ -147,6 +147,33 @@ fn secure_channel_concatenation_generates_a_tls_key_again_after_a_restart_of_the
 }
 
 #[test]
+fn discovery_need_not_authenticate_where_the_controllers_that_it_names_have_to() {
+    let files = tempfile::tempdir().unwrap();
+    let (daemon, url) = proving(files.path(), "127.0.0.1:0");
+    let mutual = format!("{url}&dhchap_ctrl_secret_file={}", files.path().join("ctrl-secret").display());
+    succeed(&mut command(&["info", &format!("{mutual}&paths=all")]));
+    let discovery = |url: &str| {
+        let query = url.split_once('?').unwrap().1;
+        format!("nvme+tcp://{}?{query}", address_in(url))
+    };
+    assert!(succeed(&mut command(&["discover", &discovery(&mutual)])).contains("16 MiB"));
+    drop(daemon);
+    // The same subsystem at a controller that proves nothing.
+    let path = files.path().join("open.toml");
+    let config = format!(
+        "nvme_tcp = ['127.0.0.1:0']\n[[volume]]\nname = 'disk'\nspec = 'mem:16m'\n\
+         [[nvme_subsystem]]\nnqn = '{SUBSYSTEM}'\nnamespaces = {{ 1 = 'disk' }}\n"
+    );
+    fs::write(&path, config).unwrap();
+    let open = Daemon::serve_only(&["--config", path.to_str().unwrap()]);
+    let mutual = format!("{}?{}&paths=all", open.nvme_place(), mutual.split_once('?').unwrap().1);
+    let said = complaint(&mutual);
+    assert!(said.contains("controller has to authenticate"), "{said}");
+    let found = succeed(&mut command(&["discover", &discovery(&mutual.replace("&paths=all", ""))]));
+    assert!(!found.contains("16 MiB"), "its namespaces are not read: {found}");
+}
+
+#[test]
 fn without_authentication_secure_channel_concatenation_fails() {
     let files = tempfile::tempdir().unwrap();
     let open = Daemon::serve(&["mem:1m", "--nvme-tcp", "127.0.0.1:0"]);

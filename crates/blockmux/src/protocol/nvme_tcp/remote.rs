@@ -180,7 +180,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         address: &Address,
         nqn: &Nqn,
     ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
-        // Discovery uses no generated keys, because it does not authenticate.
+        // Discovery uses no generated keys, because it need not authenticate.
         initiator::discover(&NvmeEndpoint {
             generated_keys: None,
             ..self.endpoint(&self.url, address, nqn, 1)

@@ -151,7 +151,10 @@ pub fn discover<D: Datamover>(
 ) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
     let random = IscsiRandomness::new(address)?;
     let mut last = None;
-    for chap in attempts(chap) {
+    // A portal that authenticates initiators in discovery may have no secret to prove itself.
+    let one_way = chap.as_ref().filter(|chap| chap.target.is_some());
+    let one_way = one_way.map(|chap| Some(Chap { target: None, ..chap.clone() }));
+    for chap in attempts(chap).chain(one_way.into_iter().flat_map(attempts)) {
         let query = |over: &D| {
             let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
             let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);

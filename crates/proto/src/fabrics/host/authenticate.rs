@@ -13,11 +13,13 @@ use blockmux_wire::nvmeof::fabrics::{AUTHREQ_ASCR, AUTHREQ_ATR, FabricsType};
 /// The authentication of a queue.
 pub(super) struct QueueAuthentication(HostAuthenticator);
 
-/// The authentication that the completion of Connect requires, if any.
+/// The authentication that the completion of Connect requires, if any. A discovery controller need
+/// not authenticate: it only names addresses, and the controllers there have to.
 pub(super) fn required_authentication(
     connect_result: u64,
     credentials: Option<&HostCredentials>,
     names: &Names,
+    is_discovery: bool,
 ) -> Result<Option<Box<QueueAuthentication>>, NvmeRefused> {
     let is_asked = connect_result as u32 & (AUTHREQ_ATR | AUTHREQ_ASCR) != 0;
     match credentials {
@@ -32,7 +34,7 @@ pub(super) fn required_authentication(
             Err(NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel))
         }
         // Without this check, an attacker between host and controller could clear the flag.
-        Some(credentials) if credentials.secrets.controller.is_some() => {
+        Some(credentials) if credentials.secrets.controller.is_some() && !is_discovery => {
             Err(NvmeRefused::AuthFailed(AuthFailure::NotRequired))
         }
         _ => Ok(None),

@@ -187,6 +187,12 @@ impl NamespaceProbe {
         self.authentication.as_ref().map(|authentication| authentication.on_lost())
     }
 
+    /// The authentication that this result of Connect requires, if any.
+    fn required_authentication(&self, result: u64) -> Result<Option<Box<QueueAuthentication>>, NvmeRefused> {
+        let is_discovery = self.query == ControllerQuery::Discovery;
+        authenticate::required_authentication(result, self.credentials.as_ref(), &self.names, is_discovery)
+    }
+
     /// Handles a completion, with its data if the command succeeded.
     pub(super) fn on_answer(&mut self, cqe: &Cqe, data: &[u8]) -> Result<ProbeResult, NvmeRefused> {
         let is_good = cqe.status.is_success();
@@ -204,8 +210,7 @@ impl NamespaceProbe {
         self.step = match self.step {
             ProbeStep::Connect => {
                 self.controller.cntlid = result as u16;
-                self.authentication =
-                    authenticate::required_authentication(result, self.credentials.as_ref(), &self.names)?;
+                self.authentication = self.required_authentication(result)?;
                 if self.authentication.is_some() { ProbeStep::Authenticate } else { ProbeStep::Capabilities }
             }
             ProbeStep::Capabilities => {

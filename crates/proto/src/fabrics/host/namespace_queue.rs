@@ -225,6 +225,7 @@ impl NamespaceQueue {
                     cqe.result.get(),
                     self.set.credentials.as_ref(),
                     &self.set.names,
+                    false,
                 );
                 let connecting = |authentication: Option<Box<_>>| match authentication {
                     Some(authentication) => Connecting::Authenticating(authentication, false),

@@ -86,7 +86,7 @@ pub(in crate::iscsi) struct InitiatorLoginResult {
 
 impl InitiatorLogin {
     /// Creates a login of `identity` that proposes `own`. With `chap` it authenticates itself, and
-    /// the target if that has credentials.
+    /// the target if that has credentials; a discovery session also goes on without.
     pub(in crate::iscsi) fn new(
         identity: LoginIdentity,
         chap: Option<Chap>,
@@ -94,13 +94,14 @@ impl InitiatorLogin {
         seed: [u8; super::chap::SEED_LEN],
     ) -> InitiatorLogin {
         let mut operational = OperationalNegotiation::new(own);
-        if identity.target.is_none() {
+        let is_discovery = identity.target.is_none();
+        if is_discovery {
             operational.set_discovery();
         }
         InitiatorLogin {
             identity,
             joining: None,
-            chap: ChapExchange::new(chap, seed),
+            chap: ChapExchange::new(chap, is_discovery, seed),
             operational,
             stage: Stage::SECURITY_NEGOTIATION,
             requested_stage: None,

@@ -10,6 +10,8 @@ use crate::iscsi::text::{self, NONE, TextBuilder};
 /// State of the authentication of both sides.
 pub(super) struct ChapExchange {
     chap: Option<Chap>,
+    /// Whether a login without authentication is acceptable.
+    accepts_none: bool,
     /// The challenge for the target.
     own: ChapChallenge,
     state: ChapState,
@@ -37,18 +39,22 @@ pub(super) enum ChapStep {
 }
 
 impl ChapExchange {
-    pub(super) fn new(chap: Option<Chap>, seed: [u8; SEED_LEN]) -> ChapExchange {
-        ChapExchange { chap, own: ChapChallenge::from_seed(seed), state: ChapState::Offered }
+    /// The exchange with these credentials, if there are any. Mutual authentication rules out the
+    /// method None, except for discovery, which only names addresses: the targets there have to
+    /// authenticate.
+    pub(super) fn new(chap: Option<Chap>, is_discovery: bool, seed: [u8; SEED_LEN]) -> ChapExchange {
+        let accepts_none = is_discovery || chap.as_ref().is_none_or(|chap| chap.target.is_none());
+        ChapExchange { chap, accepts_none, own: ChapChallenge::from_seed(seed), state: ChapState::Offered }
     }
 
     /// Offers the authentication methods; returns whether credentials are configured.
     pub(super) fn offer(&mut self, out: &mut TextBuilder) -> bool {
-        match &self.chap {
-            // Mutual authentication rules out the method None.
-            Some(chap) if chap.target.is_some() => out.push("AuthMethod", "CHAP"),
-            Some(_) => out.push("AuthMethod", "CHAP,None"),
-            None => out.push("AuthMethod", NONE),
-        }
+        let methods = match (&self.chap, self.accepts_none) {
+            (Some(_), false) => "CHAP",
+            (Some(_), true) => "CHAP,None",
+            (None, _) => NONE,
+        };
+        out.push("AuthMethod", methods);
         self.chap.is_some()
     }
 
@@ -90,7 +96,7 @@ impl ChapExchange {
                 Ok(ChapStep::Continue)
             }
             // Without an AuthMethod key, None applies.
-            (None | Some(NONE), chap) if chap.as_ref().is_none_or(|chap| chap.target.is_none()) => {
+            (None | Some(NONE), _) if self.accepts_none => {
                 self.state = ChapState::Done;
                 Ok(ChapStep::Done)
             }

@@ -23,6 +23,7 @@ const SIZE: u64 = 4 << 20;
 
 /// Both sides and the bytes between them.
 struct SessionPair<S> {
+    node: Arc<IscsiNode>,
     pump: Pump<IscsiTargetSession>,
     client: Driver<S>,
 }
@@ -40,9 +41,10 @@ impl<S: Streams> SessionPair<S> {
         let mut target = TargetNode::new(Name::new(TARGET).unwrap(), portals, vec![access]);
         target.offer = offer;
         let node = Arc::new(IscsiNode::new(vec![target]));
-        let session = IscsiTargetSession::new(node, 1, Pool::new(usize::MAX), [3; 32], Instant::now());
+        let session =
+            IscsiTargetSession::new(node.clone(), 1, Pool::new(usize::MAX), [3; 32], Instant::now());
         let pump = Pump::new(session, &exports).split_at(step);
-        SessionPair { pump, client: Driver::of(client, step) }
+        SessionPair { node, pump, client: Driver::of(client, step) }
     }
 
     /// Moves bytes in both directions until nothing changes.
@@ -304,6 +306,31 @@ fn mutual_authentication_works_split_at_every_byte() {
         let refused = Some(&IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE));
         assert!(is_guess || (ran.is_err() && pair.client.session.refused() == refused), "{ran:?}");
         assert!(!pair.client.session.is_ready());
+    }
+}
+
+#[test]
+fn discovery_with_mutual_chap_accepts_a_portal_that_does_not_authenticate() {
+    let here = chap("initiator-secret", Some("target-secret"));
+    let there = |target| Some(chap("initiator-secret", target));
+    for (there, is_found) in [
+        (None, true),
+        (there(Some("target-secret")), true),
+        // A proof that is given has to be right.
+        (there(Some("another-secret")), false),
+    ] {
+        let discovery = IscsiDiscoverySession::new(
+            Name::new(INITIATOR).unwrap(),
+            Some(here.clone()),
+            [0x80, 0, 0, 0, 0, 1],
+            [5; 32],
+            Instant::now(),
+        );
+        let mut pair = SessionPair::new(discovery, offer(), None, usize::MAX);
+        pair.node.set_discovery_chap(there);
+        let _ = pair.run();
+        assert_eq!(pair.client.session.targets().len(), usize::from(is_found));
+        assert_eq!(pair.client.session.refused().is_none(), is_found);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::nvme_tcp::server::NvmeTcpTargetSession;
 use crate::testing::{Driver, Pump, Streams};
 use blockmux_volume::{MemVolume, Op, Pool, Seg, SgList};
 use blockmux_wire::nvmeof::auth::{Explanation, MessageId, MessageType};
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -238,6 +239,25 @@ fn a_controller_that_fails_to_authenticate_is_disconnected() {
     assert_eq!(refused(&open, Some(right.clone())), NvmeRefused::AuthFailed(AuthFailure::NotRequired));
     let (admin, _target) = brought_up(&open, Some(HostSecrets { controller: None, ..right }));
     assert!(admin.session.is_ready(), "an unused secret does no harm");
+}
+
+#[test]
+fn discovery_does_not_require_that_the_controller_authenticates() {
+    let own = secrets(None, Some(DhGroup::Null));
+    assert!(own.controller.is_some());
+    let served = ServedSubsystem::with(Some(own.clone()));
+    let names = Names { subsystem: nqn(DISCOVERY_NQN), ..names() };
+    let config = AdminConfig {
+        names,
+        credentials: Some(credentials(own, 1)),
+        queues: 1,
+        query: ControllerQuery::Discovery,
+        keep_alive: Duration::ZERO,
+    };
+    let session = NvmeTcpAdminSession::new(config, Digests::default(), Pool::new(1 << 20), Instant::now());
+    let mut host = Driver::of(session, usize::MAX);
+    exchange_all(&mut host, &mut served.target());
+    assert!(host.session.is_over() && host.session.refused().is_none(), "{:?}", host.session.refused());
 }
 
 /// An admin queue with this state of secure channel concatenation.
