@@ -15,6 +15,7 @@ use blockmux_proto::nvme::auth::HostSecrets;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::hosts::HostAccess;
 use blockmux_proto::nvme::nqn::Nqn;
+use blockmux_proto::nvme::subsystem::is_discovery_nqn;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use blockmux_wire::nvmeof::tcp::NVME_DISCOVERY_PORT;
@@ -194,6 +195,9 @@ impl ConfiguredSubsystem {
             Ok::<Nqn, Failure>(name)
         };
         let nqn = name(&entry.nqn)?;
+        if is_discovery_nqn(nqn.as_str()) {
+            return Err(wrong("the name is that of discovery subsystems; give it another `nqn`".to_owned()));
+        }
         let is_open = entry.hosts.is_none() && entry.host.is_empty();
         let listed = entry.hosts.iter().flatten();
         let mut hosts: Vec<Nqn> = listed.map(|host| name(host)).collect::<Result<_, _>>()?;
@@ -482,6 +486,8 @@ mod tests {
     fn invalid_names_and_numbers_are_reported() {
         for (text, said) in [
             ("nqn = ''\nnamespaces = {}", "`` is not an NVMe qualified name"),
+            ("nqn = 'nqn.2014-08.org.nvmexpress.discovery'", "the name is that of discovery subsystems"),
+            ("nqn = 'nqn.2026-11.blockmux:discovery.a'", "the name is that of discovery subsystems"),
             ("nqn = 'nqn.a'\nnamespaces = { 0 = 'x' }", "namespace 0: use an NSID from 1"),
             ("nqn = 'nqn.a'\nnamespaces = { x = 'x' }", "namespace x: use an NSID from 1"),
             ("nqn = 'nqn.a'\nserial_number = '012345678901234567890'", "serial_number `0123"),
