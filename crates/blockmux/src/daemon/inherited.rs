@@ -10,6 +10,7 @@ use crate::protocol::address::{ListenAddress, ListenerEntry};
 use crate::protocol::policy::PolicyListener;
 use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
+use blockmux_engine::net::zone;
 use listenfd::ListenFd;
 use std::env;
 
@@ -158,7 +159,7 @@ impl InheritedListeners {
             })?;
             let address = match address {
                 Address::Tcp(tcp) => {
-                    ListenAddress::Tcp { host: tcp.ip().to_string(), port: Some(tcp.port()) }
+                    ListenAddress::Tcp { host: zone::host_text(tcp), port: Some(tcp.port()) }
                 }
                 Address::Unix(path) => ListenAddress::Unix(path.clone()),
             };

@@ -359,8 +359,8 @@ mod tests {
             ("[::1]", "[::1]:10809"),
             ("::1", "[::1]:10809"),
             ("unix:/s:1", "unix:/s:1"),
-            ("[fe80::1%lo]:7", "[fe80::1%1]:7"),
-            ("fe80::1%lo", "[fe80::1%1]:10809"),
+            ("[fe80::1%lo]:7", "[fe80::1%lo]:7"),
+            ("fe80::1%lo", "[fe80::1%lo]:10809"),
         ] {
             let address: ListenAddress = text.parse().unwrap();
             assert_eq!(address.resolve(10809).unwrap().to_string(), expected, "{text}");

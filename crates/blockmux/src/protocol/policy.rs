@@ -13,6 +13,7 @@
 use super::address::{ListenerAddress, matches_listener};
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::DataPart;
+use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::AllowedNetworks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -586,14 +587,17 @@ impl Shared {
                 if let Some(unknown) = named.iter().find(|named| !is_there(named)) {
                     let there: Vec<_> = there.iter().map(|listener| listener.place.to_string()).collect();
                     let there = there.join(", ");
-                    return Err(format!("{title}: {key}: {unknown} is not a listener; use one of {there}"));
+                    return Err(format!(
+                        "{title}: {key}: {} is not a listener; use one of {there}",
+                        zone::address_text(unknown)
+                    ));
                 }
             }
             for table in tables.filter(|table| table.is_complete) {
                 let has = |tcp: &SocketAddr| table.listeners.iter().any(|named| matches_listener(named, tcp));
                 let all = leading.iter().filter_map(|own| own.place.tcp());
                 if let Some(missing) = all.into_iter().find(|tcp| !has(tcp)) {
-                    let key = &table.key;
+                    let (key, missing) = (&table.key, zone::address_text(&missing));
                     return Err(format!("{title}: {key}: has no entry for the listener {missing}; add one"));
                 }
             }

@@ -208,3 +208,14 @@ fn an_answer_names_no_address_of_another_link() {
         }
     }
 }
+
+#[test]
+fn messages_name_the_interface_of_an_address() {
+    let Some(links) = Links::new() else { return };
+    let mut daemon = links.serve(&["-v", "a=mem:1m", "--iscsi", "[fe80::1%zone0]:0"], "");
+    daemon.wait_for_line("[fe80::1%zone0]:");
+    links.info(&daemon.urls_of("iscsi")[0]);
+    daemon.wait_for_line("peer=\"[fe80::1%zone0]:");
+    let refused = links.blockmux(&["info", "nbd://[fe80::1%25zone0]:9/a"]);
+    assert!(text(&refused.stderr).contains(" [fe80::1%zone0]:9: "), "{}", text(&refused.stderr));
+}

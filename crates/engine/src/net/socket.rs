@@ -1,5 +1,6 @@
 //! Stream sockets: addresses, connecting, listening.
 
+use crate::net::zone;
 use crate::sys;
 use crate::sys::congestion::Congestion;
 use crate::sys::safe_path::{self, SafePath};
@@ -28,7 +29,7 @@ pub enum Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp(address) => address.fmt(f),
+            Address::Tcp(address) => f.pad(&zone::lasting_text(address)),
             Address::Unix(path) => match path.as_os_str().as_bytes().strip_prefix(b"\0") {
                 // As `ss` and `netstat` show it.
                 Some(name) => write!(f, "unix:@{}", name.escape_ascii()),
@@ -39,6 +40,15 @@ impl fmt::Display for Address {
 }
 
 impl Address {
+    /// The address that `named` means in an answer to a connection to this one.
+    #[must_use]
+    pub fn complete(&self, named: SocketAddr) -> SocketAddr {
+        match self {
+            Address::Tcp(asked) => zone::complete(named, asked),
+            Address::Unix(_) => named,
+        }
+    }
+
     fn to_sock_addr(&self) -> io::Result<SockAddr> {
         match self {
             Address::Tcp(address) => Ok((*address).into()),
@@ -119,7 +129,7 @@ impl Stream {
     pub fn accepted(socket: Socket, peer: &SockAddr) -> io::Result<Stream> {
         let tcp_peer = peer.as_socket().map(|address| address.ip());
         let peer = match peer.as_socket() {
-            Some(address) => address.to_string(),
+            Some(address) => Address::Tcp(address).to_string(),
             None => match sys::peer_process(socket.as_raw_fd()) {
                 Some(process) => format!("unix socket of process {process}"),
                 None => "unix socket".to_owned(),

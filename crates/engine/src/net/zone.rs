@@ -5,10 +5,19 @@
 //! one belongs to the interface of the connection. An unspecified address, which servers list that
 //! listen on all addresses, means the one that the client asked.
 
-use crate::net::socket::Address;
 use crate::sys;
 use rustix::net::netdevice::index_to_name;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::sync::{Mutex, PoisonError};
+
+/// The IP address in a text that is one, or one with a port; `None` in other texts.
+#[must_use]
+pub fn ip_in(text: &str) -> Option<IpAddr> {
+    let plain = || text.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| text.parse()).ok();
+    let zoned = || text.strip_prefix('[')?.split_once('%')?.0.parse().ok().map(IpAddr::V6);
+    plain().or_else(zoned)
+}
 
 /// Parses the IP address in an answer; `None` for a host name. A zone of the server is dropped.
 #[must_use]
@@ -21,8 +30,7 @@ pub fn answered_ip(text: &str) -> Option<IpAddr> {
 
 /// The address that `named` means in an answer to a connection to `asked`.
 #[must_use]
-pub fn complete(named: SocketAddr, asked: &Address) -> SocketAddr {
-    let Address::Tcp(asked) = asked else { return named };
+pub fn complete(named: SocketAddr, asked: &SocketAddr) -> SocketAddr {
     match named.ip() {
         ip if ip.is_unspecified() => {
             let mut same = *asked;
@@ -58,9 +66,7 @@ pub fn host_text(address: &SocketAddr) -> String {
     match zone_of(address) {
         None => address.ip().to_string(),
         Some(zone) => {
-            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
-            let name = socket.ok().and_then(|socket| index_to_name(socket, zone).ok());
-            format!("{}%{}", address.ip(), name.unwrap_or_else(|| zone.to_string()))
+            format!("{}%{}", address.ip(), interface_name(zone).unwrap_or_else(|| zone.to_string()))
         }
     }
 }
@@ -83,6 +89,31 @@ pub fn address_text(address: &SocketAddr) -> String {
     }
 }
 
+/// Address and port as [`address_text`] writes them, but with the name that the interface had when
+/// it was first asked for: the text identifies listeners, so it outlasts the interface.
+pub(super) fn lasting_text(address: &SocketAddr) -> String {
+    static NAMES: Mutex<BTreeMap<u32, String>> = Mutex::new(BTreeMap::new());
+    let Some(zone) = zone_of(address) else { return address.to_string() };
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = match names.get(&zone) {
+        Some(name) => name.clone(),
+        None => {
+            let Some(name) = interface_name(zone) else { return address.to_string() };
+            if names.len() < MAX_NAMES {
+                names.insert(zone, name.clone());
+            }
+            name
+        }
+    };
+    format!("[{}%{name}]:{}", address.ip(), address.port())
+}
+
+/// The name of an interface; `None` if there is none with this index.
+fn interface_name(index: u32) -> Option<String> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).ok()?;
+    index_to_name(socket, index).ok()
+}
+
 /// The interface through which packets to an address leave. No packet is sent.
 fn interface_to(address: &SocketAddr) -> Option<u32> {
     let any: IpAddr =
@@ -92,14 +123,17 @@ fn interface_to(address: &SocketAddr) -> Option<u32> {
     sys::interface_with(socket.local_addr().ok()?.ip())
 }
 
+/// Number of interfaces whose names are kept.
+const MAX_NAMES: usize = 1024;
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::net::namespace::Network;
     use std::process::Command;
 
-    fn at(text: &str) -> Address {
-        Address::Tcp(text.parse().unwrap())
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
     }
 
     fn completed(named: &str, asked: &str) -> String {
@@ -128,6 +162,13 @@ mod tests {
             ("[2001:db8::1]:7", "[2001:db8::1]")
         );
         assert_eq!(url_host(&"[fe80::1%4294967295]:7".parse().unwrap()), "[fe80::1%254294967295]");
+        let lo = lasting_text(&at("[::1%1]:7"));
+        assert_eq!((lo.as_str(), ip_in(&lo)), ("[::1%lo]:7", "::1".parse().ok()));
+        assert_eq!(lasting_text(&at("[fe80::1%4294967295]:7")), "[fe80::1%4294967295]:7", "it has no name");
+        for (text, ip) in [("192.0.2.1:7", "192.0.2.1"), ("[::1]:7", "::1"), ("::1", "::1")] {
+            assert_eq!(ip_in(text), ip.parse().ok());
+        }
+        assert_eq!(ip_in("unix socket of process 7"), None);
         assert!(
             lacks_zone(&"[fe80::1]:1".parse().unwrap()) && !lacks_zone(&"[fe80::1%1]:1".parse().unwrap())
         );

@@ -1,8 +1,9 @@
 //! The list of sessions that `blockmux ctl sessions` shows.
 
+use crate::net::zone;
 use blockmux_proto::driver::audit_event::Login;
 use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::SystemTime;
@@ -54,7 +55,7 @@ impl SessionInfo {
     /// The peer's IP address; `None` if it has none.
     #[must_use]
     pub fn peer_ip(&self) -> Option<IpAddr> {
-        peer_ip(&self.peer)
+        zone::ip_in(&self.peer)
     }
 
     /// The client, which may have several sessions: the initiator's name, or where the protocol has
@@ -65,14 +66,10 @@ impl SessionInfo {
     }
 }
 
-fn peer_ip(peer: &str) -> Option<IpAddr> {
-    peer.parse::<SocketAddr>().ok().map(|address| address.ip())
-}
-
 /// Implements [`SessionInfo::client`].
 fn client_of(login: &Login, peer: &str) -> String {
     match login.initiator.as_str() {
-        "" => peer_ip(peer).map_or_else(|| peer.to_owned(), |address| address.to_string()),
+        "" => zone::ip_in(peer).map_or_else(|| peer.to_owned(), |address| address.to_string()),
         name => name.to_owned(),
     }
 }

@@ -217,8 +217,9 @@ impl Guard {
                 Ok(Caller::Process { uid: peer.uid(), pid: peer.pid() })
             }
             (Guard::Network(networks, _), AnyStream::Tcp(stream)) => {
-                let peer = stream.peer_addr()?;
-                if networks.admits(Some(peer.ip())) {
+                let address = stream.peer_addr()?;
+                let peer = Address::Tcp(address);
+                if networks.admits(Some(address.ip())) {
                     return Ok(Caller::Client { address: peer.to_string(), subject: None });
                 }
                 let reason = "the `allow` list of the API does not have this address";

@@ -10,9 +10,10 @@
 //! `docs/decisions/0074-log-lines-are-limited-by-event.md`.
 
 use super::record::{LineClass, Record};
+use blockmux_engine::net::zone;
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 /// The lines of the last seconds.
@@ -127,10 +128,9 @@ impl ClassLines {
 impl Source {
     /// The source of a line about this peer, whose port does not matter.
     fn of(peer: &str) -> Source {
-        let ip = peer.parse().map(|address: SocketAddr| address.ip()).or_else(|_| peer.parse());
-        ip.map_or_else(
-            |_| Source::Named(peer.to_owned()),
-            |ip: IpAddr| {
+        zone::ip_in(peer).map_or_else(
+            || Source::Named(peer.to_owned()),
+            |ip| {
                 let ip = ip.to_canonical();
                 Source::Network(ip, if ip.is_ipv4() { 32 } else { 128 })
             },

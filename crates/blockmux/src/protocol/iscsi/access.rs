@@ -8,6 +8,7 @@ use super::ISCSI;
 use crate::protocol::address::{matches_listener, tcp_address};
 use crate::protocol::alua::AluaStateName;
 use crate::protocol::policy::ListenerTable;
+use blockmux_engine::net::zone;
 use blockmux_proto::scsi::AccessState;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
@@ -102,8 +103,9 @@ impl GroupTags {
             let differs = |other: &&(SocketAddr, u16)| own.1 == other.1 && state(own) != state(other);
             if let Some((other, tag)) = tags.0.iter().find(differs) {
                 return Err(format!(
-                    "{GROUP_TAG}: {} and {other} have different access_states, but the same tag {tag}; give them two",
-                    own.0
+                    "{GROUP_TAG}: {} and {} have different access_states, but the same tag {tag}; give them two",
+                    zone::address_text(&own.0),
+                    zone::address_text(other)
                 ));
             }
         }

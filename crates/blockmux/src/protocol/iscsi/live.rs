@@ -7,6 +7,7 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, PublicAccess};
 use crate::protocol::units::{self, LogicalUnits};
+use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
@@ -67,6 +68,7 @@ impl LiveTargets {
         let Some(at) = at else { return Ok(all().collect()) };
         let portals = &self.state().portals;
         let own = portals.number_of(at).and_then(|listener| target.group_at(listener));
+        let at = zone::address_text(&at);
         let own = own.ok_or_else(|| format!("{at} is not a listener; use one of {}", portals.list()))?;
         match all().filter(|tag| *tag == own).count() {
             1 => Ok([own].into()),

@@ -11,6 +11,7 @@ use crate::protocol::lun_map::WantedLuns;
 use crate::protocol::policy::Policy;
 use crate::protocol::units::{LogicalUnits, VolumeUnit};
 use blockmux_engine::net::socket::Address;
+use blockmux_engine::net::zone;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
@@ -259,7 +260,7 @@ impl Portals {
 
     /// The addresses of all listeners, for messages.
     pub(super) fn list(&self) -> String {
-        let all: Vec<_> = self.portals.iter().map(|(tcp, _)| tcp.to_string()).collect();
+        let all: Vec<_> = self.portals.iter().map(|(tcp, _)| zone::address_text(tcp)).collect();
         all.join(", ")
     }
 }

@@ -360,7 +360,7 @@ impl<D: Datamover> IscsiRemote<D> {
             target.addresses.iter().filter_map(|place| place.parse().ok()).collect();
         let named = |place: &TargetAddress| {
             let ip = zone::answered_ip(&place.host)?;
-            Some(zone::complete((ip, place.port).into(), address))
+            Some(address.complete((ip, place.port).into()))
         };
         let is_here = |place: &TargetAddress| named(place).map(Address::Tcp).as_ref() == Some(address);
         match places.first().filter(|_| !places.iter().any(is_here)) {

@@ -8,6 +8,7 @@ use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
+use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nvme::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
@@ -399,8 +400,9 @@ impl LiveFrontend for LiveSubsystems {
                 let own: Vec<&FabricsPort> =
                     ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
                 if own.is_empty() {
-                    let all: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
-                    let at = at.map(|at| at.to_string()).unwrap_or_default();
+                    let all: Vec<String> =
+                        ports.iter().map(|port| zone::address_text(&port.address)).collect();
+                    let at = at.as_ref().map(zone::address_text).unwrap_or_default();
                     return Err(format!("{target}: {at} is not a listener; use one of {}", all.join(", ")));
                 }
                 own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state.ana_state()));

@@ -253,7 +253,7 @@ pub fn resolve(place: &TargetAddress, asked: &Address) -> Option<Address> {
         Some(ip) => (ip, place.port).into(),
         None => (place.host.as_str(), place.port).to_socket_addrs().ok()?.next()?,
     };
-    Some(Address::Tcp(zone::complete(named, asked)))
+    Some(Address::Tcp(asked.complete(named)))
 }
 
 /// Logs in at one address; also returns the CHAP credentials that were used.
@@ -449,7 +449,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
         let known =
             || self.names.iter().find(|(known, _)| (&known.host, known.port) == (&place.host, place.port));
         let found = match zone::answered_ip(&place.host) {
-            Some(ip) => Some(Address::Tcp(zone::complete((ip, place.port).into(), from))),
+            Some(ip) => Some(Address::Tcp(from.complete((ip, place.port).into()))),
             None => known().map(|(_, address)| address.clone()),
         };
         let lost = || {
