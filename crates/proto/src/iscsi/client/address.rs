@@ -2,6 +2,8 @@
 
 use crate::names::uri::portal;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
+use core::net::Ipv6Addr;
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,8 +28,18 @@ impl FromStr for TargetAddress {
             }
             None => (text, None),
         };
-        let (host, port) = portal(place, ISCSI_DEFAULT_PORT).map_err(|error| error.problem)?;
+        let (host, port) = portal(&in_brackets(place), ISCSI_DEFAULT_PORT).map_err(|error| error.problem)?;
         Ok(TargetAddress { host, port, group_tag: tag })
+    }
+}
+
+/// Puts an IPv6 address before the last colon in brackets. tgt's redirections have none, and
+/// open-iscsi takes the last colon for that of the port, too.
+fn in_brackets(place: &str) -> Cow<'_, str> {
+    let is_ipv6 = |host: &str| host.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok());
+    match place.rsplit_once(':') {
+        Some((host, port)) if is_ipv6(host) => format!("[{host}]:{port}").into(),
+        _ => place.into(),
     }
 }
 
@@ -59,13 +71,29 @@ mod tests {
             ("[2001:db8::1]:7,65535", ("2001:db8::1", 7, Some(65535))),
             ("disk.example.com,2", ("disk.example.com", 3260, Some(2))),
             ("[fe80::1%eth0]:7,1", ("fe80::1%eth0", 7, Some(1))),
+            ("fe80::1:3260,1", ("fe80::1", 3260, Some(1))),
+            ("2001:db8::1:7", ("2001:db8::1", 7, None)),
+            ("fe80::1%eth0:7", ("fe80::1%eth0", 7, None)),
         ] {
             let (host, port, tag) = expected;
             assert_eq!(read(text), Ok((host.to_owned(), port, tag)), "{text}");
             let address: TargetAddress = text.parse().unwrap();
             assert_eq!(address.to_string().parse(), Ok(address));
         }
-        for wrong in ["", ",1", "h,", "h,65536", "h:0", "h:70000", "::1", "[::1", "a b", "h,1,x"] {
+        for wrong in [
+            "",
+            ",1",
+            "h,",
+            "h,65536",
+            "h:0",
+            "h:70000",
+            "::1",
+            "2001:db8::1",
+            "::1:0",
+            "[::1",
+            "a b",
+            "h,1,x",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }
