@@ -206,7 +206,8 @@ fn a_connection_without_tls_is_refused_where_tls_is_required() {
     succeed(&mut command(&["info", &url]));
     let discovery = format!("nvme+tcp://{}?{}", guarded.address(), url.split_once('?').unwrap().1);
     assert!(succeed(&mut command(&["discover", &discovery])).contains(SUBSYSTEM));
-    assert!(!complaint(&guarded.url(OTHER, None)).is_empty());
+    let said = complaint(&guarded.url(OTHER, None));
+    assert!(said.contains("if it requires TLS, give ?tls_key_file=PATH"), "{said}");
     guarded.daemon.wait_for_line("connected without TLS, which is required here");
 }
 

@@ -28,6 +28,7 @@ use blockmux_wire::nvme::status::ConnectStatus;
 use blockmux_wire::nvmeof::fabrics::{DISCOVERY_NQN, SubsystemType, TransportType};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 /// Parses a URL and reads the files of secrets and keys that it names.
@@ -205,7 +206,10 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
             }
             NvmeConnectError::Broken { .. } | NvmeConnectError::Silent { .. } => {
                 let what = if url.rdma.is_some() { "NVMe/RDMA" } else { "NVMe/TCP" };
-                format!("check that an {what} target listens there")
+                // A target that speaks only TLS closes the connection at the first bytes.
+                let may_want_tls = url.rdma.is_none() && url.tls_key_file.is_none() && !is_closed_port(error);
+                let tls = if may_want_tls { "; if it requires TLS, give ?tls_key_file=PATH" } else { "" };
+                format!("check that an {what} target listens there{tls}")
             }
             NvmeConnectError::Refused { refused, .. } => match refused {
                 NvmeRefused::NoNamespace(_) => list,
@@ -381,6 +385,12 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         };
         Some(NvmeUrl { portals: Portals::one((host, port)), ..here })
     }
+}
+
+/// Whether no program listens at the port.
+fn is_closed_port(error: &NvmeConnectError) -> bool {
+    matches!(error, NvmeConnectError::Broken { broken: Broken::Socket(error), .. }
+        if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// The well-known NQN of discovery controllers.
