@@ -4,6 +4,7 @@
 use crate::choices::Choices;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
+use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_proto::aoe::server::{AoeTargetSession, DEPTH};
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
@@ -28,7 +29,7 @@ pub(crate) fn aoe_target(data: &[u8]) {
         volume,
     }]);
     let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-    let mut target = AoeTargetSession::new(exports, vec![unit]).expect("the target has one disk");
+    let mut target = AoeTargetSession::new(exports, AoeDisks::everywhere(vec![unit]));
     let mut now = Instant::now();
     target.on_port(PortId(0), PORT, now);
     for bytes in frames(&stream) {

@@ -448,6 +448,7 @@ impl ControlServer {
             .remove(name)
             .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
+        self.reloader.cores().wake_all();
         let changed = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
         drop(changing);

@@ -113,8 +113,7 @@ pub(crate) trait Frontend: Send + Sync {
         false
     }
 
-    /// Starts to serve; `None` if there are no listeners, and so nothing that can change at run
-    /// time.
+    /// Starts to serve; `None` for a protocol that is served with another one.
     ///
     /// # Errors
     /// If a network interface cannot be opened.
@@ -218,6 +217,17 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// The targets that have the volume.
     fn targets_of(&self, _volume: VolumeId) -> Vec<LiveAccess> {
         Vec::new()
+    }
+
+    /// The targets that sessions of the volume name.
+    fn session_targets(&self, volume: VolumeId) -> Vec<String> {
+        self.targets_of(volume).into_iter().map(|access| access.target).collect()
+    }
+
+    /// Whether the protocol serves a volume that is added now only after the next start, although
+    /// the policy allows it.
+    fn waits_for_start(&self, _policy: &Policy, _volume: &str) -> bool {
+        false
     }
 
     /// Adds a volume to a target as a logical unit or a namespace; returns the LUN or NSID.

@@ -398,7 +398,7 @@ impl Shared {
         let listener = self.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
         match listener.map(|listener| &listener.volumes) {
             Some(Some(named)) => named.iter().any(|named| named == volume),
-            Some(None) => self.is_default(name, &self.rule_of(volume)),
+            Some(None) => self.known_rule_of(volume).is_some_and(|rule| self.is_default(name, &rule)),
             None => false,
         }
     }
@@ -537,8 +537,12 @@ impl Shared {
     }
 
     fn rule_of(&self, volume: &str) -> VolumeRule {
-        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
-        volumes.get(volume).cloned().unwrap_or_default()
+        self.known_rule_of(volume).unwrap_or_default()
+    }
+
+    /// The rule of a volume; `None` if the config has none with this name, as while it is removed.
+    fn known_rule_of(&self, volume: &str) -> Option<VolumeRule> {
+        self.volumes.read().unwrap_or_else(PoisonError::into_inner).get(volume).cloned()
     }
 
     /// The default exports of a volume at the listeners for which `is_meant` is true.
@@ -648,6 +652,9 @@ impl Shared {
         let name = listener.protocol.served_as();
         if self.has_targets(name) || self.serves(listener.protocol, &listener.place, volume) {
             return None;
+        }
+        if self.known_rule_of(volume).is_none() {
+            return Some("the config has no such volume".to_owned());
         }
         if listener.volumes.is_some() {
             return Some("the listener's list (?volumes=) lacks it".to_owned());

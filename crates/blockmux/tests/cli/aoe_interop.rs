@@ -335,6 +335,64 @@ fn a_limit_of_each_client_holds_one_station_and_neither_another_one_nor_another_
 }
 
 #[test]
+fn the_disks_follow_the_config_while_the_daemon_runs() {
+    let Some(veth) = VethNamespaces::new(9000) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (config, control) = (path("b.toml"), format!("unix:{}", path("control")));
+    let write = |volumes: &str| {
+        let text = format!("aoe = ['veth']\nnbd = ['unix:n.sock']\n{volumes}");
+        std::fs::write(&config, text).unwrap();
+    };
+    let volume = |name: &str, rest: &str| format!("[[volume]]\nname = '{name}'\nspec = 'mem:1m'\n{rest}");
+    let (both, keep) = (volume("a", "") + &volume("keep", ""), volume("keep", ""));
+    write(&both);
+    let server = veth.serve(&["--config", &config, "--control", &control]);
+    let ctl = |args: &[&str]| Command::new(BLOCKMUX).args(["ctl", &control]).args(args).output().unwrap();
+    let said = |args: &[&str]| succeed(Command::new(BLOCKMUX).args(["ctl", &control]).args(args));
+    // The disks are served once, however often the config is loaded.
+    for nth in 0..2 {
+        write(&(both.clone() + &volume(&format!("x{nth}"), "protocols = ['nbd']\n")));
+        said(&["reload"]);
+    }
+    std::fs::write(path("source"), [7; 1 << 16]).unwrap();
+    let source = format!("file:{}", path("source"));
+    let copy = || veth.blockmux(&["copy", "--overwrite", &source, "aoe://veth/e0.0"]);
+    assert!(copy().status.success());
+    let status: Value = serde_json::from_str(&said(&["status", "--json"])).unwrap();
+    assert_eq!(status["volumes"][0]["written_bytes"], 1 << 16, "{status}");
+    // Its stations use the volume.
+    write(&keep);
+    let planned = said(&["diff"]);
+    assert!(planned.contains("    affects aoe ") && planned.contains(", of e0.0\n"), "{planned}");
+    let refused = ctl(&["remove", "a"]);
+    assert!(text(&refused.stderr).contains("a: is in use by aoe "), "{refused:?}");
+    // Withdrawn, and served again.
+    write(&(volume("a", "protocols = ['nbd']\n") + &keep));
+    assert!(!said(&["reload"]).contains("at the next start"));
+    assert_eq!(said(&["sessions"]).matches("e0.0").count(), 0);
+    assert!(text(&copy().stderr).contains("no disk e0.0 answers"));
+    write(&both);
+    said(&["reload"]);
+    assert!(copy().status.success());
+    // A new volume is served if its name is a disk address; others wait, and so do interfaces.
+    assert!(said(&["add", "e5.1=mem:1m"]).contains("aoe://veth/e5.1"));
+    veth.says(&["info", "aoe://veth/e5.1"]);
+    said(&["save"]);
+    let saved = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, saved + &volume("e5.2", "") + &volume("new", "")).unwrap();
+    let report = said(&["reload"]);
+    let waits = "takes effect at the next start:\n  + volume new: aoe\n";
+    assert!(report.contains(waits) && !report.contains("+ volume e5.2: aoe"), "{report}");
+    veth.says(&["info", "aoe://veth/e5.2"]);
+    // An address belongs to one volume until the daemon stops.
+    said(&["remove", "a", "--force"]);
+    assert!(!said(&["add", "e0.0=mem:1m"]).contains("aoe:"));
+    assert!(text(&copy().stderr).contains("no disk e0.0 answers"));
+    server.stop();
+}
+
+#[test]
 fn a_disk_can_be_measured_and_exported_again() {
     let Some(veth) = VethNamespaces::new(9000) else { return };
     let _server = veth.serve(&["mem:64m", "--aoe", "veth"]);

@@ -69,6 +69,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
+        self.session.on_turn(now);
         let received = self.ports.take_in(&mut self.session, now);
         let moved = self.channels.move_io(&mut self.session, now);
         while let Some(event) = self.session.poll_event() {

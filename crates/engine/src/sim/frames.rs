@@ -10,6 +10,7 @@ use crate::net::frames::Share;
 use crate::protocol::aoe::volume::AoeVolume;
 use crate::serve::frame_target::FrameTargetTask;
 use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_proto::aoe::server::AoeTargetSession;
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::VolumeId;
@@ -179,8 +180,7 @@ impl FrameRun {
         let core = self.world.add_core(64 << 20);
         core.join(&self.lan);
         let unit = AoeUnit::new(ADDRESS, VolumeId(0), DiskSettings::default(), None);
-        let session =
-            AoeTargetSession::new(self.disk.exports.clone(), vec![unit]).expect("there is one disk");
+        let session = AoeTargetSession::new(self.disk.exports.clone(), AoeDisks::everywhere(vec![unit]));
         FrameTargetTask::spawn(
             &core,
             &self.interfaces(),

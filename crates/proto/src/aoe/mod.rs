@@ -11,6 +11,7 @@
 pub mod address;
 pub mod client;
 pub mod discovery;
+pub mod disks;
 mod error;
 mod identify;
 pub mod server;

@@ -2,6 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::client::{AoeInitiatorConfig, AoeInitiatorSession};
+use super::disks::AoeDisks;
 use super::server::AoeTargetSession;
 use super::*;
 use crate::driver::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
@@ -35,7 +36,7 @@ impl Net {
         let open = |export: &crate::exports::Export| export.volume.open(&core, 1024, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
         let now = Instant::now();
-        let mut target = AoeTargetSession::new(exports, units).unwrap();
+        let mut target = AoeTargetSession::new(exports, AoeDisks::everywhere(units));
         let initiator = Net::queue(7, 0, now);
         target.on_port(PortId(0), super::server::tests::PORT, now);
         let (random, on_the_way) = (SplitMix::new(seed), Vec::new());

@@ -97,11 +97,12 @@ impl Reloader {
             NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
         };
         let desired = Model::of(&setup);
-        let plan = self.plan(config, &setup, &desired);
+        let mut plan = self.plan(config, &setup, &desired);
         let failed = |failure| ApiError::invalid(setup.located(failure));
         let kept = plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step));
         kept.map_err(|what| failed(Failure::request(what)))?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
+        plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
         let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
         for named in &desired.volumes {
             policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
@@ -178,10 +179,6 @@ impl Reloader {
         setup: &Setup,
         listener: PolicyListener,
     ) -> Result<BoundListener, Failure> {
-        if matches!(listener.place, ListenerAddress::Interface(_)) {
-            // Network interfaces take effect at the next start.
-            return Ok(BoundListener { asked: listener.place.clone(), listener, socket: None });
-        }
         let conflicts = |(_, own): &&(ListenerAddress, PolicyListener)| {
             let tcp = own.place.tcp().zip(listener.place.tcp());
             tcp.is_some_and(|(own, new)| {
@@ -343,6 +340,7 @@ impl Reloader {
             live_protocols.iter().for_each(|(_, live)| live.remove(id));
             removed.extend(self.exports.remove(name));
         }
+        self.cores.wake_all();
         warnings.extend(finish_removal(&removed));
         for named in &desired.volumes {
             let Some((export, volume_state)) = opened.remove(&named.name) else { continue };

@@ -427,7 +427,8 @@ impl Reloader {
         let mut setup = self.blocking.run("the config file", move || reloader.read_file())??;
         let config = self.config.get();
         self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
-        let plan = self.plan(&config, &setup, &Model::of(&setup));
+        let mut plan = self.plan(&config, &setup, &Model::of(&setup));
+        plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &setup.policy));
         Ok(plan.report)
     }
 
@@ -448,7 +449,7 @@ impl Reloader {
     }
 
     /// The listeners of a setup, each with its configured address. A listener that is bound already
-    /// has its actual address.
+    /// has its actual address. Network interfaces stay as they are until the next start.
     fn places(
         &self,
         config: &RunningConfig,
@@ -470,7 +471,10 @@ impl Reloader {
                 None => (asked, wanted),
             }
         };
-        Ok(wanted.into_iter().map(place).collect())
+        let is_socket = |place: &ListenerAddress| !matches!(place, ListenerAddress::Interface(_));
+        let sockets = wanted.into_iter().filter(|wanted| is_socket(&wanted.place)).map(place);
+        let interfaces = config.listeners.iter().filter(|(_, own)| !is_socket(&own.place)).cloned();
+        Ok(sockets.chain(interfaces).collect())
     }
 
     /// Checks the access rule of a setup at the addresses of its listeners.
@@ -551,12 +555,21 @@ impl Reloader {
         self.connection_limits.sessions().list().iter().filter(uses).map(describe_session).collect()
     }
 
-    /// The names of the targets that have a volume.
+    /// The targets that sessions of a volume name.
     fn targets_of(&self, volume: &str) -> Vec<String> {
         let Some((id, _)) = self.exports.find(volume) else { return Vec::new() };
+        self.live_protocols.get().iter().flat_map(|(_, live)| live.session_targets(id)).collect()
+    }
+
+    /// The new volumes that a protocol serves only after the next start, as lines of a report.
+    fn waiting_volumes(&self, steps: &[(String, VolumeStep)], policy: &Policy) -> Vec<String> {
         let served = self.live_protocols.get();
-        let all = served.iter().flat_map(|(_, live)| live.targets_of(id));
-        all.map(|access| access.target).collect()
+        let opened = steps.iter().filter(|(_, step)| matches!(step, VolumeStep::Add | VolumeStep::Replace));
+        let waits = |name: &str| {
+            let waiting = served.iter().filter(|(_, live)| live.waits_for_start(policy, name));
+            waiting.map(|(protocol, _)| format!("+ volume {name}: {}", protocol.key())).collect::<Vec<_>>()
+        };
+        opened.flat_map(|(name, _)| waits(name)).collect()
     }
 }
 

@@ -6,28 +6,27 @@
 //! frames of one initiator for one disk. AoE is served on configured interfaces only. It needs
 //! `CAP_NET_RAW`, and every station on the network can use the disks.
 
+mod live;
 mod remote;
 mod store;
 
+use self::live::LiveAoe;
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, VolumeNames};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
 use crate::process::privileges::{self, START_WITH_PRIVILEGES};
-use blockmux_engine::core::cores::Cores;
-use blockmux_engine::protocol::aoe::{self, ServeError, Share};
-use blockmux_engine::serve::sessions::Sessions;
+use blockmux_engine::protocol::aoe::{self, Share};
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::aoe::AoeAddress as Disk;
-use blockmux_proto::aoe::unit::AoeUnit;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use rustix::thread::CapabilitySet;
 use serde::Deserialize;
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use toml::de::Deserializer;
 
 /// ATA over Ethernet.
@@ -62,11 +61,13 @@ struct AoeSettings {
 }
 
 /// The frontend of AoE.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 struct Aoe {
     settings: AoeSettings,
-    /// Number of volumes at the start. Volumes that are added later are not exported over AoE.
+    /// Number of volumes of the config.
     volumes: usize,
+    /// The disks that are served; empty before the start.
+    served: OnceLock<AoeDisks>,
 }
 
 impl Frontend for Aoe {
@@ -98,13 +99,14 @@ impl Frontend for Aoe {
 
     /// Checks that every volume has a disk address and that addresses are unique.
     fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
-        if self.shelf() == ANY_SHELF {
+        let shelf = self.shelf();
+        if shelf == ANY_SHELF {
             return Err("aoe_shelf 65535 is the broadcast address; use 0 to 65534".to_owned());
         }
         self.volumes = volumes.len();
         let all = volumes.iter().enumerate();
         let mut disks =
-            all.map(|(at, name)| self.disk(at, name)).collect::<Option<Vec<Disk>>>().ok_or_else(|| {
+            all.map(|(at, name)| disk_of(shelf, Some(at), name)).collect::<Option<Vec<Disk>>>().ok_or_else(|| {
                 format!(
                     "there are more volumes than the {ANY_SLOT} slots of a shelf; give the others the names of disks \
                      of another shelf, such as e1.0"
@@ -129,28 +131,11 @@ impl Frontend for Aoe {
     }
 
     fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
-        let Service { exports, places, policy, cores, sessions, .. } = service;
-        let all = VolumeNames::all(exports).into_iter();
-        let here = all.filter(|named| places.iter().any(|place| policy.serves(&AOE, place, &named.export)));
-        let units = here.filter_map(|named| Some((self.disk_of(&named)?, named))).map(|(disk, named)| {
-            let (disk_settings, store) = store::open(self.settings.aoe_state.as_deref(), disk)?;
-            let unit = AoeUnit::new(disk, named.volume, disk_settings, store);
-            Ok((named.export, unit))
-        });
-        let units: Vec<(String, AoeUnit)> = units.collect::<Result<_, Failure>>()?;
-        // Interfaces with the same disks share their list of recent writes.
-        let mut groups: BTreeMap<Vec<&str>, Vec<String>> = BTreeMap::new();
-        for place in *places {
-            let names = units.iter().map(|(name, _)| name.as_str());
-            let names = names.filter(|name| policy.serves(&AOE, place, name)).collect();
-            groups.entry(names).or_default().push(place.to_string());
-        }
-        for (names, interfaces) in groups {
-            let units = units.iter().filter(|(name, _)| names.contains(&name.as_str()));
-            let units: Vec<AoeUnit> = units.map(|(_, unit)| unit.clone()).collect();
-            start_at(cores, exports, &interfaces, &units, sessions)?;
-        }
-        Ok(None)
+        let live = LiveAoe::new(self, service)?;
+        start(service, &live.disks)?;
+        // A frontend is served once.
+        let _ = self.served.set(live.disks.clone());
+        Ok(Some(Box::new(live)))
     }
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
@@ -173,49 +158,42 @@ impl Aoe {
         self.settings.aoe_shelf.unwrap_or(0)
     }
 
-    /// The address of a volume's disk; `None` if the volume was added later.
+    /// The address of a volume's disk; `None` if it is not served.
     fn disk_of(&self, named: &VolumeNames) -> Option<Disk> {
-        let at = named.volume.0 as usize;
-        if at < self.volumes { self.disk(at, &named.export) } else { None }
-    }
-
-    /// The disk address of the volume at position `at`; `None` if its name is not a disk address
-    /// and the shelf has no slot `at`.
-    fn disk(&self, at: usize, name: &str) -> Option<Disk> {
-        let in_order = || {
-            let slot = u8::try_from(at).ok().filter(|slot| *slot != ANY_SLOT)?;
-            Some(Disk { shelf: self.shelf(), slot })
-        };
-        name.parse().ok().or_else(in_order)
+        match self.served.get() {
+            Some(disks) => disks.of_volume(named.volume),
+            None => disk_of(self.shelf(), Some(named.volume.0 as usize), &named.export),
+        }
     }
 }
 
-/// Serves units on interfaces, on up to [`MAX_CORES`] cores.
-fn start_at(
-    cores: &Cores,
-    exports: &Exports,
-    interfaces: &[String],
-    units: &[AoeUnit],
-    sessions: &Sessions,
-) -> Result<(), Failure> {
+/// The disk address of a volume: its name, or on the shelf the slot of its position in the list of
+/// volumes. `None` if its name is no disk address, and the shelf has no such slot or the volume no
+/// position.
+fn disk_of(shelf: u16, at: Option<usize>, name: &str) -> Option<Disk> {
+    let in_order = || {
+        let slot = u8::try_from(at?).ok().filter(|slot| *slot != ANY_SLOT)?;
+        Some(Disk { shelf, slot })
+    };
+    name.parse().ok().or_else(in_order)
+}
+
+/// Serves disks on the interfaces of a service, on up to [`MAX_CORES`] cores. One session of a core
+/// has all interfaces: a retransmission that arrives at another one is recognized.
+fn start(service: &Service<'_>, disks: &AoeDisks) -> Result<(), Failure> {
+    let Service { exports, places, cores, sessions, .. } = service;
+    let interfaces: Vec<String> = places.iter().map(ToString::to_string).collect();
     let of = cores.count().clamp(1, MAX_CORES);
     for nth in 0..of {
         let share = Share { nth: nth as u8, of: of as u8 };
-        let (interfaces, exports, units) = (interfaces.to_vec(), exports.clone(), units.to_vec());
-        let sessions = sessions.clone();
+        let (interfaces, disks) = (interfaces.clone(), disks.clone());
+        let (exports, sessions) = ((*exports).clone(), (*sessions).clone());
         cores
-            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, units, sessions))
+            .ask(nth, move |core| aoe::serve(core, &interfaces, share, exports, disks, sessions))
             .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?
-            .map_err(|error| cannot_serve(&error))?;
+            .map_err(|error| cannot_open(&error))?;
     }
     Ok(())
-}
-
-fn cannot_serve(error: &ServeError) -> Failure {
-    match error {
-        ServeError::Port(port) => cannot_open(port),
-        ServeError::Address(_) => Failure::request(error),
-    }
 }
 
 /// The failure of an interface that cannot be opened, with advice.
@@ -244,8 +222,10 @@ mod tests {
 
     #[test]
     fn volumes_are_slots_of_a_shelf_or_the_disks_with_their_names() {
-        let shelf =
-            |shelf| Aoe { settings: AoeSettings { aoe_shelf: Some(shelf), aoe_state: None }, volumes: 0 };
+        let shelf = |shelf| Aoe {
+            settings: AoeSettings { aoe_shelf: Some(shelf), aoe_state: None },
+            ..Aoe::default()
+        };
         let mut aoe = shelf(7);
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
         let place = ListenerAddress::Interface("eth1".to_owned());
@@ -256,7 +236,6 @@ mod tests {
         };
         assert_eq!(urls(3, "d"), ["aoe://eth1/e7.3"]);
         assert_eq!(urls(4, "e1.200"), ["aoe://eth1/e1.200"], "where its name says");
-        assert!(urls(5, "e1.201").is_empty(), "it came later");
         let mut check = |names: &[&str]| aoe.check(names);
         assert_eq!(check(&["a"; 255]), Ok(()));
         assert!(check(&["a"; 256]).unwrap_err().contains("than the 255 slots of a shelf"));

@@ -11,8 +11,8 @@ use crate::serve::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession, AtaDisk};
 use blockmux_proto::aoe::discovery::{AoeDiscoverySession, FoundDisk};
-use blockmux_proto::aoe::server::{AoeTargetSession, DuplicateAddress};
-use blockmux_proto::aoe::unit::AoeUnit;
+use blockmux_proto::aoe::disks::AoeDisks;
+use blockmux_proto::aoe::server::AoeTargetSession;
 use blockmux_proto::driver::frames::PortId;
 use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::exports::Exports;
@@ -31,17 +31,6 @@ pub struct AoeEndpoint {
     pub address: AoeAddress,
     /// How long the disk may be silent before I/O fails.
     pub timeout: Duration,
-}
-
-/// Why disks cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// An interface cannot be opened.
-    #[error(transparent)]
-    Port(#[from] PortError),
-    /// Two disks have the same address.
-    #[error(transparent)]
-    Address(#[from] DuplicateAddress),
 }
 
 /// Why a disk cannot be reached.
@@ -80,20 +69,20 @@ pub struct AoeDescription {
 }
 
 /// Serves disks at some interfaces: on this core, the requests of this core's share. Other cores
-/// serve the other shares of the same units. `sessions` lists the stations that use the disks.
+/// serve the other shares of the same disks. `sessions` lists the stations that use the disks.
 ///
 /// # Errors
-/// If an interface cannot be opened, or two disks have the same address.
+/// If an interface cannot be opened.
 pub fn serve(
     core: &Rc<EngineCore>,
     interfaces: &[String],
     share: Share,
     exports: Exports,
-    units: Vec<AoeUnit>,
+    disks: AoeDisks,
     sessions: Sessions,
-) -> Result<(), ServeError> {
-    let session = AoeTargetSession::new(exports.clone(), units)?;
-    Ok(FrameTargetTask::spawn(core, interfaces, share, session, exports, sessions)?)
+) -> Result<(), PortError> {
+    let session = AoeTargetSession::new(exports.clone(), disks);
+    FrameTargetTask::spawn(core, interfaces, share, session, exports, sessions)
 }
 
 /// Connects to a disk for I/O; queries the disk once for its size and identity.

@@ -89,6 +89,14 @@ impl StationAudit {
         self.next_expiry = self.stations.iter().map(expires_at).min();
     }
 
+    /// Removes the stations of the disks for which `stays` returns `false`.
+    #[cold]
+    pub(super) fn retain_disks(&mut self, stays: impl Fn(AoeAddress) -> bool) {
+        while let Some(at) = self.stations.iter().position(|station| !stays(station.disk)) {
+            self.remove(at, "the disk is no longer served");
+        }
+    }
+
     /// Logs that a disk refused the commands of a station.
     #[cold]
     pub(super) fn refused(&mut self, mac: Mac, disk: AoeAddress, reason: &'static str) {

@@ -21,6 +21,7 @@ impl AoeTargetSession {
         let Ok((registers, data)) = AtaMessage::read_from_prefix(rest) else { return };
         let Some(disk) = self.disks.get(at) else { return };
         let (command, volume) = (AtaCommand(registers.command_or_status), disk.unit.volume);
+        let number = disk.number;
         if command != AtaCommand::IDENTIFY_DEVICE && disk.is_reserved_against(from.mac) {
             self.audit.refused(from.mac, disk.unit.address, "the disk is reserved for others");
             return self.refuse(from, answer, registers.as_bytes(), ErrorCode::TARGET_IS_RESERVED);
@@ -33,7 +34,7 @@ impl AoeTargetSession {
             AtaCommand::FLUSH_CACHE | AtaCommand::FLUSH_CACHE_EXT => ReplyForm::Flush,
             AtaCommand::DATA_SET_MANAGEMENT if registers.error_or_feature & DSM_TRIM != 0 => ReplyForm::Trim,
             _ => {
-                self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
+                self.recent_writes.on_other(from.mac, number, answer.tag.get(), now);
                 return self.without_io(at, answer, registers, frame, now);
             }
         };
@@ -54,7 +55,7 @@ impl AoeTargetSession {
             has_begun: false,
         };
         if kind == ReplyForm::Flush {
-            self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
+            self.recent_writes.on_other(from.mac, number, answer.tag.get(), now);
             return self.start(pending, Io::new(NO_TAG, Op::Flush, 0, 0));
         }
         // The command decides between 28 and 48 address bits, not the flag.
@@ -70,27 +71,28 @@ impl AoeTargetSession {
             };
             return self.on_change(at, pending, data.get(..bytes).unwrap_or_default(), seg);
         }
-        self.recent_writes.on_other(from.mac, at as u16, answer.tag.get(), now);
+        self.recent_writes.on_other(from.mac, number, answer.tag.get(), now);
         let offset = block(command, &registers).saturating_mul(SECTOR);
         self.start(pending, Io::new(NO_TAG, Op::Read, offset, bytes as u64));
     }
 
     /// Handles a write or trim with its data.
     fn on_change(&mut self, at: usize, mut pending: PendingAoeCommand, data: &[u8], seg: Seg) {
-        let (mac, number) = (pending.from.mac, pending.answer.tag.get());
+        let (mac, tag) = (pending.from.mac, pending.answer.tag.get());
         let registers = pending.registers;
-        if self.disks.get(at).is_some_and(|disk| disk.export.read_only) {
+        let Some(disk) = self.disks.get(at) else { return };
+        if disk.export.read_only {
             return self.fail(&pending, IoError::ReadOnly);
         }
         let command = AtaCommand(registers.command_or_status);
         let identity = WriteIdentity {
-            unit: at as u16,
+            unit: disk.number,
             command: command.0,
             sectors: registers.sector_count,
             block: block(command, &registers),
             digest: Crc32c::of(data).value(),
         };
-        match self.recent_writes.on_write(mac, number, identity, pending.now) {
+        match self.recent_writes.on_write(mac, tag, identity, pending.now) {
             WriteHistory::New => pending.is_recent = true,
             WriteHistory::InFlight => return,
             WriteHistory::Done { status, error } => {

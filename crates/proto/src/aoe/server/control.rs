@@ -6,8 +6,8 @@
 //! requests wait; further ones get no answer, and the initiator retransmits them.
 
 use super::{AoeTargetSession, MAX_BUFFERS, refusing};
-use crate::aoe::sectors_in;
 use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED, SettingsChange};
+use crate::aoe::{AoeAddress, sectors_in};
 use crate::driver::frames::{PortId, Station};
 use crate::volume_state::SaveTicket;
 use blockmux_volume::{Seg, SgList};
@@ -41,8 +41,6 @@ enum SaveOutcome {
 /// A request that waits for its change to be stored.
 pub(super) struct SaveWaiter {
     ticket: SaveTicket,
-    /// Index of the disk.
-    at: usize,
     answer: Header,
     from: Station,
     asked: SaveRequest,
@@ -92,6 +90,9 @@ impl AoeTargetSession {
         for at in 0..self.disks.len() {
             let Some(disk) = self.disks.get_mut(at) else { return };
             disk.refresh();
+            if !disk.is_at(port) {
+                continue;
+            }
             let request = Header {
                 version_and_flags: AOE_VERSION << 4 | AOE_FLAG_RESPONSE,
                 error: 0,
@@ -269,7 +270,7 @@ impl AoeTargetSession {
     ) {
         match outcome {
             SaveOutcome::Answer(code) => self.answer_asked(at, answer, from, asked, code),
-            SaveOutcome::Wait(ticket) => self.waiting.push(SaveWaiter { ticket, at, answer, from, asked }),
+            SaveOutcome::Wait(ticket) => self.waiting.push(SaveWaiter { ticket, answer, from, asked }),
             SaveOutcome::Silence => {}
         }
     }
@@ -279,7 +280,10 @@ impl AoeTargetSession {
     pub(super) fn poll_changes(&mut self, now: Instant) {
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {
-            let SaveWaiter { ticket, at, answer, from, asked } = waiting;
+            let SaveWaiter { ticket, answer, from, asked } = waiting;
+            let address = AoeAddress { shelf: answer.major.get(), slot: answer.minor };
+            // The requests of a disk that is no longer served get no answer.
+            let Some(at) = self.position(address) else { continue };
             let Some(disk) = self.disks.get_mut(at) else { continue };
             match disk.unit.is_changed(ticket) {
                 None => still.push(waiting),

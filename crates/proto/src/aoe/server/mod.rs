@@ -24,6 +24,7 @@ use self::control::SaveWaiter;
 use self::recent_writes::RecentWrites;
 use self::reply::{PendingAoeCommand, ReplyForm};
 use super::AoeAddress;
+use super::disks::{AoeDisk, AoeDisks};
 use super::unit::{AoeUnit, DiskSettings};
 use crate::driver::audit_event::AuditEvent;
 use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
@@ -45,9 +46,15 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Session of an AoE target, which answers the frames of all initiators.
 pub struct AoeTargetSession {
+    exports: Exports,
     admissions: Admissions,
+    /// The list of disks, and the version of the copy in `disks`.
+    list: AoeDisks,
+    version: u32,
     /// The disks, sorted by address.
     disks: Vec<ServedDisk>,
+    /// The addresses of all disks so far; a disk's number is its index.
+    numbers: Vec<AoeAddress>,
     ports: Vec<FramePortInfo>,
     pending: Slots<PendingAoeCommand>,
     /// Number of commands of each initiator that has any.
@@ -67,6 +74,10 @@ pub struct AoeTargetSession {
 /// A disk, and a copy of its settings.
 struct ServedDisk {
     unit: AoeUnit,
+    /// The ports at which it is served; `None` for all.
+    ports: Option<Vec<PortId>>,
+    /// Number of the disk, which stays when others are added or removed.
+    number: u16,
     /// Export of its volume.
     export: Arc<Export>,
     uuid: Option<VolumeUuid>,
@@ -74,37 +85,17 @@ struct ServedDisk {
     settings: DiskSettings,
 }
 
-/// Two disks have this address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two disks have the address {0}")]
-pub struct DuplicateAddress(pub AoeAddress);
-
 impl AoeTargetSession {
     /// A target with these disks, whose volumes are in `exports`.
-    ///
-    /// # Errors
-    /// If two disks have the same address.
-    pub fn new(exports: Exports, mut units: Vec<AoeUnit>) -> Result<AoeTargetSession, DuplicateAddress> {
-        units.sort_by_key(|unit| unit.address);
-        for pair in units.windows(2) {
-            if let [first, second] = pair
-                && first.address == second.address
-            {
-                return Err(DuplicateAddress(first.address));
-            }
-        }
-        let volume_state: Vec<_> =
-            units.iter().filter_map(|unit| Some((unit.volume, exports.volume_state(unit.volume)?))).collect();
-        let admissions =
-            Admissions::new(volume_state.iter().map(|(volume, volume_state)| (*volume, volume_state)), None);
-        let disk = |unit: AoeUnit| {
-            let export = exports.get(unit.volume)?;
-            let uuid = exports.volume_state(unit.volume)?.uuid();
-            Some(ServedDisk { version: unit.version(), settings: unit.settings(), export, uuid, unit })
-        };
-        Ok(AoeTargetSession {
-            admissions,
-            disks: units.into_iter().filter_map(disk).collect(),
+    #[must_use]
+    pub fn new(exports: Exports, list: AoeDisks) -> AoeTargetSession {
+        let mut session = AoeTargetSession {
+            exports,
+            admissions: Admissions::new(std::iter::empty(), None),
+            version: list.version(),
+            list,
+            disks: Vec::new(),
+            numbers: Vec::new(),
             ports: Vec::new(),
             pending: Slots::default(),
             in_flight: HashMap::default(),
@@ -116,7 +107,54 @@ impl AoeTargetSession {
             poll_at: None,
             outbox: FrameOutbox::default(),
             stops: false,
-        })
+        };
+        session.renew_disks();
+        session
+    }
+
+    /// Takes over the list of disks. I/O that has begun on a disk that is gone completes, and what
+    /// has not begun is refused. New disks are announced.
+    #[cold]
+    fn renew_disks(&mut self) {
+        self.version = self.list.version();
+        let mut before = std::mem::take(&mut self.disks);
+        let mut has_new = false;
+        for AoeDisk { unit, ports } in self.list.list() {
+            let is_it =
+                |disk: &ServedDisk| (disk.unit.address, disk.unit.volume) == (unit.address, unit.volume);
+            let disk = match before.iter().position(is_it) {
+                Some(at) => Some(ServedDisk { ports, ..before.swap_remove(at) }),
+                None => self.new_disk(unit, ports).inspect(|_| has_new = true),
+            };
+            self.disks.extend(disk);
+        }
+        let disks = &self.disks;
+        self.admissions.retain(|volume| disks.iter().any(|disk| disk.unit.volume == volume));
+        self.audit.retain_disks(|address| disks.iter().any(|disk| disk.unit.address == address));
+        if has_new {
+            let up = self.ports.iter().zip(0..).filter(|(port, _)| port.is_up);
+            let up: Vec<_> = up.map(|(_, id)| PortId(id)).collect();
+            up.into_iter().for_each(|id| self.advertise(id));
+        }
+    }
+
+    /// A disk that was not served before; `None` if its volume was removed.
+    fn new_disk(&mut self, unit: AoeUnit, ports: Option<Vec<PortId>>) -> Option<ServedDisk> {
+        let export = self.exports.get(unit.volume)?;
+        let volume_state = self.exports.volume_state(unit.volume)?;
+        self.admissions.add(unit.volume, &volume_state, None);
+        let known = self.numbers.iter().position(|address| *address == unit.address);
+        let number = known.unwrap_or(self.numbers.len()) as u16;
+        if known.is_none() {
+            self.numbers.push(unit.address);
+        }
+        let (version, settings, uuid) = (unit.version(), unit.settings(), volume_state.uuid());
+        Some(ServedDisk { unit, ports, number, export, uuid, version, settings })
+    }
+
+    /// The index of a disk.
+    fn position(&self, address: AoeAddress) -> Option<usize> {
+        self.disks.binary_search_by_key(&address, |disk| disk.unit.address).ok()
     }
 
     /// Whether no command is in flight and no frame unsent.
@@ -195,6 +233,10 @@ impl ServedDisk {
         [shelf, ANY_SHELF].contains(&request.major.get()) && [slot, ANY_SLOT].contains(&request.minor)
     }
 
+    fn is_at(&self, port: PortId) -> bool {
+        self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+
     fn accepts(&self, mac: Mac) -> bool {
         self.settings.masks.is_empty() || self.settings.masks.contains(&mac)
     }
@@ -249,7 +291,7 @@ impl FrameSession for AoeTargetSession {
         for at in self.addressed(&header) {
             let Some(disk) = self.disks.get_mut(at) else { return };
             disk.refresh();
-            if !disk.is_named_by(&header) {
+            if !disk.is_named_by(&header) || !disk.is_at(frame.from.port) {
                 continue;
             }
             if !disk.accepts(frame.from.mac) {
@@ -345,7 +387,12 @@ impl Target for AoeTargetSession {
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
-    fn on_turn(&mut self, _now: Instant) {}
+    #[inline]
+    fn on_turn(&mut self, _now: Instant) {
+        if self.list.version() != self.version {
+            self.renew_disks();
+        }
+    }
 
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {

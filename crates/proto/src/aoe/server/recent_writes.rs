@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// Two writes with the same identity, and the same tag, are one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct WriteIdentity {
-    /// Index of the disk in the target.
+    /// Number of the disk in the target.
     pub(super) unit: u16,
     /// The ATA command.
     pub(super) command: u8,
@@ -65,7 +65,7 @@ struct RecentInitiator {
     last: Option<Instant>,
     /// Number of commands of the initiator.
     seen: u64,
-    /// Tag counters by index of the disk.
+    /// Tag counters by number of the disk.
     counts: Vec<TagCounter>,
     /// For each identity, the tag of the latest write that was carried out; only if tags are
     /// counters.

@@ -53,12 +53,16 @@ impl AoeTargetBench {
     }
 
     fn with(exports: &Exports, units: Vec<AoeUnit>) -> AoeTargetBench {
+        AoeTargetBench::of(exports, AoeDisks::everywhere(units))
+    }
+
+    fn of(exports: &Exports, disks: AoeDisks) -> AoeTargetBench {
         let core = TestCore::new().as_core();
         let open = |export: &Export| export.volume.open(&core, DEPTH, Waker::idle()).unwrap();
         let channels = exports.iter().map(|(_, export)| open(&export)).collect();
-        let mut target = AoeTargetSession::new(exports.clone(), units).unwrap();
+        let mut target = AoeTargetSession::new(exports.clone(), disks);
         let now = Instant::now();
-        target.on_port(PortId(0), PORT, now);
+        (0..2).for_each(|id| target.on_port(PortId(id), PORT, now));
         target.outbox.clear();
         AoeTargetBench {
             target,
@@ -73,8 +77,11 @@ impl AoeTargetBench {
     }
 
     pub(in crate::aoe) fn frame(&mut self, from: Mac, bytes: &[u8], now: Instant) -> Vec<(Station, Vec<u8>)> {
+        self.frame_from(Station { port: PortId(0), mac: from }, bytes, now)
+    }
+
+    fn frame_from(&mut self, from: Station, bytes: &[u8], now: Instant) -> Vec<(Station, Vec<u8>)> {
         let chunk = Chunk::from_slice(bytes);
-        let from = Station { port: PortId(0), mac: from };
         self.target.on_frame(&Frame::new(from, &chunk, bytes.len()), now);
         self.run();
         self.replies(now)
@@ -636,7 +643,7 @@ fn a_setting_is_answered_and_takes_effect_once_it_is_stored() {
 #[test]
 fn all_disks_are_announced_at_a_port_that_comes_up() {
     let (exports, units) = units();
-    let mut target = AoeTargetSession::new(exports, units).unwrap();
+    let mut target = AoeTargetSession::new(exports, AoeDisks::everywhere(units));
     let now = Instant::now();
     let mut count = |port| {
         target.on_port(PortId(1), port, now);
@@ -651,10 +658,41 @@ fn all_disks_are_announced_at_a_port_that_comes_up() {
 }
 
 #[test]
-fn two_disks_with_one_address_are_refused() {
-    let (exports, mut units) = units();
-    units.push(AoeUnit::new(E1_0, VolumeId(2), DiskSettings::default(), None));
-    assert_eq!(AoeTargetSession::new(exports, units).err(), Some(DuplicateAddress(E1_0)));
+fn a_disk_is_added_moved_and_withdrawn_while_the_target_runs() {
+    let (exports, units) = units();
+    let [last, first, second] = <[AoeUnit; 3]>::try_from(units).ok().unwrap();
+    let list = AoeDisks::everywhere(vec![second, last.clone()]);
+    let mut bench = AoeTargetBench::of(&exports, list.clone());
+    let write = registers(ata::AtaCommand::WRITE_SECTORS_EXT, 7, 1, &[7; 512]);
+    let answers = |bench: &mut AoeTargetBench, port: u16, tag: u32, disk: (u16, u8)| {
+        let (frame, from) = (request(disk, AoeCommand::ISSUE_ATA_COMMAND, tag, &write), PortId(port));
+        bench.frame_from(Station { port: from, mac: STATION }, &frame, bench.now).len()
+    };
+    let change = |bench: &mut AoeTargetBench, disks: Vec<AoeDisk>| {
+        list.replace(disks);
+        bench.target.on_turn(bench.now);
+        bench.replies(bench.now).len()
+    };
+    assert_eq!([answers(&mut bench, 0, 1, (2, 0)), answers(&mut bench, 0, 2, (1, 0))], [1, 0]);
+    // A disk before the others, which all ports are told.
+    let at = |unit: &AoeUnit, ports: Option<Vec<PortId>>| AoeDisk { unit: unit.clone(), ports };
+    assert_eq!(change(&mut bench, vec![at(&last, None), at(&first, None)]), 4);
+    assert_eq!(answers(&mut bench, 0, 3, (1, 0)), 1);
+    // A write that was carried out before is known: no I/O is needed.
+    bench.throttles = true;
+    assert_eq!(answers(&mut bench, 0, 1, (2, 0)), 1);
+    bench.throttles = false;
+    // At another port only, then nowhere.
+    assert_eq!(change(&mut bench, vec![at(&last, Some(vec![PortId(1)])), at(&first, None)]), 0);
+    assert_eq!([0, 1].map(|port| answers(&mut bench, port, 4, (2, 0))), [0, 1]);
+    while bench.target.poll_event().is_some() {}
+    list.remove(last.volume);
+    bench.target.on_turn(bench.now);
+    let event = bench.target.poll_event();
+    let Some(AuditEvent::ByStation { login, event }) = event else { panic!("{event:?}") };
+    assert!(login.target == "e2.0" && matches!(*event, AuditEvent::Logout { .. }), "{event:?}");
+    assert_eq!(answers(&mut bench, 1, 5, (2, 0)), 0);
+    assert_eq!((list.has(E1_0), list.has(E2_0), list.of_volume(VolumeId(0))), (true, false, Some(E1_0)));
 }
 
 #[test]
