@@ -11,7 +11,7 @@ use super::config_audit::{self, Caller};
 use super::flush;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted};
+use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, named_sessions};
 use super::setup::LARGEST;
 use crate::access::networks;
 use crate::api::{ApiError, ErrorCode};
@@ -439,7 +439,7 @@ impl ControlServer {
         let (volume, volume_state) = self.find(name)?;
         if !force {
             check_not_deleted(name, &**volume_state.volume())?;
-            check_not_used(name, self.reloader.users_of(name))?;
+            check_not_used(name, &self.reloader.users_of(name))?;
         }
         self.reloader.lift_limits(&[volume_state]);
         self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
@@ -713,15 +713,13 @@ fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &
     }
 }
 
-fn check_not_used(name: &str, users: Vec<String>) -> Result<(), ApiError> {
+fn check_not_used(name: &str, users: &[String]) -> Result<(), ApiError> {
     if users.is_empty() {
         return Ok(());
     }
-    let more = users.len().saturating_sub(SHOWN_USERS);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let shown = users.into_iter().take(SHOWN_USERS).collect::<Vec<_>>().join(", ");
+    let shown = named_sessions(users);
     let text = format!(
-        "{name}: is in use by {shown}{more}; disconnect them, or remove it with --force (API: ?force=true), \
+        "{name}: is in use by {shown}; disconnect them, or remove it with --force (API: ?force=true), \
          which makes their I/O fail"
     );
     Err(ApiError::new(ErrorCode::Conflict, text))
@@ -742,8 +740,6 @@ struct Changed {
     effects: Vec<String>,
 }
 
-/// Maximum number of sessions in a message.
-const SHOWN_USERS: usize = 8;
 /// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
 /// Time for I/O in flight on a volume that is removed or detached.

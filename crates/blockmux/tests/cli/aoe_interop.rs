@@ -367,6 +367,7 @@ fn the_disks_follow_the_config_while_the_daemon_runs() {
     assert!(planned.contains("    affects aoe ") && planned.contains(", of e0.0\n"), "{planned}");
     let refused = ctl(&["remove", "a"]);
     assert!(text(&refused.stderr).contains("a: is in use by aoe "), "{refused:?}");
+    assert!(text(&ctl(&["reload"]).stderr).contains("; it is in use by aoe "));
     // Withdrawn, and served again.
     write(&(volume("a", "protocols = ['nbd']\n") + &keep));
     assert!(!said(&["reload"]).contains("at the next start"));

@@ -1,6 +1,6 @@
 //! Only a command that says so makes a volume smaller or drops data (decision 65).
 
-use crate::control::Controlled;
+use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
 use crate::raw_client::{RawClient, TRIM};
@@ -79,6 +79,56 @@ fn a_ram_volume_is_not_shortened_by_a_reload() {
     let output = served.ctl(&["reload"]);
     assert!(text(&output.stderr).contains("of which the last 3145728 would be lost"), "{output:?}");
     assert_eq!(client.read(3 * MIB, 512), [7; 512]);
+}
+
+#[test]
+fn a_ram_volume_that_was_written_or_is_in_use_is_neither_removed_nor_replaced_by_a_reload() {
+    for (before, after) in [
+        ("mem:4m", "mem:1m?populate=off"),
+        ("mem:4m", "mem:4m?populate=off"),
+        ("mem:4m", "null:4m"),
+        ("stripe:64k:mem:4m,mem:4m", "stripe:64k:mem:1m,mem:1m"),
+        ("slice:1m,1m:mem:4m", "slice:2m,1m:mem:4m"),
+        ("delay:1us:mem:4m", "delay:2us:mem:4m"),
+        ("rate:iops=10000:mem:4m", "rate:iops=20000:mem:4m"),
+        ("log:-:mem:4m", "mem:4m"),
+        ("mem:4m", ""),
+    ] {
+        let config = |spec: &str| {
+            let volume = match spec {
+                "" => String::new(),
+                spec => format!("[[volume]]\nname = 'a'\nspec = '{spec}'\n"),
+            };
+            format!("nbd = ['unix:a.sock?volumes=a']\n{volume}[[volume]]\nname = 'b'\nspec = 'null:1m'\n")
+        };
+        let served = Configured::serve(&config(before));
+        // Nobody needs it yet.
+        let other = config("mem:8m?populate=off");
+        served.reload(&other);
+        served.reload(&config(before));
+        let mut client = served.nbd("a.sock");
+        assert_eq!(client.write(0, 0, &[7; 512]), 0);
+        served.write(&config(after));
+        let loss = " bytes are in RAM and would be lost; ";
+        let planned = served.said(&["diff"]);
+        assert!(planned.contains("; refused: its ") && planned.contains(loss), "{planned}");
+        assert!(planned.contains("\n    affects nbd client ") && planned.contains(" of a\n"), "{planned}");
+        let refused = || {
+            let output = served.ctl(&["reload"]);
+            let said = text(&output.stderr);
+            assert!(output.status.code() == Some(1) && said.contains(loss), "{before} {after}: {said}");
+            said
+        };
+        assert!(refused().contains("; it is in use by nbd client "));
+        assert_eq!(client.read(0, 512), [7; 512], "{before} {after}");
+        // Also when the client is gone: its data is needed.
+        drop(client);
+        eventually("the client is gone", || !refused().contains("; it is in use by "));
+        // A command that says so.
+        served.said(&["remove", "a", "--force"]);
+        served.said(&["reload"]);
+        assert_eq!(served.said(&["reload"]), UNCHANGED, "{before} {after}");
+    }
 }
 
 #[test]

@@ -276,7 +276,7 @@ fn queries_are_answered_while_a_reload_waits_for_io_in_flight() {
             "nbd = ['unix:a.sock?volumes=slow,a']\n{more}[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{limits}"
         )
     };
-    let slow = "[[volume]]\nname = 'slow'\nspec = 'delay:1h:mem:1m'\n";
+    let slow = "[[volume]]\nname = 'slow'\nspec = 'delay:1h:null:1m'\n";
     let served = Configured::serve(&config("", slow));
     let socket = served.socket("control");
     let mut client = served.nbd("a.sock");

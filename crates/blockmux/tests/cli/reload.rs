@@ -117,7 +117,8 @@ fn adding_and_removing_volumes_does_not_affect_clients_of_others() {
         )
     };
     let volume = |name: &str, rest: &str| format!("[[volume]]\nname = '{name}'\nspec = 'mem:8m'\n{rest}");
-    let served = Configured::serve(&config(&(volume("a", "") + &volume("b", ""))));
+    let leaving = "[[volume]]\nname = 'b'\nspec = 'file:b.img?size=8m'\n";
+    let served = Configured::serve(&config(&(volume("a", "") + leaving)));
     let (mut stays, mut goes) = (served.nbd("a.sock"), served.nbd("b.sock"));
     assert_eq!((stays.write(0, 4096, &[1; 4096]), goes.write(0, 0, &[2; 4096])), (0, 0));
     served.write(&config(&(volume("a", "description = 'x'\n") + &volume("c", ""))));
@@ -151,7 +152,10 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     assert_eq!(served.reload(&config("mem:16m")), "~ volume a: spec: \"mem:8m\" -> \"mem:16m\"\n");
     assert_eq!(nbd.read(0, 512), [5; 512]);
     assert_eq!(served.status()["volumes"][0]["size"], 16 << 20);
-    // A file has other data than RAM, so the connection of the client ends.
+    served.said(&["remove", "a", "--force"]);
+    served.reload(&config("file:first.img?size=16m"));
+    let mut nbd = served.nbd("a.sock");
+    // Another file has other data, so the connection of the client ends.
     let done = served.reload(&config("file:disk.img?size=4m"));
     assert!(done.contains("    affected nbd client "), "{done}");
     assert!(nbd.is_closed());

@@ -3,6 +3,7 @@
 
 use super::fragment;
 use super::model::Model;
+use super::plan::{named_sessions, would_lose_ram};
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
 };
@@ -82,6 +83,9 @@ impl Reloader {
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
+                // Clients may have come since.
+                self.check_kept(&config, &prepared.plan)
+                    .map_err(|what| ApiError::invalid(prepared.setup.located(Failure::request(what))))?;
                 return Ok(self.commit(&mut changing, &config, prepared, &new));
             }
         }
@@ -99,8 +103,7 @@ impl Reloader {
         let desired = Model::of(&setup);
         let mut plan = self.plan(config, &setup, &desired);
         let failed = |failure| ApiError::invalid(setup.located(failure));
-        let kept = plan.steps.iter().try_for_each(|(name, step)| self.check_kept(name, *step));
-        kept.map_err(|what| failed(Failure::request(what)))?;
+        self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
         let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
@@ -196,16 +199,31 @@ impl Reloader {
         })
     }
 
-    /// Checks that a step loses no data that a user has not given up by a command of its own.
-    fn check_kept(&self, name: &str, step: VolumeStep) -> Result<(), String> {
-        if let VolumeStep::Shrink { now, size } = step {
-            return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
+    /// Checks that a plan loses no data that a user has not given up by a command of its own.
+    fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
+        for (name, step) in &plan.steps {
+            let ends = matches!(step, VolumeStep::Remove | VolumeStep::Replace);
+            let in_ram = match *step {
+                VolumeStep::Shrink { now, size } => {
+                    return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
+                }
+                VolumeStep::Lose { bytes } => Some(bytes),
+                _ => self.needed_ram(config, name).filter(|_| ends),
+            };
+            if let Some(bytes) = in_ram {
+                let users = self.users_of(name);
+                let used_by = match users.is_empty() {
+                    true => String::new(),
+                    false => format!("; it is in use by {}", named_sessions(&users)),
+                };
+                return Err(format!("volume `{name}`: {}{used_by}", would_lose_ram(name, bytes)));
+            }
+            let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+            if let Some(served) = served.filter(|_| ends) {
+                check_not_deleted(name, &**served.volume())?;
+            }
         }
-        let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
-        match served.filter(|_| matches!(step, VolumeStep::Remove | VolumeStep::Replace)) {
-            Some(served) => check_not_deleted(name, &**served.volume()),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data

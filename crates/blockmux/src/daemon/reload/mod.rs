@@ -20,6 +20,7 @@ mod save;
 pub(super) use self::apply::check_not_deleted;
 use self::apply::check_paths;
 use self::model::Model;
+pub(super) use self::plan::named_sessions;
 use self::plan::{
     ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
 };
@@ -537,11 +538,26 @@ impl Reloader {
                 steps.push((after.name.clone(), VolumeStep::Replace));
             }
         }
+        for (name, step) in &mut steps {
+            let ends = matches!(step, VolumeStep::Remove | VolumeStep::Replace);
+            if let Some(bytes) = self.needed_ram(config, name).filter(|_| ends) {
+                *step = VolumeStep::Lose { bytes };
+            }
+        }
         let sessions = self.connection_limits.sessions().list();
         let targets_of = |volume: &str| self.targets_of(volume);
         let mut report = report(&schema, &changes, &steps, &sessions, targets_of);
         report.changes.extend(self.renewed_credentials(setup, &changes));
         Plan { schema, changes, steps, report }
+    }
+
+    /// Size in bytes of what a volume has in RAM, which is lost when it is closed; `None` if nobody
+    /// needs it, because nobody has written to the volume or uses it.
+    fn needed_ram(&self, config: &RunningConfig, name: &str) -> Option<u64> {
+        let bytes = config.running.volume(name)?.entry.spec.ram_bytes();
+        let (id, _) = self.exports.find(name).filter(|_| bytes > 0)?;
+        let is_written = self.exports.volume_state(id)?.traffic().writes > 0;
+        (is_written || !self.users_of(name).is_empty()).then_some(bytes)
     }
 
     /// The sessions that can use a volume.

@@ -53,6 +53,11 @@ pub(in crate::daemon) enum VolumeStep {
         /// Smaller size in bytes.
         size: u64,
     },
+    /// Remove or replace it although its data in RAM would be lost, which a reload refuses.
+    Lose {
+        /// Size of what is in RAM, in bytes.
+        bytes: u64,
+    },
     /// Change its description or its protocols.
     Describe,
 }
@@ -305,7 +310,8 @@ pub(in crate::daemon) fn volume_steps(
 pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
-            !steps.iter().any(|(own, step)| own == name && *step == VolumeStep::Replace)
+            let is_opened = |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. });
+            !steps.iter().any(|(own, step)| own == name && is_opened(*step))
         }
         _ => false,
     }
@@ -323,8 +329,12 @@ pub(in crate::daemon) fn report(
     let mut report = PlanReport::default();
     for change in changes {
         let step_of = |name| steps.iter().find(|(own, _)| own == name).map(|(_, step)| *step);
-        let step = change.of_volume().filter(|(_, key)| *key == Some("spec"));
-        let note = match step.and_then(|(name, _)| step_of(name)) {
+        let of_volume = change.of_volume().filter(|(_, key)| key.is_none_or(|key| key == "spec"));
+        let note = match of_volume.and_then(|(name, _)| step_of(name)) {
+            Some(VolumeStep::Lose { bytes }) => {
+                let name = of_volume.map_or("", |(name, _)| name);
+                format!("; refused: {}", would_lose_ram(name, bytes))
+            }
             Some(VolumeStep::Replace) => "; removed and added as another disk".to_owned(),
             Some(VolumeStep::Shrink { now, size }) => {
                 format!("; refused: {}", ResizeError::WouldLose { now, size })
@@ -345,6 +355,25 @@ pub(in crate::daemon) fn report(
     }
     report
 }
+
+/// Why a volume with `bytes` in RAM is neither removed nor replaced, and what to do.
+pub(in crate::daemon) fn would_lose_ram(name: &str, bytes: u64) -> String {
+    format!(
+        "its {bytes} bytes are in RAM and would be lost; copy them with 'blockmux copy', or to discard them, use \
+         'blockmux ctl remove {name}', with --force while it is in use, and reload then"
+    )
+}
+
+/// Sessions in a message, at most [`SHOWN_SESSIONS`] of them.
+pub(in crate::daemon) fn named_sessions(sessions: &[String]) -> String {
+    let more = sessions.len().saturating_sub(SHOWN_SESSIONS);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let shown: Vec<_> = sessions.iter().take(SHOWN_SESSIONS).map(String::as_str).collect();
+    shown.join(", ") + &more
+}
+
+/// Maximum number of sessions in a message.
+const SHOWN_SESSIONS: usize = 8;
 
 /// A session in a message: protocol, initiator, address and target.
 pub(in crate::daemon) fn describe_session(session: &SessionInfo) -> String {
@@ -372,7 +401,8 @@ fn affects(
         is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
-        let loses = |step| matches!(step, VolumeStep::Replace | VolumeStep::Shrink { .. });
+        let loses =
+            |step| matches!(step, VolumeStep::Replace | VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
         let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
         let is_its = || login.target == name || targets_of(name).contains(&login.target);
         return (is_loss && (is_gone || key == Some("spec") && loses_data) || is_kept_out) && is_its();
