@@ -241,13 +241,36 @@ fn the_default_jobs_do_not_overwrite_existing_volumes() {
     let file = bench.path("disk.img");
     std::fs::write(&file, vec![0xA5; 16 << 20]).unwrap();
     let out = printed(&bench.run("--no_ceiling", &[&format!("file:{file}")]));
-    assert!(out.contains("would be overwritten (give --rw write"), "{out}");
+    assert!(out.contains("would be overwritten (give --overwrite"), "{out}");
     assert!(
         jobs(&bench.json()).iter().all(|job| job["job options"]["rw"].as_str().unwrap().contains("read"))
     );
     assert!(std::fs::read(&file).unwrap().iter().all(|&byte| byte == 0xA5));
     printed(&bench.run("--no_ceiling --rw write", &[&format!("file:{file}")]));
     assert!(std::fs::read(&file).unwrap().iter().any(|&byte| byte != 0xA5));
+}
+
+#[test]
+fn a_job_file_or_a_suite_overwrites_an_existing_volume_only_with_overwrite() {
+    let bench = Bench::new();
+    let (file, jobs) = (bench.path("disk.img"), bench.path("jobs.fio"));
+    let content = vec![0xA5; 64 << 20];
+    std::fs::write(&file, &content).unwrap();
+    std::fs::write(&jobs, "[global]\nbs=4k\n[first]\nrw=randread\n[second]\nrw=randwrite\n").unwrap();
+    let volume = format!("file:{file}");
+    for rest in [[&*volume, &*jobs], [&volume, "--suite=zeta-2016"], [&volume, "--suite=taocloud-2022"]] {
+        let output = bench.run("--no_ceiling", &rest);
+        let said = text(&output.stderr);
+        let expected =
+            format!(" would overwrite {volume}, which existed before; to allow that, give --overwrite");
+        assert!(output.status.code() == Some(2) && said.contains(&expected), "{rest:?}: {said}");
+        assert!(std::fs::read(&file).unwrap() == content, "{rest:?}");
+    }
+    printed(&bench.run("--no_ceiling --overwrite", &[&volume, &jobs]));
+    assert!(std::fs::read(&file).unwrap() != content);
+    // Jobs that only read need no word, nor does a volume that the bench creates.
+    std::fs::write(&jobs, "[first]\nrw=randread\nbs=4k\n").unwrap();
+    printed(&bench.run("--no_ceiling", &[&volume, &jobs]));
 }
 
 #[test]

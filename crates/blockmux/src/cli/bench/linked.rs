@@ -3,7 +3,7 @@
 use super::BenchArgs;
 use super::case::{BenchCase, CaseKind};
 use super::jobs::times;
-use super::plan::{BenchPlan, BenchVolume};
+use super::plan::{BenchPlan, BenchVolume, check_spared};
 use super::veth::VethPair;
 use crate::failure::Failure;
 use crate::protocol;
@@ -26,9 +26,10 @@ impl BenchPlan {
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let Some(served) = volumes.first() else { return Ok(()) };
-        let veth = VethPair::new()?;
         let times = times(args)?;
         let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        check_spared(args, &rows, volumes)?;
+        let veth = VethPair::new()?;
         let refused = refused(&veth, links);
         for row in &rows {
             let case = |kind, target: &BenchVolume, place| BenchCase {

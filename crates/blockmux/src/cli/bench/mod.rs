@@ -97,6 +97,9 @@ pub(crate) struct BenchArgs {
     /// Do not measure bare sockets
     #[arg(long)]
     no_ceiling: bool,
+    /// Let jobs also write to volumes that existed before
+    #[arg(long)]
+    overwrite: bool,
     /// Directory for bench.json and bench.html
     #[arg(long, value_name = "DIR", default_value = "bench-results")]
     report: PathBuf,
@@ -196,9 +199,9 @@ const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 const EXAMPLES: &str = "\
 Without arguments: three jobs on a RAM volume over every protocol that `serve`
 uses by default, in less than a minute; --full adds SRP. Several values of --rw,
---bs, --iodepth and --numjobs are measured in every combination. Existing
-volumes are written to only if --rw, a job file or a suite says so. Ctrl-C
-prints what has been measured. --suite aatrokoski-2007 needs root and `ip`.
+--bs, --iodepth and --numjobs are measured in every combination. Volumes that
+existed before are written to only if --overwrite or --rw says so. Ctrl-C prints
+what has been measured. --suite aatrokoski-2007 needs root and `ip`.
 
 Examples:
   blockmux bench

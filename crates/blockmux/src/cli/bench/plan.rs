@@ -86,16 +86,20 @@ impl BenchPlan {
         if volumes.is_empty() {
             volumes = plan.open_default(args)?;
         }
+        let must_spare = !args.overwrite && args.rw.is_empty();
         match &args.suite {
             Some(name) => plan.add_suite(name, args, &volumes, &policies)?,
             None => {
                 for (job, target) in &jobs {
                     let spares =
-                        |volume: &BenchVolume| are_default && volume.holds_data && job.rw.changes_content();
+                        |volume: &BenchVolume| must_spare && volume.holds_data && job.rw.changes_content();
                     let named =
                         |volume: &&BenchVolume| target.as_deref().is_none_or(|name| name == volume.name);
                     let (spared, wanted): (Vec<_>, Vec<_>) =
                         volumes.iter().filter(named).partition(|volume| spares(volume));
+                    if let Some(volume) = spared.first().filter(|_| !are_default) {
+                        return Err(would_overwrite(&job.name, volume));
+                    }
                     plan.skip_overwriting(job, &spared);
                     plan.add_job(job, &wanted, &policies, args);
                 }
@@ -134,8 +138,10 @@ impl BenchPlan {
     /// Skips a job that would overwrite existing volumes without request.
     fn skip_overwriting(&mut self, job: &Job, volumes: &[&BenchVolume]) {
         self.skipped.extend(volumes.iter().map(|volume| {
-            let ask = "give --rw write or --rw randwrite to allow that";
-            (job.name.clone(), format!("{} would be overwritten ({ask})", volume.shown))
+            (
+                job.name.clone(),
+                format!("{} would be overwritten (give --overwrite to allow that)", volume.shown),
+            )
         }));
     }
 
@@ -222,6 +228,7 @@ impl BenchPlan {
         };
         let times = times(args)?;
         let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        check_spared(args, &rows, volumes)?;
         for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
             // Local rows first, as everywhere.
             of_job.sort_by_key(|row| row.protocol != "local");
@@ -348,6 +355,31 @@ impl BenchPlan {
 
     fn pin(&self, from: usize) -> Option<usize> {
         (self.cpus > 1).then_some(from)
+    }
+}
+
+/// Refuses a job of a file or a suite, which was perhaps written for a volume without data.
+fn would_overwrite(job: &str, volume: &BenchVolume) -> Failure {
+    Failure::request(format!(
+        "job {job} would overwrite {}, which existed before; to allow that, give --overwrite",
+        volume.shown
+    ))
+}
+
+/// Checks that no job of a suite would overwrite an existing volume without request.
+///
+/// # Errors
+/// Names the job, the volume and what to do.
+pub(super) fn check_spared(
+    args: &BenchArgs,
+    rows: &[SuiteRow],
+    volumes: &[BenchVolume],
+) -> Result<(), Failure> {
+    let writing = rows.iter().find(|row| row.job.rw.changes_content());
+    let existing = volumes.iter().find(|volume| volume.holds_data);
+    match writing.zip(existing).filter(|_| !args.overwrite) {
+        Some((row, volume)) => Err(would_overwrite(&row.job.name, volume)),
+        None => Ok(()),
     }
 }
 
