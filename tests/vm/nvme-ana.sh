@@ -82,7 +82,7 @@ verified_io "$(head_of 3)"
 nvme list-ns "/dev/$(controller_at 4420)" | grep ':0x3$'
 
 check a_detached_namespace_disappears_and_the_others_stay
-ctl detach $NQN 3
+ctl detach --force $NQN 3
 has_no_head() { fails has_head "$1"; }
 within 30 has_no_head 3
 ctl remove three

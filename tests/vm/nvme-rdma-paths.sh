@@ -69,7 +69,7 @@ ctl add two=mem:32m
 ctl attach two $NQN 2
 within 30 test -b "${disk%1}2"
 verified_io "${disk%1}2" --size=4m
-ctl detach $NQN 2
+ctl detach --force $NQN 2
 is_gone() { ! test -b "${disk%1}2"; }
 within 30 is_gone
 ctl remove two

@@ -284,7 +284,7 @@ impl ControlServer {
                     self.attach(name, target, &place).map(|number| Answer::Attached { number })
                 })
             }
-            Request::Detach { target, number } => self.detach(request, target, *number, progress),
+            Request::Detach { .. } => self.detach(request, progress),
             Request::Change(change) => {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))
@@ -322,7 +322,7 @@ impl ControlServer {
                 (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
                     Some(format!("+ {target} {number}: {name}"))
                 }
-                (Request::Detach { target, number }, _) => Some(format!("- {target} {number}")),
+                (Request::Detach { target, number, .. }, _) => Some(format!("- {target} {number}")),
                 (Request::Change(change), _) => Some(format!("~ {}: {}", change.target, change.what)),
                 _ => None,
             });
@@ -439,7 +439,7 @@ impl ControlServer {
         let (volume, volume_state) = self.find(name)?;
         if !force {
             check_not_deleted(name, &**volume_state.volume())?;
-            check_not_used(name, &self.reloader.users_of(name))?;
+            check_not_used(name, "remove", &self.reloader.users_of(name))?;
         }
         self.reloader.lift_limits(&[volume_state]);
         self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
@@ -477,21 +477,23 @@ impl ControlServer {
     }
 
     /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
-    /// the old initiator does not meet the data of the next one.
-    fn detach(
-        &self,
-        request: &Request,
-        target: &str,
-        number: u32,
-        progress: &dyn Fn(String),
-    ) -> Result<Changed, ApiError> {
+    /// the old initiator does not meet the data of the next one. A unit of a target with sessions
+    /// is removed only by `force`.
+    fn detach(&self, request: &Request, progress: &dyn Fn(String)) -> Result<Changed, ApiError> {
+        let Request::Detach { target, number, force } = request else {
+            return Err(ApiError::failed("internal error: another change was sent as a detach"));
+        };
         let mut volumes = Vec::new();
         let changed = self.at_once(request, |served| {
             let (_, live) = self.with_target(served, target)?;
-            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
+            if !force {
+                let unit = format!("{target} {number}");
+                check_not_used(&unit, "detach", &self.reloader.sessions_with(|own| own == target))?;
+            }
+            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == *target);
             let of_target = self.exports.iter().filter(|(id, _)| has(*id));
             volumes = of_target.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
-            live.detach(target, number).map(|()| Answer::Done).map_err(ApiError::not_found)
+            live.detach(target, *number).map(|()| Answer::Done).map_err(ApiError::not_found)
         })?;
         wait_for_io(target, "detached", &volumes, progress);
         Ok(changed)
@@ -713,13 +715,13 @@ fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &
     }
 }
 
-fn check_not_used(name: &str, users: &[String]) -> Result<(), ApiError> {
+fn check_not_used(name: &str, verb: &str, users: &[String]) -> Result<(), ApiError> {
     if users.is_empty() {
         return Ok(());
     }
     let shown = named_sessions(users);
     let text = format!(
-        "{name}: is in use by {shown}; disconnect them, or remove it with --force (API: ?force=true), \
+        "{name}: is in use by {shown}; disconnect them, or {verb} it with --force (API: ?force=true), \
          which makes their I/O fail"
     );
     Err(ApiError::new(ErrorCode::Conflict, text))

@@ -472,9 +472,11 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
     let unit = controlled.daemon.urls_of("iscsi").remove(0).replace(":a/0", ":a/7");
     assert_eq!(info(&unit).unwrap()["size"], 2 << 20);
-    controlled.said(&["detach", iqn, "7"]);
+    let used = controlled.refusal(&["detach", iqn, "7"]);
+    assert!(used.contains(&format!("{iqn} 7: is in use by iscsi ")) && used.contains("--force"), "{used}");
+    controlled.said(&["detach", iqn, "7", "--force"]);
     assert_eq!(controlled.said(&["attach", "b", iqn, "--json"]), "{\"number\":1}\n");
-    assert_eq!(controlled.said(&["detach", iqn, "1", "--json"]), "{}\n");
+    assert_eq!(controlled.said(&["detach", iqn, "1", "--force", "--json"]), "{}\n");
     assert!(info(&unit).is_err());
     assert!(controlled.refusal(&["attach", "b", "nqn.other"]).contains("`nqn.other`; choose one of "));
     assert!(controlled.refusal(&["ana", nqn, "1", "inaccessible"]).contains("has no ana_group 1"));

@@ -162,7 +162,7 @@ fn volumes_that_ctl_attaches_are_not_in_the_map_of_an_initiator() {
     };
     assert_eq!(serial(&mut one, 0), serial(&mut two, 3));
     assert_ne!(serial(&mut one, 3), serial(&mut two, 3));
-    served.said(&["detach", TARGET, "3"]);
+    served.said(&["detach", "--force", TARGET, "3"]);
     assert_eq!(serial(&mut one, 0), serial(&mut two, 3), "the map keeps its LUN 3");
     // A removed volume leaves the map, too, and the file has what runs.
     served.said(&["remove", "--force", "data"]);

@@ -142,6 +142,9 @@ pub(crate) enum Request {
         target: String,
         /// NSID or LUN
         number: u32,
+        /// Also if the target or subsystem has sessions; their I/O to it fails
+        #[arg(long)]
+        force: bool,
     },
     /// Load the daemon's config file again and apply its changes
     Reload,
@@ -183,7 +186,7 @@ impl fmt::Display for Request {
             Request::Add { volume, .. } => write!(f, "add {volume}"),
             Request::Remove { name, .. } => write!(f, "remove {name}"),
             Request::Attach { name, target, .. } => write!(f, "attach {name} to {target}"),
-            Request::Detach { target, number } => write!(f, "detach {number} from {target}"),
+            Request::Detach { target, number, .. } => write!(f, "detach {number} from {target}"),
             Request::Reload => f.write_str("reload"),
             Request::Diff => f.write_str("diff"),
             Request::Export => f.write_str("export"),

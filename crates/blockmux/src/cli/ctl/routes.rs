@@ -35,15 +35,15 @@ pub(super) fn call(request: &Request) -> Call {
             with_body("POST", "/v1/volumes".to_owned(), body)
         }
         Request::Remove { name, force } => {
-            let query = if *force { "?force=true" } else { "" };
-            Call::new("DELETE", format!("/v1/volumes/{}{query}", segment(name)))
+            Call::new("DELETE", format!("/v1/volumes/{}{}", segment(name), force_query(*force)))
         }
         Request::Attach { name, target, number, ana_group } => {
             let body = json!(AttachVolume { volume: name.clone(), number: *number, ana_group: *ana_group });
             with_body("POST", format!("/v1/targets/{}/units", segment(target)), body)
         }
-        Request::Detach { target, number } => {
-            Call::new("DELETE", format!("/v1/targets/{}/units/{number}", segment(target)))
+        Request::Detach { target, number, force } => {
+            let query = force_query(*force);
+            Call::new("DELETE", format!("/v1/targets/{}/units/{number}{query}", segment(target)))
         }
         Request::Reload => Call::new("POST", "/v1/config/reload"),
         Request::Diff => Call::new("GET", "/v1/config/diff"),
@@ -107,6 +107,10 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             Message { message: None } => Answer::Done,
         },
     })
+}
+
+fn force_query(force: bool) -> &'static str {
+    if force { "?force=true" } else { "" }
 }
 
 fn with_body(method: &'static str, path: String, body: Value) -> Call {

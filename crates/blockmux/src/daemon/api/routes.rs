@@ -259,15 +259,22 @@ async fn remove(
     Param(name): Param<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let force = match query.as_deref().unwrap_or_default() {
-        "" | "force=false" => false,
-        "force=true" => true,
+    match force(query.as_deref()) {
+        Ok(force) => shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await,
+        Err(error) => refusal(error),
+    }
+}
+
+/// Whether a query says `force=true`.
+fn force(query: Option<&str>) -> Result<bool, ApiError> {
+    match query.unwrap_or_default() {
+        "" | "force=false" => Ok(false),
+        "force=true" => Ok(true),
         _ => {
             let text = "the query is unknown; leave it out, or write force=true";
-            return refusal(ApiError::new(ErrorCode::Malformed, text));
+            Err(ApiError::new(ErrorCode::Malformed, text))
         }
-    };
-    shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await
+    }
 }
 
 /// Resize a volume and notify its clients
@@ -366,17 +373,22 @@ async fn attach(
 }
 
 /// Remove a namespace or logical unit; keep exporting its volume elsewhere
+///
+/// While the target or subsystem has sessions, only with `force`.
 #[utoipa::path(
     delete,
     path = "/v1/targets/{target}/units/{number}",
     params(
         ("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port"),
-        ("number" = u32, Path, description = "NSID or LUN")
+        ("number" = u32, Path, description = "NSID or LUN"),
+        ("force" = Option<bool>, Query, description = "Also if it has sessions; their I/O to the unit fails")
     ),
     responses(
         (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "It has sessions"),
         (status = 503, body = ErrorBody)
     )
 )]
@@ -384,8 +396,14 @@ async fn detach(
     State(shared): State<ApiState>,
     asked: Asked,
     Param((target, number)): Param<(String, u32)>,
+    RawQuery(query): RawQuery,
 ) -> Response {
-    shared.run_action(Request::Detach { target, number }, asked, StatusCode::OK).await
+    match force(query.as_deref()) {
+        Ok(force) => {
+            shared.run_action(Request::Detach { target, number, force }, asked, StatusCode::OK).await
+        }
+        Err(error) => refusal(error),
+    }
 }
 
 /// Change a protocol-specific setting of a target

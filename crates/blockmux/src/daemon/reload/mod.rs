@@ -46,7 +46,6 @@ use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
-use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
 use std::collections::BTreeSet;
@@ -563,12 +562,14 @@ impl Reloader {
     /// The sessions that can use a volume.
     pub(super) fn users_of(&self, volume: &str) -> Vec<String> {
         let targets = self.targets_of(volume);
-        let uses = |session: &&SessionInfo| {
-            let SessionInfo { login, .. } = session;
-            // Sessions of NBD name the export.
-            targets.contains(&login.target) || login.target == volume
-        };
-        self.connection_limits.sessions().list().iter().filter(uses).map(describe_session).collect()
+        // Sessions of NBD name the export.
+        self.sessions_with(|target| target == volume || targets.iter().any(|own| own == target))
+    }
+
+    /// The sessions of the targets that are meant.
+    pub(super) fn sessions_with(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
+        let all = self.connection_limits.sessions().list();
+        all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
     }
 
     /// The targets that sessions of a volume name.

@@ -116,7 +116,7 @@ fn write_down(
             }
             Some(false)
         }
-        (Request::Detach { target, number }, Answer::Done) => {
+        (Request::Detach { target, number, .. }, Answer::Done) => {
             let tables = frontends.target_tables().map(|(_, tables)| tables);
             for tables in tables {
                 let Some(entry) = model.target(tables, target) else { continue };
