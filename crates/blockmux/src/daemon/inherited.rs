@@ -12,7 +12,7 @@ use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
 use listenfd::ListenFd;
-use std::env;
+use std::{env, path};
 
 /// The inherited listeners. A listener stays in the list when its socket is taken, so that a reload
 /// finds the same listeners.
@@ -31,6 +31,15 @@ struct InheritedOffer {
     /// The configured address; its port may be 0.
     asked: String,
     listener: Listener,
+}
+
+impl InheritedOffer {
+    fn is_at(&self, kind: &str, asked: &str) -> bool {
+        // The other daemon may have been told a relative path, or this one.
+        let [own, other] = [&self.asked, asked].map(|text| text.strip_prefix("unix:").map(path::absolute));
+        let is_same_path = matches!((own, other), (Some(Ok(own)), Some(Ok(other))) if own == other);
+        self.kind == kind && (self.asked == asked || is_same_path)
+    }
 }
 
 struct InheritedListener {
@@ -118,13 +127,13 @@ impl InheritedListeners {
     /// Takes the offered listener of this kind with the same configured address; `None` if there is
     /// none.
     pub(super) fn take_offered(&mut self, kind: &str, asked: &str) -> Option<Listener> {
-        let at = self.offered.iter().position(|offered| offered.kind == kind && offered.asked == asked)?;
+        let at = self.offered.iter().position(|offered| offered.is_at(kind, asked))?;
         Some(self.offered.remove(at).listener)
     }
 
     /// Whether there is an offered listener of this kind and configured address.
     pub(super) fn is_offered(&self, kind: &str, asked: &str) -> bool {
-        self.offered.iter().any(|offered| offered.kind == kind && offered.asked == asked)
+        self.offered.iter().any(|offered| offered.is_at(kind, asked))
     }
 
     /// Closes the offered listeners that were not taken, because this process's config lacks them.

@@ -14,7 +14,7 @@ use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::str::FromStr;
 
 /// A listener address as written, before name resolution.
@@ -309,6 +309,15 @@ impl ListenerAddress {
             ListenerAddress::Socket(address) => Some(address),
             ListenerAddress::Interface(_) => None,
         }
+    }
+
+    /// Whether both lead to the same place; a relative path means one in the current directory.
+    pub(crate) fn is_same(&self, other: &ListenerAddress) -> bool {
+        let paths = [self, other].map(|own| match own.socket() {
+            Some(Address::Unix(path)) => path::absolute(path).ok(),
+            _ => None,
+        });
+        self == other || paths[0].is_some() && paths[0] == paths[1]
     }
 
     /// The TCP address; `None` for a Unix socket or an interface.

@@ -678,7 +678,7 @@ fn an_exported_config_means_the_same_in_every_directory() {
     let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(home.path().join("disk.img"), [7; 1 << 20]).unwrap();
     let config = "nbd = ['unix:a.sock']\nstate = 'state'\ncontrol = 'unix:control'\n[[volume]]\nname = 'a'\n\
-                  spec = 'file:disk.img'\n";
+                  spec = 'file:disk.img'\n[[volume]]\nname = 'sized'\nspec = 'file:sized.img?size=1m'\n";
     let in_home = |command: &mut Command| {
         command
             .current_dir(home.path())
@@ -694,11 +694,27 @@ fn an_exported_config_means_the_same_in_every_directory() {
     let socket = format!("unix:{}", home.path().join("control").display());
     let output = blockmux(["ctl", &socket, "add", "late=null:1m"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let exported = text(&blockmux(["ctl", &socket, "export"]).stdout);
+    let said = |args: &[&str]| {
+        let output = blockmux([&["ctl", &socket], args].concat());
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let exported = said(&["export"]);
     let begin = home.path().display().to_string();
     for path in ["a.sock", "b.sock", "state", "control", "disk.img", "x.log"] {
         assert!(exported.contains(&format!("{begin}/{path}")), "{path}: {exported}");
     }
+    // The listeners are those that there are, and what was relative stays so.
+    let fragment = home.path().join("f.toml");
+    fs::write(&fragment, "[[volume]]\nname = 'z'\nspec = 'mem:1m'\n").unwrap();
+    let fragment = fragment.display().to_string();
+    assert_eq!(said(&["apply", &fragment]).lines().next(), Some("+ volume z: mem:1m"));
+    said(&["resize", "sized", "2m"]);
+    said(&["save"]);
+    let saved = fs::read_to_string(home.path().join("b.toml")).unwrap();
+    assert!(saved.contains("spec = \"file:sized.img?size=2m\"") && saved.contains("name = \"z\""), "{saved}");
+    assert_eq!(said(&["reload"]), UNCHANGED);
+    said(&["apply", &fragment]);
     drop(daemon);
     let copy = elsewhere.path().join("copy.toml");
     fs::write(&copy, exported).unwrap();

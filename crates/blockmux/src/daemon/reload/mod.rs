@@ -460,7 +460,7 @@ impl Reloader {
         let mut taken = Vec::new();
         let place = |wanted: PolicyListener| {
             let same = config.listeners.iter().enumerate().find(|(at, (asked, own))| {
-                own.protocol.name == wanted.protocol.name && *asked == wanted.place && !taken.contains(at)
+                own.protocol.name == wanted.protocol.name && asked.is_same(&wanted.place) && !taken.contains(at)
             });
             let asked = wanted.place.clone();
             match same {

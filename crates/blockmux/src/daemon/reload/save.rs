@@ -5,6 +5,7 @@ use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
+use crate::daemon::config::current_directory;
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
@@ -166,6 +167,9 @@ fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &Conf
         }
         _ => documents.iter().position(|file| file.document.contains_key(key)).map(|at| (at, None)),
     };
+    // Relative paths of included files are relative to the main file, too.
+    let directory = documents.first().and_then(|main| main.path.parent()).unwrap_or(Path::new(""));
+    let directory = current_directory().join(directory);
     let is_new_entry = name_key.is_some() && rest.len() == 1 && change.before.is_none();
     let (at, entry) = match at {
         Some(found) => found,
@@ -174,7 +178,6 @@ fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &Conf
     };
     let Some(file) = documents.get_mut(at) else { return false };
     file.is_changed = true;
-    let directory = file.path.parent().unwrap_or(Path::new("")).to_owned();
     let root = file.document.as_table_mut();
     match (name_key, rest, entry) {
         // A whole entry is added or removed.
@@ -335,17 +338,28 @@ fn push_value(list: &mut Array, mut value: toml_edit::Value) {
     }
 }
 
+/// A new text for a value, whose paths are absolute as the model has them: relative to `directory`
+/// if those of the text before are.
+fn as_before(before: &str, text: &str, directory: &Path) -> String {
+    let prefix = format!("{}/", directory.display().to_string().trim_end_matches('/'));
+    if directory.parent().is_none() || before.contains(&prefix) {
+        return text.to_owned();
+    }
+    let mut relative = String::new();
+    for part in text.split_inclusive(&[':', '=', ',']) {
+        // Only a path begins with the directory: it may be the middle of another one.
+        relative += part.strip_prefix(&prefix).unwrap_or(part);
+    }
+    relative
+}
+
 /// Sets a key and keeps the comments around its value. A relative path stays relative to
 /// `directory`.
 fn set(table: &mut dyn TableLike, key: &str, value: &Value, directory: &Path) {
     let mut new = item_of(value);
     if let (Some(old), Some(new)) = (table.get(key).and_then(Item::as_value), new.as_value_mut()) {
         if let (Some(before), Some(text)) = (old.as_str(), new.as_str()) {
-            // The model has absolute paths.
-            let prefix = format!("{}/", directory.display());
-            if !before.contains(&prefix) && text.contains(&prefix) {
-                *new = text.replace(&prefix, "").into();
-            }
+            *new = as_before(before, text, directory).into();
         }
         *new.decor_mut() = old.decor().clone();
     }
