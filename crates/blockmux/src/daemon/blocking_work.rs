@@ -6,30 +6,93 @@
 
 use crate::failure::Failure;
 use std::fmt::Display;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Starts blocking work and waits for it. Clones share the limit and the stop.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct BlockingWork {
     /// Number of threads whose work has not ended.
     running: Arc<AtomicUsize>,
     is_stopping: Arc<AtomicBool>,
+    timeout: Duration,
+}
+
+impl Default for BlockingWork {
+    fn default() -> BlockingWork {
+        BlockingWork { running: Arc::default(), is_stopping: Arc::default(), timeout: TIMEOUT }
+    }
+}
+
+/// Whether somebody waits for blocking work. Work that changes something asks before it does.
+#[derive(Clone, Default)]
+pub(super) struct Awaited(Arc<Mutex<Progress>>);
+
+#[derive(Default)]
+struct Progress {
+    is_given_up: bool,
+    has_begun: bool,
+}
+
+impl Awaited {
+    /// Checks that the caller still waits, before a step that is undone if the work is given up.
+    ///
+    /// # Errors
+    /// If the caller has given up; nobody reads the message.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        match self.lock().is_given_up {
+            true => Err(Failure::run("given up before it began")),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that the caller still waits, before the effect of the work, which cannot be undone.
+    /// From here on the caller reports that it may still happen.
+    ///
+    /// # Errors
+    /// If the caller has given up and has reported that nothing happens.
+    pub(super) fn begin(&self) -> Result<(), Failure> {
+        let mut progress = self.lock();
+        if progress.is_given_up {
+            return Err(Failure::run("given up before it began"));
+        }
+        progress.has_begun = true;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl BlockingWork {
-    /// Runs `work`, which `what` names in messages, and waits for its result. After an error the
-    /// work may still be running; then its result is dropped when it ends.
+    /// Runs `work`, which `what` names in messages and which changes nothing, and waits for its
+    /// result. After an error the work may still be running; then its result is dropped when it
+    /// ends.
     ///
     /// # Errors
-    /// If it does not end within [`TIMEOUT`], the daemon stops, or [`MAX_RUNNING`] others run.
+    /// The errors of [`BlockingWork::run_change`].
     pub(super) fn run<T: Send + 'static>(
         &self,
         what: impl Display,
         work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.run_change(what, |_| work(), drop)
+    }
+
+    /// Runs `work`, which `what` names in messages, and waits for its result. If its caller gives
+    /// up after [`Awaited::begin`], `late` gets the result when the work ends.
+    ///
+    /// # Errors
+    /// If it does not end within [`TIMEOUT`], the daemon stops, or [`MAX_RUNNING`] others run.
+    pub(super) fn run_change<T: Send + 'static>(
+        &self,
+        what: impl Display,
+        work: impl FnOnce(&Awaited) -> T + Send + 'static,
+        late: impl FnOnce(T) + Send + 'static,
     ) -> Result<T, Failure> {
         if self.running.fetch_add(1, Ordering::AcqRel) >= MAX_RUNNING {
             self.running.fetch_sub(1, Ordering::AcqRel);
@@ -38,35 +101,51 @@ impl BlockingWork {
             )));
         }
         let (sender, result) = mpsc::channel();
-        let running = RunningWork(self.running.clone());
+        let (running, awaited) = (RunningWork(self.running.clone()), Awaited::default());
+        let its_own = awaited.clone();
         let run = move || {
-            let done = work();
+            let done = work(&its_own);
             drop(running);
-            // The receiver is gone after the timeout.
-            let _ = sender.send(done);
+            let progress = its_own.lock();
+            match *progress {
+                Progress { is_given_up: true, has_begun } => {
+                    drop(progress);
+                    if has_begun {
+                        late(done);
+                    }
+                }
+                // The receiver is there until it has given up.
+                Progress { is_given_up: false, .. } => drop(sender.send(done)),
+            }
         };
         let started = thread::Builder::new().name("blocking".to_owned()).spawn(run);
         started.map_err(|error| Failure::run(format!("{what}: cannot start a thread: {error}")))?;
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
+        let deadline = Instant::now() + self.timeout;
+        let reason = loop {
             match result.recv_timeout(POLL) {
                 Ok(done) => return Ok(done),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run(format!("{what}: failed; the daemon's log has the reason")));
                 }
                 Err(RecvTimeoutError::Timeout) if self.is_stopping.load(Ordering::Acquire) => {
-                    return Err(Failure::run(format!("{what}: the daemon stops before it is done")));
+                    break ("the daemon stops before it is done".to_owned(), "");
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
-                    let seconds = TIMEOUT.as_secs();
-                    return Err(Failure::run(format!(
-                        "{what}: hangs for {seconds} s; find out why its file system or server does not answer, then \
-                         try again"
-                    )));
+                    let advice = "; find out why its file system or server does not answer, then try again";
+                    break (format!("hangs for {} s", self.timeout.as_secs()), advice);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
+        };
+        let mut progress = awaited.lock();
+        // It may have ended since.
+        if let Ok(done) = result.try_recv() {
+            return Ok(done);
         }
+        progress.is_given_up = true;
+        let (reason, advice) = reason;
+        let still = if progress.has_begun { ", and the change may still happen" } else { "" };
+        Err(Failure::run(format!("{what}: {reason}{still}{advice}")))
     }
 
     /// Ends all waits, because the daemon stops.
@@ -112,5 +191,27 @@ mod tests {
         let refused = blocking.run("d", || ()).unwrap_err().to_string();
         assert!(refused.starts_with("d: 64 earlier operations hang"), "{refused}");
         drop(gates);
+    }
+
+    #[test]
+    fn work_that_is_given_up_begins_no_effect_and_reports_one_that_it_has_begun() {
+        let blocking = BlockingWork { timeout: Duration::from_millis(100), ..BlockingWork::default() };
+        for begins_first in [true, false] {
+            let (gate, closed) = mpsc::channel::<()>();
+            let (sender, late) = mpsc::channel();
+            let (ended, has_ended) = mpsc::channel::<()>();
+            let work = move |awaited: &Awaited| {
+                let _ended = ended;
+                let before = begins_first.then(|| awaited.begin());
+                let _ = closed.recv();
+                before.unwrap_or_else(|| awaited.begin()).is_ok()
+            };
+            let refused = blocking.run_change("a", work, move |is_done| sender.send(is_done).unwrap());
+            let refused = refused.unwrap_err().to_string();
+            assert_eq!(refused.contains("and the change may still happen"), begins_first, "{refused}");
+            drop(gate);
+            assert!(has_ended.recv().is_err());
+            assert_eq!(late.recv().ok(), begins_first.then_some(true), "the effect was reported");
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcement, ClientLocation};
+use super::blocking_work::Awaited;
 use super::config::{VolumeEntry, current_directory};
 use super::config_audit::{self, Caller};
 use super::flush;
@@ -21,6 +22,7 @@ use crate::cli::ctl::{
 };
 use crate::data::layers;
 use crate::data::part::DataPart;
+use crate::failure::Failure;
 use crate::process::log::levels::{self, Levels};
 use crate::protocol::frontend::{Change, FilesRead, LiveFrontend, LiveProtocol, TargetPlace};
 use crate::protocol::policy::Policy;
@@ -236,19 +238,24 @@ impl ControlServer {
     /// Executes a request that changes something, and logs it with its caller. If it takes long, it
     /// reports its progress to `progress`.
     pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
-        let changed = self.make_change(request, progress);
+        let changed = self.make_change(request, caller, progress);
         let effects = changed.as_ref().map(|changed| &*changed.effects);
         config_audit::log(caller, &request.to_string(), effects);
         changed.map_or_else(Answer::Failed, |changed| changed.answer)
     }
 
-    fn make_change(&self, request: &Request, progress: &dyn Fn(String)) -> Result<Changed, ApiError> {
+    fn make_change(
+        &self,
+        request: &Request,
+        caller: &Caller,
+        progress: &dyn Fn(String),
+    ) -> Result<Changed, ApiError> {
         let planned = |report: PlanReport| Changed { effects: report.lines(), answer: Answer::Plan(report) };
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
             Request::Reload => self.reloader.reload().map(planned),
             Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(planned),
-            Request::Save => self.reloader.save().map(said),
+            Request::Save => self.reloader.save(caller).map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();
                 let answer = log_levels(levels.as_deref())?;
@@ -256,7 +263,7 @@ impl ControlServer {
             }
             Request::Resize { name, size, shrink } => {
                 let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
-                self.resize(request, name, *size, beyond)
+                self.resize((request, caller), name, *size, beyond)
             }
             Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
                 let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid)?;
@@ -572,7 +579,7 @@ impl ControlServer {
     /// Resizes a volume, without the right to change the daemon, because its path may hang.
     fn resize(
         &self,
-        request: &Request,
+        (request, caller): (&Request, &Caller),
         name: &str,
         size: Option<u64>,
         beyond: Beyond,
@@ -596,7 +603,27 @@ impl ControlServer {
         };
         let to = size.map_or(Resize::Own, |size| Resize::Bytes { size, beyond });
         let resized = checked.map_err(ApiError::from).and_then(|()| {
-            let resized = self.reloader.blocking.run(name, move || volume_state.resize(to));
+            let late = LateResize {
+                reloader: self.reloader.clone(),
+                volume_state: volume_state.clone(),
+                request: request.clone(),
+                caller: caller.clone(),
+                name: name.to_owned(),
+                before,
+                parts: self.policy.data_of(name),
+            };
+            let work = move |awaited: &Awaited| {
+                // A path that hangs usually does so here, where nothing has happened.
+                volume_state.volume().deleted_file();
+                awaited.begin()?;
+                Ok(volume_state.resize(to))
+            };
+            let late = move |resized: Result<_, Failure>| {
+                if let Ok(resized) = resized {
+                    late.record(resized);
+                }
+            };
+            let resized = self.reloader.blocking.run_change(name, work, late)?;
             resized?.map_err(|error| cannot_resize(name, &error))
         });
         let size = resized.inspect_err(|_| self.policy.set_data(name, parts_before.clone()))?;
@@ -607,7 +634,7 @@ impl ControlServer {
         }
         let changing = self.reloader.begin_change();
         let changed = self.recorded(&changing, request, Answer::Resized { size }, None);
-        Ok(Changed { effects: vec![format!("~ volume {name}: size: {before} -> {size}")], ..changed })
+        Ok(Changed { effects: vec![resized_line(name, before, size)], ..changed })
     }
 
     /// Changes the limits that are given.
@@ -696,6 +723,44 @@ impl ControlServer {
             volumes: volumes.collect(),
         }
     }
+}
+
+/// A resize whose command may be given up before it has happened.
+struct LateResize {
+    reloader: Arc<Reloader>,
+    volume_state: Arc<VolumeState>,
+    request: Request,
+    caller: Caller,
+    name: String,
+    /// The size before, in bytes.
+    before: u64,
+    /// What the volume uses with its new size.
+    parts: Vec<DataPart>,
+}
+
+impl LateResize {
+    /// Records and logs what has happened after the command was given up.
+    fn record(self, resized: Result<u64, ResizeError>) {
+        let LateResize { reloader, volume_state, request, caller, name, before, parts } = self;
+        let what = format!("{request}, given up before");
+        let size = match resized {
+            Ok(size) => size,
+            Err(error) => return config_audit::log(&caller, &what, Err(&cannot_resize(&name, &error))),
+        };
+        let changing = reloader.begin_change();
+        let found = reloader.exports.find(&name).and_then(|(id, _)| reloader.exports.volume_state(id));
+        // Another volume may have the name by now.
+        if found.is_some_and(|found| Arc::ptr_eq(&found, &volume_state)) {
+            reloader.policy.set_data(&name, parts);
+            reloader.record(&changing, &request, &Answer::Resized { size }, None);
+        }
+        config_audit::log(&caller, &what, Ok(&[resized_line(&name, before, size)]));
+    }
+}
+
+/// The effect of a resize, in the words of a plan.
+fn resized_line(name: &str, before: u64, after: u64) -> String {
+    format!("~ volume {name}: size: {before} -> {after}")
 }
 
 /// Waits for the I/O in flight on volumes.

@@ -16,6 +16,8 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+use tempfile::TempDir;
 
 /// A process with a lease of a file; the lease ends with it.
 struct Lease {
@@ -66,36 +68,102 @@ impl Drop for Lease {
     }
 }
 
-/// A mounted file system (FUSE) whose server answers nothing but the mount itself: every path in it
-/// hangs until this is dropped.
-struct SilentFileSystem {
+/// A mounted file system (FUSE) with a file `disk.img` of 1 MiB, whose server does not answer the
+/// calls that [`HangingFileSystem::hang`] names, until it names others or this is dropped.
+struct HangingFileSystem {
     server: Child,
     path: PathBuf,
+    /// The names of the calls that hang now (`hang`), and of those that did (`hung`).
+    names: TempDir,
 }
 
-const SILENT_SERVER: &str = "
-import ctypes, os, struct, sys
+const FUSE_SERVER: &str = "
+import ctypes, os, select, struct, sys
+mounted, hang, hung = sys.argv[1:]
 fuse = os.open('/dev/fuse', os.O_RDWR)
-options = 'fd=%d,rootmode=40000,user_id=0,group_id=0' % fuse
-if ctypes.CDLL(None).mount(b'silent', sys.argv[1].encode(), b'fuse', 0, options.encode()) != 0:
+options = 'fd=%d,rootmode=40000,user_id=%d,group_id=%d' % (fuse, os.getuid(), os.getgid())
+if ctypes.CDLL(None).mount(b'hanging', mounted.encode(), b'fuse', 0, options.encode()) != 0:
     sys.exit('mount')
+calls = {1: 'lookup', 3: 'getattr', 4: 'setattr', 14: 'open', 15: 'read', 16: 'write', 17: 'statfs',
+         18: 'release', 20: 'fsync', 25: 'flush', 27: 'opendir', 28: 'readdir', 29: 'releasedir', 35: 'create'}
+files = {2: bytearray(1 << 20)}
+names = {b'disk.img': 2}
+waiting = []
+def answer(unique, data=b'', error=0):
+    try:
+        os.write(fuse, struct.pack('<IiQ', 16 + len(data), -error, unique) + data)
+    except OSError:
+        pass
+def attributes(node):
+    size, mode = (4096, 0o40755) if node == 1 else (len(files[node]), 0o100600)
+    owner = os.getuid(), os.getgid()
+    return struct.pack('<QQQ24xIIIIIIIII', node, size, size // 512, 0, 0, 0, mode, 1, *owner, 0, 4096) + bytes(4)
+def entry(node):
+    return struct.pack('<QQQQII', node, 0, 0, 0, 0, 0) + attributes(node)
 while True:
-    _, call, unique = struct.unpack('<IIQ', os.read(fuse, 1 << 18)[:16])
+    words = open(hang).read().split()
+    ready = [one for one in waiting if calls.get(one[0]) not in words and 'all' not in words]
+    if ready:
+        waiting.remove(ready[0])
+        call, unique, node, body = ready[0]
+    elif select.select([fuse], [], [], 0.02)[0]:
+        request = os.read(fuse, 1 << 20)
+        _, call, unique, node = struct.unpack('<IIQQ', request[:24])
+        body = request[40:]
+        if call != 26 and (calls.get(call) in words or 'all' in words):
+            waiting.append((call, unique, node, body))
+            print(calls.get(call), file=open(hung, 'a'))
+            continue
+    else:
+        continue
+    name = calls.get(call)
     if call == 26:
-        started = struct.pack('<IIIIHHIIHHI', 7, 23, 0, 0, 12, 10, 1 << 17, 1, 0, 0, 0) + bytes(28)
-        os.write(fuse, struct.pack('<IiQ', 16 + len(started), 0, unique) + started)
+        answer(unique, struct.pack('<IIIIHHIIHHI', 7, 31, 0, 1 << 5, 12, 10, 1 << 17, 1, 0, 0, 0) + bytes(28))
         print('mounted', flush=True)
+    elif name == 'lookup':
+        known = names.get(body.rstrip(b'\\0'))
+        answer(unique, entry(known)) if known else answer(unique, error=2)
+    elif name == 'getattr':
+        answer(unique, struct.pack('<QII', 0, 0, 0) + attributes(node))
+    elif name == 'setattr':
+        if struct.unpack('<I', body[:4])[0] & 8:
+            size, = struct.unpack('<Q', body[16:24])
+            files[node] = (files[node] + bytes(size))[:size]
+        answer(unique, struct.pack('<QII', 0, 0, 0) + attributes(node))
+    elif name in ('open', 'opendir'):
+        answer(unique, struct.pack('<QII', node, 0, 0))
+    elif name == 'create':
+        node = names[body[16:].rstrip(b'\\0')] = max(files) + 1
+        files[node] = bytearray()
+        answer(unique, entry(node) + struct.pack('<QII', node, 0, 0))
+    elif name == 'read':
+        offset, size = struct.unpack('<QI', body[8:20])
+        answer(unique, bytes(files[node][offset:offset + size]))
+    elif name == 'write':
+        offset, size = struct.unpack('<QI', body[8:20])
+        files[node][offset:offset + size] = body[40:40 + size]
+        answer(unique, struct.pack('<II', size, 0))
+    elif name == 'statfs':
+        answer(unique, struct.pack('<5Q4I', 1 << 20, 1 << 20, 1 << 20, 99, 99, 4096, 255, 4096, 0) + bytes(24))
+    elif name:
+        answer(unique)
+    elif call not in (2, 36, 42):
+        answer(unique, error=38)
 ";
 
-impl SilentFileSystem {
+impl HangingFileSystem {
     /// Mounts it at a directory; `None`, with a printed reason, where that is impossible.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-    fn mount(path: &Path) -> Option<SilentFileSystem> {
+    fn mount(path: &Path) -> Option<HangingFileSystem> {
         if !has("python3") {
             return None;
         }
+        let names = tempfile::tempdir().unwrap();
+        let [hang, hung] = ["hang", "hung"].map(|name| names.path().join(name));
+        [&hang, &hung].iter().for_each(|path| fs::write(path, "").unwrap());
         let mut server = Command::new("python3");
-        let mut server = server.args(["-c", SILENT_SERVER]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
+        let server = server.args(["-c", FUSE_SERVER]).args([path, &hang, &hung]);
+        let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line.is_empty() {
@@ -103,11 +171,24 @@ impl SilentFileSystem {
             server.wait().unwrap();
             return None;
         }
-        Some(SilentFileSystem { server, path: path.to_owned() })
+        Some(HangingFileSystem { server, path: path.to_owned(), names })
+    }
+
+    /// From now on these calls hang, and those that hung before and are not named are answered.
+    fn hang(&self, calls: &str) {
+        let next = self.names.path().join("next");
+        fs::write(&next, calls).unwrap();
+        fs::rename(next, self.names.path().join("hang")).unwrap();
+    }
+
+    /// Waits until a call has hung so many times.
+    fn wait_until_hung(&self, call: &str, times: usize) {
+        let hung = || fs::read_to_string(self.names.path().join("hung")).unwrap();
+        eventually(call, || hung().lines().filter(|line| *line == call).count() >= times);
     }
 }
 
-impl Drop for SilentFileSystem {
+impl Drop for HangingFileSystem {
     fn drop(&mut self) {
         // Calls that hang fail when the server has ended.
         let _ = self.server.kill();
@@ -115,6 +196,41 @@ impl Drop for SilentFileSystem {
         let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
     }
 }
+
+/// A daemon that serves a volume without data and a file of a file system that hangs when it is told
+/// to.
+struct OnHanging {
+    // Dropped first, so that the daemon can end.
+    file_system: HangingFileSystem,
+    served: Configured,
+}
+
+impl OnHanging {
+    /// Its config; `more` follows the volumes.
+    fn config(listeners: &str, more: &str) -> String {
+        format!("cores = 1\nnbd = [{listeners}]\n[[volume]]\nname = 'a'\nspec = 'null:1m'\n{more}")
+    }
+
+    fn serve(listeners: &str) -> Option<OnHanging> {
+        let files = tempfile::tempdir().unwrap();
+        let mounted = files.path().join("mounted");
+        fs::create_dir(&mounted).unwrap();
+        let file_system = HangingFileSystem::mount(&mounted)?;
+        let served = Configured::serve_in(files, &OnHanging::config(listeners, ON_HANGING));
+        Some(OnHanging { file_system, served })
+    }
+
+    /// Checks that other changes are made while the one whose text begins with `begin` runs.
+    fn others_change_during(&self, begin: &str) {
+        let socket = self.served.socket("control");
+        query_all(&socket);
+        self.served.said(&["add", "other=mem:1m"]);
+        self.served.said(&["limit", "other", "iops=100"]);
+        assert_eq!(action(&socket, begin).as_deref(), Some("running"));
+    }
+}
+
+const ON_HANGING: &str = "[[volume]]\nname = 'f'\nspec = 'file:mounted/disk.img'\n";
 
 /// Starts a `ctl` command that is expected to wait.
 fn start(socket: &Path, args: &[&str]) -> Child {
@@ -229,7 +345,8 @@ fn any_number_of_diffs_and_a_save_that_hang_delay_no_query() {
     let config = "nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     let served = Configured::serve_in(files, config);
     let socket = served.socket("control");
-    let Some(file_system) = SilentFileSystem::mount(&mounted) else { return };
+    let Some(file_system) = HangingFileSystem::mount(&mounted) else { return };
+    file_system.hang("all");
     served.write(&format!("include = ['mounted/*.toml']\n{config}"));
     let saving = start(&socket, &["save"]);
     eventually("the save has begun", || action(&socket, "save").is_some());
@@ -306,4 +423,18 @@ fn a_log_that_nobody_reads_does_not_keep_the_daemon_from_ending() {
     }
     daemon.signal(Signal::TERM);
     assert!(daemon.wait().success());
+}
+
+#[test]
+fn a_resize_that_hangs_in_ftruncate_says_that_it_may_still_happen() {
+    let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    hanging.file_system.hang("setattr");
+    let resizing = start(&hanging.served.socket("control"), &["resize", "f", "512k", "--shrink"]);
+    hanging.file_system.wait_until_hung("setattr", 1);
+    hanging.served.daemon.signal(Signal::TERM);
+    hanging
+        .served
+        .daemon
+        .wait_for_line("f: the daemon stops before it is done, and the change may still happen");
+    fails_by_the_stop(resizing);
 }

@@ -10,6 +10,7 @@ use super::{
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::access::plain_warning;
+use crate::daemon::blocking_work::Awaited;
 use crate::daemon::flush;
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
@@ -78,8 +79,10 @@ impl Reloader {
         for _ in 0..MAX_ATTEMPTS {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
             let before = config.clone();
-            let prepare = move || reloader.prepare(&before, &new).map(|prepared| (prepared, new));
-            let (prepared, new) = self.blocking.run("the config", prepare)??;
+            let prepare = move |awaited: &Awaited| {
+                reloader.prepare(&before, &new, awaited).map(|prepared| (prepared, new))
+            };
+            let (prepared, new) = self.blocking.run_change("the config", prepare, drop)??;
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
@@ -93,9 +96,14 @@ impl Reloader {
         Err(ApiError::new(ErrorCode::Conflict, text))
     }
 
-    /// Executes the steps that can fail. After an error, those that were done are undone. They may
-    /// hang in a path, so no lock is held.
-    fn prepare(&self, config: &RunningConfig, new: &NewConfig) -> Result<Prepared, ApiError> {
+    /// Executes the steps that can fail, while they are `awaited`. After an error, those that were
+    /// done are undone. They may hang in a path, so no lock is held.
+    fn prepare(
+        &self,
+        config: &RunningConfig,
+        new: &NewConfig,
+        awaited: &Awaited,
+    ) -> Result<Prepared, ApiError> {
         let setup = match new {
             NewConfig::File => self.read_file()?,
             NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
@@ -104,16 +112,17 @@ impl Reloader {
         let mut plan = self.plan(config, &setup, &desired);
         let failed = |failure| ApiError::invalid(setup.located(failure));
         self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
+        awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
-        let opened = self.open_new(&setup, &desired, &plan).map_err(failed)?;
+        let opened = self.open_new(&setup, &desired, &plan, awaited).map_err(failed)?;
         for named in &desired.volumes {
             policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
         }
         let checked =
             desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
         checked.map_err(|what| failed(Failure::request(what)))?;
-        let resized = self.resize(config, &desired, &plan);
+        let resized = self.resize(config, &desired, &plan, awaited);
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
         Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
     }
@@ -145,7 +154,13 @@ impl Reloader {
     }
 
     /// Opens new and replaced volumes, and checks that every protocol supports the blocks of all.
-    fn open_new(&self, setup: &Setup, desired: &Model, plan: &Plan) -> Result<OpenedVolumes, Failure> {
+    fn open_new(
+        &self,
+        setup: &Setup,
+        desired: &Model,
+        plan: &Plan,
+        awaited: &Awaited,
+    ) -> Result<OpenedVolumes, Failure> {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
@@ -161,6 +176,7 @@ impl Reloader {
         for (name, step) in &plan.steps {
             let is_opened = matches!(step, VolumeStep::Add | VolumeStep::Replace);
             let Some(named) = desired.volume(name).filter(|_| is_opened) else { continue };
+            awaited.check()?;
             let volume = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
                     VolumeStep::Replace => {
@@ -228,7 +244,13 @@ impl Reloader {
 
     /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
     /// is lost by that: the files stay as long as they are.
-    fn resize(&self, config: &RunningConfig, desired: &Model, plan: &Plan) -> Result<ResizedVolumes, String> {
+    fn resize(
+        &self,
+        config: &RunningConfig,
+        desired: &Model,
+        plan: &Plan,
+        awaited: &Awaited,
+    ) -> Result<ResizedVolumes, String> {
         let mut resized = ResizedVolumes::default();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
             let specs = config.running.volume(name).zip(desired.volume(name));
@@ -236,6 +258,7 @@ impl Reloader {
             let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             let Some((size, volume_state)) = size.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
+            awaited.check().map_err(|failure| failure.to_string())?;
             let after = volume_state.resize(Resize::grow(size));
             let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
             resized.0.push(ResizedVolume { volume_state, before, after });

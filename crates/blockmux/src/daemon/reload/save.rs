@@ -5,7 +5,9 @@ use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
+use crate::daemon::blocking_work::Awaited;
 use crate::daemon::config::current_directory;
+use crate::daemon::config_audit::{self, Caller};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
@@ -43,25 +45,38 @@ impl Reloader {
     /// # Errors
     /// If there is no config file, it was changed since it was loaded, it cannot have the running
     /// config, or it cannot be written. Then no file has changed, unless the message says so.
-    pub(in crate::daemon) fn save(self: &Arc<Reloader>) -> Result<String, ApiError> {
+    pub(in crate::daemon) fn save(self: &Arc<Reloader>, caller: &Caller) -> Result<String, ApiError> {
         let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
-        let (config, reloader) = (self.config.get(), self.clone());
-        let before = config.clone();
-        let saved = self.blocking.run("the config file", move || reloader.write(&before))??;
-        let Some(SavedConfig { model: loaded, summary }) = saved else {
-            return Ok("nothing to save: the config file is up to date".to_owned());
+        let config = self.config.get();
+        let (reloader, before) = (self.clone(), config.clone());
+        let write = move |awaited: &Awaited| reloader.write(&before, awaited);
+        let (reloader, before, caller) = (self.clone(), config.clone(), caller.clone());
+        let late = move |saved: Result<Option<SavedConfig>, ApiError>| {
+            let summary = saved.map(|saved| saved.map(|saved| reloader.note_saved(&before, saved)));
+            let lines = summary.map(|summary| summary.into_iter().collect::<Vec<_>>());
+            config_audit::log(&caller, "save, given up before", lines.as_deref());
         };
+        let saved = self.blocking.run_change("the config file", write, late)??;
+        Ok(match saved {
+            Some(saved) => self.note_saved(&config, saved),
+            None => "nothing to save: the config file is up to date".to_owned(),
+        })
+    }
+
+    /// Notes that the config files have what ran at the time of `before`; returns the summary.
+    fn note_saved(&self, before: &Arc<RunningConfig>, saved: SavedConfig) -> String {
+        let SavedConfig { model: loaded, summary } = saved;
         let changing = self.begin_change();
         let now = self.config.get();
         // A change that was made while the files were written is not in them.
-        let is_unsaved = !Arc::ptr_eq(&now, &config);
+        let is_unsaved = !Arc::ptr_eq(&now, before);
         self.publish(&changing, RunningConfig { loaded, is_unsaved, ..RunningConfig::clone(&now) });
-        Ok(summary)
+        summary
     }
 
     /// Writes a running config into the config files, without a lock, because their file system may
     /// hang; `None` if they have it already.
-    fn write(&self, config: &RunningConfig) -> Result<Option<SavedConfig>, ApiError> {
+    fn write(&self, config: &RunningConfig, awaited: &Awaited) -> Result<Option<SavedConfig>, ApiError> {
         let setup = self.read_file()?;
         let file = Model::of(&setup);
         let schema = self.schema(&setup);
@@ -87,9 +102,9 @@ impl Reloader {
         let edited = sources.with_texts(documents.iter().map(|file| file.document.to_string()));
         let model = self.check_edited(config, &file, edited, &not_saved)?;
         let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
-        replace_all(changed.map(|(document, (_, before))| {
-            (document.path.as_path(), before, document.document.to_string())
-        }))?;
+        let changed = changed
+            .map(|(document, (_, before))| (document.path.as_path(), before, document.document.to_string()));
+        replace_all(changed, || awaited.begin().map_err(|failure| failure.to_string()))?;
         let mut summary = format!("{} changes saved", written.len());
         if !not_saved.is_empty() {
             let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
@@ -409,9 +424,12 @@ fn value_of(value: &Value) -> toml_edit::Value {
     }
 }
 
-/// Replaces files, given their paths, present texts and new texts. After an error none has changed,
-/// unless the message names it.
-fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> Result<(), String> {
+/// Replaces files, given their paths, present texts and new texts, if `begin` allows that when all
+/// are prepared. After an error none has changed, unless the message names it.
+fn replace_all<'a>(
+    files: impl Iterator<Item = (&'a Path, &'a str, String)>,
+    begin: impl FnOnce() -> Result<(), String>,
+) -> Result<(), String> {
     let cannot = |path: &Path, error: &io::Error| format!("{}: cannot be written: {error}", path.display());
     let prepare = |(path, before, after): (&'a Path, &'a str, String)| {
         let prepared = Replacement::prepare(path, &after).map_err(|error| cannot(path, &error))?;
@@ -419,6 +437,7 @@ fn replace_all<'a>(files: impl Iterator<Item = (&'a Path, &'a str, String)>) -> 
     };
     // Most of what can fail, such as a full disk, fails before any file is replaced.
     let prepared = files.map(prepare).collect::<Result<Vec<_>, String>>()?;
+    begin()?;
     let mut replaced = Vec::new();
     for (path, before, replacement) in prepared {
         match replacement.commit() {
@@ -573,7 +592,7 @@ mod tests {
         let write = || [&first, &third].iter().for_each(|path| fs::write(path, "before").unwrap());
         let texts = || [&first, &third].map(|path| fs::read_to_string(path).unwrap());
         let replace = |all: &[&PathBuf]| {
-            replace_all(all.iter().map(|path| (path.as_path(), "before", "after".to_owned())))
+            replace_all(all.iter().map(|path| (path.as_path(), "before", "after".to_owned())), || Ok(()))
         };
         write();
         let said = replace(&[&first, &second, &third]).unwrap_err();
