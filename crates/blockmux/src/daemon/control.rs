@@ -365,6 +365,8 @@ impl ControlServer {
             };
             self.reloader.blocking.run(what, open)
         };
+        // A volume that is refused is closed after the right to change is given back: that may hang.
+        let _closed_last = opened.iter().flatten().next().map(|(export, ..)| export.volume.clone());
         let changing = {
             let mut changing = self.reloader.begin_change();
             changing.opening.remove(&named.name);
@@ -442,10 +444,18 @@ impl ControlServer {
         force: bool,
         progress: &dyn Fn(String),
     ) -> Result<Changed, ApiError> {
+        let (_, checked) = self.find(name)?;
+        if !force {
+            let (named, checked) = (name.to_owned(), checked.clone());
+            let check = move || check_not_deleted(&named, &**checked.volume());
+            self.reloader.blocking.run(name, check)??;
+        }
         let changing = self.reloader.begin_change();
         let (volume, volume_state) = self.find(name)?;
         if !force {
-            check_not_deleted(name, &**volume_state.volume())?;
+            if !Arc::ptr_eq(&checked, &volume_state) {
+                return Err(format!("{name}: was replaced at the same time; try again").into());
+            }
             check_not_used(name, "remove", &self.reloader.users_of(name))?;
         }
         self.reloader.lift_limits(&[volume_state]);

@@ -426,6 +426,51 @@ fn a_log_that_nobody_reads_does_not_keep_the_daemon_from_ending() {
 }
 
 #[test]
+fn a_removal_that_hangs_in_fstat_delays_no_other_change() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let socket = hanging.served.socket("control");
+    hanging.file_system.hang("getattr");
+    // The daemon looks at its files by itself, too.
+    hanging.file_system.wait_until_hung("getattr", 1);
+    let removing = start(&socket, &["remove", "f"]);
+    hanging.file_system.wait_until_hung("getattr", 2);
+    hanging.others_change_during("remove f");
+    hanging.file_system.hang("");
+    assert!(removing.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn a_reload_whose_last_flush_hangs_delays_no_other_change() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let socket = hanging.served.socket("control");
+    hanging.file_system.hang("fsync");
+    hanging.served.write(&OnHanging::config("'unix:a.sock'", ""));
+    let reloading = start(&socket, &["reload"]);
+    hanging.file_system.wait_until_hung("fsync", 1);
+    hanging.others_change_during("reload");
+    // The next reload does not wait either.
+    assert!(hanging.served.said(&["reload"]).contains("- volume other"));
+    hanging.file_system.hang("");
+    assert!(reloading.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn a_core_that_hangs_in_open_delays_no_change_of_the_listeners() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock?volumes=f'") else { return };
+    hanging.file_system.hang("open");
+    let socket = hanging.served.socket("a.sock");
+    let reading = thread::spawn(move || RawClient::connect(&socket).read(0, 512));
+    hanging.file_system.wait_until_hung("open", 1);
+    let listeners = "'unix:a.sock?volumes=f', 'unix:b.sock?volumes=a'";
+    hanging.served.write(&OnHanging::config(listeners, ON_HANGING));
+    hanging.served.said(&["reload"]);
+    hanging.served.said(&["add", "other=mem:1m"]);
+    hanging.file_system.hang("");
+    assert_eq!(reading.join().unwrap(), [0; 512]);
+    assert_eq!(hanging.served.nbd("b.sock").read(0, 512), [0; 512]);
+}
+
+#[test]
 fn a_resize_that_hangs_in_ftruncate_says_that_it_may_still_happen() {
     let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
     hanging.file_system.hang("setattr");

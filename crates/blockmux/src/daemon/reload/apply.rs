@@ -24,7 +24,7 @@ use crate::protocol::policy::{Policy, PolicyListener};
 use crate::volume_kinds::open::Populate;
 use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Exports, Removed};
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{Settling, VolumeState};
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
@@ -75,7 +75,7 @@ impl Reloader {
     /// # Errors
     /// If it cannot be applied; the message says what to do.
     pub(super) fn apply(self: &Arc<Reloader>, new: &NewConfig) -> Result<PlanReport, ApiError> {
-        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let reloading = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..MAX_ATTEMPTS {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
             let before = config.clone();
@@ -87,10 +87,17 @@ impl Reloader {
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
                 // Clients may have come since.
-                self.check_kept(&config, &prepared.plan)
+                self.check_memory_kept(&config, &prepared.plan)
                     .map_err(|what| ApiError::invalid(prepared.setup.located(Failure::request(what))))?;
-                return Ok(self.commit(&mut changing, &config, prepared, &new));
+                let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
+                // Other commands need not wait for the I/O and the flush of removed volumes.
+                drop((changing, reloading));
+                report.warnings.extend(finish_removal(&removed));
+                return Ok(report);
             }
+            drop(changing);
+            // Undoing it closes volumes and resizes others, which may hang.
+            self.blocking.run("the config", move || drop(prepared))?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
@@ -217,14 +224,23 @@ impl Reloader {
 
     /// Checks that a plan loses no data that a user has not given up by a command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
+        self.check_memory_kept(config, plan)?;
+        for (name, step) in plan.steps.iter().filter(|(_, step)| ends_volume(step)) {
+            let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+            served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
+        }
+        Ok(())
+    }
+
+    /// The part of [`Reloader::check_kept`] that calls no file system.
+    fn check_memory_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         for (name, step) in &plan.steps {
-            let ends = matches!(step, VolumeStep::Remove | VolumeStep::Replace);
             let in_ram = match *step {
                 VolumeStep::Shrink { now, size } => {
                     return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
                 }
                 VolumeStep::Lose { bytes } => Some(bytes),
-                _ => self.needed_ram(config, name).filter(|_| ends),
+                _ => self.needed_ram(config, name).filter(|_| ends_volume(step)),
             };
             if let Some(bytes) = in_ram {
                 let users = self.users_of(name);
@@ -233,10 +249,6 @@ impl Reloader {
                     false => format!("; it is in use by {}", named_sessions(&users)),
                 };
                 return Err(format!("volume `{name}`: {}{used_by}", would_lose_ram(name, bytes)));
-            }
-            let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
-            if let Some(served) = served.filter(|_| ends) {
-                check_not_deleted(name, &**served.volume())?;
             }
         }
         Ok(())
@@ -266,8 +278,8 @@ impl Reloader {
         Ok(resized)
     }
 
-    /// Executes the steps that cannot fail. Failures that remain possible, such as that of a flush,
-    /// become warnings of the report.
+    /// Executes the steps that cannot fail. Failures that remain possible become warnings of the
+    /// report. Returns the volumes that were removed, which are not flushed yet.
     #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
     fn commit(
         &self,
@@ -275,7 +287,7 @@ impl Reloader {
         config: &RunningConfig,
         prepared: Prepared,
         new: &NewConfig,
-    ) -> PlanReport {
+    ) -> (PlanReport, Vec<Removed>) {
         let Prepared { setup, desired, plan, places, mut opened, policy, mut resized } = prepared;
         // The sizes stay.
         resized.0.clear();
@@ -382,7 +394,10 @@ impl Reloader {
             removed.extend(self.exports.remove(name));
         }
         self.cores.wake_all();
-        warnings.extend(finish_removal(&removed));
+        if !opened.is_empty() {
+            // Late I/O must not meet that of new volumes with the same data.
+            wait_for_io(&removed);
+        }
         for named in &desired.volumes {
             let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
             if self.exports.add(export, volume_state).is_none() {
@@ -432,7 +447,7 @@ impl Reloader {
             NewConfig::Fragment(_) => (config.loaded.clone(), true),
         };
         self.publish(changing, RunningConfig { running, loaded, is_unsaved, listeners: Vec::new() });
-        PlanReport { applied: true, warnings, ..plan.report }
+        (PlanReport { applied: true, warnings, ..plan.report }, removed)
     }
 
     /// Lifts the limits of volumes that are about to be removed, and waits until what they held
@@ -444,6 +459,11 @@ impl Reloader {
         }
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
     }
+}
+
+/// Whether a step closes the volume that is served.
+fn ends_volume(step: &VolumeStep) -> bool {
+    matches!(step, VolumeStep::Remove | VolumeStep::Replace)
 }
 
 /// Checks that no file of a volume was deleted: the data of such a file is lost when the volume is
@@ -482,10 +502,16 @@ pub(super) fn check_paths(exports: &Exports) -> Result<(), String> {
     Ok(())
 }
 
+/// Waits for I/O in flight on removed volumes.
+fn wait_for_io(removed: &[Removed]) -> Vec<Settling> {
+    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
+    wait(DRAIN_TIMEOUT, || settling.iter().all(Settling::is_over));
+    settling
+}
+
 /// Waits for I/O in flight on removed volumes and flushes them; returns warnings.
 fn finish_removal(removed: &[Removed]) -> Vec<String> {
-    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
-    wait(DRAIN_TIMEOUT, || settling.iter().all(|settling| settling.is_over()));
+    let settling = wait_for_io(removed);
     let late = removed.iter().zip(&settling).filter(|(_, settling)| !settling.is_over());
     let mut wrong: Vec<String> = late
         .map(|(removed, _)| {

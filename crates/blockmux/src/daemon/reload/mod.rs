@@ -44,6 +44,7 @@ use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Servi
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::core::cores::Cores;
+use blockmux_engine::core::reactor::Inbox;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
 use blockmux_proto::exports::Exports;
@@ -281,13 +282,10 @@ impl Reloader {
         limit.listener().set_networks(listener.networks.clone());
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
-        let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
-        let begin = move |core: &std::rc::Rc<_>| {
+        // A core may hang in a system call, and the right to change the daemon is held: nobody waits.
+        self.next_core().send(move |core| {
             ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
-        };
-        self.cores
-            .ask(nth, begin)
-            .ok_or_else(|| Failure::run("a core ended unexpectedly; start the daemon again with -v"))?;
+        });
         Ok(RunningListener { asked, listener, end, accepting })
     }
 
@@ -382,10 +380,14 @@ impl Reloader {
         let stream = &session.stream;
         let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
         let permit = permit.ok_or("too many connections; raise --max-connections")?;
+        self.next_core().send(move |core| resume(core, session, permit));
+        Ok(())
+    }
+
+    /// The inbox of the core that gets the next listener or session.
+    fn next_core(&self) -> Inbox {
         let nth = self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.count();
-        self.cores
-            .ask(nth, move |core| resume(core, session, permit))
-            .ok_or_else(|| "a core has ended".to_owned())
+        self.cores.inboxes().swap_remove(nth)
     }
 
     fn inherited(&self) -> MutexGuard<'_, InheritedListeners> {
@@ -460,7 +462,9 @@ impl Reloader {
         let mut taken = Vec::new();
         let place = |wanted: PolicyListener| {
             let same = config.listeners.iter().enumerate().find(|(at, (asked, own))| {
-                own.protocol.name == wanted.protocol.name && asked.is_same(&wanted.place) && !taken.contains(at)
+                own.protocol.name == wanted.protocol.name
+                    && asked.is_same(&wanted.place)
+                    && !taken.contains(at)
             });
             let asked = wanted.place.clone();
             match same {
