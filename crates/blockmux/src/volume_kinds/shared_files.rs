@@ -6,20 +6,23 @@ use blockmux_engine::volume::file::FileVolume;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// An open file or device, with the spec that opened it.
-struct OpenFile {
+/// A file or device that is open or being opened, with the spec that opens it.
+struct SharedFile {
     spec: Spec,
     read_only: bool,
-    volume: Weak<FileVolume>,
+    /// `None` while it is being opened, which may hang.
+    volume: Option<Weak<FileVolume>>,
 }
 
-/// The open files and devices; at most one for each volume.
-static OPEN: Mutex<Vec<OpenFile>> = Mutex::new(Vec::new());
+/// The shared files and devices; at most one entry for each that is open, or being opened.
+static SHARED: Mutex<Vec<SharedFile>> = Mutex::new(Vec::new());
+/// Signals that a file is no longer being opened.
+static OPENED: Condvar = Condvar::new();
 
 /// The file or device of a `file:` or `block:` spec. If no other slice has opened it, `open` opens
-/// it.
+/// it. Only slices of the same path wait for that.
 ///
 /// # Errors
 /// The errors of `open`.
@@ -28,15 +31,29 @@ pub(crate) fn open(
     read_only: bool,
     open: impl FnOnce() -> Result<FileVolume, Failure>,
 ) -> Result<Arc<FileVolume>, Failure> {
-    let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|own| own.volume.strong_count() > 0);
     let wanted = resolved(spec);
-    let same = all.iter().find(|own| own.spec == wanted && own.read_only == read_only);
-    if let Some(volume) = same.and_then(|own| own.volume.upgrade()) {
+    let is_wanted = |own: &SharedFile| own.spec == wanted && own.read_only == read_only;
+    let is_same_path = |own: &SharedFile| path_of(&own.spec) == path_of(&wanted);
+    let is_opening =
+        |all: &mut Vec<SharedFile>| all.iter().any(|own| own.volume.is_none() && is_same_path(own));
+    let mut all = OPENED.wait_while(lock(), is_opening).unwrap_or_else(PoisonError::into_inner);
+    all.retain(SharedFile::is_there);
+    let same = all.iter().find(|own| is_wanted(own));
+    if let Some(volume) = same.and_then(|own| own.volume.as_ref()?.upgrade()) {
         return Ok(volume);
     }
-    let volume = open().map_err(|failure| {
-        let other = all.iter().find(|own| !own.read_only && path_of(&own.spec) == path_of(&wanted));
+    all.push(SharedFile { spec: wanted.clone(), read_only, volume: None });
+    drop(all);
+    let mut opening = Opening { wanted: &wanted, opened: None };
+    let opened = open().map(Arc::new);
+    opening.opened = opened.as_ref().ok().map(|volume| {
+        let volume = Some(Arc::downgrade(volume));
+        SharedFile { spec: wanted.clone(), read_only, volume }
+    });
+    drop(opening);
+    opened.map_err(|failure| {
+        let all = lock();
+        let other = all.iter().find(|own| own.is_there() && !own.read_only && is_same_path(own));
         match other.filter(|_| !read_only) {
             Some(own) => Failure::request(format!(
                 "{spec}: another slice has it open as {}; use the same options in both",
@@ -44,16 +61,45 @@ pub(crate) fn open(
             )),
             None => failure,
         }
-    })?;
-    let volume = Arc::new(volume);
-    // The path of a file that was just created can be resolved only now.
-    all.push(OpenFile { spec: resolved(spec), read_only, volume: Arc::downgrade(&volume) });
-    Ok(volume)
+    })
 }
 
-/// The spec with the canonical path of the file, without symbolic links.
+impl SharedFile {
+    /// Whether it is open or being opened.
+    fn is_there(&self) -> bool {
+        self.volume.as_ref().is_none_or(|volume| volume.strong_count() > 0)
+    }
+}
+
+/// Marks a path as being opened until it is dropped, also by a panic.
+struct Opening<'a> {
+    wanted: &'a Spec,
+    opened: Option<SharedFile>,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let mut all = lock();
+        all.retain(|own| own.volume.is_some() || own.spec != *self.wanted);
+        all.extend(self.opened.take());
+        OPENED.notify_all();
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<SharedFile>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The spec with the canonical path of the file, without symbolic links. The file may have to be
+/// created.
 fn resolved(spec: &Spec) -> Spec {
-    let own = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let own = |path: &Path| {
+        let in_directory = || {
+            let directory = path.parent().filter(|parent| *parent != Path::new(""));
+            Some(directory.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?))
+        };
+        path.canonicalize().ok().or_else(in_directory).unwrap_or_else(|| path.to_owned())
+    };
     match spec {
         Spec::File(file) => Spec::File(FileSpec { path: own(&file.path), ..file.clone() }),
         Spec::Block(block) => Spec::Block(BlockSpec { path: own(&block.path), ..block.clone() }),

@@ -471,6 +471,28 @@ fn a_core_that_hangs_in_open_delays_no_change_of_the_listeners() {
 }
 
 #[test]
+fn a_slice_that_hangs_delays_no_slice_of_another_file() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let socket = hanging.served.socket("control");
+    let slice = |name: &str| {
+        format!(
+            "{name}=slice:0,512k:file:{}?size=1m",
+            hanging.served.socket(&format!("{name}.img")).display()
+        )
+    };
+    hanging.file_system.hang("create");
+    let adding = start(&socket, &["add", &slice("h").replace("h.img", "mounted/h.img")]);
+    hanging.file_system.wait_until_hung("create", 1);
+    hanging.served.said(&["add", &slice("g")]);
+    assert_eq!(action(&socket, "add h").as_deref(), Some("running"));
+    hanging.file_system.hang("");
+    assert!(adding.wait_with_output().unwrap().status.success());
+    // Further slices share the open file.
+    let rest = slice("g").replace("g=slice:0,512k", "rest=slice:512k");
+    hanging.served.said(&["add", &rest]);
+}
+
+#[test]
 fn a_resize_that_hangs_in_ftruncate_says_that_it_may_still_happen() {
     let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
     hanging.file_system.hang("setattr");
