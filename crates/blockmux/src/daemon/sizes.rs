@@ -4,8 +4,10 @@
 use super::setup::Setup;
 use crate::failure::Failure;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Spec;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tracing::info;
@@ -16,8 +18,8 @@ pub(super) struct SizeWatch {
 }
 
 /// Starts a thread that checks the size of all volumes in each [`PERIOD`], including those that are
-/// added later, and notifies clients of a change. `None` if no volume can change its size outside
-/// of Blockmux and none can be added.
+/// added later, and notifies clients of a change. A path that hangs delays no other check. `None`
+/// if no volume can change its size outside of Blockmux and none can be added.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -25,22 +27,56 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<SizeWatch
     if !setup.may_change() && !setup.specs().any(can_change_externally) {
         return Ok(None);
     }
-    let exports = exports.clone();
+    let checks = Arc::new(Checks { exports: exports.clone(), checking: Mutex::default() });
     let (sender, end) = mpsc::channel::<()>();
     let check = move || {
         while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-            // Looks volumes up anew each time, so that a removed one is not kept open.
-            for (id, export) in exports.iter() {
-                let Some(volume_state) = exports.volume_state(id) else { continue };
-                if volume_state.check_size() {
-                    info!("{} has {} bytes now", export.name, volume_state.volume().info().size);
-                }
+            // Each thread that hangs in a path has one reference.
+            if Arc::strong_count(&checks) > MAX_THREADS {
+                continue;
             }
+            let checks = checks.clone();
+            // If no thread can be started now, the next check may find one.
+            let _ = thread::Builder::new().name("sizes".to_owned()).spawn(move || checks.run());
         }
     };
     let started = thread::Builder::new().name("sizes".to_owned()).spawn(check);
     started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     Ok(Some(SizeWatch { _end: sender }))
+}
+
+/// The checks of all volumes, each of which may hang in a path.
+struct Checks {
+    exports: Exports,
+    /// The volumes that a thread is checking.
+    checking: Mutex<Vec<Arc<VolumeState>>>,
+}
+
+impl Checks {
+    /// Checks the volumes that no other thread is checking.
+    fn run(&self) {
+        // Looks volumes up anew each time, so that a removed one is not kept open.
+        let names: Vec<_> = self.exports.iter().map(|(id, export)| (id, export.name.clone())).collect();
+        for (id, name) in names {
+            let Some(volume_state) = self.exports.volume_state(id) else { continue };
+            let is_it = |own: &Arc<VolumeState>| Arc::ptr_eq(own, &volume_state);
+            {
+                let mut checking = self.checking();
+                if checking.iter().any(is_it) {
+                    continue;
+                }
+                checking.push(volume_state.clone());
+            }
+            if volume_state.check_size() {
+                info!("{name} has {} bytes now", volume_state.volume().info().size);
+            }
+            self.checking().retain(|own| !is_it(own));
+        }
+    }
+
+    fn checking(&self) -> MutexGuard<'_, Vec<Arc<VolumeState>>> {
+        self.checking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn can_change_externally(spec: &Spec) -> bool {
@@ -54,3 +90,5 @@ fn can_change_externally(spec: &Spec) -> bool {
 
 /// Interval of the checks.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Maximum number of threads that check at the same time, because paths hang.
+const MAX_THREADS: usize = 64;

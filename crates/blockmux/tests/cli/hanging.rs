@@ -493,6 +493,17 @@ fn a_slice_that_hangs_delays_no_slice_of_another_file() {
 }
 
 #[test]
+fn a_path_that_hangs_keeps_no_other_deletion_from_being_noticed() {
+    let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let other = hanging.served.socket("other.img");
+    hanging.served.said(&["add", &format!("other=file:{}?size=1m", other.display())]);
+    hanging.file_system.hang("getattr");
+    hanging.file_system.wait_until_hung("getattr", 1);
+    fs::remove_file(&other).unwrap();
+    hanging.served.daemon.wait_for_line("other.img: was deleted or renamed");
+}
+
+#[test]
 fn a_resize_that_hangs_in_ftruncate_says_that_it_may_still_happen() {
     let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
     hanging.file_system.hang("setattr");
