@@ -516,3 +516,25 @@ fn a_resize_that_hangs_in_ftruncate_says_that_it_may_still_happen() {
         .wait_for_line("f: the daemon stops before it is done, and the change may still happen");
     fails_by_the_stop(resizing);
 }
+
+#[test]
+fn a_takeover_whose_flush_hangs_does_not_delay_a_signal() {
+    let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let control = format!("unix:{}", hanging.served.socket("control").display());
+    hanging.served.said(&["log", "control=info"]);
+    hanging.file_system.hang("fsync");
+    let mut next = Command::new(BLOCKMUX);
+    next.args(["serve", "--control", &control, "--takeover", &control, "--config"]);
+    next.arg(hanging.served.config_path()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut next = next.spawn().unwrap();
+    hanging.file_system.wait_until_hung("fsync", 1);
+    hanging.served.daemon.signal(Signal::TERM);
+    let mut line = String::new();
+    while !line.contains("stopping; ") {
+        line.clear();
+        assert_ne!(hanging.served.daemon.stderr.read_line(&mut line).unwrap(), 0);
+        assert!(!line.contains("a takeover was refused"), "the flush was waited for");
+    }
+    drop(hanging);
+    assert!(!ended(&mut next).success());
+}

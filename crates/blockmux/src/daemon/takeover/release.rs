@@ -89,6 +89,11 @@ impl TakeoverServer {
                 if let Err(reason) = reloader.check_paths() {
                     return refuse(&connection, &reason);
                 }
+                // A flush while clients are still served makes the last one short. It may hang, and
+                // the main thread handles signals meanwhile.
+                if let Err(failure) = flush::all(&reloader.exports) {
+                    return refuse(&connection, &failure.to_string());
+                }
                 let handles = listeners.into_iter().map(|(_, handle)| handle).collect();
                 let handover = Handover { connection, handles, offered: text, _busy: busy };
                 // The daemon may be stopping.
@@ -133,18 +138,15 @@ impl Handover {
         reloader: &Reloader,
         has_command: bool,
     ) -> Option<Box<Handover>> {
-        // A flush while clients are still served makes the last one short.
-        let flushed = flush::all(&reloader.exports);
         let session_handover = reloader.connection_limits.session_handover();
-        let reason = match (flushed, session_handover.secured()) {
-            (Err(failure), _) => failure.to_string(),
+        let reason = match session_handover.secured() {
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
-            (Ok(()), 0) if reloader.export() == self.offered => {
+            0 if reloader.export() == self.offered => {
                 info!("another process takes over");
                 return Some(self);
             }
-            (Ok(()), 0) => "the daemon's config has changed since the takeover began; try again".to_owned(),
-            (Ok(()), number) => {
+            0 => "the daemon's config has changed since the takeover began; try again".to_owned(),
+            number => {
                 let connections = if number == 1 { "connection uses" } else { "connections use" };
                 format!(
                     "{number} NBD {connections} TLS, and cannot be handed over; disconnect those clients ('ctl \
