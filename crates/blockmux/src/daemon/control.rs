@@ -365,7 +365,8 @@ impl ControlServer {
             };
             self.reloader.blocking.run(what, open)
         };
-        // A volume that is refused is closed after the right to change is given back: that may hang.
+        // A volume that is refused is closed, which may hang, after the right to change is given
+        // back.
         let _closed_last = opened.iter().flatten().next().map(|(export, ..)| export.volume.clone());
         let changing = {
             let mut changing = self.reloader.begin_change();

@@ -44,7 +44,7 @@ pub(crate) fn open(
     }
     all.push(SharedFile { spec: wanted.clone(), read_only, volume: None });
     drop(all);
-    let mut opening = Opening { wanted: &wanted, opened: None };
+    let mut opening = OpeningFile { wanted: &wanted, opened: None };
     let opened = open().map(Arc::new);
     opening.opened = opened.as_ref().ok().map(|volume| {
         let volume = Some(Arc::downgrade(volume));
@@ -72,12 +72,12 @@ impl SharedFile {
 }
 
 /// Marks a path as being opened until it is dropped, also by a panic.
-struct Opening<'a> {
+struct OpeningFile<'a> {
     wanted: &'a Spec,
     opened: Option<SharedFile>,
 }
 
-impl Drop for Opening<'_> {
+impl Drop for OpeningFile<'_> {
     fn drop(&mut self) {
         let mut all = lock();
         all.retain(|own| own.volume.is_some() || own.spec != *self.wanted);

@@ -197,8 +197,7 @@ impl Drop for HangingFileSystem {
     }
 }
 
-/// A daemon that serves a volume without data and a file of a file system that hangs when it is told
-/// to.
+/// A daemon that serves a volume without data, and a file whose file system hangs on demand.
 struct OnHanging {
     // Dropped first, so that the daemon can end.
     file_system: HangingFileSystem,

@@ -81,8 +81,12 @@ fn a_command_gets_its_range_or_is_woken_when_it_may() {
             let other = thread::spawn(move || {
                 let woken = Arc::new(std::sync::atomic::AtomicBool::new(false));
                 let wake = woken.clone();
-                let ticket =
-                    beside.wait(NeededRange::to_lock((256, 512)), Arc::new(move || wake.store(true, Ordering::SeqCst))).unwrap();
+                let ticket = beside
+                    .wait(
+                        NeededRange::to_lock((256, 512)),
+                        Arc::new(move || wake.store(true, Ordering::SeqCst)),
+                    )
+                    .unwrap();
                 (ticket, beside.is_next(ticket), woken)
             });
             in_flight.unlock((0, 512));

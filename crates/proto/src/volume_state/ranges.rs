@@ -115,11 +115,7 @@ impl RangeWait {
     /// Waits for a range; `wake` is called when it may be this one's turn. `None` if too many wait
     /// already.
     #[must_use]
-    pub fn new(
-        volume_state: &Arc<VolumeState>,
-        needed: NeededRange,
-        wake: WakeWaiting,
-    ) -> Option<RangeWait> {
+    pub fn new(volume_state: &Arc<VolumeState>, needed: NeededRange, wake: WakeWaiting) -> Option<RangeWait> {
         let ticket = volume_state.in_flight.wait(needed, wake)?;
         Some(RangeWait { volume_state: volume_state.clone(), ticket })
     }

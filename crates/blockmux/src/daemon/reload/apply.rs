@@ -225,7 +225,7 @@ impl Reloader {
     /// Checks that a plan loses no data that a user has not given up by a command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
-        for (name, step) in plan.steps.iter().filter(|(_, step)| ends_volume(step)) {
+        for (name, _) in plan.steps.iter().filter(|(_, step)| ends_volume(step)) {
             let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
         }

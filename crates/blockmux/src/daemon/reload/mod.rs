@@ -282,7 +282,8 @@ impl Reloader {
         limit.listener().set_networks(listener.networks.clone());
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
-        // A core may hang in a system call, and the right to change the daemon is held: nobody waits.
+        // A core may hang in a system call, and the right to change the daemon is held, so nobody
+        // waits.
         self.next_core().send(move |core| {
             ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
         });
