@@ -16,8 +16,9 @@ use std::thread;
 use std::time::Instant;
 use tracing::debug;
 
-/// Populates the first `len` bytes, at most until the time `end`, with one thread for each CPU,
-/// in huge pages if `len` fills one; later faults use small pages. Returns the number of bytes populated.
+/// Populates the first `len` bytes, at most until the time `end`, with one thread for each CPU, in
+/// huge pages if `len` fills one; later faults use small pages. Returns the number of bytes
+/// populated.
 ///
 /// # Panics
 /// If `pages` has fewer than `len` bytes.

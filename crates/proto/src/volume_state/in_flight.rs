@@ -238,7 +238,8 @@ impl InFlight {
     }
 
     /// Whether it is the ticket's turn: nobody else has locked a byte of its range or, if it will
-    /// lock the range, waits longer for a byte of it. If so, its I/O may be tried until [`InFlight::wait_on`].
+    /// lock the range, waits longer for a byte of it. If so, its I/O may be tried until
+    /// [`InFlight::wait_on`].
     pub(super) fn is_next(&self, ticket: u64) -> bool {
         let mut held = self.held();
         let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return false };
