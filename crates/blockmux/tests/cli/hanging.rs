@@ -525,6 +525,7 @@ fn a_takeover_whose_flush_hangs_does_not_delay_a_signal() {
     let mut next = Command::new(BLOCKMUX);
     next.args(["serve", "--control", &control, "--takeover", &control, "--config"]);
     next.arg(hanging.served.config_path()).stdout(Stdio::null()).stderr(Stdio::null());
+    next.env("XDG_STATE_HOME", hanging.served.daemon.directory.path().join("state"));
     let mut next = next.spawn().unwrap();
     hanging.file_system.wait_until_hung("fsync", 1);
     hanging.served.daemon.signal(Signal::TERM);

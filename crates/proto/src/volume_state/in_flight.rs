@@ -396,7 +396,7 @@ impl Held {
             return false;
         };
         let is_behind = || older.iter().any(|other| is_overlap(other.range, waiting.range));
-        !self.has_locked(waiting.range) && !(waiting.locks && is_behind())
+        !self.has_locked(waiting.range) && (!waiting.locks || !is_behind())
     }
 
     /// Those whose turn it is after a change in `range`.
