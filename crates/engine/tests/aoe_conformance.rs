@@ -11,6 +11,7 @@ use blockmux_engine::core::reactor::PollPolicy;
 use blockmux_engine::protocol::aoe::{AoeEndpoint, Share, connect, serve};
 use blockmux_engine::serve::sessions::Sessions;
 use blockmux_proto::aoe::AoeAddress;
+use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{MemVolume, Volume};
@@ -48,12 +49,12 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
     let (name, description) = ("disk".to_owned(), String::new());
     let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
     let address = AoeAddress { shelf: 0, slot: 0 };
-    let units: Vec<AoeUnit> =
-        exports.iter().map(|(id, _)| AoeUnit::new(address, id, DiskSettings::default(), None)).collect();
+    let units = exports.iter().map(|(id, _)| AoeUnit::new(address, id, DiskSettings::default(), None));
+    let disks = AoeDisks::everywhere(units.collect());
     let cores = Cores::start(&CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() }).unwrap();
     let (sender, served) = mpsc::channel();
     cores.inboxes()[0].send(move |core| {
-        let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, units, Sessions::default());
+        let result = serve(core, &[LOOPBACK.to_owned()], Share::ALL, exports, disks, Sessions::default());
         sender.send(result).unwrap();
     });
     served.recv().unwrap().unwrap();

@@ -61,7 +61,7 @@ impl SessionConnection {
         match self.session.begin(volume, &io, is_late) {
             Ok(()) => self.in_flight.push((volume, io)),
             Err(NotAdmitted::Denied(_)) => {}
-            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push((volume, io)),
+            Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => self.waiting.push((volume, io)),
         }
     }
 }

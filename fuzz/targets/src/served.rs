@@ -67,7 +67,7 @@ impl Served {
         match session.begin(volume, &io, is_late) {
             Ok(()) => self.in_flight.push((volume, io)),
             Err(NotAdmitted::Denied(_)) => {}
-            Err(NotAdmitted::Locked | NotAdmitted::Draining) => self.waiting.push((volume, io)),
+            Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => self.waiting.push((volume, io)),
         }
     }
 
