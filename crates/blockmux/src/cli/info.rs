@@ -1,7 +1,7 @@
 //! `blockmux info`: describes a volume.
 
 use crate::failure::Failure;
-use crate::output::{both_sizes, printable};
+use crate::output::{both_sizes, printable, printable_json};
 use crate::process::stdout::print;
 use crate::protocol::reach;
 use crate::volume_kinds::open::{self, Access, Use};
@@ -36,13 +36,21 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
                     "physical_block": info.physical_block,
                 });
             }
-            if args.json { print(described.json) } else { print(table(&url.to_string(), &described.rows)) }
+            if args.json {
+                print(printable_json(&described.json.to_string()))
+            } else {
+                print(table(&url.to_string(), &described.rows))
+            }
         }
         spec => {
             let opened = open::open(spec, Use::briefly(Access::Read))?;
             // The volume is opened read-only here, even if it is writable.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
-            if args.json { print(volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
+            if args.json {
+                print(printable_json(&volume_json(spec, &info).to_string()))
+            } else {
+                print(volume_text(spec, &info))
+            }
         }
     }
 }

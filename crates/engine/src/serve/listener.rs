@@ -9,7 +9,7 @@ use crate::serve::sessions::Sessions;
 use crate::sys;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::Origin;
-use blockmux_volume::{Core, Waker, bytes_from_system};
+use blockmux_volume::{Core, Waker, bytes_from_system, peer_network};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -125,7 +125,8 @@ struct Replaceable {
     last_number: u64,
 }
 
-/// Source of connections: the listener's protocol and the peer's address; `None` for a Unix socket.
+/// Source of connections: the listener's protocol and the peer's [`peer_network`]; `None` for a
+/// Unix socket.
 type Source = (&'static str, Option<IpAddr>);
 
 /// A connection that may be closed for a new one.
@@ -320,7 +321,7 @@ impl ConnectionLimit {
             }
         };
         permit.peer = peer;
-        let entry = half_open.enter((self.0.protocol, peer), hang_up);
+        let entry = half_open.enter((self.0.protocol, peer.map(peer_network)), hang_up);
         permit.entry = Some((self.0.half_open.clone(), entry));
         Some(permit)
     }
@@ -402,7 +403,7 @@ impl Permit {
             return;
         }
         let mut lingering = self.limit.0.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = lingering.enter((self.limit.0.protocol, self.peer), || {});
+        let entry = lingering.enter((self.limit.0.protocol, self.peer.map(peer_network)), || {});
         self.entry = Some((self.limit.0.lingering.clone(), entry));
     }
 
@@ -682,6 +683,18 @@ mod tests {
         assert!(stays.is_admitted() && goes.is_admitted() && unix.is_admitted());
         limit.listener().set_networks(AllowedNetworks::only(&["192.0.2.7".parse().unwrap()]));
         assert!(stays.is_admitted() && !goes.is_admitted() && unix.is_admitted());
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_source() {
+        let (limit, hung_up) = (ConnectionLimit::new(3), HungUp::default());
+        let from = |address: &str, number: usize| {
+            let hung_up = hung_up.clone();
+            limit.admit(address.parse().ok(), move || hung_up.lock().unwrap().push(number)).unwrap()
+        };
+        let _all = [from("2001:db8::1", 1), from("2001:db8:0:1::1", 2), from("2001:db8:0:1::2", 3)];
+        let _new = from("2001:db8:0:2::1", 4);
+        assert_eq!(*hung_up.lock().unwrap(), [2], "the oldest of the network with two");
     }
 
     #[test]

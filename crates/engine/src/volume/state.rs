@@ -433,9 +433,17 @@ impl OpenDirectory {
 
     /// Opens a file of the directory for writing; creates it, private, for the directory's owner.
     fn create(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
-        let is_new = !self.has(path)?;
-        let file = self.open_file(path, flags | OFlags::RDWR | OFlags::CREATE)?;
-        if is_new && self.stat.st_uid != geteuid().as_raw() {
+        let flags = flags | OFlags::RDWR;
+        // Only what was created here gets the owner: a name may have become a link meanwhile.
+        let file = match self.open_file(path, flags | OFlags::CREATE | OFlags::EXCL) {
+            Err(StateError::Io { error, .. })
+                if error.kind() == ErrorKind::AlreadyExists && !flags.contains(OFlags::EXCL) =>
+            {
+                return self.open_file(path, flags);
+            }
+            created => created?,
+        };
+        if self.stat.st_uid != geteuid().as_raw() {
             let owner = (Uid::from_raw(self.stat.st_uid), Gid::from_raw(self.stat.st_gid));
             fchown(&file, Some(owner.0), Some(owner.1)).map_err(|error| at(path)(error.into()))?;
         }

@@ -126,7 +126,7 @@ fn secret_parameters(url: &str) -> Vec<Range<usize>> {
 }
 
 /// Parts of the keys of parameters that mean secrets, unless the key ends in `file`.
-const SECRETS: [&str; 5] = ["secret", "password", "passwd", "token", "psk"];
+const SECRETS: [&str; 6] = ["secret", "pass", "pwd", "token", "psk", "key"];
 const HIDDEN: &str = "...";
 
 #[cfg(test)]

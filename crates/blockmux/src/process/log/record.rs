@@ -61,8 +61,7 @@ impl Record {
 
     /// The class whose limits apply to this record. The audit log has what succeeded as `info`.
     pub(super) fn class(&self) -> LineClass {
-        let is_done =
-            self.level == Level::INFO || SESSION.iter().any(|begin| self.message.starts_with(begin));
+        let is_done = self.level == Level::INFO || self.message.starts_with(CONNECTION_LOST);
         match self.peer() {
             _ if self.area == Some(AUDIT) && is_done => LineClass::Session,
             Some(_) => LineClass::Peer,
@@ -217,8 +216,9 @@ impl Visit for Record {
 
 /// The audit log's area.
 const AUDIT: &str = "audit";
-/// Beginnings of the audit log's warnings about peers that have logged in.
-const SESSION: [&str; 2] = ["connection lost: ", "reservation change"];
+/// The beginning of the audit log's warnings about peers that have logged in. Other warnings, such
+/// as refused changes of reservations, are as frequent as the peer likes.
+const CONNECTION_LOST: &str = "connection lost: ";
 /// The field with the peer's address.
 const PEER: &str = "peer";
 /// The field with the offset on a volume.

@@ -284,6 +284,18 @@ mod tests {
     }
 
     #[test]
+    fn a_login_has_its_line_beside_refused_reservations_of_any_number_of_units() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        for lun in 0..20_000 {
+            let what = format!("reservation change refused: LUN {lun}: RESERVE");
+            repeats.admits(&line("WARN", &what, &[("peer", "192.0.2.1:5")]), now);
+        }
+        assert!(repeats.admits(&login("192.0.2.2:5"), now));
+        let change = line("INFO", "config changed", &[("protocol", "api"), ("peer", "process 7")]);
+        assert!(repeats.admits(&change, now));
+    }
+
+    #[test]
     fn every_refusal_is_written_or_counted() {
         let (mut repeats, now) = (Repeats::default(), Instant::now());
         let lines = 20_000;

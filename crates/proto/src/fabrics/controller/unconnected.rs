@@ -5,6 +5,7 @@
 //! displaces its own, and hosts elsewhere keep the full time to connect.
 
 use crate::nvme::HangUp;
+use blockmux_volume::peer_network;
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -69,15 +70,16 @@ impl UnconnectedQueues {
 }
 
 impl UnconnectedList {
-    /// Removes the oldest connection from the address with the most; returns what closes it.
+    /// Removes the oldest connection from the network with the most; returns what closes it.
     fn evict_oldest(&mut self) -> Option<HangUp> {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
         for waiting in &self.waiting {
-            let count = counts.entry(waiting.peer).or_default();
+            let count = counts.entry(waiting.peer.map(peer_network)).or_default();
             *count = count.saturating_add(1);
         }
         let most = counts.values().copied().max()?;
-        let is_of_most = |waiting: &UnconnectedQueue| counts.get(&waiting.peer) == Some(&most);
+        let is_of_most =
+            |waiting: &UnconnectedQueue| counts.get(&waiting.peer.map(peer_network)) == Some(&most);
         let at = self.waiting.iter().position(is_of_most)?;
         self.waiting.remove(at).map(|waiting| waiting.hang_up)
     }
