@@ -75,11 +75,12 @@ fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize
         (true, false) => place.rfind('@').or_else(|| url.rfind('@').filter(|end| url[..*end].contains('%'))),
         (false, _) => authority.rfind('@'),
     };
-    // In a valid URL, the user of iSCSI may contain a colon, and others may encode a letter.
+    // In a valid URL, the user of iSCSI whose secret is in a file may contain a colon, and those of
+    // others may encode a letter.
     let marks: &[char] = match (is_iscsi, is_valid) {
-        (true, true) => &['%'],
+        (true, true) if url.contains("secret_file=") => &['%'],
         (false, true) => &[':'],
-        (_, false) => &['%', ':'],
+        _ => &['%', ':'],
     };
     let is_plain = is_valid || is_plain_authority(authority);
     let end = end.or_else(|| url.rfind('@').filter(|_| !is_plain));
