@@ -76,16 +76,24 @@ fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize
         (false, _) => authority.rfind('@'),
     };
     // In a valid URL, the user of iSCSI whose secret is in a file may contain a colon, and those of
-    // others may encode a letter.
-    let marks: &[char] = match (is_iscsi, is_valid) {
-        (true, true) if url.contains("secret_file=") => &['%'],
-        (false, true) => &[':'],
-        _ => &['%', ':'],
+    // others may have encoded letters.
+    let is_letter = |at: usize| {
+        let digits = url.as_bytes().get(at + 1..at + 3);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let begins_secret = |at: usize, mark: char| match mark {
+        '%' => is_iscsi || !is_valid || !is_letter(at),
+        ':' => !(is_iscsi && is_valid && url.contains("secret_file=")),
+        _ => false,
     };
     let is_plain = is_valid || is_plain_authority(authority);
     let end = end.or_else(|| url.rfind('@').filter(|_| !is_plain));
     match end {
-        Some(end) => Some(url[..end].find(marks).unwrap_or(end)..end).filter(|own| !own.is_empty()),
+        Some(end) => {
+            let mut marks = url[..end].char_indices();
+            let begin = marks.find(|&(at, mark)| begins_secret(at, mark));
+            Some(begin.map_or(end, |(at, _)| at)..end).filter(|own| !own.is_empty())
+        }
         // The host is missing.
         None if is_plain => None,
         None => authority.find('%').map(|begin| begin..place.len()),
@@ -149,9 +157,9 @@ mod tests {
             ("nbd://u:SECRET@h/a", "nbd://u@h/a", "nbd://u:...@h/a"),
             ("nbds://u:SE/CRET@h/a", "nbds://u:SE/CRET@h/a", "nbds://u:...@h/a"),
             (
-                "nbd+unix://u:SECRET@/a?socket=/s",
+                "nbd+unix://u%SECRET@/a?socket=/s",
                 "nbd+unix://u@/a?socket=/s",
-                "nbd+unix://u:...@/a?socket=/s",
+                "nbd+unix://u%...@/a?socket=/s",
             ),
             ("nbds://al%40ice@h/a", "nbds://al%40ice@h/a", "nbds://al%...@h/a"),
             (
