@@ -87,8 +87,12 @@ impl Reloader {
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
                 // Clients may have come since.
-                self.check_memory_kept(&config, &prepared.plan)
-                    .map_err(|what| ApiError::invalid(prepared.setup.located(Failure::request(what))))?;
+                if let Err(what) = self.check_memory_kept(&config, &prepared.plan) {
+                    drop(changing);
+                    let refused = ApiError::invalid(prepared.setup.located(Failure::request(what)));
+                    self.undo(prepared)?;
+                    return Err(refused);
+                }
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
                 drop((changing, reloading));
@@ -96,11 +100,15 @@ impl Reloader {
                 return Ok(report);
             }
             drop(changing);
-            // Undoing it closes volumes and resizes others, which may hang.
-            self.blocking.run("the config", move || drop(prepared))?;
+            self.undo(prepared)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
+    }
+
+    /// Undoes what was prepared: closes volumes and resizes others, which may hang.
+    fn undo(&self, prepared: Prepared) -> Result<(), Failure> {
+        self.blocking.run("the config", move || drop(prepared))
     }
 
     /// Executes the steps that can fail, while they are `awaited`. After an error, those that were
@@ -181,8 +189,7 @@ impl Reloader {
         }
         let mut opened = BTreeMap::new();
         for (name, step) in &plan.steps {
-            let is_opened = matches!(step, VolumeStep::Add | VolumeStep::Replace);
-            let Some(named) = desired.volume(name).filter(|_| is_opened) else { continue };
+            let Some(named) = desired.volume(name).filter(|_| step.opens()) else { continue };
             awaited.check()?;
             let volume = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
@@ -225,7 +232,7 @@ impl Reloader {
     /// Checks that a plan loses no data that a user has not given up by a command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
-        for (name, _) in plan.steps.iter().filter(|(_, step)| ends_volume(step)) {
+        for (name, _) in plan.steps.iter().filter(|(_, step)| step.closes()) {
             let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
         }
@@ -240,7 +247,7 @@ impl Reloader {
                     return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
                 }
                 VolumeStep::Lose { bytes } => Some(bytes),
-                _ => self.needed_ram(config, name).filter(|_| ends_volume(step)),
+                _ => self.needed_ram(config, name).filter(|_| step.closes()),
             };
             if let Some(bytes) = in_ram {
                 let users = self.users_of(name);
@@ -459,11 +466,6 @@ impl Reloader {
         }
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
     }
-}
-
-/// Whether a step closes the volume that is served.
-fn ends_volume(step: &VolumeStep) -> bool {
-    matches!(step, VolumeStep::Remove | VolumeStep::Replace)
 }
 
 /// Checks that no file of a volume was deleted: the data of such a file is lost when the volume is

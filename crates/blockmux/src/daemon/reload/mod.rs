@@ -543,8 +543,7 @@ impl Reloader {
             }
         }
         for (name, step) in &mut steps {
-            let ends = matches!(step, VolumeStep::Remove | VolumeStep::Replace);
-            if let Some(bytes) = self.needed_ram(config, name).filter(|_| ends) {
+            if let Some(bytes) = self.needed_ram(config, name).filter(|_| step.closes()) {
                 *step = VolumeStep::Lose { bytes };
             }
         }
@@ -586,7 +585,7 @@ impl Reloader {
     /// The new volumes that a protocol serves only after the next start, as lines of a report.
     fn waiting_volumes(&self, steps: &[(String, VolumeStep)], policy: &Policy) -> Vec<String> {
         let served = self.live_protocols.get();
-        let opened = steps.iter().filter(|(_, step)| matches!(step, VolumeStep::Add | VolumeStep::Replace));
+        let opened = steps.iter().filter(|(_, step)| step.opens());
         let waits = |name: &str| {
             let waiting = served.iter().filter(|(_, live)| live.waits_for_start(policy, name));
             waiting.map(|(protocol, _)| format!("+ volume {name}: {}", protocol.key())).collect::<Vec<_>>()

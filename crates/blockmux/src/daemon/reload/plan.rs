@@ -62,6 +62,18 @@ pub(in crate::daemon) enum VolumeStep {
     Describe,
 }
 
+impl VolumeStep {
+    /// Whether it closes the volume that is served.
+    pub(super) fn closes(self) -> bool {
+        matches!(self, VolumeStep::Remove | VolumeStep::Replace)
+    }
+
+    /// Whether it opens a volume.
+    pub(super) fn opens(self) -> bool {
+        matches!(self, VolumeStep::Add | VolumeStep::Replace)
+    }
+}
+
 impl Schema {
     /// The schema of configs for these frontends.
     pub(in crate::daemon) fn new(frontends: &Frontends) -> Schema {

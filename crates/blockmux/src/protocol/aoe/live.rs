@@ -18,7 +18,7 @@ use blockmux_proto::driver::frames::PortId;
 use blockmux_proto::exports::{Exports, VolumeId};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::warn;
 
 /// The running frontend.
@@ -32,7 +32,7 @@ pub(super) struct LiveAoe {
     /// Number of volumes at the start, whose positions are their slots.
     volumes: usize,
     pub(super) disks: AoeDisks,
-    /// All disks since the start, also those that are not served any more.
+    /// All disks since the start, including those that are no longer served.
     known: Mutex<BTreeMap<AoeAddress, AoeUnit>>,
 }
 
@@ -61,14 +61,15 @@ impl LiveAoe {
     /// # Errors
     /// If the settings of a disk cannot be loaded; it is not served then, but the others are.
     fn renew(&self) -> Result<(), Failure> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut disks, mut failed) = (Vec::new(), None);
         for named in VolumeNames::all(&self.exports) {
             let ports = self.ports_of(&self.policy, &named.export);
             let address = self.address(&named).filter(|_| !ports.is_empty());
             let Some(address) = address else { continue };
-            let unit = match known.get(&address) {
-                Some(unit) if unit.volume == named.volume => unit.clone(),
+            // No lock is held: the path of the settings may hang, and `diff` takes the lock.
+            let known = self.known().get(&address).cloned();
+            let unit = match known {
+                Some(unit) if unit.volume == named.volume => unit,
                 Some(_) => continue,
                 None => match store::open(self.state.as_deref(), address) {
                     Ok((settings, store)) => AoeUnit::new(address, named.volume, settings, store),
@@ -78,7 +79,7 @@ impl LiveAoe {
                     }
                 },
             };
-            known.insert(address, unit.clone());
+            self.known().insert(address, unit.clone());
             let ports = Some(ports).filter(|ports| ports.len() < self.interfaces.len());
             disks.push(AoeDisk { unit, ports });
         }
@@ -97,6 +98,10 @@ impl LiveAoe {
     fn address(&self, named: &VolumeNames) -> Option<AoeAddress> {
         let at = Some(named.volume.0 as usize).filter(|at| *at < self.volumes);
         disk_of(self.shelf, at, &named.export)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<AoeAddress, AoeUnit>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn renew_or_warn(&self) {
@@ -137,8 +142,8 @@ impl LiveFrontend for LiveAoe {
     }
 
     fn waits_for_start(&self, policy: &Policy, volume: &str) -> bool {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = disk_of(self.shelf, None, volume).is_some_and(|address| !known.contains_key(&address));
+        let is_free =
+            disk_of(self.shelf, None, volume).is_some_and(|address| !self.known().contains_key(&address));
         !is_free && !self.ports_of(policy, volume).is_empty()
     }
 }
