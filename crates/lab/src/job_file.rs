@@ -250,8 +250,8 @@ const WITHOUT_EFFECT: &[&str] = &[
      http_host http_user http_pass http_mode http_verbose http_s3_key http_s3_keyid http_s3_region https",
     "description loops thread new_group exitall exit_what exitall_on_error nice prio prioclass \
      priohint cpumask cpus_allowed cpus_allowed_policy numa_cpu_nodes numa_mem_policy uid gid cgroup \
-     cgroup_weight cgroup_nodelete lockmem mem iomem iomem_align mem_align hugepage-size allrandrepeat clocksource gtod_cpu \
-     job_start_clock_id random_generator softrandommap",
+     cgroup_weight cgroup_nodelete lockmem mem iomem iomem_align mem_align hugepage-size allrandrepeat \
+     clocksource gtod_cpu job_start_clock_id random_generator softrandommap",
     "group_reporting unified_rw_reporting unit_base per_job_logs write_bw_log write_lat_log \
      write_iops_log write_hist_log log_entries log_avg_msec log_hist_msec log_hist_coarseness \
      log_window_value log_max_value log_offset log_prio log_issue_time log_compression \

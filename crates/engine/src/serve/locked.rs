@@ -5,7 +5,7 @@
 //! wakes nobody: it is tried every [`RETRY`].
 
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use blockmux_proto::volume_state::{NeededRange, NotAdmitted, RangeWait, VolumeState, WakeWaiting};
+use blockmux_proto::volume_state::{NotAdmitted, RangeWait, VolumeState, WakeWaiting};
 use blockmux_volume::{Core, Io, IoError, Tag, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct LockedIo {
 struct WaitingIo {
     io: Io,
     /// `None` once it has locked its range, and if too many wait for ranges of the volume.
-    turn: Option<(RangeWait, NeededRange)>,
+    turn: Option<RangeWait>,
 }
 
 impl LockedIo {
@@ -48,7 +48,7 @@ impl LockedIo {
                 self.wake = core.map(|core| cross_thread_waker(&core, &self.waker));
             }
             let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
-            RangeWait::new(volume_state, needed, wake).map(|turn| (turn, needed))
+            RangeWait::new(volume_state, needed, wake)
         } else {
             None
         };
@@ -66,7 +66,9 @@ impl LockedIo {
     ) -> Option<Result<(), NotAdmitted<IoError>>> {
         let WaitingIo { io, turn } = self.waiting.get_mut(at)?;
         let tried = match turn {
-            Some((turn, needed)) => turn.try_begin(|| begin(io)).unwrap_or(Err(NotAdmitted::Locked(*needed))),
+            Some(turn) => {
+                turn.try_begin(|| begin(io)).unwrap_or_else(|| Err(NotAdmitted::Locked(turn.needed())))
+            }
             None => begin(io),
         };
         if tried == Err(NotAdmitted::Draining) {

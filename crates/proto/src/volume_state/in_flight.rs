@@ -61,9 +61,7 @@ struct Held {
 /// An I/O that waits for a range.
 struct Waiting {
     ticket: u64,
-    range: ByteRange,
-    /// Whether it will lock its range.
-    locks: bool,
+    needed: NeededRange,
     wake: WakeWaiting,
     /// It is being tried, so it does not wait for itself.
     is_tried: bool,
@@ -103,14 +101,14 @@ pub struct NeededRange {
 impl NeededRange {
     /// The range of an I/O: offset and length in bytes.
     #[must_use]
-    pub fn of_io(range: (u64, u64)) -> NeededRange {
+    pub const fn of_io(range: (u64, u64)) -> NeededRange {
         NeededRange { range, locks: false }
     }
 
     /// The range that a command will lock, offset and length in bytes; that of its I/O may be
     /// shorter.
     #[must_use]
-    pub fn to_lock(range: (u64, u64)) -> NeededRange {
+    pub const fn to_lock(range: (u64, u64)) -> NeededRange {
         NeededRange { range, locks: true }
     }
 }
@@ -226,14 +224,13 @@ impl InFlight {
     /// Waits for a range; returns the ticket. `wake` is called when it may be the ticket's turn.
     /// `None` if [`MAX_WAITING`] wait already.
     pub(super) fn wait(&self, needed: NeededRange, wake: WakeWaiting) -> Option<u64> {
-        let NeededRange { range, locks } = needed;
         let mut held = self.held();
         if held.waiting.len() >= MAX_WAITING {
             return None;
         }
         held.last_ticket = held.last_ticket.saturating_add(1);
         let ticket = held.last_ticket;
-        held.waiting.push(Waiting { ticket, range, locks, wake, is_tried: false, overtaken: 0 });
+        held.waiting.push(Waiting { ticket, needed, wake, is_tried: false, overtaken: 0 });
         Some(ticket)
     }
 
@@ -262,7 +259,7 @@ impl InFlight {
     pub(super) fn end_wait(&self, ticket: u64) {
         let mut held = self.held();
         let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
-        let range = held.waiting.remove(at).range;
+        let range = held.waiting.remove(at).needed.range;
         let next = held.next_in(range);
         drop(held);
         next.iter().for_each(|wake| wake());
@@ -382,7 +379,8 @@ impl Held {
     /// Lets a lock overtake the first that waits for its range, or be that one; returns false if it
     /// may not.
     fn overtake(&mut self, range: ByteRange) -> bool {
-        let Some(first) = self.waiting.iter_mut().find(|waiting| is_overlap(waiting.range, range)) else {
+        let Some(first) = self.waiting.iter_mut().find(|waiting| is_overlap(waiting.needed.range, range))
+        else {
             return true;
         };
         let may_lock = first.is_tried || first.overtaken < MAX_OVERTAKEN;
@@ -395,14 +393,15 @@ impl Held {
         let Some((waiting, older)) = self.waiting.get(..=at).and_then(|all| all.split_last()) else {
             return false;
         };
-        let is_behind = || older.iter().any(|other| is_overlap(other.range, waiting.range));
-        !self.has_locked(waiting.range) && (!waiting.locks || !is_behind())
+        let NeededRange { range, locks } = waiting.needed;
+        let is_behind = || older.iter().any(|other| is_overlap(other.needed.range, range));
+        !self.has_locked(range) && (!locks || !is_behind())
     }
 
     /// Those whose turn it is after a change in `range`.
     fn next_in(&self, range: ByteRange) -> Vec<WakeWaiting> {
         let in_range =
-            self.waiting.iter().enumerate().filter(|(_, waiting)| is_overlap(waiting.range, range));
+            self.waiting.iter().enumerate().filter(|(_, waiting)| is_overlap(waiting.needed.range, range));
         let next = in_range.filter(|(at, _)| self.is_next(*at));
         next.map(|(_, waiting)| waiting.wake.clone()).collect()
     }

@@ -32,6 +32,7 @@ pub(crate) struct AtomicRange {
 pub struct RangeWait {
     volume_state: Arc<VolumeState>,
     ticket: u64,
+    needed: NeededRange,
 }
 
 /// Waits for all I/O that was in flight at its creation. I/O that was admitted before a reservation
@@ -117,7 +118,13 @@ impl RangeWait {
     #[must_use]
     pub fn new(volume_state: &Arc<VolumeState>, needed: NeededRange, wake: WakeWaiting) -> Option<RangeWait> {
         let ticket = volume_state.in_flight.wait(needed, wake)?;
-        Some(RangeWait { volume_state: volume_state.clone(), ticket })
+        Some(RangeWait { volume_state: volume_state.clone(), ticket, needed })
+    }
+
+    /// The range that it waits for.
+    #[must_use]
+    pub fn needed(&self) -> NeededRange {
+        self.needed
     }
 
     /// Tries to begin the I/O if it is its turn. It waits until this is dropped.
@@ -292,7 +299,8 @@ mod tests {
             (AtomicRange::new(&volume_state, 0, 1024), AtomicRange::new(&volume_state, 512, 512));
         let before = pass(&counter, 0, 512, true).unwrap();
         assert_eq!(range.lock::<()>(), Err(NotAdmitted::Draining));
-        assert!(matches!(other.lock::<()>(), Err(NotAdmitted::Locked(_))));
+        let needed = NeededRange::to_lock((512, 512));
+        assert_eq!(other.lock::<()>(), Err(NotAdmitted::Locked(needed)));
         drop(before);
         assert_eq!(range.lock::<()>(), Ok(()));
         assert!(pass(&counter, 0, 512, true).is_none());

@@ -122,8 +122,8 @@ impl MultiStepCommand for ReadModifyWrite {
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::{DeviceBench, answer, command};
-    use crate::scsi::{DeviceServer, Lun, ScsiStatus, TaskStep};
-    use crate::volume_state::NotAdmitted;
+    use crate::scsi::{DeviceServer, Lun, ScsiStatus, TaskFailure, TaskStep};
+    use crate::volume_state::{NeededRange, NotAdmitted};
     use blockmux_volume::Cost;
 
     const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -157,6 +157,9 @@ mod tests {
         assert_eq!(client.run(&[0x89, 0, 0, 0, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 0]).check(), (5, 0x2100));
     }
 
+    /// The refusal of an I/O on the first block.
+    const BLOCK_IS_LOCKED: NotAdmitted<TaskFailure> = NotAdmitted::Locked(NeededRange::of_io((0, 512)));
+
     #[test]
     fn concurrent_compare_and_writes_are_serialized() {
         let bench = DeviceBench::new();
@@ -171,13 +174,14 @@ mod tests {
         let (mut one, mut one_step) = begin(&mut first);
         let (mut two, two_step) = begin(&mut second);
         assert_eq!(first.admit(&mut one, &one_step), Ok(()));
-        assert!(matches!(second.admit(&mut two, &two_step), Err(NotAdmitted::Locked(_))));
+        let needed = NeededRange::to_lock((0, 512));
+        assert_eq!(second.admit(&mut two, &two_step), Err(NotAdmitted::Locked(needed)));
         // A write to the same block waits; a write to the next block does not.
         let write = |lba| [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
         second.run_with(&write(1), &[5; 512]).good();
         let (mut late, step) = second.server.begin(&command(Lun::new(0), &write(0), 512));
         let step = second.turn(&mut late, step, &[5; 512], &mut 0);
-        assert!(matches!(second.admit(&mut late, &step), Err(NotAdmitted::Locked(_))));
+        assert_eq!(second.admit(&mut late, &step), Err(BLOCK_IS_LOCKED));
         drop(late);
         loop {
             let mut sent = 1024;
@@ -208,13 +212,13 @@ mod tests {
         // A write that arrives now waits until the comparison is over.
         let (mut late, late_step) = first.server.begin(&command(Lun::new(0), &WRITE, 512));
         let late_step = first.turn(&mut late, late_step, &[6; 512], &mut 0);
-        assert!(matches!(first.admit(&mut late, &late_step), Err(NotAdmitted::Locked(_))));
+        assert_eq!(first.admit(&mut late, &late_step), Err(BLOCK_IS_LOCKED));
         let TaskStep::Done(response) = first.turn(&mut write, in_flight, &[], &mut 0) else {
             panic!("it is done")
         };
         answer(response).good();
         while !matches!(step, TaskStep::Done(_)) {
-            assert!(matches!(first.admit(&mut late, &late_step), Err(NotAdmitted::Locked(_))));
+            assert_eq!(first.admit(&mut late, &late_step), Err(BLOCK_IS_LOCKED));
             step = second.turn(&mut compare, step, &[], &mut 0);
         }
         let TaskStep::Done(response) = step else { unreachable!() };
@@ -243,7 +247,7 @@ mod tests {
         // Others wait for the lock.
         let (mut late, late_step) = second.server.begin(&command(Lun::new(0), &WRITE, 512));
         let late_step = second.turn(&mut late, late_step, &[8; 512], &mut 0);
-        assert!(matches!(second.admit(&mut late, &late_step), Err(NotAdmitted::Locked(_))));
+        assert_eq!(second.admit(&mut late, &late_step), Err(BLOCK_IS_LOCKED));
         second.turn(&mut write, in_flight, &[], &mut 0);
         assert!(first.admit_late(&mut compare, &step).is_ok());
         let step = first.turn(&mut compare, step, &[], &mut 0);
@@ -275,7 +279,7 @@ mod tests {
             if let TaskStep::DataOut { .. } = step {
                 step = second.turn(&mut task, step, data, &mut 0);
             }
-            assert!(matches!(second.admit(&mut task, &step), Err(NotAdmitted::Locked(_))), "{cdb:x?}");
+            assert_eq!(second.admit(&mut task, &step), Err(BLOCK_IS_LOCKED), "{cdb:x?}");
         }
     }
 
