@@ -1,8 +1,8 @@
 //! `blockmux discover`: lists the exports of a server.
 
 use crate::failure::Failure;
-use crate::output::{printable, printable_json};
-use crate::process::stdout::print;
+use crate::output::printable;
+use crate::process::stdout::{print, print_json};
 use crate::protocol::DiscoveredExport;
 use crate::protocol::reach;
 use crate::spec_text::SpecText;
@@ -24,7 +24,7 @@ pub(crate) struct DiscoverArgs {
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     let found = reach::of_url(args.url.as_written())?.discover()?;
     if args.json {
-        return print(printable_json(&serde_json::to_string(&found).map_err(Failure::run)?));
+        return print_json(&found);
     }
     if found.exports.is_empty() && found.left_out == 0 {
         warn!("{}: the server lists no exports; it may hide them from this host", printable(&found.url));

@@ -1,8 +1,8 @@
 //! `blockmux info`: describes a volume.
 
 use crate::failure::Failure;
-use crate::output::{both_sizes, printable, printable_json};
-use crate::process::stdout::print;
+use crate::output::{both_sizes, printable};
+use crate::process::stdout::{print, print_json};
 use crate::protocol::reach;
 use crate::volume_kinds::open::{self, Access, Use};
 use blockmux_volume::{Spec, VolumeInfo};
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
                 });
             }
             if args.json {
-                print(printable_json(&described.json.to_string()))
+                print_json(&described.json)
             } else {
                 print(table(&url.to_string(), &described.rows))
             }
@@ -46,11 +46,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
             let opened = open::open(spec, Use::briefly(Access::Read))?;
             // The volume is opened read-only here, even if it is writable.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
-            if args.json {
-                print(printable_json(&volume_json(spec, &info).to_string()))
-            } else {
-                print(volume_text(spec, &info))
-            }
+            if args.json { print_json(&volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
         }
     }
 }

@@ -263,7 +263,7 @@ impl ControlServer {
             }
             Request::Resize { name, size, shrink } => {
                 let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
-                self.resize((request, caller), name, *size, beyond)
+                self.resize(request, caller, name, *size, beyond)
             }
             Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
                 let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid)?;
@@ -291,7 +291,9 @@ impl ControlServer {
                     self.attach(name, target, &place).map(|number| Answer::Attached { number })
                 })
             }
-            Request::Detach { .. } => self.detach(request, progress),
+            Request::Detach { target, number, force } => {
+                self.detach(request, target, *number, *force, progress)
+            }
             Request::Change(change) => {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))
@@ -497,10 +499,14 @@ impl ControlServer {
     /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
     /// the old initiator does not meet the data of the next one. A unit of a target with sessions
     /// is removed only by `force`.
-    fn detach(&self, request: &Request, progress: &dyn Fn(String)) -> Result<Changed, ApiError> {
-        let Request::Detach { target, number, force } = request else {
-            return Err(ApiError::failed("internal error: another change was sent as a detach"));
-        };
+    fn detach(
+        &self,
+        request: &Request,
+        target: &str,
+        number: u32,
+        force: bool,
+        progress: &dyn Fn(String),
+    ) -> Result<Changed, ApiError> {
         let mut volumes = Vec::new();
         let changed = self.at_once(request, |served| {
             let (_, live) = self.with_target(served, target)?;
@@ -508,10 +514,10 @@ impl ControlServer {
                 let unit = format!("{target} {number}");
                 check_not_used(&unit, "detach", &self.reloader.sessions_with(|own| own == target))?;
             }
-            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == *target);
+            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
             let of_target = self.exports.iter().filter(|(id, _)| has(*id));
             volumes = of_target.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
-            live.detach(target, *number).map(|()| Answer::Done).map_err(ApiError::not_found)
+            live.detach(target, number).map(|()| Answer::Done).map_err(ApiError::not_found)
         })?;
         wait_for_io(target, "detached", &volumes, progress);
         Ok(changed)
@@ -590,7 +596,8 @@ impl ControlServer {
     /// Resizes a volume, without the right to change the daemon, because its path may hang.
     fn resize(
         &self,
-        (request, caller): (&Request, &Caller),
+        request: &Request,
+        caller: &Caller,
         name: &str,
         size: Option<u64>,
         beyond: Beyond,

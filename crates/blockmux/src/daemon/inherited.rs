@@ -6,13 +6,13 @@
 //! (`FileDescriptorName=nbd`).
 
 use crate::failure::Failure;
-use crate::protocol::address::{ListenAddress, ListenerEntry};
+use crate::protocol::address::{ListenAddress, ListenerEntry, is_same_path};
 use crate::protocol::policy::PolicyListener;
 use crate::protocol::{Carrier, ConfiguredListener, PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
 use listenfd::ListenFd;
-use std::{env, path};
+use std::env;
 
 /// The inherited listeners. A listener stays in the list when its socket is taken, so that a reload
 /// finds the same listeners.
@@ -36,9 +36,9 @@ struct InheritedOffer {
 impl InheritedOffer {
     fn is_at(&self, kind: &str, asked: &str) -> bool {
         // The other daemon may have been told a relative path, or this one.
-        let [own, other] = [&self.asked, asked].map(|text| text.strip_prefix("unix:").map(path::absolute));
-        let is_same_path = matches!((own, other), (Some(Ok(own)), Some(Ok(other))) if own == other);
-        self.kind == kind && (self.asked == asked || is_same_path)
+        let paths = self.asked.strip_prefix("unix:").zip(asked.strip_prefix("unix:"));
+        let is_same_socket = paths.is_some_and(|(own, other)| is_same_path(own.as_ref(), other.as_ref()));
+        self.kind == kind && (self.asked == asked || is_same_socket)
     }
 }
 

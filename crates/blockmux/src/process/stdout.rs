@@ -1,6 +1,8 @@
 //! Standard output.
 
 use crate::failure::Failure;
+use crate::output::printable_json;
+use serde::Serialize;
 use std::io::{ErrorKind, Write as _};
 
 /// Prints `text` and a newline, unbuffered. A closed pipe is not an error.
@@ -12,4 +14,9 @@ pub(crate) fn print(text: impl std::fmt::Display) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints a value as one line of JSON, in which invisible characters of peers are escaped.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    print(printable_json(&serde_json::to_string(value).map_err(Failure::run)?))
 }

@@ -313,11 +313,11 @@ impl ListenerAddress {
 
     /// Whether both lead to the same place; a relative path means one in the current directory.
     pub(crate) fn is_same(&self, other: &ListenerAddress) -> bool {
-        let paths = [self, other].map(|own| match own.socket() {
-            Some(Address::Unix(path)) => path::absolute(path).ok(),
-            _ => None,
-        });
-        self == other || paths[0].is_some() && paths[0] == paths[1]
+        let is_same_socket = || match (self.socket(), other.socket()) {
+            (Some(Address::Unix(one)), Some(Address::Unix(other))) => is_same_path(one, other),
+            _ => false,
+        };
+        self == other || is_same_socket()
     }
 
     /// The TCP address; `None` for a Unix socket or an interface.
@@ -352,6 +352,11 @@ pub(crate) fn is_local(address: &Address) -> bool {
         Address::Tcp(address) => address.ip().is_loopback(),
         Address::Unix(_) => true,
     }
+}
+
+/// Whether both paths are the same; a relative one is in the current directory.
+pub(crate) fn is_same_path(one: &Path, other: &Path) -> bool {
+    matches!((path::absolute(one), path::absolute(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ use crate::api::client::{ApiCredentials, Client};
 use crate::api::limits::{self, LimitsBody};
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::failure::Failure;
-use crate::output::{both_sizes, printable, printable_json, shell_word};
+use crate::output::{both_sizes, printable, shell_word};
 use crate::process::log::levels::Levels;
-use crate::process::stdout::print;
+use crate::process::stdout::{print, print_json};
 use crate::protocol::frontend::Change;
 use crate::spec_text::SpecText;
 use blockmux_proto::volume_state::VolumeTraffic;
@@ -421,7 +421,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
     match (answer, &args.request) {
         (Answer::Failed(error), _) => Err(Failure::run(error)),
-        (answer, _) if args.json => print(printable_json(&answer.json().to_string())),
+        (answer, _) if args.json => print_json(&answer.json()),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
