@@ -610,14 +610,16 @@ impl ControlServer {
         }
         // A longer slice may overlap others.
         let parts_before = self.policy.data_of(name);
-        if let Some(resized) = size.and_then(|size| self.reloader.resized(name, size)) {
+        if let Some(resized) = size.and_then(|size| self.reloader.spec(name)?.with_size(size)) {
             let parts = self.reloader.blocking.run(name, move || layers::of_spec(&resized))?;
             self.policy.set_data(name, parts);
         }
         let checked = {
             let _changing = self.reloader.begin_change();
             let served = self.live_protocols.get();
-            self.policy.check_same_data(name, |name| self.is_restricted(name, &served))
+            self.policy
+                .check_same_data(name, |name| self.is_restricted(name, &served))
+                .and_then(|()| size.map_or(Ok(()), |size| self.check_cut(name, size, before)))
         };
         let to = size.map_or(Resize::Own, |size| Resize::Bytes { size, beyond });
         let resized = checked.map_err(ApiError::from).and_then(|()| {
@@ -653,6 +655,26 @@ impl ControlServer {
         let changing = self.reloader.begin_change();
         let changed = self.recorded(&changing, request, Answer::Resized { size }, None);
         Ok(Changed { effects: vec![resized_line(name, before, size)], ..changed })
+    }
+
+    /// Checks that a shorter volume takes no data from others in the same file.
+    fn check_cut(&self, name: &str, size: u64, before: u64) -> Result<(), String> {
+        let Some(spec) = self.reloader.spec(name).filter(|_| size < before) else { return Ok(()) };
+        let Some(cut) = DataPart::cut(&spec, &self.policy.data_of(name), size) else { return Ok(()) };
+        let is_in = |other: &str| self.policy.data_of(other).iter().any(|part| part.overlaps(&cut));
+        let exports: Vec<_> = self.exports.iter().collect();
+        let others = exports.iter().map(|(_, export)| &*export.name);
+        let others: Vec<_> =
+            others.filter(|other| *other != name && is_in(other)).map(|other| format!("`{other}`")).collect();
+        match others.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "volume `{name}`: the end of its file would be cut off, which {} use{}, too; remove what should lose \
+                 its data first",
+                others.join(", "),
+                if others.len() == 1 { "s" } else { "" },
+            )),
+        }
     }
 
     /// Changes the limits that are given.

@@ -38,6 +38,11 @@ impl Part {
         Part { begin: range.start, end: range.end }
     }
 
+    /// All from this byte on.
+    fn from(begin: u64) -> Part {
+        Part { begin, ..Part::WHOLE }
+    }
+
     fn overlaps(self, other: Part) -> bool {
         self.begin < other.end && other.begin < self.end
     }
@@ -77,6 +82,27 @@ impl DataPart {
     /// The keys of the files and block devices that a volume consists of.
     pub(crate) fn keys_of_spec(spec: &Spec) -> Vec<String> {
         DataPart::of_spec(spec).into_iter().map(|part| part.key).collect()
+    }
+
+    /// The part of a file that is cut off when the volume with these parts gets `size` bytes.
+    pub(crate) fn cut(spec: &Spec, parts: &[DataPart], size: u64) -> Option<DataPart> {
+        match spec {
+            Spec::Slice(slice, inner) if slice.len.is_none() => {
+                DataPart::cut(inner, parts, slice.offset.checked_add(size)?)
+            }
+            Spec::Decorated(_, inner) => DataPart::cut(inner, parts, size),
+            Spec::File(_) => {
+                let file = parts.iter().find(|part| part.is_exact)?;
+                Some(DataPart { part: Part::from(size), ..file.clone() })
+            }
+            // A slice with a length only becomes shorter itself; the others cannot be cut.
+            Spec::Slice(..)
+            | Spec::Stripe { .. }
+            | Spec::Mem(_)
+            | Spec::Null(_)
+            | Spec::Block(_)
+            | Spec::Url(_) => None,
+        }
     }
 
     /// Whether the two have bytes in common. Two that each use something in the same part are

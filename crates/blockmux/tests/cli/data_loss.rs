@@ -70,6 +70,37 @@ fn nothing_but_a_resize_with_shrink_makes_a_file_shorter() {
 }
 
 #[test]
+fn a_volume_that_is_shortened_takes_no_data_from_others_in_its_file() {
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("disk.img");
+    fs::write(&path, vec![7; 8 << 20]).unwrap();
+    let file = path.display();
+    let config = format!(
+        "nbd = ['unix:a.sock']\n\
+         [[volume]]\nname = 'a'\nspec = 'slice:1m:file:{file}'\n\
+         [[volume]]\nname = 'b'\nspec = 'slice:6m,1m:file:{file}'\n\
+         [[volume]]\nname = 'c'\nspec = 'delay:1us:slice:0,2m:file:{file}'\n"
+    );
+    let served = Configured::serve_in(files, &config);
+    // The first cuts all of `b`, the second a part of it.
+    for size in ["4m", "5632k"] {
+        let output = served.ctl(&["resize", "a", size, "--shrink"]);
+        let cut = "volume `a`: the end of its file would be cut off, which `b` uses, too";
+        assert!(output.status.code() == Some(1) && text(&output.stderr).contains(cut), "{output:?}");
+        assert_eq!(len(&path), 8 * MIB);
+    }
+    // What is behind `b` belongs to `a` alone.
+    assert_eq!(served.said(&["resize", "a", "6m", "--shrink"]), "a  6291456 (6 MiB)\n");
+    assert_eq!(len(&path), 7 * MIB);
+    // A slice with a length leaves the file as it is.
+    assert_eq!(served.said(&["resize", "c", "1m", "--shrink"]), "c  1048576 (1 MiB)\n");
+    assert_eq!(len(&path), 7 * MIB);
+    served.said(&["remove", "b"]);
+    assert_eq!(served.said(&["resize", "a", "4m", "--shrink"]), "a  4194304 (4 MiB)\n");
+    assert_eq!(len(&path), 5 * MIB);
+}
+
+#[test]
 fn a_ram_volume_is_not_shortened_by_a_reload() {
     let config = |size: &str| format!("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:{size}'\n");
     let served = Configured::serve(&config("4m"));

@@ -47,9 +47,9 @@ impl Reloader {
         Recorded { note: note.map(str::to_owned), effects }
     }
 
-    /// The spec of a volume with its new size; `None` if the spec stays the same.
-    pub(in crate::daemon) fn resized(&self, name: &str, size: u64) -> Option<Spec> {
-        self.config.get().running.volume(name)?.entry.spec.with_size(size)
+    /// The spec of a volume; `None` if no volume has the name.
+    pub(in crate::daemon) fn spec(&self, name: &str) -> Option<Spec> {
+        Some(self.config.get().running.volume(name)?.entry.spec.clone())
     }
 }
 
