@@ -108,17 +108,31 @@ fn a_dangling_link_in_the_state_directory_creates_nothing() {
 }
 
 #[test]
+fn a_directory_of_roots_with_other_files_does_not_go_to_the_service_user() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir(place.at("etc")).unwrap();
+    fs::write(place.at("etc/volume-x.reservations"), "").unwrap();
+    fs::write(place.at("etc/shadow"), "").unwrap();
+    let state = place.at("etc").display().to_string();
+    let said = place.refused(&["--state", &state, "mem:1m"]);
+    assert!(said.contains("etc/shadow: is not the saved state of a volume or disk"), "{said}");
+    for name in ["etc", "etc/shadow", "etc/volume-x.reservations"] {
+        assert_eq!(fs::metadata(place.at(name)).unwrap().uid(), 0, "{name}");
+    }
+}
+
+#[test]
 fn a_state_directory_of_roots_and_its_files_go_to_the_service_user() {
     let Some(place) = Place::new() else { return };
     fs::create_dir(place.at("state")).unwrap();
     fs::write(place.at("state/volume-x.reservations"), "").unwrap();
-    fs::hard_link(place.at("victim/secret"), place.at("state/second")).unwrap();
-    symlink(place.at("victim/secret"), place.at("state/link")).unwrap();
+    fs::hard_link(place.at("victim/secret"), place.at("state/volume-y.reservations")).unwrap();
+    symlink(place.at("victim/secret"), place.at("state/volume-z.lock")).unwrap();
     let state = place.at("state").display().to_string();
     drop(Daemon::serve(&["--user", "nobody", "--state", &state, "mem:1m"]));
     let owner = |name: &str| fs::symlink_metadata(place.at(name)).unwrap().uid();
     assert_eq!((owner("state"), owner("state/volume-x.reservations")), (NOBODY, NOBODY));
-    assert_eq!(owner("state/link"), 0, "it is no file of the state");
+    assert_eq!(owner("state/volume-z.lock"), 0, "it is no file of the state");
     assert_eq!(place.victim(), untouched());
 }
 

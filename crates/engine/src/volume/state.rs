@@ -4,6 +4,7 @@
 //! ```text
 //!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image of the reservations
 //!   DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
+//!   DIRECTORY/volume-UUID.raw             empty: the volume was served without an image format
 //!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image of the disk's settings, and lock
 //! ```
 //!
@@ -56,6 +57,12 @@ pub enum StateError {
     #[error("{}: belongs to another user; run as that user, change its owner with chown, or name another directory", path.display())]
     NotOurs {
         /// The file or directory.
+        path: PathBuf,
+    },
+    /// The directory to give away has a file that is no saved state.
+    #[error("{}: is not the saved state of a volume or disk, and would belong to the user; name a directory of its own with --state", path.display())]
+    NotState {
+        /// The file.
         path: PathBuf,
     },
     /// Another process holds the lock.
@@ -152,8 +159,8 @@ pub fn has_note(directory: &Path, name: &str) -> bool {
 /// exist, or is the user's already, stays as it is.
 ///
 /// # Errors
-/// If the directory belongs to somebody else or others may write it, or the system does not permit
-/// it.
+/// If the directory belongs to somebody else, others may write it or it has other files, or the
+/// system does not permit it.
 pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), StateError> {
     let open = match OpenDirectory::open(directory).and_then(OpenDirectory::checked) {
         Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -164,8 +171,12 @@ pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), Sta
     }
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
     let entries = Dir::read_from(&open.fd).map_err(|error| at(directory)(error.into()))?;
-    for entry in entries.flatten() {
-        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+    let names = entries.flatten().map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+    let names: Vec<_> = names.filter(|name| name != "." && name != "..").collect();
+    if let Some(other) = names.iter().find(|name| !is_name_of_state(name)) {
+        return Err(StateError::NotState { path: directory.join(other) });
+    }
+    for name in &names {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(file) = openat(&open.fd, name, flags, Mode::empty()) else { continue };
         // Another name of the file may be in another directory.
@@ -465,6 +476,21 @@ impl OpenDirectory {
 
     fn flush(&self) -> Result<(), StateError> {
         self.fd.sync_all().map_err(at(&self.path))
+    }
+}
+
+/// Whether a state directory has files with such a name.
+fn is_name_of_state(name: &OsStr) -> bool {
+    let Some((stem, extension)) = name.to_str().and_then(|name| name.rsplit_once('.')) else { return false };
+    let is_disk = || {
+        let address = stem.strip_prefix('e').and_then(|address| address.split_once('.'));
+        address.is_some_and(|(shelf, slot)| shelf.parse::<u16>().is_ok() && slot.parse::<u8>().is_ok())
+    };
+    match extension {
+        "reservations" | "raw" => stem.starts_with("volume-"),
+        "aoe" => is_disk(),
+        "lock" | "new" => stem.starts_with("volume-") || is_disk(),
+        _ => false,
     }
 }
 
