@@ -10,23 +10,34 @@ use std::ops::Range;
 /// The text without its secrets, as valid URLs are printed.
 #[must_use]
 pub fn without_secrets(text: &str) -> String {
-    replaced(text, true, |secret| if secret.starts_with(['%', ':']) { "" } else { HIDDEN })
+    removed(text, &begins_of_urls(text))
+}
+
+/// [`without_secrets`] of a text that is one URL, whose user may contain `://`.
+pub(super) fn url_without_secrets(url: &str) -> String {
+    let begin = url.find("://").map(|at| at + 3);
+    removed(url, begin.as_slice())
+}
+
+fn removed(text: &str, begins: &[usize]) -> String {
+    let all = secrets(text, begins, true);
+    replaced(text, all, |secret| if secret.starts_with(['%', ':']) { "" } else { HIDDEN })
 }
 
 /// The text with its secrets replaced by `...`, so that it has the same parts: a parser finds the
 /// same errors in it, apart from those of the secrets.
 #[must_use]
 pub fn with_hidden_secrets(text: &str) -> String {
-    replaced(text, false, |secret| match secret.as_bytes().first() {
+    replaced(text, secrets(text, &begins_of_urls(text), false), |secret| match secret.as_bytes().first() {
         Some(b'%') => "%...",
         Some(b':') => ":...",
         _ => HIDDEN,
     })
 }
 
-fn replaced(text: &str, is_valid: bool, by: impl Fn(&str) -> &'static str) -> String {
+fn replaced(text: &str, secrets: Vec<Range<usize>>, by: impl Fn(&str) -> &'static str) -> String {
     let (mut out, mut done) = (String::with_capacity(text.len()), 0);
-    for Range { start, end } in secrets(text, is_valid) {
+    for Range { start, end } in secrets {
         if start >= done {
             out += &text[done..start];
             out += by(&text[start..end]);
@@ -36,18 +47,44 @@ fn replaced(text: &str, is_valid: bool, by: impl Fn(&str) -> &'static str) -> St
     out + &text[done..]
 }
 
+/// Where the URLs of a text begin, behind their `://`. One within the user of a URL begins no other
+/// URL: the user ends before a comma, space, quote or `=`.
+fn begins_of_urls(text: &str) -> Vec<usize> {
+    let mut begins = Vec::new();
+    if text.starts_with("//") {
+        begins.push(2);
+    }
+    for (at, mark) in text.match_indices("://") {
+        let is_own = begins.last().is_none_or(|&last| {
+            let before = text.get(last..at).filter(|before| before.len() <= MAX_USER);
+            let Some(before) = before else { return true };
+            let separator = before.rfind([',', '=', ' ', '\n', '\t', '\'', '"', '`']);
+            separator
+                .is_some_and(|end| before[..end].contains('@') || is_plain_authority(host(&before[..end])))
+        });
+        if is_own {
+            begins.push(at + mark.len());
+        }
+    }
+    begins
+}
+
+/// The scheme before the `://` that ends at `begin`.
+fn scheme_before(text: &str, begin: usize) -> &str {
+    let before = &text[..begin.saturating_sub(3)];
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
+    &before[before.trim_end_matches(is_part).len()..]
+}
+
+/// The part of a URL, without its scheme, in which its user and host are.
+fn host(url: &str) -> &str {
+    url.split(['/', '?', '#']).next().unwrap_or(url)
+}
+
 /// The ranges of all secrets in order; the secret of a user begins with its `%` or `:`. If the text
 /// is valid, a `%` in a host is part of the host.
-fn secrets(text: &str, is_valid: bool) -> Vec<Range<usize>> {
-    let mut begins: Vec<usize> = text.match_indices("://").map(|(at, _)| at + 3).collect();
-    if text.starts_with("//") {
-        begins.insert(0, 2);
-    }
-    let scheme_of = |begin: usize| {
-        let before = &text[..begin.saturating_sub(3)];
-        let is_part = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
-        &before[before.trim_end_matches(is_part).len()..]
-    };
+fn secrets(text: &str, begins: &[usize], is_valid: bool) -> Vec<Range<usize>> {
+    let scheme_of = |begin: usize| scheme_before(text, begin);
     let mut found = Vec::new();
     for (nth, &begin) in begins.iter().enumerate() {
         let next = begins.get(nth + 1).map(|next| next - 3 - scheme_of(*next).len());
@@ -66,7 +103,7 @@ fn secrets(text: &str, is_valid: bool) -> Vec<Range<usize>> {
 /// The secret of the user before the host. `url` begins behind `://`.
 fn secret_of_user(scheme: &str, url: &str, is_valid: bool) -> Option<Range<usize>> {
     let place = url.split('?').next().unwrap_or(url);
-    let authority = url.split(['/', '?', '#']).next().unwrap_or(url);
+    let authority = host(url);
     // Before the query of an iSCSI URL, an @ ends the user, whose password may contain @ and
     // slashes. In other URLs a path may contain an @.
     let is_iscsi = ["iscsi", "iser"].iter().any(|name| scheme.eq_ignore_ascii_case(name));
@@ -137,6 +174,8 @@ fn secret_parameters(url: &str) -> Vec<Range<usize>> {
 /// Parts of the keys of parameters that mean secrets, unless the key ends in `file`.
 const SECRETS: [&str; 6] = ["secret", "pass", "pwd", "token", "psk", "key"];
 const HIDDEN: &str = "...";
+/// More bytes than a user and a password have.
+const MAX_USER: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -189,6 +228,13 @@ mod tests {
                 "a=delay:1ms:iscsi://u%SECRET@h/iqn.a",
                 "a=delay:1ms:iscsi://u@h/iqn.a",
                 "a=delay:1ms:iscsi://u%...@h/iqn.a",
+            ),
+            ("iscsi://u%SE://CRET@h/iqn.a/0", "iscsi://u@h/iqn.a/0", "iscsi://u%...@h/iqn.a/0"),
+            ("nbd://u:SE://CRET@h/a", "nbd://u:SE://CRET@h/a", "nbd://u:...@h/a"),
+            (
+                "iscsi://u%SE,CR=E://T@h/iqn.a,nbd://h/b",
+                "iscsi://u@h/iqn.a,nbd://h/b",
+                "iscsi://u%...@h/iqn.a,nbd://h/b",
             ),
             ("//u:SECRET@h", "//u@h", "//u:...@h"),
             ("iscsi:/u%SECRET@h", "iscsi:/u%SECRET@h", "iscsi:/u%...@h"),

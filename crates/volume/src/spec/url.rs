@@ -1,6 +1,6 @@
 //! URLs of remote volumes, whose passwords are never printed.
 
-use super::secrets::without_secrets;
+use super::secrets::url_without_secrets;
 use crate::block_sizes::BlockSizes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use std::fmt;
@@ -86,7 +86,7 @@ fn encoded(directory: &Path) -> String {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&without_secrets(&self.0))
+        f.write_str(&url_without_secrets(&self.0))
     }
 }
 
