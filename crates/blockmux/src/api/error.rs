@@ -1,7 +1,7 @@
 //! The format of all errors of the API.
 
 use crate::failure::Failure;
-use crate::output::masked;
+use crate::output::{masked, shortened};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
@@ -77,13 +77,14 @@ impl ErrorCode {
 impl ApiError {
     /// An error from a message for people; the text after its first semicolon becomes the hint.
     pub(crate) fn new(code: ErrorCode, text: impl ToString) -> ApiError {
-        // It may quote a name or another text of the client.
+        // It may quote a name or another text of the client, which may be long.
         let text = masked(&text.to_string());
+        let text = shortened(&text);
         match text.split_once("; ") {
             Some((message, hint)) => {
                 ApiError { code, message: message.to_owned(), hint: Some(hint.to_owned()) }
             }
-            None => ApiError { code, message: text, hint: None },
+            None => ApiError { code, message: text.into_owned(), hint: None },
         }
     }
 
@@ -142,5 +143,11 @@ mod tests {
              \"hint\":\"serve a larger one; or none\"}}"
         );
         assert_eq!(ApiError::not_found("nothing").hint, None);
+    }
+
+    #[test]
+    fn a_long_text_of_the_client_is_not_repeated_whole() {
+        let error = ApiError::invalid(format!("`{}` is no volume; choose another", "x".repeat(4 << 20)));
+        assert!(error.to_string().len() < 2000 && error.hint.as_deref() == Some("choose another"));
     }
 }
