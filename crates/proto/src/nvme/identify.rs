@@ -5,6 +5,7 @@ use super::errors::MAX_ERRORS;
 use super::property::VERSION;
 use super::ranges::COPY_MAX_RANGES;
 use super::subsystem::{MAX_NAMESPACES, Namespace, NamespaceView, Subsystem};
+use super::temperature::{CRITICAL_K, WARNING_K};
 use super::{MAX_ABORTS, MAX_DATA, MAX_EVENT_REQUESTS, MDTS, MQES};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, AEC_DISCOVERY_CHANGE, AEC_NAMESPACE_ATTRIBUTE};
 use blockmux_wire::nvme::identify::*;
@@ -130,6 +131,8 @@ fn controller(
         page.anagrpmax = last.into();
         page.nanagrpid = count.into();
     }
+    page.wctemp = WARNING_K.into();
+    page.cctemp = CRITICAL_K.into();
     page.sqes = 0x66;
     page.cqes = 0x44;
     // Includes namespaces that may be attached later.

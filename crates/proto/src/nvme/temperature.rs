@@ -12,9 +12,8 @@ pub(super) struct TemperatureThresholds {
 }
 
 impl Default for TemperatureThresholds {
-    /// No temperature is a warning.
     fn default() -> TemperatureThresholds {
-        TemperatureThresholds { over: u16::MAX, under: 0 }
+        TemperatureThresholds { over: WARNING_K, under: 0 }
     }
 }
 
@@ -47,3 +46,7 @@ impl TemperatureThresholds {
 
 /// The composite temperature, in kelvins: 0 would be below every threshold.
 pub(super) const TEMPERATURE_K: u16 = 300;
+/// Temperatures of a warning and of a critical state, in kelvins; the standard recommends the first
+/// and allows no 0.
+pub(super) const WARNING_K: u16 = 0x157;
+pub(super) const CRITICAL_K: u16 = 0x16b;

@@ -4,6 +4,7 @@ use super::*;
 use crate::driver::session::Timed;
 use blockmux_volume::{Completion, IoError};
 use blockmux_wire::nvme::feature::{AEC_NAMESPACE_ATTRIBUTE, AEC_TEMPERATURE, FeatureId};
+use blockmux_wire::nvme::identify::{Cns, IDENTIFY_LEN, IdentifyController};
 use blockmux_wire::nvme::log::{RAE, SmartLog};
 use std::time::Instant;
 
@@ -31,7 +32,11 @@ fn a_temperature_threshold_is_set_and_a_crossed_one_is_reported_until_the_log_is
             host.run(get, &[]).1.result.get()
         })
     };
-    assert_eq!(over_and_under(&mut host, 0), [0xffff, 0], "no temperature is a warning");
+    let identify = admin(AdminOpcode::IDENTIFY, 0, Cns::CONTROLLER.0.into(), 0, IDENTIFY_LEN as u32);
+    let identity = IdentifyController::read_from_bytes(&host.run(identify, &[]).0).unwrap();
+    let warning = u64::from(identity.wctemp.get());
+    assert!(warning > 300 && identity.cctemp >= identity.wctemp, "the temperature is no warning");
+    assert_eq!(over_and_under(&mut host, 0), [warning, 0]);
     let configuration = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
     let wants = admin(AdminOpcode::SET_FEATURES, 0, configuration, AEC_TEMPERATURE, 0);
     assert!(host.run(wants, &[]).1.status.is_success());
@@ -42,7 +47,7 @@ fn a_temperature_threshold_is_set_and_a_crossed_one_is_reported_until_the_log_is
         assert!(host.run(set(value), &[]).1.status.is_success());
     }
     assert_eq!(over_and_under(&mut host, 0), [343, 273]);
-    assert_eq!((over_and_under(&mut host, 1), smart(&mut host)), ([0xffff, 0], (0, 300)));
+    assert_eq!((over_and_under(&mut host, 1), smart(&mut host)), ([warning, 0], (0, 300)));
     // All sensors: too hot.
     host.send(&mut set(0xf << 16 | 300), &[]);
     let [set_done, reported] = host.received().try_into().unwrap();
