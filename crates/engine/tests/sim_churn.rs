@@ -15,7 +15,8 @@ use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_proto::driver::session::{StreamSession, Target};
+use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::NbdFeatures;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Makes this many connections, reads once over each and closes it, and runs until all deadlines
 /// have passed; returns the number of live allocations then.
-fn round<D: Dialer, S: StreamSession + Target + 'static>(
+fn round<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
     dial: &impl Fn() -> D,
     exports: &Exports,
     session: &Rc<impl Fn(Pool, Instant) -> S + 'static>,
@@ -62,7 +63,7 @@ fn round<D: Dialer, S: StreamSession + Target + 'static>(
     counting::live()
 }
 
-fn leaves_nothing<D: Dialer, S: StreamSession + Target + 'static>(
+fn leaves_nothing<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
     name: &str,
     dial: impl Fn() -> D,
     exports: &Exports,

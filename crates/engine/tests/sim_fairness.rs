@@ -19,7 +19,8 @@ use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::serve::target_task::{HELD_BUFFERS_TIMEOUT, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::driver::session::{StreamSession, Target};
+use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::NbdFeatures;
@@ -255,7 +256,7 @@ fn a_slow_reader_is_not_closed_for_waiting_clients() {
 }
 
 /// Runs a reader beside hosts that have each requested 64 MiB and then stopped.
-fn is_fair<D: Dialer, S: StreamSession + Target + 'static>(
+fn is_fair<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
     name: &str,
     dial: impl Fn(&'static str) -> D,
     exports: &Exports,

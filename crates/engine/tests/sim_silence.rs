@@ -17,7 +17,8 @@ use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::serve::target_task::TargetTask;
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_proto::driver::session::{CoreHandle, StreamSession, Target};
+use blockmux_proto::driver::session::{CoreHandle, StreamSession};
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
@@ -354,7 +355,7 @@ impl Scene {
         Scene::over(volume, NbdTargetSession::new, dialer)
     }
 
-    fn over<T: StreamSession + Target + 'static>(
+    fn over<T: StreamSession + TargetLifecycle + 'static>(
         volume: Arc<dyn Volume>,
         session: impl Fn(Exports, Pool, Instant) -> T + 'static,
         dialer: impl Dialer,
@@ -419,7 +420,7 @@ fn address() -> Address {
     Address::Unix("/target".into())
 }
 
-fn serve<T: StreamSession + Target + 'static>(
+fn serve<T: StreamSession + TargetLifecycle + 'static>(
     world: &World,
     core: &Rc<SimCore>,
     volume: Arc<dyn Volume>,

@@ -5,7 +5,8 @@ mod counted_initiator;
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
-use blockmux_proto::driver::session::{StreamSession, Target};
+use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,

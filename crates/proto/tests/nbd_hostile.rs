@@ -1,7 +1,8 @@
 //! Clients that violate NBD. Each gets exactly the expected reply, and nothing else is affected:
 //! not the session if it can continue, not the volume, and not the next client.
 
-use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Target};
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession};
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::nbd::server::NbdTargetSession;
 use blockmux_volume::conformance::TestCore;

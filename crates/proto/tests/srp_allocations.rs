@@ -4,7 +4,8 @@
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
 
-use blockmux_proto::driver::session::{Initiator, Target};
+use blockmux_proto::driver::session::Initiator;
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::rdma::testing::Recorder;

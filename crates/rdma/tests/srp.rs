@@ -3,7 +3,8 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use blockmux_proto::driver::session::{Connections, Initiator, StreamConnections, Target, Timed};
+use blockmux_proto::driver::session::{Connections, Initiator, StreamConnections, Timed};
+use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
@@ -74,16 +75,16 @@ impl Server {
     fn pump(&mut self) -> bool {
         self.driven.on_turn(Instant::now());
         let mut has_moved = self.driven.pump();
-        while let Some((volume, io)) = self.driven.poll_io() {
+        while let Some((volume, io)) = self.driven.source().poll_io() {
             has_moved = true;
-            if self.driven.begin(volume, &io, false).is_err() {
+            if self.driven.source().begin(volume, &io, false).is_err() {
                 continue;
             }
             let mut done: Vec<Completion> = Vec::new();
             self.channel.submit(io);
             self.channel.kick();
             self.channel.poll(&mut done);
-            done.into_iter().for_each(|done| self.driven.on_io(done, Instant::now()));
+            done.into_iter().for_each(|done| self.driven.source().on_io(done, Instant::now()));
         }
         has_moved
     }

@@ -13,8 +13,9 @@ use crate::records::Records;
 use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
 use blockmux_proto::driver::session::{
-    Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Target, Timed,
+    Demand, Initiator, Overdue, ProtocolError, StreamConnections, StreamSession, Timed,
 };
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::iscsi::client::{
     BurstSize, Function, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
 };

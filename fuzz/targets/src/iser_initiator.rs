@@ -12,7 +12,8 @@ use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
 use crate::records::Records;
 use crate::requests::{MAX_TURNS, Requests, take_turns};
-use blockmux_proto::driver::session::{Initiator, Overdue, ProtocolError, Target, Timed};
+use blockmux_proto::driver::session::{Initiator, Overdue, ProtocolError, Timed};
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose, default_proposal,
 };

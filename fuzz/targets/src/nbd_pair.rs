@@ -4,7 +4,8 @@
 use crate::choices::Choices;
 use crate::wire::Wire;
 use arbitrary::{Arbitrary, Unstructured};
-use blockmux_proto::driver::session::{Demand, Initiator, StreamSession, Target, Timed};
+use blockmux_proto::driver::session::{Demand, Initiator, StreamSession, Timed};
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
 use blockmux_proto::nbd::server::NbdTargetSession;

@@ -8,7 +8,8 @@
 use crate::choices::Choices;
 use crate::records::Records;
 use crate::served::Served;
-use blockmux_proto::driver::session::{ProtocolError, Target};
+use blockmux_proto::driver::session::ProtocolError;
+use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaSession, WorkError, WorkId, WorkRequest};
@@ -53,7 +54,7 @@ pub(crate) struct RdmaRun<'a, S, J> {
     is_lost: bool,
 }
 
-impl<'a, S: RdmaSession + Target, J: RdmaProtocolChecks> RdmaRun<'a, S, J> {
+impl<'a, S: RdmaSession + IoSource + TargetLifecycle, J: RdmaProtocolChecks> RdmaRun<'a, S, J> {
     /// Drives a session whose peer connects with `private_data` and sends the messages of `stream`.
     pub(crate) fn drive(
         (choices, stream): (Choices<'a>, &'a [u8]),

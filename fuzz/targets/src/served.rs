@@ -2,7 +2,7 @@
 //! it.
 
 use crate::choices::Choices;
-use blockmux_proto::driver::session::Target;
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_volume::conformance::TestCore;
@@ -33,7 +33,7 @@ impl Served {
     }
 
     /// Takes all I/O of the session; returns whether there was any.
-    pub(crate) fn poll_io<S: Target>(&mut self, session: &mut S) -> bool {
+    pub(crate) fn poll_io<S: IoSource>(&mut self, session: &mut S) -> bool {
         let before = self.in_flight.len();
         for (volume, io) in std::mem::take(&mut self.waiting) {
             self.begin(session, volume, io, true);
@@ -63,7 +63,7 @@ impl Served {
     }
 
     /// Begins an I/O, or lets it wait for its range.
-    fn begin<S: Target>(&mut self, session: &mut S, volume: VolumeId, io: Io, is_late: bool) {
+    fn begin<S: IoSource>(&mut self, session: &mut S, volume: VolumeId, io: Io, is_late: bool) {
         match session.begin(volume, &io, is_late) {
             Ok(()) => self.in_flight.push((volume, io)),
             Err(NotAdmitted::Denied(_)) => {}
@@ -72,7 +72,7 @@ impl Served {
     }
 
     /// Completes I/O in number and order of the choices; returns whether there was any.
-    pub(crate) fn complete_some<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) -> bool {
+    pub(crate) fn complete_some<S: IoSource>(&mut self, session: &mut S, choices: &mut Choices<'_>) -> bool {
         let count = match choices.byte() {
             0..=127 => self.in_flight.len(),
             byte => usize::from(byte) % 4,
@@ -86,14 +86,14 @@ impl Served {
     }
 
     /// Completes all I/O in flight, oldest first.
-    pub(crate) fn complete_all<S: Target>(&mut self, session: &mut S, choices: &mut Choices<'_>) {
+    pub(crate) fn complete_all<S: IoSource>(&mut self, session: &mut S, choices: &mut Choices<'_>) {
         while !self.in_flight.is_empty() {
             self.complete(0, session, choices);
         }
     }
 
     /// Completes one I/O by its volume, or with an error that the input chooses.
-    fn complete<S: Target>(&mut self, at: usize, session: &mut S, choices: &mut Choices<'_>) {
+    fn complete<S: IoSource>(&mut self, at: usize, session: &mut S, choices: &mut Choices<'_>) {
         let (volume, io) = self.in_flight.swap_remove(at);
         let tag = io.tag;
         let choice = choices.byte();

@@ -5,7 +5,8 @@ use crate::choices::Choices;
 use crate::served::Served;
 use crate::wire::Wire;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
-use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Target};
+use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession};
+use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
@@ -60,7 +61,7 @@ pub(crate) struct TargetRun<'a, S, J> {
     is_over: bool,
 }
 
-impl<'a, S: StreamSession + Target, J: ProtocolChecks> TargetRun<'a, S, J> {
+impl<'a, S: StreamSession + IoSource + TargetLifecycle, J: ProtocolChecks> TargetRun<'a, S, J> {
     /// Creates a peer that sends `stream` to a session, which was created at `now` with `pool`.
     pub(crate) fn new(
         (choices, stream): (Choices<'a>, Vec<u8>),

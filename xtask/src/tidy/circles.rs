@@ -94,11 +94,6 @@ const KNOWN: &[KnownCircle] = &[
         reason: "a core has an inbox, and messages run on the core",
     },
     KnownCircle {
-        folder: "crates/proto/src/driver",
-        files: "audit_event session",
-        reason: "a session reports events, one of which is its protocol error",
-    },
-    KnownCircle {
         folder: "crates/proto/src/fabrics/controller",
         files: "commands fused queue transport unstarted",
         reason: "one state machine: a queue and its commands",

@@ -6,7 +6,7 @@
 //! would block all other sessions of the core until it ends.
 //!
 //! The order of a request: the session hands it out, limits throttle it ([`Throttles`]), the
-//! session admits it ([`Target::begin`]), and it is submitted at once. A request whose range
+//! session admits it ([`IoSource::begin`]), and it is submitted at once. A request whose range
 //! another user has locked waits in [`LockedIo`] for its turn. So nobody waits for a request that
 //! does not run.
 //!
@@ -18,7 +18,7 @@ use crate::core::reactor::Progress;
 use crate::serve::locked::LockedIo;
 use crate::serve::sessions::Session;
 use crate::serve::throttles::Throttles;
-use blockmux_proto::driver::session::Target;
+use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::{
     MAX_ORPHANS, Meter, NotAdmitted, Origin, OrphanedUser, RequestKind, VolumeState,
@@ -115,8 +115,8 @@ struct OrphanedChannel {
 impl OpenChannel {
     /// Admits and submits a request, or lets it wait for its range; returns it if it is denied.
     #[inline]
-    fn begin(&mut self, session: &mut impl Target, io: Io, is_late: bool) -> Option<(Tag, IoError)> {
-        match session.begin(self.volume, &io, is_late) {
+    fn begin(&mut self, source: &mut impl IoSource, io: Io, is_late: bool) -> Option<(Tag, IoError)> {
+        match source.begin(self.volume, &io, is_late) {
             Ok(()) => self.channel.submit(io),
             Err(NotAdmitted::Denied(error)) => return Some((io.tag, error)),
             Err(why) => {
@@ -131,14 +131,14 @@ impl OpenChannel {
     /// denied to `denied`. Returns whether any has begun or ended.
     fn begin_locked(
         &mut self,
-        session: &mut impl Target,
+        source: &mut impl IoSource,
         budget: &mut u64,
         denied: &mut Vec<(Tag, IoError)>,
     ) -> bool {
         let mut has_begun = false;
         let mut next = 0;
         while *budget > 0
-            && let Some(admitted) = self.locked.try_begin(next, |io| session.begin(self.volume, io, true))
+            && let Some(admitted) = self.locked.try_begin(next, |io| source.begin(self.volume, io, true))
         {
             match admitted {
                 Err(NotAdmitted::Locked(_) | NotAdmitted::Draining) => {
@@ -317,7 +317,7 @@ impl Channels {
     /// to the next I/O; after [`ROUNDS_PER_TURN`] rounds or [`BYTES_PER_TURN`] bytes the rest waits
     /// for the next poll, and `Progress::More` is returned.
     #[inline]
-    pub(crate) fn move_io(&mut self, session: &mut impl Target, now: Instant) -> Progress {
+    pub(crate) fn move_io(&mut self, source: &mut impl IoSource, now: Instant) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
             self.seen = self.exports.changes();
             self.open.retain(|open| self.exports.get(open.volume).is_some());
@@ -327,8 +327,8 @@ impl Channels {
         let (mut to_submit, mut to_hand_back) = (BYTES_PER_TURN, BYTES_PER_TURN);
         for round in 0..ROUNDS_PER_TURN {
             // Requests that wait are older.
-            let has_begun = self.begin_waiting(session, now, &mut to_submit);
-            let submitted = self.submit_io(session, now, &mut to_submit);
+            let has_begun = self.begin_waiting(source, now, &mut to_submit);
+            let submitted = self.submit_io(source, now, &mut to_submit);
             if has_begun || submitted {
                 progress = Progress::Drained;
             } else if round > 0 && self.done.is_empty() {
@@ -345,7 +345,7 @@ impl Channels {
             }
             if !self.done.is_empty() {
                 progress = Progress::Drained;
-                self.hand_back(session, now, &mut to_hand_back);
+                self.hand_back(source, now, &mut to_hand_back);
             } else if to_submit > 0 {
                 return progress;
             }
@@ -360,21 +360,21 @@ impl Channels {
     /// `budget` is the byte budget: a request that exceeds it is submitted whole, and is the last
     /// one.
     #[inline]
-    fn submit_io(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+    fn submit_io(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) -> bool {
         let before = self.submitted;
         while *budget > 0
-            && let Some((volume, io)) = session.poll_io()
+            && let Some((volume, io)) = source.poll_io()
         {
             self.submitted += 1;
             *budget = budget.saturating_sub(io.len);
             let (tag, poll_ns) = (io.tag, self.clock.poll_ns);
-            let open = match self.channel(volume, session.depth()) {
+            let open = match self.channel(volume, source.depth()) {
                 Ok(open) => open,
                 Err(error) => {
                     // If the volume was removed, the session has a reason of its own.
-                    let admitted = session.begin(volume, &io, false);
+                    let admitted = source.begin(volume, &io, false);
                     if !matches!(admitted, Err(NotAdmitted::Denied(_))) {
-                        session.on_io(Completion { tag, result: Err(error) }, now);
+                        source.on_io(Completion { tag, result: Err(error) }, now);
                     }
                     continue;
                 }
@@ -385,16 +385,16 @@ impl Channels {
             let passed = if open.throttles.is_free() {
                 Some(io)
             } else {
-                let charge = session.charge(&io);
+                let charge = source.charge(&io);
                 open.throttles.admit(charge, io, &open.meter, now)
             };
-            let failed = passed.and_then(|io| open.begin(session, io, false));
+            let failed = passed.and_then(|io| open.begin(source, io, false));
             self.in_flight += 1;
             if let Some((tag, error)) = failed {
                 self.drop_denied(volume, tag, error);
             }
         }
-        while let Some((volume, tag)) = session.poll_cancel() {
+        while let Some((volume, tag)) = source.poll_cancel() {
             let Some(open) = self.open.iter_mut().find(|open| open.volume == volume) else { continue };
             let waits = !open.throttles.is_empty() || !open.locked.is_empty();
             if waits && open.take_waiting(tag, now) {
@@ -409,11 +409,11 @@ impl Channels {
     /// Begins the requests that wait and may begin now, within the byte budget `budget`; returns
     /// whether any has begun or ended.
     #[inline]
-    fn begin_waiting(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) -> bool {
+    fn begin_waiting(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) -> bool {
         let mut has_begun = false;
         for at in 0..self.open.len() {
             if self.open.get(at).is_some_and(|open| !open.throttles.is_empty() || !open.locked.is_empty()) {
-                has_begun |= self.begin_waiting_of(at, session, now, budget);
+                has_begun |= self.begin_waiting_of(at, source, now, budget);
             }
         }
         has_begun
@@ -423,18 +423,18 @@ impl Channels {
     fn begin_waiting_of(
         &mut self,
         at: usize,
-        session: &mut impl Target,
+        source: &mut impl IoSource,
         now: Instant,
         budget: &mut u64,
     ) -> bool {
         let Some(open) = self.open.get_mut(at) else { return false };
         let (volume, mut denied) = (open.volume, Vec::new());
-        let mut has_begun = open.begin_locked(session, budget, &mut denied);
+        let mut has_begun = open.begin_locked(source, budget, &mut denied);
         while *budget > 0
             && let Some(io) = open.throttles.peek_due(now)
         {
             let tag = io.tag;
-            match session.begin(volume, io, true) {
+            match source.begin(volume, io, true) {
                 Err(NotAdmitted::Denied(error)) => {
                     // It returns its tokens.
                     open.throttles.cancel(tag, &open.meter, now);
@@ -473,7 +473,7 @@ impl Channels {
     /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
     /// up: the session spends CPU time on the data, for example to compare it.
     #[inline]
-    fn hand_back(&mut self, session: &mut impl Target, now: Instant, budget: &mut u64) {
+    fn hand_back(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) {
         let mut count = 0;
         for done in &self.done {
             count += 1;
@@ -486,7 +486,7 @@ impl Channels {
         }
         self.in_flight -= count as u32;
         for completion in self.done.drain(..count) {
-            session.on_io(completion, now);
+            source.on_io(completion, now);
         }
     }
 
@@ -544,9 +544,9 @@ const MAX_SLOTS: usize = 1 << 16;
 mod tests {
     use super::*;
     use crate::serve::sessions::Sessions;
-    use blockmux_proto::driver::audit_event::{AuditEvent, Login};
+    use blockmux_proto::driver::audit_event::Login;
     use blockmux_proto::driver::frames::Mac;
-    use blockmux_proto::driver::session::{Charge, SessionStage, Timed};
+    use blockmux_proto::driver::target::Charge;
     use blockmux_proto::exports::Export;
     use blockmux_proto::volume_state::{NeededRange, error_kind};
     use blockmux_volume::conformance::TestCore;
@@ -591,9 +591,7 @@ mod tests {
         }
     }
 
-    impl Timed for Endless {}
-
-    impl Target for Endless {
+    impl IoSource for Endless {
         fn depth(&self) -> u32 {
             256
         }
@@ -628,24 +626,6 @@ mod tests {
             self.refused += u32::from(matches!(admitted, Err(NotAdmitted::Denied(_))));
             admitted
         }
-
-        fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
-
-        fn on_turn(&mut self, _now: Instant) {}
-
-        fn stage(&self) -> SessionStage {
-            SessionStage::Established
-        }
-
-        fn owed(&self) -> Option<u64> {
-            None
-        }
-
-        fn poll_event(&mut self) -> Option<AuditEvent> {
-            None
-        }
-
-        fn on_stop(&mut self, _now: Instant) {}
     }
 
     /// Holds requests until they are released, then completes all of them at once.

@@ -5,7 +5,8 @@ use crate::net::frames::{FrameHost, FramePorts, PortError, Share, Side};
 use crate::serve::audit::StationAudits;
 use crate::serve::channels::Channels;
 use crate::serve::sessions::Sessions;
-use blockmux_proto::driver::session::{FrameSession, Target};
+use blockmux_proto::driver::session::FrameSession;
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::Waker;
@@ -24,7 +25,7 @@ pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     ends: Option<Instant>,
 }
 
-impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
+impl<S: FrameSession + TargetLifecycle + 'static, H: FrameHost> FrameTargetTask<S, H> {
     /// Serves this core's share of the requests at `interfaces` with `session`, whose volume ids
     /// are indices of `exports`; `sessions` lists the stations that use it.
     ///
@@ -58,7 +59,7 @@ impl<S: FrameSession + Target + 'static, H: FrameHost> FrameTargetTask<S, H> {
     }
 }
 
-impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
+impl<S: FrameSession + TargetLifecycle, H: FrameHost> Task for FrameTargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let now = self.core.now();
@@ -71,7 +72,7 @@ impl<S: FrameSession + Target, H: FrameHost> Task for FrameTargetTask<S, H> {
         }
         self.session.on_turn(now);
         let received = self.ports.take_in(&mut self.session, now);
-        let moved = self.channels.move_io(&mut self.session, now);
+        let moved = self.channels.move_io(self.session.source(), now);
         while let Some(event) = self.session.poll_event() {
             self.stations.on_event(event, |volume| self.channels.name(volume));
         }

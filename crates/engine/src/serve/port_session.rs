@@ -6,9 +6,8 @@
 use crate::serve::target_task::Relocation;
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::driver::session::{
-    Charge, CoreHandle, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
-};
+use blockmux_proto::driver::session::{CoreHandle, Demand, ProtocolError, SecuredBy, StreamSession, Timed};
+use blockmux_proto::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::volume_state::NotAdmitted;
@@ -72,7 +71,9 @@ impl Replay {
     }
 }
 
-impl<S: StreamSession + Target, R: RdmaSession + Target> PortSession<S, R> {
+impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle>
+    PortSession<S, R>
+{
     /// A connection that `session` serves if it is TCP. If it is RDMA, `accept` makes the session
     /// that serves it, and another core has already sent the first `sent` bytes of that session's
     /// output.
@@ -144,7 +145,24 @@ macro_rules! delegate {
     };
 }
 
-impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S, R> {
+/// Calls the source of the session over TCP or RDMA. The last expression is the result while the
+/// transport is not detected.
+macro_rules! source {
+    ($port:expr, $source:ident => $call:expr, $meanwhile:expr) => {
+        match $port {
+            PortSession::Detecting(_) => $meanwhile,
+            PortSession::Tcp($source) => $call,
+            PortSession::Rdma(driven, _) => {
+                let $source = driven.session_mut();
+                $call
+            }
+        }
+    };
+}
+
+impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> Timed
+    for PortSession<S, R>
+{
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
         delegate!(self, session => session.poll_timeout(), detecting => detecting.next.as_ref()?.0.poll_timeout())
@@ -157,7 +175,9 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> Timed for PortSession<S
     }
 }
 
-impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortSession<S, R> {
+impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> StreamSession
+    for PortSession<S, R>
+{
     #[inline]
     fn demand(&self) -> Demand {
         delegate!(self, session => session.demand(), detecting => match &detecting.next {
@@ -225,40 +245,57 @@ impl<S: StreamSession + Target, R: RdmaSession + Target> StreamSession for PortS
     }
 }
 
-impl<S: StreamSession + Target, R: RdmaSession + Target> Target for PortSession<S, R> {
-    fn protocol(&self) -> Option<&'static str> {
-        delegate!(self, session => session.protocol(), _ => None)
-    }
-
+impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> IoSource
+    for PortSession<S, R>
+{
     #[inline]
     fn depth(&self) -> u32 {
-        delegate!(self, session => session.depth(), detecting => detecting.depth)
+        match self {
+            PortSession::Detecting(detecting) => detecting.depth,
+            PortSession::Tcp(session) => session.depth(),
+            PortSession::Rdma(driven, _) => driven.session().depth(),
+        }
     }
 
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        delegate!(self, session => session.poll_io(), _ => None)
+        source!(self, session => session.poll_io(), None)
     }
 
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        delegate!(self, session => session.poll_cancel(), _ => None)
+        source!(self, session => session.poll_cancel(), None)
     }
 
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
-        delegate!(self, session => session.on_io(done, now), _ => {})
+        source!(self, session => session.on_io(done, now), {})
     }
 
     fn charge(&mut self, io: &Io) -> Charge {
         let none = Charge { cost: None, station: None };
-        delegate!(self, session => session.charge(io), _ => none)
+        source!(self, session => session.charge(io), none)
     }
 
     #[inline]
     fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         let none = Err(NotAdmitted::Denied(IoError::Aborted));
-        delegate!(self, session => session.begin(volume, io, is_late), _ => none)
+        source!(self, session => session.begin(volume, io, is_late), none)
+    }
+}
+
+impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle>
+    TargetLifecycle for PortSession<S, R>
+{
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
+    }
+
+    fn protocol(&self) -> Option<&'static str> {
+        delegate!(self, session => session.protocol(), _ => None)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

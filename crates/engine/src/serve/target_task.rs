@@ -21,9 +21,8 @@ use crate::serve::peer_core::PeerCore;
 use crate::serve::sessions::NOT_IN_CONFIG;
 use crate::serve::stall::StallWatch;
 use blockmux_proto::driver::audit_event::AuditEvent;
-use blockmux_proto::driver::session::{
-    CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target,
-};
+use blockmux_proto::driver::session::{CoreHandle, Demand, ProtocolError, StreamSession};
+use blockmux_proto::driver::target::{SessionStage, TargetLifecycle};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::{PeerAccount, Pool, Waker};
 use std::rc::Rc;
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
 /// Serves one connection until either side closes it.
-pub struct TargetTask<S: StreamSession + Target, H: Host = EngineCore> {
+pub struct TargetTask<S: StreamSession + TargetLifecycle, H: Host = EngineCore> {
     connection: Connection<H>,
     session: S,
     channels: Channels,
@@ -145,7 +144,7 @@ struct ConnectionMoves<S, H: Host> {
     process_handover: Option<ProcessHandover<S, H>>,
 }
 
-impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
+impl<S: StreamSession + TargetLifecycle + 'static, H: Host> TargetTask<S, H> {
     /// Serves `stream` on `core` with `session`, whose volume ids are indices of `exports`. `pool`
     /// must be the handle that the session uses: it charges memory to this peer's account.
     pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
@@ -234,7 +233,7 @@ impl<S: StreamSession + Target + 'static, H: Host> TargetTask<S, H> {
     }
 }
 
-impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
+impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
     /// The protocol of the connection, as its listener or its first bytes tell.
     fn protocol(&self) -> &'static str {
         let of_listener = || self.permit.as_ref().map_or("", Permit::protocol);
@@ -283,7 +282,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
                 // The limits of each client need the client before its first request.
                 self.log_events();
             }
-            let moved = self.channels.move_io(&mut self.session, now);
+            let moved = self.channels.move_io(self.session.source(), now);
             let sent = self.connection.send(&mut self.session)?;
             if sent && self.session.outbox().is_empty() {
                 self.sent_outboxes += 1;
@@ -325,11 +324,11 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             self.ending = Some(Ending::Closed);
             self.permit.iter_mut().for_each(Permit::linger);
         }
-        let progress = self.channels.move_io(&mut self.session, now);
+        let progress = self.channels.move_io(self.session.source(), now);
         // There is no peer for its output, and a missed deadline has no connection to close.
         let _ = self.connection.check_deadline(&mut self.session);
         self.session.outbox().clear();
-        match self.channels.move_io(&mut self.session, now) {
+        match self.channels.move_io(self.session.source(), now) {
             Progress::Idle => progress,
             moved => moved,
         }
@@ -581,7 +580,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
             if !self.lingers() {
                 self.pool.account().into_iter().for_each(PeerAccount::close);
             }
-            if self.channels.move_io(&mut self.session, now) == Progress::More {
+            if self.channels.move_io(self.session.source(), now) == Progress::More {
                 progress = Progress::More;
             }
             self.session.outbox().clear();
@@ -612,7 +611,7 @@ impl<S: StreamSession + Target, H: Host> TargetTask<S, H> {
     }
 }
 
-impl<S: StreamSession + Target, H: Host> Task for TargetTask<S, H> {
+impl<S: StreamSession + TargetLifecycle, H: Host> Task for TargetTask<S, H> {
     #[inline]
     fn run(&mut self) -> Progress {
         let progress = self.take_turn();
@@ -667,6 +666,7 @@ mod tests {
 
     use blockmux_proto::driver::outbox::Outbox;
     use blockmux_proto::driver::session::Timed;
+    use blockmux_proto::driver::target::IoSource;
     use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::volume_state::NotAdmitted;
@@ -845,7 +845,7 @@ mod tests {
         }
     }
 
-    impl Target for BlockedSession {
+    impl IoSource for BlockedSession {
         fn depth(&self) -> u32 {
             1
         }
@@ -862,6 +862,14 @@ mod tests {
 
         fn begin(&mut self, _: VolumeId, _: &Io, _: bool) -> Result<(), NotAdmitted<IoError>> {
             Ok(())
+        }
+    }
+
+    impl TargetLifecycle for BlockedSession {
+        type Source = Self;
+
+        fn source(&mut self) -> &mut Self {
+            self
         }
 
         fn on_start(&mut self, _waker: &Waker, _now: Instant) {}

@@ -4,7 +4,7 @@
 //! Without limits a request costs one load of a number that changes with the limits.
 
 use blockmux_proto::driver::frames::Mac;
-use blockmux_proto::driver::session::Charge;
+use blockmux_proto::driver::target::Charge;
 use blockmux_proto::volume_state::Meter;
 use blockmux_volume::{Core, Io, Limiter, SgList, Tag, Throttle, Waker};
 use std::rc::Rc;

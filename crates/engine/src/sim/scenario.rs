@@ -11,7 +11,8 @@ use crate::net::socket::Address;
 use crate::remote::{Dialer, RemoteVolume};
 use crate::serve::listener::ConnectionLimit;
 use crate::serve::target_task::{ArrivedConnection, TargetTask};
-use blockmux_proto::driver::session::{StreamSession, Target};
+use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::{Core, Pool, ReadyList, Volume};
 use std::cell::Cell;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Both sides of a protocol.
 pub trait Protocol {
     /// The target's session.
-    type Target: StreamSession + Target + 'static;
+    type Target: StreamSession + TargetLifecycle + 'static;
     /// The dialer of the initiator's sessions.
     type Dialer: Dialer;
 

@@ -1,8 +1,8 @@
 //! Audit events of a target session: logins, refusals, logouts and changed reservations.
 //!
-//! A session queues an [`AuditEvent`]; its driver takes it by
-//! [`crate::driver::session::Target::poll_event`], adds the peer's address and logs it. A lost
-//! connection is the driver's own event: only it sees the end of a socket.
+//! A session queues an [`AuditEvent`]; its driver takes it by `TargetLifecycle::poll_event`, adds
+//! the peer's address and logs it. A lost connection is the driver's own event: only it sees the
+//! end of a socket.
 
 use crate::driver::session::ProtocolError;
 use crate::exports::VolumeId;

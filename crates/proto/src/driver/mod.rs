@@ -1,5 +1,6 @@
-//! Between a session and its driver: the traits of [`session`], what a session sends ([`outbox`],
-//! [`frames`]), what it reports ([`audit_event`]), and work for other threads ([`computation`]).
+//! Between a session and its driver: the traits of [`session`] and [`target`], what a session sends
+//! ([`outbox`], [`frames`]), what it reports ([`audit_event`]), and work for other threads
+//! ([`computation`]).
 
 pub mod audit_event;
 pub(crate) mod backoff;
@@ -7,3 +8,4 @@ pub mod computation;
 pub mod frames;
 pub mod outbox;
 pub mod session;
+pub mod target;

@@ -1,10 +1,11 @@
 //! The traits between a session and its driver.
 //!
 //! ```text
-//!   socket ──bytes──▶ StreamSession::on_bytes ──▶ Target::poll_io ──▶ channel
-//!   socket ◀─gather── StreamSession::outbox  ◀── Target::on_io   ◀── channel
+//!   socket ──bytes──▶ StreamSession::on_bytes ──▶ IoSource::poll_io ──▶ channel
+//!   socket ◀─gather── StreamSession::outbox  ◀── IoSource::on_io   ◀── channel
 //! ```
-//! A protocol over raw frames implements [`FrameSession`] instead of [`StreamSession`].
+//! A protocol over raw frames implements [`FrameSession`] instead of [`StreamSession`]. A target
+//! also has the traits of [`crate::driver::target`].
 //!
 //! In each turn, the driver receives bytes as [`StreamSession::demand`] requests and passes them to
 //! the session; takes and submits every I/O, and cancels those that the session cancels; passes
@@ -16,12 +17,9 @@
 //! [`StreamConnections::connection`] returns the stream session of one of them. [`Connections`]
 //! returns when to open another one, and is notified when one is established or lost.
 
-use crate::driver::audit_event::AuditEvent;
-use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, Mac, PortId};
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
 use crate::driver::outbox::Outbox;
-use crate::exports::VolumeId;
-use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, SgList, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, SgList};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -197,92 +195,6 @@ pub trait FrameSession: Timed {
 
 /// Closes the connection of a session, from any thread; to the session, the peer has disconnected.
 pub type HangUp = Arc<dyn Fn() + Send + Sync>;
-
-/// The volume side of a target session.
-///
-/// A session limits its I/O in flight to [`Target::depth`], and its memory by demanding no bytes.
-pub trait Target: Timed {
-    /// The maximum number of I/O in flight.
-    fn depth(&self) -> u32;
-
-    /// The protocol of the session, if its listener serves several; `None`: that of the listener.
-    fn protocol(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// The next I/O and its volume. Tags are unique among the session's I/O. It is not admitted
-    /// yet: the driver throttles it, calls [`Target::begin`], and submits it.
-    fn poll_io(&mut self) -> Option<(VolumeId, Io)>;
-
-    /// What limits charge for an I/O that has not begun, and whom.
-    fn charge(&mut self, io: &Io) -> Charge {
-        Charge { cost: Cost::of(io), station: None }
-    }
-
-    /// Admits an I/O, which the driver submits at once. `is_late`: it was throttled or has waited
-    /// for its range, so what was checked when it was requested may have changed.
-    ///
-    /// # Errors
-    /// If it may not begin. [`NotAdmitted::Denied`]: the session has ended the request, and the
-    /// driver drops the I/O; the error is counted for the volume. Else the driver calls again.
-    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>>;
-
-    /// The next I/O whose result is no longer needed. If it has begun, the driver asks the channel
-    /// to cancel it; it completes nevertheless.
-    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)>;
-
-    /// Handles the completion of an I/O, or its failure before it has begun.
-    fn on_io(&mut self, done: Completion, now: Instant);
-
-    /// Called when the driver starts to drive the session; `waker` schedules another turn.
-    fn on_start(&mut self, waker: &Waker, now: Instant);
-
-    /// Called at the start of each turn: another session of this core may have released resources.
-    fn on_turn(&mut self, now: Instant);
-
-    /// The stage of the session.
-    fn stage(&self) -> SessionStage;
-
-    /// Identifies the oldest requested data of the peer for which the session holds memory; `None`
-    /// if there is none. When buffers are short, the driver limits the time for which one may be
-    /// outstanding.
-    fn owed(&self) -> Option<u64>;
-
-    /// The next event for the audit log; never one per I/O.
-    fn poll_event(&mut self) -> Option<AuditEvent>;
-
-    /// Whether closing the connection between messages counts as a logout.
-    fn is_close_a_logout(&self) -> bool {
-        false
-    }
-
-    /// The target is stopping: complete the requests in flight, refuse new ones, then demand the
-    /// close.
-    fn on_stop(&mut self, now: Instant);
-}
-
-/// What limits charge for an I/O, and whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Charge {
-    /// `None`: it is free and is not throttled.
-    pub cost: Option<Cost>,
-    /// The station that requested it, over a protocol without connections: limits of each client
-    /// apply to each station.
-    pub station: Option<Mac>,
-}
-
-/// Stage of a target session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionStage {
-    /// The handshake is not complete. A driver at its connection limit may close this connection in
-    /// favor of a new one.
-    Handshake,
-    /// The login, or the protocol's equivalent, is complete.
-    Established,
-    /// The connection may be closed. The driver continues with deadlines, I/O and turns, but passes
-    /// no bytes.
-    Lingering,
-}
 
 /// An opaque handle of a core, by which a driver hands connections over to it. Two handles are the
 /// same if one is a clone of the other.

@@ -1,8 +1,8 @@
 //! The interface between a session (iSER, SRP, NVMe/RDMA) and a queue pair of any provider.
 //!
 //! ```text
-//!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ Target::poll_io ──▶ channel
-//!   wire ◀── queue pair ◀──calls── RdmaSession::work     ◀── Target::on_io  ◀── channel
+//!   wire ──▶ queue pair ──Event──▶ RdmaSession::on_event ──▶ IoSource::poll_io ──▶ channel
+//!   wire ◀── queue pair ◀──calls── RdmaSession::work     ◀── IoSource::on_io   ◀── channel
 //! ```
 //! A *queue pair* is a reliable RDMA connection as in the verbs (RFC 5040, InfiniBand). Messages
 //! arrive complete, once and in order, each in a posted receive buffer. The peer reads and writes

@@ -1,7 +1,8 @@
 //! Tests of one volume behind an NBD session and SCSI sessions, which affect each other.
 
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{Demand, StreamSession, Target as _};
+use crate::driver::session::{Demand, StreamSession};
+use crate::driver::target::TargetLifecycle as _;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::server::NbdTargetSession;
 use crate::scsi::testing::{DeviceBench, TestNexus, answer, command, port};

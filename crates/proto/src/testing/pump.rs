@@ -1,7 +1,8 @@
 //! Test driver of a target session with real volumes: a minimal engine.
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
-use crate::driver::session::{Demand, ProtocolError, StreamSession, Target};
+use crate::driver::session::{Demand, ProtocolError, StreamSession};
+use crate::driver::target::{IoSource, TargetLifecycle};
 use crate::exports::{Exports, VolumeId};
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::conformance::TestCore;
@@ -35,7 +36,7 @@ pub(crate) struct Pump<S> {
     pub(crate) now: Instant,
 }
 
-impl<S: Target> Pump<S> {
+impl<S: IoSource + TargetLifecycle> Pump<S> {
     pub(crate) fn new(session: S, exports: &Exports) -> Pump<S> {
         let core = TestCore::new().as_core();
         let open = |export: &crate::exports::Export| {
@@ -119,7 +120,7 @@ impl<S: Target> Pump<S> {
     }
 }
 
-impl<S: StreamSession + Target> Pump<S> {
+impl<S: StreamSession + IoSource + TargetLifecycle> Pump<S> {
     /// Limits each receive to `step` bytes.
     pub(crate) fn split_at(mut self, step: usize) -> Pump<S> {
         self.step = step;

@@ -2,7 +2,8 @@
 //! once.
 
 use crate::counting;
-use blockmux_proto::driver::session::{StreamSession, Target};
+use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::target::IoSource;
 use blockmux_volume::{Chunk, Completion, Memory, Op, Output, Tag};
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ pub(crate) struct CountedTarget<S> {
     allocations: u64,
 }
 
-impl<S: StreamSession + Target> CountedTarget<S> {
+impl<S: StreamSession + IoSource> CountedTarget<S> {
     pub(crate) fn new(session: S) -> CountedTarget<S> {
         CountedTarget {
             session,

@@ -18,13 +18,12 @@ use crate::queue_pair::Provider;
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{
-    Charge, Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, SessionStage,
-    StreamConnections, StreamSession, Target, Timed,
+    Connections, Control, Demand, Initiator, Overdue, PathRank, ProtocolError, StreamConnections,
+    StreamSession, Timed,
 };
-use blockmux_proto::exports::VolumeId;
+use blockmux_proto::driver::target::{SessionStage, TargetLifecycle};
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_proto::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, Waker};
 use end::{DrivenEnd, DriverCalls};
 use std::time::{Duration, Instant};
 
@@ -150,40 +149,16 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
     }
 }
 
-impl<Q: Provider, S: RdmaSession + Target> Target for Driven<Q, S> {
+impl<Q: Provider, S: RdmaSession + TargetLifecycle> TargetLifecycle for Driven<Q, S> {
+    type Source = S::Source;
+
+    #[inline]
+    fn source(&mut self) -> &mut S::Source {
+        self.session_mut().source()
+    }
+
     fn protocol(&self) -> Option<&'static str> {
         self.session.protocol()
-    }
-
-    fn depth(&self) -> u32 {
-        self.session.depth()
-    }
-
-    #[inline]
-    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        let io = self.session.poll_io();
-        self.changed_by(io)
-    }
-
-    #[inline]
-    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        let cancelled = self.session.poll_cancel();
-        self.changed_by(cancelled)
-    }
-
-    #[inline]
-    fn on_io(&mut self, done: Completion, now: Instant) {
-        self.calls.now = now;
-        self.session_mut().on_io(done, now);
-    }
-
-    fn charge(&mut self, io: &Io) -> Charge {
-        self.session.charge(io)
-    }
-
-    #[inline]
-    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
-        self.session_mut().begin(volume, io, is_late)
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

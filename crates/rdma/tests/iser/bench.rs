@@ -2,7 +2,8 @@
 //! connection. [`ManualSession`] is a session whose other end is the test itself.
 
 use blockmux_proto::driver::audit_event::AuditEvent;
-use blockmux_proto::driver::session::{CoreHandle, Initiator, ProtocolError, SessionStage, Target, Timed};
+use blockmux_proto::driver::session::{CoreHandle, Initiator, ProtocolError, Timed};
+use blockmux_proto::driver::target::{IoSource, SessionStage, TargetLifecycle};
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::iscsi::client::{
     BurstSize, IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose,
@@ -15,7 +16,6 @@ use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, Local
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Stag, WorkRequest};
 use blockmux_proto::scsi::{self, LogicalUnit, Lun, UnitIdentity};
-use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::loopback::{self, Loopback, LoopbackAdapter};
 use blockmux_volume::conformance::TestCore;
@@ -113,10 +113,10 @@ pub(crate) struct TargetEnd<D = Driven<Loopback, IserTargetSession>> {
     pub(crate) cancelled: Vec<(VolumeId, Tag)>,
 }
 
-impl<D: Pumped + Target> TargetEnd<D> {
-    pub(crate) fn new(served: &ServedTarget, driven: D) -> TargetEnd<D> {
+impl<D: Pumped + TargetLifecycle> TargetEnd<D> {
+    pub(crate) fn new(served: &ServedTarget, mut driven: D) -> TargetEnd<D> {
         let core = TestCore::new().as_core();
-        let depth = driven.depth();
+        let depth = driven.source().depth();
         let open = |export: &Export| export.volume.open(&core, depth, Waker::idle()).unwrap();
         TargetEnd {
             driven,
@@ -133,12 +133,12 @@ impl<D: Pumped + Target> TargetEnd<D> {
         loop {
             self.driven.on_turn(Instant::now());
             let mut moves = self.driven.pump();
-            while let Some((volume, io)) = self.driven.poll_io() {
-                if self.driven.begin(volume, &io, false).is_ok() {
+            while let Some((volume, io)) = self.driven.source().poll_io() {
+                if self.driven.source().begin(volume, &io, false).is_ok() {
                     self.submitted.push_back((volume, io));
                 }
             }
-            while let Some(cancelled) = self.driven.poll_cancel() {
+            while let Some(cancelled) = self.driven.source().poll_cancel() {
                 self.cancelled.push(cancelled);
             }
             while !self.holds_io && !self.submitted.is_empty() {
@@ -160,7 +160,7 @@ impl<D: Pumped + Target> TargetEnd<D> {
         channel.submit(io);
         channel.kick();
         channel.poll(&mut done);
-        done.into_iter().for_each(|done| self.driven.on_io(done, Instant::now()));
+        done.into_iter().for_each(|done| self.driven.source().on_io(done, Instant::now()));
     }
 }
 
@@ -341,25 +341,11 @@ impl<S: ManuallyDriven> ManualSession<S> {
 
 impl Timed for ManualSession<IserTargetSession> {}
 
-impl Target for ManualSession<IserTargetSession> {
-    fn depth(&self) -> u32 {
-        self.session.depth()
-    }
+impl TargetLifecycle for ManualSession<IserTargetSession> {
+    type Source = IserTargetSession;
 
-    fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.session.poll_io()
-    }
-
-    fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        self.session.poll_cancel()
-    }
-
-    fn on_io(&mut self, done: Completion, now: Instant) {
-        self.session.on_io(done, now);
-    }
-
-    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
-        self.session.begin(volume, io, is_late)
+    fn source(&mut self) -> &mut IserTargetSession {
+        &mut self.session
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

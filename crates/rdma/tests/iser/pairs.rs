@@ -1,7 +1,8 @@
 //! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
-use blockmux_proto::driver::session::{Connections, Initiator, Target};
+use blockmux_proto::driver::session::{Connections, Initiator};
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::iscsi::client::{
     FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
 };

@@ -1,7 +1,8 @@
 //! The target's protocol rules, message by message: valid and invalid messages of an initiator.
 
 use crate::bench::{INITIATOR, ManualSession, ServedTarget, TARGET, TargetEnd, pattern};
-use blockmux_proto::driver::session::{ProtocolError, StreamSession, Target, Timed};
+use blockmux_proto::driver::session::{ProtocolError, StreamSession, Timed};
+use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};

@@ -28,7 +28,8 @@ use super::disks::{AoeDisk, AoeDisks};
 use super::unit::{AoeUnit, DiskSettings};
 use crate::driver::audit_event::AuditEvent;
 use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
-use crate::driver::session::{Charge, FrameSession, SessionStage, Target, Timed};
+use crate::driver::session::{FrameSession, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::slots::{SlotKey, Slots};
@@ -342,7 +343,7 @@ impl FrameSession for AoeTargetSession {
     }
 }
 
-impl Target for AoeTargetSession {
+impl IoSource for AoeTargetSession {
     fn depth(&self) -> u32 {
         DEPTH
     }
@@ -383,6 +384,15 @@ impl Target for AoeTargetSession {
             }
             Err(wait) => Err(wait),
         }
+    }
+}
+
+impl TargetLifecycle for AoeTargetSession {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
     }
 
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}

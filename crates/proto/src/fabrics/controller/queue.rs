@@ -19,7 +19,8 @@ use super::unstarted::UnstartedCommands;
 use crate::driver::audit_event::{AuditEvent, AuditEvents};
 use crate::driver::backoff::Backoff;
 use crate::driver::computation::RunJob;
-use crate::driver::session::{Charge, ProtocolError, SessionStage, Target, Timed};
+use crate::driver::session::{ProtocolError, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
 use crate::nvme::admin::AdminQueue;
 use crate::nvme::auth::controller::Authenticator;
@@ -47,8 +48,7 @@ pub struct ControllerQueue<T: FabricsTransport> {
     /// Present if the host has to authenticate.
     pub(super) authenticator: Option<Box<Authenticator>>,
     pub(super) audit: AuditEvents,
-    /// Entries of the submission queue, which bound the outstanding commands except those that wait
-    /// for events.
+    /// Entries of the submission queue: they bound the outstanding commands but event requests.
     pub(super) depth: u16,
     /// SQHD; `None` if SQ flow control is disabled.
     pub(super) sqhd: Option<u16>,
@@ -62,8 +62,7 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) fusing: FusedState,
     /// Events from other cores.
     pub(super) events: Option<Arc<EventQueue>>,
-    /// Commands that wait for room or memory before they begin or their data is fetched, oldest
-    /// first.
+    /// Commands that wait for room or memory to begin or to fetch their data, oldest first.
     pub(super) unstarted: UnstartedCommands,
     /// A Connect that waits for the end of the previous association, and its data.
     pub(super) connecting: Option<(usize, SgList)>,
@@ -153,9 +152,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         self
     }
 
-    /// Limits the data that is fetched at a time to `bytes`, or to that of
-    /// `MIN_FETCHES` commands if that is more. Without a limit, data is fetched
-    /// as long as there is room.
+    /// Limits the data that is fetched at a time to `bytes`, or to that of `MIN_FETCHES` commands
+    /// if that is more. Without a limit, data is fetched as long as there is room.
     #[must_use]
     pub fn fetching_at_most(mut self, bytes: usize) -> Self {
         self.unstarted.max_fetching = bytes;
@@ -777,11 +775,7 @@ impl<T: FabricsTransport> Timed for ControllerQueue<T> {
     }
 }
 
-impl<T: FabricsTransport> Target for ControllerQueue<T> {
-    fn protocol(&self) -> Option<&'static str> {
-        Some(T::NAME)
-    }
-
+impl<T: FabricsTransport> IoSource for ControllerQueue<T> {
     fn depth(&self) -> u32 {
         MAX_COMMANDS as u32
     }
@@ -793,28 +787,6 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
 
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
         self.cancels.pop_front()
-    }
-
-    #[inline]
-    fn poll_event(&mut self) -> Option<AuditEvent> {
-        self.audit.pop()
-    }
-
-    fn on_start(&mut self, waker: &Waker, _now: Instant) {
-        self.connection.notifier = self.make_notifier.take().map(|make| make(waker));
-    }
-
-    #[inline]
-    fn on_turn(&mut self, now: Instant) {
-        self.timers.now = now;
-        self.read_events();
-        if self.is_computing {
-            self.go_on_authenticating();
-        }
-        // Data that was sent meanwhile has made room.
-        if !self.unstarted.is_empty() {
-            self.start();
-        }
     }
 
     #[inline]
@@ -848,6 +820,41 @@ impl<T: FabricsTransport> Target for ControllerQueue<T> {
             }
         }
         admitted
+    }
+}
+
+impl<T: FabricsTransport> TargetLifecycle for ControllerQueue<T> {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
+    }
+
+    fn protocol(&self) -> Option<&'static str> {
+        Some(T::NAME)
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<AuditEvent> {
+        self.audit.pop()
+    }
+
+    fn on_start(&mut self, waker: &Waker, _now: Instant) {
+        self.connection.notifier = self.make_notifier.take().map(|make| make(waker));
+    }
+
+    #[inline]
+    fn on_turn(&mut self, now: Instant) {
+        self.timers.now = now;
+        self.read_events();
+        if self.is_computing {
+            self.go_on_authenticating();
+        }
+        // Data that was sent meanwhile has made room.
+        if !self.unstarted.is_empty() {
+            self.start();
+        }
     }
 
     #[inline]

@@ -20,9 +20,8 @@ use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
 use super::{IscsiPhase, IscsiTargetSession};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{
-    Charge, CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed,
-};
+use crate::driver::session::{CoreHandle, Demand, ProtocolError, StreamSession, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
 use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
 use crate::iscsi::login::operational::{DEFAULT_DATA_SEGMENT_LENGTH, OperationalKey};
@@ -319,11 +318,7 @@ impl Timed for IserTargetSession {
     }
 }
 
-impl Target for IserTargetSession {
-    fn protocol(&self) -> Option<&'static str> {
-        Some("iser")
-    }
-
+impl IoSource for IserTargetSession {
     fn depth(&self) -> u32 {
         self.session.depth()
     }
@@ -355,6 +350,19 @@ impl Target for IserTargetSession {
             self.resume();
         }
         admitted
+    }
+}
+
+impl TargetLifecycle for IserTargetSession {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
+    }
+
+    fn protocol(&self) -> Option<&'static str> {
+        Some("iser")
     }
 
     fn on_start(&mut self, waker: &Waker, now: Instant) {

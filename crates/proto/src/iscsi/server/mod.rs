@@ -70,9 +70,8 @@ use super::sender::Sender;
 use super::sessions::{ConnectionHandle, LoginPermit};
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::driver::outbox::Outbox;
-use crate::driver::session::{
-    Charge, CoreHandle, Demand, ProtocolError, SessionStage, StreamSession, Target, Timed,
-};
+use crate::driver::session::{CoreHandle, Demand, ProtocolError, StreamSession, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
@@ -340,7 +339,7 @@ impl StreamSession for IscsiTargetSession {
     }
 }
 
-impl Target for IscsiTargetSession {
+impl IoSource for IscsiTargetSession {
     fn depth(&self) -> u32 {
         full::WINDOW.saturating_add(full::MAX_IMMEDIATE as u32)
     }
@@ -382,6 +381,15 @@ impl Target for IscsiTargetSession {
             IscsiPhase::Full(full) => full.begin(volume, io, is_late),
             IscsiPhase::Login(_) | IscsiPhase::Closing => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
+    }
+}
+
+impl TargetLifecycle for IscsiTargetSession {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
     }
 
     #[inline]

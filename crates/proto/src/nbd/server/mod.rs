@@ -46,9 +46,8 @@ mod tests;
 
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::driver::outbox::Outbox;
-use crate::driver::session::{
-    Charge, Demand, ProtocolError, SecuredBy, SessionStage, StreamSession, Target, Timed,
-};
+use crate::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::{Exports, VolumeId};
 use crate::volume_state::{Admission, NotAdmitted};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
@@ -242,7 +241,7 @@ impl StreamSession for NbdTargetSession {
     }
 }
 
-impl Target for NbdTargetSession {
+impl IoSource for NbdTargetSession {
     fn depth(&self) -> u32 {
         transmission::DEPTH
     }
@@ -274,6 +273,22 @@ impl Target for NbdTargetSession {
         }
     }
 
+    #[inline]
+    fn on_io(&mut self, done: Completion, now: Instant) {
+        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
+            transmission.on_io(done, now, &mut self.outbox);
+        }
+    }
+}
+
+impl TargetLifecycle for NbdTargetSession {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
+    }
+
     fn on_start(&mut self, _waker: &Waker, _now: Instant) {}
 
     /// A client should send `NBD_CMD_DISC` before it closes, but many do not, and nothing that was
@@ -286,13 +301,6 @@ impl Target for NbdTargetSession {
     fn on_turn(&mut self, _now: Instant) {
         if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
             transmission.take_memory();
-        }
-    }
-
-    #[inline]
-    fn on_io(&mut self, done: Completion, now: Instant) {
-        if let NbdTargetPhase::Transmission(transmission) = &mut self.phase {
-            transmission.on_io(done, now, &mut self.outbox);
         }
     }
 

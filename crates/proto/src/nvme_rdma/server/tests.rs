@@ -2,7 +2,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 use super::*;
-use crate::driver::session::Target;
+use crate::driver::target::TargetLifecycle;
 use crate::exports::Exports;
 use crate::fabrics::controller::testing::*;
 use crate::nvme_rdma::cm::tests::asking;

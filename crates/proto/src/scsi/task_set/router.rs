@@ -3,7 +3,7 @@
 use super::functions::FunctionDone;
 use super::tasks::{PausedTask, TaskEntry, TaskState};
 use super::transport::{ScsiTransport, TaskEvent, TransportParts};
-use crate::driver::session::Charge;
+use crate::driver::target::Charge;
 use crate::exports::VolumeId;
 use crate::scsi::TaskFailure;
 use crate::scsi::{
@@ -145,7 +145,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         Charge { cost, station: None }
     }
 
-    /// Admits an I/O, as [`Target::begin`](crate::driver::session::Target::begin).
+    /// Admits an I/O, as [`IoSource::begin`](crate::driver::target::IoSource::begin).
     #[inline]
     fn begin_io(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);

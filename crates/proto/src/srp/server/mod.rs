@@ -25,7 +25,8 @@ use super::information_unit::RemoteRanges;
 use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
 use super::node::{ChannelJoin, ChannelMembership, SrpNode};
 use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
-use crate::driver::session::{Charge, HangUp, ProtocolError, SessionStage, Target, Timed};
+use crate::driver::session::{HangUp, ProtocolError, Timed};
+use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
 use crate::rdma::cm::OtherProtocol;
 use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
@@ -507,7 +508,7 @@ impl SrpTargetSession {
     }
 }
 
-impl Target for SrpTargetSession {
+impl IoSource for SrpTargetSession {
     fn depth(&self) -> u32 {
         // Each receive buffer may hold a command, even without a credit.
         REQUEST_LIMIT.saturating_add(UNCREDITED)
@@ -544,6 +545,15 @@ impl Target for SrpTargetSession {
             self.leave_if_idle();
         }
         admitted
+    }
+}
+
+impl TargetLifecycle for SrpTargetSession {
+    type Source = Self;
+
+    #[inline]
+    fn source(&mut self) -> &mut Self {
+        self
     }
 
     fn on_start(&mut self, _waker: &Waker, now: Instant) {

@@ -120,7 +120,7 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
 
 #[test]
 fn throttled_io_does_not_begin_once_its_path_is_inaccessible() {
-    use crate::driver::session::Target;
+    use crate::driver::target::IoSource;
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::IoError;
     let (node, subsystem) = asymmetric();

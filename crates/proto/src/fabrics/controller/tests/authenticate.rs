@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::driver::computation::Job;
-use crate::driver::session::{ProtocolError, SessionStage, Target, Timed};
+use crate::driver::session::{ProtocolError, Timed};
+use crate::driver::target::{SessionStage, TargetLifecycle};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::auth::controller::tests::{negotiate, reply, secrets};
 use crate::nvme::auth::host::{AuthStep, HostAuthenticator};

@@ -1,7 +1,8 @@
 //! Limits of a queue: which commands are accepted, and which wait.
 
 use super::*;
-use crate::driver::session::{Target, Timed};
+use crate::driver::session::Timed;
+use crate::driver::target::TargetLifecycle;
 use blockmux_wire::nvme::NSID_ALL;
 use blockmux_wire::nvme::nvm::PRINFO_MASK;
 use std::collections::VecDeque;

@@ -127,7 +127,7 @@ fn a_removed_volume_is_an_invalid_namespace_before_its_namespace_is_detached() {
 
 #[test]
 fn throttled_io_does_not_begin_once_its_namespace_is_detached() {
-    use crate::driver::session::Target;
+    use crate::driver::target::IoSource;
     use crate::volume_state::NotAdmitted;
     let (node, subsystem) = empty();
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();

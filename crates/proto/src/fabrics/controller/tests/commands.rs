@@ -425,8 +425,8 @@ fn a_stopping_target_finishes_outstanding_io_and_completes_no_new_commands() {
     io.pump.holds_io = true;
     let mut read = nvm(NvmOpcode::READ, 1, 0, 8);
     io.send(&mut read, &[]);
-    crate::driver::session::Target::on_stop(&mut io.pump.session, Instant::now());
-    crate::driver::session::Target::on_stop(&mut admin_queue.pump.session, Instant::now());
+    crate::driver::target::TargetLifecycle::on_stop(&mut io.pump.session, Instant::now());
+    crate::driver::target::TargetLifecycle::on_stop(&mut admin_queue.pump.session, Instant::now());
     // The I/O queue would end with the admin queue.
     assert!(!io.is_closed() && !admin_queue.is_closed());
     assert!(admin_queue.run(admin(AdminOpcode::KEEP_ALIVE, 0, 0, 0, 0), &[]).1.status.is_success());

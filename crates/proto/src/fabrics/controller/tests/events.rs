@@ -146,7 +146,7 @@ fn an_abort_ends_a_command_of_an_io_queue_as_early_as_its_volume_can() {
         if is_ended_early {
             let (_, cut) = io.pump.submitted.pop_front().unwrap();
             let done = Completion { tag: cut.tag, result: Err(IoError::Aborted) };
-            crate::driver::session::Target::on_io(&mut io.pump.session, done, Instant::now());
+            crate::driver::target::IoSource::on_io(&mut io.pump.session, done, Instant::now());
             let cqe = io.received()[0].cqe();
             assert_eq!(cqe.status.status(), NvmeStatus::COMMAND_ABORT_REQUESTED);
             assert!(!cqe.status.do_not_retry());
@@ -183,7 +183,7 @@ fn an_abort_of_either_half_ends_a_fused_operation_that_has_begun() {
             assert_eq!(io.pump.cancelled.len(), 1);
             let (_, read) = io.pump.submitted.pop_front().unwrap();
             let done = Completion { tag: read.tag, result: Err(IoError::Aborted) };
-            crate::driver::session::Target::on_io(&mut io.pump.session, done, Instant::now());
+            crate::driver::target::IoSource::on_io(&mut io.pump.session, done, Instant::now());
         }
         let ends: Vec<_> = io.received().iter().map(|sent| sent.cqe().status.status()).collect();
         assert_eq!(

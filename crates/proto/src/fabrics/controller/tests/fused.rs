@@ -55,7 +55,7 @@ fn a_fused_pair_writes_if_the_compare_succeeds() {
 
 #[test]
 fn limits_throttle_a_pair_before_its_lock_and_charge_it_as_one_write() {
-    use crate::driver::session::Target;
+    use crate::driver::target::IoSource;
     use crate::volume_state::NotAdmitted;
     use blockmux_volume::Cost;
     let node = node();
@@ -177,7 +177,7 @@ fn a_queue_that_ends_does_not_wait_for_a_second_half() {
     let [mut first, _] = pair(0, 1);
     first.dptr = SglDescriptor::in_capsule(0, 512);
     io.send(&mut first, &[0; 512]);
-    crate::driver::session::Target::on_stop(&mut io.pump.session, Instant::now());
+    crate::driver::target::TargetLifecycle::on_stop(&mut io.pump.session, Instant::now());
     assert_eq!(refusal(&io.end_of(first).1), MISSING);
     assert!(io.is_closed());
 }

@@ -311,7 +311,7 @@ fn preempt_and_abort_aborts_outstanding_io_and_waits_for_it() {
     // The volume could cancel it.
     let (_, io) = a.pump.submitted.pop_front().unwrap();
     let result = Err(blockmux_volume::IoError::Aborted);
-    crate::driver::session::Target::on_io(
+    crate::driver::target::IoSource::on_io(
         &mut a.pump.session,
         blockmux_volume::Completion { tag: io.tag, result },
         Instant::now(),

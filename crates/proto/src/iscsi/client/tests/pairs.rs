@@ -253,7 +253,7 @@ fn stopping_waits_for_what_is_in_flight_and_then_logs_out() {
 
 #[test]
 fn commands_in_flight_complete_at_a_stopping_target_and_the_rest_is_returned() {
-    use crate::driver::session::Target;
+    use crate::driver::target::TargetLifecycle;
     let mut pair = SessionPair::ready(default_proposal(), offer(), usize::MAX);
     pair.pump.holds_io = true;
     for n in 0..3 {

@@ -1,7 +1,8 @@
 //! Reads and writes with all forms of data transfer.
 
 use super::*;
-use crate::driver::session::{Target, Timed};
+use crate::driver::session::Timed;
+use crate::driver::target::TargetLifecycle;
 use std::time::Duration;
 
 #[test]

@@ -2,7 +2,8 @@
 
 use super::connections::{logout, logout_result};
 use super::*;
-use crate::driver::session::{SessionStage, Target, Timed};
+use crate::driver::session::Timed;
+use crate::driver::target::{SessionStage, TargetLifecycle};
 use std::time::Duration;
 use std::time::Instant;
 

@@ -2,7 +2,8 @@
 
 use super::connections::{Scene, function_response, join_request, logout, logout_result, manage, names};
 use super::*;
-use crate::driver::session::{SessionStage, Target, Timed};
+use crate::driver::session::Timed;
+use crate::driver::target::{IoSource, SessionStage, TargetLifecycle};
 use crate::scsi::ScsiStatus;
 use std::time::Duration;
 use std::time::Instant;

@@ -9,7 +9,8 @@ mod tls;
 mod transmission;
 
 use super::NbdTargetSession;
-use crate::driver::session::{Demand, StreamSession, Target, Timed};
+use crate::driver::session::{Demand, StreamSession, Timed};
+use crate::driver::target::{IoSource, TargetLifecycle};
 use crate::exports::{Export, Exports};
 use crate::testing::Pump;
 use blockmux_volume::{Completion, IoError, MAX_TRANSFER, MemVolume, Op, Output, Pool};
