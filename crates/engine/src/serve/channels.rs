@@ -1,14 +1,25 @@
-//! The channels of a target session: one for each volume that it uses, opened at the first I/O.
+//! The channels of a source of I/O: one for each volume that it uses, opened at the first I/O.
+//!
+//! They are the whole data path between an [`IoSource`] and its volumes, and need nothing else of
+//! it: no peer, connection or session. What a task does with the channels of its source:
+//!
+//! ```text
+//!   in every turn     move_io          counts, throttles, begins, submits and completes I/O
+//!   it may go on      count_for        its I/O also counts for this entry in the list of sessions
+//!   it is to end      lift_limits      then move_io until is_idle
+//!   its user is lost  orphan           then move_io until is_idle; until then it is an orphaned user
+//! ```
+//! A volume may be removed meanwhile: its requests in flight complete, further ones fail, and its
+//! channel is closed once nothing is in flight.
 //!
 //! The I/O of one poll is bounded in rounds and in bytes. A command of several steps continues with
 //! the next I/O after each completion, and a command of a few bytes may transfer gigabytes: WRITE
 //! SAME, VERIFY with one block for all, EXTENDED COPY. Unbounded, such a command on a volume in RAM
 //! would block all other sessions of the core until it ends.
 //!
-//! The order of a request: the session hands it out, limits throttle it ([`Throttles`]), the
-//! session admits it ([`IoSource::begin`]), and it is submitted at once. A request whose range
-//! another user has locked waits in [`LockedIo`] for its turn. So nobody waits for a request that
-//! does not run.
+//! The order of a request: the source hands it out, limits throttle it (`Throttles`), the source
+//! admits it ([`IoSource::begin`]), and it is submitted at once. A request whose range another user
+//! has locked waits in `LockedIo` for its turn. So nobody waits for a request that does not run.
 //!
 //! Latency is the time between two polls, which is read anyway. I/O that completes in the poll that
 //! submitted it would need another reading of the clock: one such request is timed every
@@ -29,15 +40,15 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// A session's channels and their I/O in flight.
-pub(crate) struct Channels {
+/// A source's channels and their I/O in flight.
+pub struct Channels {
     exports: Exports,
     open: Vec<OpenChannel>,
     core: Rc<dyn Core>,
     waker: Waker,
-    /// Completions that the session has not taken.
+    /// Completions that the source has not taken.
     done: Vec<Completion>,
-    /// I/O whose completion the session has not taken.
+    /// I/O whose completion the source has not taken.
     in_flight: u32,
     submitted: u64,
     /// The last change of `exports` for which channels of removed volumes were closed.
@@ -46,7 +57,7 @@ pub(crate) struct Channels {
     session: Option<Arc<Session>>,
     origin: Origin,
     clock: PollClock,
-    /// Nothing is throttled, because the session ends.
+    /// Nothing is throttled, because the source ends.
     is_lifted: bool,
 }
 
@@ -101,11 +112,11 @@ struct OpenChannel {
     throttles: Throttles,
     locked: LockedIo,
     volume_state: Arc<VolumeState>,
-    /// Set once the peer has disconnected with I/O in flight.
+    /// Set once the source's user is lost with I/O in flight.
     orphan: Option<OrphanedChannel>,
 }
 
-/// The channel of a peer that has disconnected with I/O in flight.
+/// The channel of a user that is lost with I/O in flight.
 struct OrphanedChannel {
     /// Requests that have not begun are aborted.
     aborts_waiting: bool,
@@ -224,9 +235,10 @@ impl BegunIo {
 }
 
 impl Channels {
-    /// Volume ids of the session are indices of `exports`; completions wake `waker`. I/O is counted
-    /// for `origin`.
-    pub(crate) fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker, origin: Origin) -> Channels {
+    /// Channels to volumes of `exports`, for a source whose volume ids are their indices.
+    /// Completions wake `waker`. I/O is counted for `origin`.
+    #[must_use]
+    pub fn new(exports: Exports, core: Rc<dyn Core>, waker: Waker, origin: Origin) -> Channels {
         let seen = exports.changes();
         Channels {
             exports,
@@ -246,7 +258,7 @@ impl Channels {
 
     /// Counts I/O for this session, including I/O counted before this call, and applies the limits
     /// of each client to its client.
-    pub(crate) fn count_for(&mut self, session: &Arc<Session>) {
+    pub fn count_for(&mut self, session: &Arc<Session>) {
         if self.session.is_none() {
             for open in &mut self.open {
                 session.add(&open.meter);
@@ -258,11 +270,12 @@ impl Channels {
 
     /// Whether nothing is in flight.
     #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// Number of requests that the session has submitted.
+    /// Number of requests that the source has submitted.
     #[inline]
     pub(crate) fn submitted(&self) -> u64 {
         self.submitted
@@ -273,20 +286,21 @@ impl Channels {
         self.exports.get(volume).map_or_else(String::new, |export| export.name.clone())
     }
 
-    /// Throttles nothing from now on, because the session ends.
-    pub(crate) fn lift_limits(&mut self) {
+    /// Throttles nothing from now on, because the source ends.
+    pub fn lift_limits(&mut self) {
         if !std::mem::replace(&mut self.is_lifted, true) {
             self.open.iter_mut().for_each(|open| open.throttles.lift());
             self.waker.wake();
         }
     }
 
-    /// Marks I/O in flight as orphaned until it completes, because the peer has disconnected.
-    /// Requests that have not begun are aborted if the peer cannot have a use for them: a write
-    /// that starts much later could undo what the peer writes over another connection. They are
-    /// also aborted if many peers have left some already: those would use up the number of orphaned
-    /// users for as long as their requests are throttled. Called again until nothing is in flight.
-    pub(crate) fn orphan(&mut self, aborts_waiting: bool) {
+    /// Marks I/O in flight as orphaned until it completes, because the source's user is lost, as a
+    /// peer that has disconnected. With `aborts_waiting`, requests that have not begun are aborted:
+    /// a write that starts much later could undo what the user writes in another way. They are also
+    /// aborted if many users have left some already: those would use up the number of orphaned
+    /// users for as long as their requests are throttled. Call it in every turn until
+    /// [`Channels::is_idle`].
+    pub fn orphan(&mut self, aborts_waiting: bool) {
         self.session = None;
         let now = self.core.now();
         for open in &mut self.open {
@@ -313,11 +327,11 @@ impl Channels {
         }
     }
 
-    /// Submits the session's I/O to its channels and passes completions back. A completion may lead
+    /// Submits the source's I/O to its channels and passes completions back. A completion may lead
     /// to the next I/O; after [`ROUNDS_PER_TURN`] rounds or [`BYTES_PER_TURN`] bytes the rest waits
     /// for the next poll, and `Progress::More` is returned.
     #[inline]
-    pub(crate) fn move_io(&mut self, source: &mut impl IoSource, now: Instant) -> Progress {
+    pub fn move_io(&mut self, source: &mut impl IoSource, now: Instant) -> Progress {
         if self.exports.changes() != self.seen && self.is_idle() {
             self.seen = self.exports.changes();
             self.open.retain(|open| self.exports.get(open.volume).is_some());
@@ -356,7 +370,7 @@ impl Channels {
         Progress::More
     }
 
-    /// Submits and cancels the I/O that the session requests; returns whether any was submitted.
+    /// Submits and cancels the I/O that the source requests; returns whether any was submitted.
     /// `budget` is the byte budget: a request that exceeds it is submitted whole, and is the last
     /// one.
     #[inline]
@@ -371,7 +385,7 @@ impl Channels {
             let open = match self.channel(volume, source.depth()) {
                 Ok(open) => open,
                 Err(error) => {
-                    // If the volume was removed, the session has a reason of its own.
+                    // If the volume was removed, the source has a reason of its own.
                     let admitted = source.begin(volume, &io, false);
                     if !matches!(admitted, Err(NotAdmitted::Denied(_))) {
                         source.on_io(Completion { tag, result: Err(error) }, now);
@@ -461,7 +475,7 @@ impl Channels {
         has_begun
     }
 
-    /// Counts a request that was denied, which its session has ended.
+    /// Counts a request that was denied, which its source has ended.
     #[cold]
     fn drop_denied(&mut self, volume: VolumeId, tag: Tag, error: IoError) {
         self.in_flight -= 1;
@@ -470,8 +484,8 @@ impl Channels {
         }
     }
 
-    /// Passes completions to the session, the oldest first, until the byte budget `budget` is used
-    /// up: the session spends CPU time on the data, for example to compare it.
+    /// Passes completions to the source, the oldest first, until the byte budget `budget` is used
+    /// up: the source spends CPU time on the data, for example to compare it.
     #[inline]
     fn hand_back(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) {
         let mut count = 0;

@@ -1,8 +1,9 @@
-//! Serves volumes: listeners, the connections of targets, and their channels.
+//! Serves volumes: listeners, the connections of targets, and the channels of whatever requests
+//! I/O.
 
 pub mod audit;
 pub(crate) mod background;
-mod channels;
+pub mod channels;
 pub mod frame_target;
 pub mod handover;
 pub mod listener;
