@@ -13,7 +13,8 @@ mod nvme_sides;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::target_task::TargetTask;
+use blockmux_engine::serve::moves::ArrivedConnection;
+use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
@@ -43,7 +44,13 @@ fn round<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
     world.net().listen(&target, &address(), move |core, stream| {
         let pool = core.pool().for_peer();
         let session = session(pool.clone(), core.now());
-        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permits.permit().unwrap());
+        let session = NewSession { session, pool, exports: exports.clone() };
+        TargetTask::spawn(
+            core,
+            ArrivedConnection::new(stream, permits.permit().unwrap()),
+            session,
+            StreamOptions::default(),
+        );
     });
     for _ in 0..CONNECTIONS {
         let volume = RemoteVolume::<_, SimCore>::new(dial(), info.clone(), 1, Duration::from_secs(5));

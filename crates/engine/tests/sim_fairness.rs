@@ -16,7 +16,9 @@ use blockmux_engine::net::host::{ByteStream, Host};
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::target_task::{HELD_BUFFERS_TIMEOUT, TargetTask};
+use blockmux_engine::serve::moves::ArrivedConnection;
+use blockmux_engine::serve::peer_buffers::HELD_BUFFERS_TIMEOUT;
+use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::StreamSession;
@@ -104,7 +106,13 @@ impl Setting {
         world.net().listen(&target, &address(), move |core, stream| {
             let pool = core.pool().for_peer();
             let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
-            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permits.permit().unwrap());
+            let session = NewSession { session, pool, exports: exports.clone() };
+            TargetTask::spawn(
+                core,
+                ArrivedConnection::new(stream, permits.permit().unwrap()),
+                session,
+                StreamOptions::default(),
+            );
         });
         Setting { world, clients, target, limit }
     }
@@ -271,7 +279,13 @@ fn is_fair<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
     world.net().listen(&target, &address(), move |core, stream| {
         let pool = core.pool().for_peer();
         let session = session(pool.clone(), core.now());
-        TargetTask::spawn(core, stream, (session, pool), served.clone(), limit.permit().unwrap());
+        let session = NewSession { session, pool, exports: served.clone() };
+        TargetTask::spawn(
+            core,
+            ArrivedConnection::new(stream, limit.permit().unwrap()),
+            session,
+            StreamOptions::default(),
+        );
     });
     let open = |core: &Rc<SimCore>, export| {
         let info = VolumeInfo::new(VOLUME);

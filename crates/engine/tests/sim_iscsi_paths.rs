@@ -9,7 +9,8 @@ mod two_paths;
 
 use blockmux_engine::remote::{self, Dialer, Opening, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::target_task::TargetTask;
+use blockmux_engine::serve::moves::ArrivedConnection;
+use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::{NoControl, RetryRules};
 use blockmux_proto::exports::Exports;
@@ -109,7 +110,13 @@ impl Paths for TwoPortals {
             let pool = core.pool().for_peer();
             let session = IscsiTargetSession::new(node.clone(), listener, pool.clone(), [3; 32], core.now());
             let permit = limit.permit().expect("there is no limit");
-            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+            let session = NewSession { session, pool, exports: exports.clone() };
+            TargetTask::spawn(
+                core,
+                ArrivedConnection::new(stream, permit),
+                session,
+                StreamOptions::default(),
+            );
         });
         self.cores[path] = core;
     }

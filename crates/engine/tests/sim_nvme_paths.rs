@@ -8,7 +8,8 @@ mod two_paths;
 use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
 use blockmux_engine::remote::{Policy, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::target_task::TargetTask;
+use blockmux_engine::serve::moves::ArrivedConnection;
+use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
@@ -76,12 +77,13 @@ impl Paths for TwoPorts {
             let pool = core.pool().for_peer();
             let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now());
             let permit = limit.permit().expect("there is no limit");
+            let session =
+                NewSession { session: session.at_port(path as u16 + 1), pool, exports: exports.clone() };
             TargetTask::spawn(
                 core,
-                stream,
-                (session.at_port(path as u16 + 1), pool),
-                exports.clone(),
-                permit,
+                ArrivedConnection::new(stream, permit),
+                session,
+                StreamOptions::default(),
             );
         });
         self.cores[path] = core;

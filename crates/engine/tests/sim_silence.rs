@@ -15,7 +15,8 @@ use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
 use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer};
 use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::target_task::TargetTask;
+use blockmux_engine::serve::moves::ArrivedConnection;
+use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::{CoreHandle, StreamSession};
 use blockmux_proto::driver::target::TargetLifecycle;
@@ -432,7 +433,8 @@ fn serve<T: StreamSession + TargetLifecycle + 'static>(
         let pool = core.pool().for_peer();
         let session = session(exports.clone(), pool.clone(), core.now());
         let permit = limit.permit().expect("there is no limit");
-        TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+        let session = NewSession { session, pool, exports: exports.clone() };
+        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
     });
 }
 

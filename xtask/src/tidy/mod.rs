@@ -11,6 +11,7 @@ mod imports;
 mod manifests;
 mod modules;
 mod results;
+mod seams;
 mod source;
 mod subjects;
 mod text;
@@ -58,6 +59,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
         circles::check(tree),
         decisions::check(tree),
         results::check(tree),
+        seams::check(tree),
         types::declared_twice(tree),
         types::scattered(tree),
     ]

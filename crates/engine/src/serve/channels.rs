@@ -4,10 +4,10 @@
 //! it: no peer, connection or session. What a task does with the channels of its source:
 //!
 //! ```text
-//!   in every turn     move_io          counts, throttles, begins, submits and completes I/O
-//!   it may go on      count_for        its I/O also counts for this entry in the list of sessions
-//!   it is to end      lift_limits      then move_io until is_idle
-//!   its user is lost  orphan           then move_io until is_idle; until then it is an orphaned user
+//!   in every turn      move_io      counts, throttles, begins, submits and completes I/O
+//!   it has a session   count_for    its I/O counts for this entry in the list of sessions, too
+//!   it is to end       lift_limits  then move_io until is_idle
+//!   its user is lost   orphan       in every turn until is_idle: it is an orphaned user
 //! ```
 //! A volume may be removed meanwhile: its requests in flight complete, further ones fail, and its
 //! channel is closed once nothing is in flight.

@@ -3,7 +3,7 @@
 use crate::core::reactor::{EngineCore, Progress, Task};
 use crate::net::frames::{FrameHost, FramePorts, PortError, Share, Side};
 use crate::serve::audit::StationAudits;
-use crate::serve::channels::Channels;
+use crate::serve::served_session::ServedSession;
 use crate::serve::sessions::Sessions;
 use blockmux_proto::driver::session::FrameSession;
 use blockmux_proto::driver::target::TargetLifecycle;
@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 /// Serves AoE requests until the core stops.
 pub struct FrameTargetTask<S, H: FrameHost = EngineCore> {
     ports: FramePorts<H>,
-    session: S,
-    channels: Channels,
+    served: ServedSession<S>,
     stations: StationAudits,
     core: Rc<H>,
     waker: Waker,
@@ -43,9 +42,8 @@ impl<S: FrameSession + TargetLifecycle + 'static, H: FrameHost> FrameTargetTask<
         core.try_spawn(|waker| match FramePorts::open(core, waker, interfaces, Side::Target(share)) {
             Ok(ports) => Ok(FrameTargetTask {
                 ports,
-                session,
+                served: ServedSession::start(session, exports, core.clone(), waker, origin(interfaces)),
                 stations: StationAudits::new(sessions),
-                channels: Channels::new(exports, core.clone(), waker.clone(), origin(interfaces)),
                 core: core.clone(),
                 waker: waker.clone(),
                 ends: None,
@@ -64,33 +62,32 @@ impl<S: FrameSession + TargetLifecycle, H: FrameHost> Task for FrameTargetTask<S
     fn run(&mut self) -> Progress {
         let now = self.core.now();
         if self.core.is_stopping() && self.ends.is_none() {
-            self.session.on_stop(now);
-            self.channels.lift_limits();
+            self.served.stop(now);
             let ends = now + STOP_TIMEOUT;
             self.ends = Some(ends);
             self.core.wake_at(ends, &self.waker);
         }
-        self.session.on_turn(now);
-        let received = self.ports.take_in(&mut self.session, now);
-        let moved = self.channels.move_io(self.session.source(), now);
-        while let Some(event) = self.session.poll_event() {
-            self.stations.on_event(event, |volume| self.channels.name(volume));
+        self.served.session.on_turn(now);
+        let received = self.ports.take_in(&mut self.served.session, now);
+        let moved = self.served.move_io(now);
+        while let Some(event) = self.served.session.poll_event() {
+            self.stations.on_event(event, |volume| self.served.channels.name(volume));
         }
-        let sent = self.ports.send(&mut self.session, now);
-        self.ports.arm(&self.session, now);
+        let sent = self.ports.send(&mut self.served.session, now);
+        self.ports.arm(&self.served.session, now);
+        let has_output = !self.served.session.frames(now).is_empty();
         if let Some(ends) = self.ends {
-            let is_idle = self.channels.is_idle() && self.session.frames(now).is_empty();
+            let is_idle = self.served.channels.is_idle() && !has_output;
             if is_idle || now >= ends {
                 return Progress::Done;
             }
         }
-        match (received, moved) {
-            (Progress::More, _) | (_, Progress::More) => Progress::More,
-            (Progress::Idle, Progress::Idle) if !sent => Progress::Idle,
-            _ if self.ports.is_stuck() => Progress::Drained,
-            _ if sent && !self.session.frames(now).is_empty() => Progress::More,
-            _ => Progress::Drained,
-        }
+        let sent = match sent {
+            true if has_output && !self.ports.is_stuck() => Progress::More,
+            true => Progress::Drained,
+            false => Progress::Idle,
+        };
+        received.max(moved).max(sent)
     }
 
     fn is_polled(&self) -> bool {

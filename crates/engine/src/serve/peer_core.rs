@@ -11,6 +11,14 @@ pub(crate) struct PeerCore<H: Host> {
     pub(crate) pool: Pool,
 }
 
+impl<H: Host> PeerCore<H> {
+    /// Whether tasks were asked to finish.
+    #[inline]
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.core.is_stopping()
+    }
+}
+
 impl<H: Host> Core for PeerCore<H> {
     fn now(&self) -> Instant {
         self.core.now()

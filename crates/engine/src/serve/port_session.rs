@@ -3,7 +3,7 @@
 //! An iWARP connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Anything else
 //! is passed to the session over TCP.
 
-use crate::serve::target_task::Relocation;
+use crate::serve::moves::Relocation;
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{CoreHandle, Demand, ProtocolError, SecuredBy, StreamSession, Timed};

@@ -1,9 +1,4 @@
-//! The target's side of one connection: socket, session, and a channel for each volume in use.
-//!
-//! A slow peer is tolerated, unless it holds receive buffers without sending the rest of its data,
-//! or does not read its replies: if the pool is short, such a peer is disconnected after
-//! [`HELD_BUFFERS_TIMEOUT`]. So is a peer that has closed its side while the session cannot accept
-//! its remaining input, unless I/O for it is in flight.
+//! The target's side of one connection: carrier, session, and a channel for each volume in use.
 //!
 //! The session outlives its connection until its I/O has ended, because the volume may still write
 //! to its memory. Such a session does not count against the connection limit: see
@@ -11,43 +6,36 @@
 
 use crate::carrier::connection::{Broken, Connection, Inflow};
 use crate::carrier::tls::Secure;
-use crate::core::reactor::{EngineCore, Progress, Task};
-use crate::net::host::{ByteStream, Host};
+use crate::carrier::{Awaited, Carrier};
+use crate::core::reactor::{Progress, Task};
+use crate::net::host::Host;
 use crate::serve::audit::Audit;
-use crate::serve::channels::Channels;
-use crate::serve::handover::{HANDSHAKE_TIME, HandedOverConnection, SecuredConnection, SessionHandover};
 use crate::serve::listener::Permit;
+use crate::serve::moves::{ArrivedConnection, Elsewhere, Moves};
+use crate::serve::peer_buffers::PeerBuffers;
 use crate::serve::peer_core::PeerCore;
+use crate::serve::served_session::ServedSession;
 use crate::serve::sessions::NOT_IN_CONFIG;
-use crate::serve::stall::StallWatch;
 use blockmux_proto::driver::audit_event::AuditEvent;
-use blockmux_proto::driver::session::{CoreHandle, Demand, ProtocolError, StreamSession};
+use blockmux_proto::driver::session::{ProtocolError, StreamSession};
 use blockmux_proto::driver::target::{SessionStage, TargetLifecycle};
 use blockmux_proto::exports::Exports;
-use blockmux_volume::{PeerAccount, Pool, Waker};
+use blockmux_volume::{Core, PeerAccount, Pool, Waker};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{debug, info};
 
 /// Serves one connection until either side closes it.
-pub struct TargetTask<S: StreamSession + TargetLifecycle, H: Host = EngineCore> {
-    connection: Connection<H>,
-    session: S,
-    channels: Channels,
-    core: Rc<H>,
-    /// The core's pool, with the peer's account.
-    pool: Pool,
+pub struct TargetTask<S, C: Carrier<S>> {
+    carrier: C,
+    served: ServedSession<S>,
+    /// The core, with the peer's account.
+    core: Rc<PeerCore<C::Host>>,
     waker: Waker,
-    /// Number of times that the outbox was sent completely.
-    sent_outboxes: u64,
-    /// Set while the peer holds buffers.
-    held_buffers: Option<HeldBuffers>,
-    /// Set while the peer holds payload buffers: observes whether it transfers data.
-    stall: Option<StallWatch>,
-    /// Bytes that the socket had transferred when the peer stalled.
-    stalled_at_bytes: u64,
-    /// Why nothing is received any more. The connection ends when no I/O is in flight and all
-    /// output is sent.
+    buffers: PeerBuffers,
+    moves: Moves<S, C::Handle>,
+    /// Set when receiving has stopped. The connection ends when no I/O is in flight and all output
+    /// is sent.
     ending: Option<Ending>,
     /// The peer has logged out, so that it knows that the rest of its requests will be executed.
     has_logged_out: bool,
@@ -56,225 +44,121 @@ pub struct TargetTask<S: StreamSession + TargetLifecycle, H: Host = EngineCore> 
     is_established: bool,
     /// Configured deadline of the handshake, in addition to the session's own.
     login_by: Option<Instant>,
-    is_lingering: bool,
-    /// Moves the connection to its session's core.
-    relocate: Option<Relocate<S, H>>,
-    /// Moves the connection to another process.
-    process_handover: Option<ProcessHandover<S, H>>,
-    /// While connections move to another process: when an unfinished handshake is given up.
-    handshake_until: Option<Instant>,
-    /// Set while the connection should move to another process and cannot, because it uses TLS.
-    secured: Option<SecuredConnection>,
     /// Released when the connection ends, here or on the core that it moved to.
     permit: Option<Permit>,
     audit: Audit,
 }
 
-/// A connection handed to a core.
-pub struct ArrivedConnection<S> {
-    /// The socket.
-    pub stream: S,
-    /// Bytes received on another core and not parsed.
-    pub unread: Vec<u8>,
-    /// Reply bytes that another core has sent, which this session must not send again.
-    pub sent: u64,
-    /// The connection's share of the process's connection limit.
-    pub permit: Permit,
+/// A session that is to be served.
+pub struct NewSession<S> {
+    /// The session. Its volume ids are indices of `exports`.
+    pub session: S,
+    /// The handle of the core's pool that the session uses: it charges memory to this peer's
+    /// account.
+    pub pool: Pool,
+    /// The volumes.
+    pub exports: Exports,
 }
 
-impl<S> ArrivedConnection<S> {
-    /// A connection that was just accepted.
-    pub fn new(stream: S, permit: Permit) -> ArrivedConnection<S> {
-        ArrivedConnection { stream, unread: Vec::new(), sent: 0, permit }
+/// What the connection of a session `S` over a stream `T` may do.
+pub struct StreamOptions<S, T> {
+    /// TLS, if the listener requires or permits it.
+    pub secure: Option<Secure>,
+    /// Where the connection may continue.
+    pub elsewhere: Option<Elsewhere<S, T>>,
+}
+
+impl<S, T> Default for StreamOptions<S, T> {
+    fn default() -> StreamOptions<S, T> {
+        StreamOptions { secure: None, elsewhere: None }
     }
-}
-
-/// How a connection moves to another core, for protocols that need it.
-pub struct Relocate<S, H: Host> {
-    /// The core that the session belongs to, if not this one. Called until the session is
-    /// established.
-    pub moves_to: fn(&mut S) -> Option<Relocation>,
-    /// Hands the connection over.
-    pub hand_over: Box<HandOver<H>>,
-}
-
-/// The destination of a connection that moves.
-pub struct Relocation {
-    /// The owner core.
-    pub owner_core: CoreHandle,
-    /// Bytes that the session there must parse before the unread ones.
-    pub replayed: Vec<u8>,
-    /// Reply bytes already sent, which that session must not send again.
-    pub sent: u64,
-}
-
-/// How a connection moves to the process that takes over from this one, for sessions whose peers
-/// would not reconnect; see [`crate::serve::handover`].
-pub struct ProcessHandover<S, H: Host> {
-    /// Makes the session accept no further request; returns its state once nothing is in flight.
-    pub hand_over: fn(&mut S) -> Option<Vec<u8>>,
-    /// Stores the connection for the other process.
-    pub store: fn(&SessionHandover, HandedOverConnection<H::Stream>),
-}
-
-type HandOver<H> = dyn Fn(&CoreHandle, ArrivedConnection<<H as Host>::Stream>);
-
-/// Observation of a peer that holds buffers.
-#[derive(Clone, Copy)]
-struct HeldBuffers {
-    /// When the peer is checked again.
-    until: Instant,
-    /// Progress counter at the last check.
-    moved: u64,
-    /// Data that the peer was asked for and has not sent.
-    owed: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// The remaining output is sent first.
     AfterOutput,
-    /// The socket is lost.
+    /// The connection is lost.
     Closed,
+    /// The connection is closed, and its session outlives it.
+    Lingering,
 }
 
-/// How a connection may move: to another core, or to another process.
-struct ConnectionMoves<S, H: Host> {
-    relocate: Option<Relocate<S, H>>,
-    process_handover: Option<ProcessHandover<S, H>>,
+impl<S: StreamSession + TargetLifecycle + 'static, H: Host> TargetTask<S, Connection<H>> {
+    /// Serves a connection on `core`.
+    pub fn spawn(
+        core: &Rc<H>,
+        arrival: ArrivedConnection<H::Stream>,
+        session: NewSession<S>,
+        options: StreamOptions<S, H::Stream>,
+    ) {
+        let ArrivedConnection { stream, unread, permit, .. } = arrival;
+        let StreamOptions { secure, elsewhere } = options;
+        let peer = permit.peer();
+        let carrier = |waker: &Waker| {
+            let helpers = |secure: Secure| secure.by_helpers(H::helpers(core, peer, waker));
+            Connection::resumed(stream, &unread, core, waker).secured(secure.map(helpers))
+        };
+        Self::spawn_over(core, carrier, permit, session, elsewhere);
+    }
 }
 
-impl<S: StreamSession + TargetLifecycle + 'static, H: Host> TargetTask<S, H> {
-    /// Serves `stream` on `core` with `session`, whose volume ids are indices of `exports`. `pool`
-    /// must be the handle that the session uses: it charges memory to this peer's account.
-    pub fn spawn(core: &Rc<H>, stream: H::Stream, session: (S, Pool), exports: Exports, permit: Permit) {
-        TargetTask::receive(core, (ArrivedConnection::new(stream, permit), None), session, exports, None);
-    }
-
-    /// Serves a connection that may use TLS (`secure`), may have been handed over by another core,
-    /// and may move to another core (`relocate`).
-    pub fn receive(
-        core: &Rc<H>,
-        (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
-        (session, pool): (S, Pool),
-        exports: Exports,
-        relocate: Option<Relocate<S, H>>,
+impl<S: TargetLifecycle + 'static, C: Carrier<S> + 'static> TargetTask<S, C> {
+    /// Serves a connection over the carrier that `carrier` makes; the task's waker is its argument.
+    pub fn spawn_over(
+        core: &Rc<C::Host>,
+        carrier: impl FnOnce(&Waker) -> C,
+        mut permit: Permit,
+        session: NewSession<S>,
+        elsewhere: Option<Elsewhere<S, C::Handle>>,
     ) {
-        TargetTask::start(
-            core,
-            (arrival, secure),
-            (session, pool),
-            exports,
-            ConnectionMoves { relocate, process_handover: None },
-        );
-    }
-
-    /// Serves a connection that may use TLS, and that may move to another process
-    /// (`process_handover`).
-    pub fn receive_movable(
-        core: &Rc<H>,
-        arrival: (ArrivedConnection<H::Stream>, Option<Secure>),
-        session: (S, Pool),
-        exports: Exports,
-        process_handover: ProcessHandover<S, H>,
-    ) {
-        let moves = ConnectionMoves { relocate: None, process_handover: Some(process_handover) };
-        TargetTask::start(core, arrival, session, exports, moves);
-    }
-
-    fn start(
-        core: &Rc<H>,
-        (arrival, secure): (ArrivedConnection<H::Stream>, Option<Secure>),
-        (mut session, pool): (S, Pool),
-        exports: Exports,
-        ConnectionMoves { relocate, process_handover }: ConnectionMoves<S, H>,
-    ) {
-        let ArrivedConnection { stream, unread, mut permit, .. } = arrival;
+        let NewSession { session, pool, exports } = session;
         let login_by = permit.login_by(core.now());
-        let channels_core = Rc::new(PeerCore { core: core.clone(), pool: pool.clone() });
-        let audit = Audit::new(stream.shared_peer(), permit.sessions().clone());
-        let origin = permit.origin();
-        core.spawn(|waker| TargetTask {
-            audit,
-            connection: {
-                let helpers = |secure: Secure| secure.by_helpers(H::helpers(core, permit.peer(), waker));
-                Connection::resumed(stream, &unread, core, waker).secured(secure.map(helpers))
-            },
-            session: {
-                session.on_start(waker, core.now());
-                session
-            },
-            channels: {
-                pool.account().into_iter().for_each(|account| account.set_waker(waker));
-                Channels::new(exports, channels_core, waker.clone(), origin)
-            },
-            core: core.clone(),
-            pool,
-            waker: waker.clone(),
-            sent_outboxes: 0,
-            held_buffers: None,
-            stall: None,
-            stalled_at_bytes: 0,
-            ending: None,
-            has_logged_out: false,
-            is_stop_sent: false,
-            is_established: false,
-            login_by: {
-                login_by.into_iter().for_each(|login_by| core.wake_at(login_by, waker));
-                login_by
-            },
-            is_lingering: false,
-            relocate,
-            process_handover,
-            handshake_until: None,
-            secured: None,
-            permit: Some(permit),
+        let peer_core = Rc::new(PeerCore { core: core.clone(), pool });
+        core.spawn(|waker| {
+            let carrier = carrier(waker);
+            peer_core.pool.account().into_iter().for_each(|account| account.set_waker(waker));
+            login_by.into_iter().for_each(|login_by| core.wake_at(login_by, waker));
+            TargetTask {
+                audit: Audit::new(carrier.peer(), permit.sessions().clone()),
+                carrier,
+                served: ServedSession::start(session, exports, peer_core.clone(), waker, permit.origin()),
+                core: peer_core,
+                waker: waker.clone(),
+                buffers: PeerBuffers::default(),
+                moves: Moves::new(elsewhere),
+                ending: None,
+                has_logged_out: false,
+                is_stop_sent: false,
+                is_established: false,
+                login_by,
+                permit: Some(permit),
+            }
         });
     }
 }
 
-impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
+impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     /// The protocol of the connection, as its listener or its first bytes tell.
     fn protocol(&self) -> &'static str {
         let of_listener = || self.permit.as_ref().map_or("", Permit::protocol);
-        self.session.protocol().unwrap_or_else(of_listener)
-    }
-
-    /// Progress counter: requests received and outboxes sent.
-    fn moved(&self) -> u64 {
-        self.channels.submitted() + self.sent_outboxes
+        self.served.session.protocol().unwrap_or_else(of_listener)
     }
 
     #[inline]
     fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
+        self.check_end(now)?;
+        self.carrier.check_deadline(&mut self.served.session)?;
+        self.buffers.check(&mut self.served, &self.carrier, &self.core, &self.waker)?;
         let mut progress = Progress::Idle;
-        let (is_draining, must_close) = self
-            .audit
-            .session()
-            .map_or((false, false), |session| (session.is_draining(), session.must_close()));
-        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_moving_to_process(now) {
-            self.is_stop_sent = true;
-            self.session.on_stop(now);
-            self.channels.lift_limits();
-        }
-        if must_close {
-            let session = self.audit.session();
-            return Err(Broken::SessionEnded(session.map_or(NOT_IN_CONFIG, |session| session.end_reason())));
-        }
-        if !self.is_established && self.login_by.is_some_and(|login_by| now >= login_by) {
-            return Err(LATE_LOGIN.into());
-        }
-        self.connection.check_deadline(&mut self.session)?;
-        self.check_held_buffers()?;
-        self.check_stall()?;
         loop {
             let inflow = match self.ending {
-                None => self.connection.receive(&mut self.session)?,
+                None => self.carrier.receive(&mut self.served.session)?,
                 Some(_) => Inflow::Finished,
             };
             match inflow {
                 Inflow::More => progress = Progress::More,
-                Inflow::Drained if progress == Progress::Idle => progress = Progress::Drained,
+                Inflow::Drained => progress = progress.max(Progress::Drained),
                 Inflow::Finished if self.ending.is_none() => self.ending = Some(Ending::AfterOutput),
                 _ => {}
             }
@@ -282,32 +166,52 @@ impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
                 // The limits of each client need the client before its first request.
                 self.log_events();
             }
-            let moved = self.channels.move_io(self.session.source(), now);
-            let sent = self.connection.send(&mut self.session)?;
-            if sent && self.session.outbox().is_empty() {
-                self.sent_outboxes += 1;
+            let moved = self.served.move_io(now);
+            let sent = self.carrier.send(&mut self.served.session)?;
+            if sent && !self.carrier.has_output(&mut self.served.session) {
+                self.buffers.on_output_sent();
             }
-            if moved == Progress::More {
-                progress = Progress::More;
-            } else if (sent || moved == Progress::Drained) && progress != Progress::More {
-                progress = Progress::Drained;
-            }
+            progress = progress.max(moved).max(if sent { Progress::Drained } else { Progress::Idle });
             // The session may have set a new deadline, which must be armed before the task parks.
-            self.connection.check_new_deadline(&mut self.session)?;
+            self.carrier.check_new_deadline(&mut self.served.session)?;
             if inflow != Inflow::Blocked || moved == Progress::More {
                 return Ok(progress);
             }
             // Input that was blocked by I/O in flight or a full outbox may be accepted now.
-            if matches!(self.session.demand(), Demand::Nothing) {
+            if self.carrier.awaits(&self.served.session) == Awaited::Nothing {
                 return Ok(progress);
             }
         }
     }
 
+    /// Checks whether the session must end: because it was asked to, or its login is late.
+    #[inline]
+    fn check_end(&mut self, now: Instant) -> Result<(), Broken> {
+        let session = self.audit.session();
+        let (is_draining, must_close) =
+            session.map_or((false, false), |session| (session.is_draining(), session.must_close()));
+        if (is_draining || self.core.is_stopping()) && !self.is_stop_sent && !self.is_due_in_process() {
+            self.is_stop_sent = true;
+            self.served.stop(now);
+        }
+        if must_close {
+            return Err(Broken::SessionEnded(self.end_reason()));
+        }
+        if !self.is_established && self.login_by.is_some_and(|login_by| now >= login_by) {
+            return Err(LATE_LOGIN.into());
+        }
+        Ok(())
+    }
+
+    /// Why the session was asked to end.
+    fn end_reason(&self) -> &'static str {
+        self.audit.session().map_or(NOT_IN_CONFIG, |session| session.end_reason())
+    }
+
     /// Whether the session outlives its connection.
     #[inline]
     fn lingers(&self) -> bool {
-        self.session.stage() == SessionStage::Lingering
+        self.served.session.stage() == SessionStage::Lingering
     }
 
     /// Whether the permit was given to a new connection.
@@ -315,20 +219,26 @@ impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
         self.permit.as_ref().is_some_and(Permit::is_replaced)
     }
 
+    /// Whether the connection is closed or lost.
+    #[inline]
+    fn is_closed(&self) -> bool {
+        matches!(self.ending, Some(Ending::Closed | Ending::Lingering))
+    }
+
     /// Runs a session without a connection: its timers and its I/O.
     fn linger(&mut self, now: Instant) -> Progress {
-        if !std::mem::replace(&mut self.is_lingering, true) {
+        if self.ending != Some(Ending::Lingering) {
             self.log_end();
-            debug!(peer = self.connection.peer(), "connection closed; its session lingers");
-            self.connection.close();
-            self.ending = Some(Ending::Closed);
+            debug!(peer = &*self.carrier.peer(), "connection closed; its session lingers");
+            self.carrier.close();
+            self.ending = Some(Ending::Lingering);
             self.permit.iter_mut().for_each(Permit::linger);
         }
-        let progress = self.channels.move_io(self.session.source(), now);
+        let progress = self.served.move_io(now);
         // There is no peer for its output, and a missed deadline has no connection to close.
-        let _ = self.connection.check_deadline(&mut self.session);
-        self.session.outbox().clear();
-        match self.channels.move_io(self.session.source(), now) {
+        let _ = self.carrier.check_deadline(&mut self.served.session);
+        self.carrier.drop_output(&mut self.served.session);
+        match self.served.move_io(now) {
             Progress::Idle => progress,
             moved => moved,
         }
@@ -339,182 +249,62 @@ impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
     #[cold]
     fn orphan(&mut self) {
         self.log_end();
-        self.channels.orphan(!self.has_logged_out);
+        self.served.channels.orphan(!self.has_logged_out);
         if let Some(permit) = &mut self.permit {
             permit.orphan();
         }
-        if self.ending == Some(Ending::Closed) {
-            self.connection.close();
+        if self.is_closed() {
+            self.carrier.close();
         }
     }
 
     /// Logs the session's events.
     #[inline]
     fn log_events(&mut self) {
-        while let Some(event) = self.session.poll_event() {
+        while let Some(event) = self.served.session.poll_event() {
             self.has_logged_out |= matches!(event, AuditEvent::Logout { .. });
-            self.audit.on_event(event, |volume| self.channels.name(volume));
+            self.audit.on_event(event, |volume| self.served.channels.name(volume));
             if let Some(session) = self.audit.session() {
-                self.channels.count_for(session);
+                self.served.channels.count_for(session);
             }
         }
     }
 
     /// Logs an orderly end of the connection, unless the session has logged it.
     fn log_end(&mut self) {
-        match (self.is_stop_sent, self.session.is_close_a_logout()) {
-            (true, _) if !self.core.is_stopping() => {
-                let session = self.audit.session();
-                let reason = session.map_or(NOT_IN_CONFIG, |session| session.end_reason());
-                self.audit.on_end(true, reason);
-            }
+        match (self.is_stop_sent, self.served.session.is_close_a_logout()) {
+            (true, _) if !self.core.is_stopping() => self.audit.on_end(true, self.end_reason()),
             (true, _) => self.audit.on_end(true, "the target stops"),
             (false, true) => self.audit.on_end(true, "the client closed the connection"),
             (false, false) => self.audit.on_end(false, "the peer closed it without logging out"),
         }
     }
 
-    /// Hands the connection over if it belongs to another core; returns whether it did.
-    fn move_to_owner_core(&mut self) -> bool {
-        let Some(relocate) = self.relocate.as_ref().filter(|_| !self.is_established) else { return false };
-        let Some(relocation) = (relocate.moves_to)(&mut self.session) else { return false };
-        let Some(permit) = self.permit.take() else { return false };
-        let Relocation { owner_core, replayed: mut unread, sent } = relocation;
-        let (stream, rest) = self.connection.hand_over();
-        unread.extend(rest);
-        (relocate.hand_over)(&owner_core, ArrivedConnection { stream, unread, sent, permit });
-        true
-    }
-
     /// Whether the connection should move to another process instead of ending.
     #[cold]
-    fn is_moving_to_process(&mut self, now: Instant) -> bool {
-        let is_requested =
-            self.permit.as_ref().is_some_and(|permit| permit.session_handover().is_requested());
-        if self.process_handover.is_none() || !is_requested || self.connection.is_secured() {
-            return false;
-        }
-        if self.session.stage() != SessionStage::Handshake {
+    fn is_due_in_process(&mut self) -> bool {
+        let (session, permit) = (&self.served.session, self.permit.as_ref());
+        self.moves.is_due_in_process(session, &self.carrier, permit, &*self.core, &self.waker)
+    }
+
+    /// Moves the connection elsewhere if it should; returns whether it did.
+    #[inline]
+    fn leave(&mut self) -> bool {
+        if !self.is_established
+            && self.moves.to_owner_core(&mut self.served.session, &mut self.carrier, &mut self.permit)
+        {
             return true;
         }
-        let until = *self.handshake_until.get_or_insert_with(|| {
-            self.core.wake_at(now + HANDSHAKE_TIME, &self.waker);
-            now + HANDSHAKE_TIME
-        });
-        now < until
-    }
-
-    /// Hands the connection to another process if it should move and nothing is in flight; returns
-    /// whether it did.
-    fn move_to_process(&mut self, now: Instant) -> bool {
         let is_over = self.is_stop_sent || self.ending.is_some();
-        if self.process_handover.is_none()
-            || is_over
-            || !self.core.is_stopping()
-            || !self.is_moving_to_process(now)
-        {
+        if is_over || !self.core.is_stopping() || !self.is_due_in_process() {
             return false;
         }
-        let Some((process_handover, permit)) = self.process_handover.as_ref().zip(self.permit.as_ref())
-        else {
-            return false;
-        };
-        let Some(state) = (process_handover.hand_over)(&mut self.session) else {
-            self.channels.lift_limits();
-            return false;
-        };
-        let (stream, unread) = self.connection.hand_over();
-        let handed_over = HandedOverConnection {
-            protocol: permit.protocol(),
-            listener: permit.origin().listener.to_string(),
-            peer: self.connection.peer().to_owned(),
-            stream,
-            unread,
-            state,
-        };
-        (process_handover.store)(permit.session_handover(), handed_over);
-        self.audit.on_end(true, TAKEN_OVER);
-        true
-    }
-
-    /// Whether the peer causes buffers to be held: by unread replies, by data that it owes, or by
-    /// an incomplete message.
-    fn peer_holds_buffers(&mut self) -> bool {
-        !self.session.outbox().is_empty()
-            || self.session.owed().is_some()
-            || match self.session.demand() {
-                Demand::Place(_) => true,
-                Demand::Bytes(wanted) => wanted > MAX_HEAD,
-                Demand::StartTls | Demand::Nothing | Demand::Close => false,
-            }
-    }
-
-    /// Whether the peer has closed its side while none of its requests is in flight.
-    fn is_abandoned(&self) -> bool {
-        self.connection.is_abandoned() && self.channels.is_idle()
-    }
-
-    /// Disconnects a peer that has held buffers without progress since the last check, if others
-    /// need them.
-    fn check_held_buffers(&mut self) -> Result<(), ProtocolError> {
-        let Some(held) = self.held_buffers else { return Ok(()) };
-        if self.core.now() < held.until {
-            return Ok(());
+        let permit = self.permit.as_ref();
+        let has_moved = self.moves.hand_to_process(&mut self.served, &mut self.carrier, permit);
+        if has_moved {
+            self.audit.on_end(true, TAKEN_OVER);
         }
-        self.held_buffers = None;
-        let is_still = held.moved == self.moved();
-        if is_still && self.is_abandoned() {
-            return Err(ProtocolError {
-                what: "closed its side, and its unread input could not be processed for a minute",
-                reference: "this server's limit",
-            });
-        }
-        // Other traffic does not excuse the missing data.
-        let owes = held.owed.is_some() && held.owed == self.session.owed();
-        if self.core.pool().is_short() && (owes || is_still && self.peer_holds_buffers()) {
-            return Err(ProtocolError {
-                what: "held buffers for a minute without progress while others need them",
-                reference: "this server's limit",
-            });
-        }
-        Ok(())
-    }
-
-    /// Checks whether a peer that holds buffers transfers data, and ends the connection if it was
-    /// evicted.
-    #[inline]
-    fn check_stall(&mut self) -> Result<(), Broken> {
-        let Some(account) = self.pool.account() else { return Ok(()) };
-        if account.is_waiting() || self.pool.is_short() {
-            account.set_moved(self.connection.moved_bytes());
-        }
-        if self.stall.is_none() { Ok(()) } else { self.check_for_stall() }
-    }
-
-    #[cold]
-    fn check_for_stall(&mut self) -> Result<(), Broken> {
-        let holds_buffers = self.peer_holds_buffers();
-        let Some(account) = self.pool.account() else { return Ok(()) };
-        if account.is_evicted() {
-            return Err(Broken::Evicted(account.held_bytes()));
-        }
-        let is_moving = account.is_stalled() && self.connection.transferred_bytes() != self.stalled_at_bytes;
-        if is_moving || !holds_buffers || account.caused_bytes() == 0 {
-            account.resume();
-            self.stall = None;
-            return Ok(());
-        }
-        let now = self.core.now();
-        let Some(stall) = self.stall.as_mut().filter(|stall| stall.next_check() <= now) else {
-            return Ok(());
-        };
-        stall.check(now, self.connection.moved_bytes(), &self.pool);
-        if account.is_evicted() {
-            return Err(Broken::Evicted(account.held_bytes()));
-        }
-        self.stalled_at_bytes = self.connection.transferred_bytes();
-        self.core.wake_at(stall.next_check(), &self.waker);
-        Ok(())
+        has_moved
     }
 
     /// Handles a failed connection: I/O in flight completes, and its replies are dropped.
@@ -528,41 +318,45 @@ impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
         };
         match broken {
             _ if self.audit.is_logged_in() => {}
-            Broken::Socket(_) => debug!(peer = self.connection.peer(), "connection lost: {reason}"),
+            Broken::Socket(_) => debug!(peer = &*self.carrier.peer(), "connection lost: {reason}"),
             _ => self.audit.on_refused(self.protocol(), &reason),
         }
         if matches!(broken, Broken::Protocol(_) | Broken::Tls(_)) {
             // The session or TLS may have an error message for the peer.
-            let _ = self.connection.send(&mut self.session);
+            let _ = self.carrier.send(&mut self.served.session);
         }
         // The error was logged; I/O in flight for the peer may be aborted.
-        let _ = self.session.on_end(self.core.now());
+        self.carrier.end(&mut self.served.session);
         // The session may have a more precise reason.
         self.log_events();
         self.audit.on_end(false, &reason);
-        self.session.outbox().clear();
+        self.carrier.drop_output(&mut self.served.session);
         self.ending = Some(Ending::Closed);
+    }
+
+    /// The handshake is complete.
+    #[cold]
+    fn establish(&mut self) {
+        self.is_established = true;
+        self.carrier.end_handshake(&mut self.served.session);
+        self.permit.iter_mut().for_each(Permit::establish);
+        self.moves.on_established(&self.carrier, self.permit.as_ref());
     }
 
     #[inline]
     fn take_turn(&mut self) -> Progress {
         let mut progress = Progress::Idle;
         let now = self.core.now();
-        self.session.on_turn(now);
-        if self.ending != Some(Ending::Closed) {
+        self.served.session.on_turn(now);
+        if !self.is_closed() {
             match self.turn(now) {
                 Ok(made) => progress = made,
                 Err(broken) => self.on_broken(&broken),
             }
         }
-        let is_new = !self.is_established && self.session.stage() != SessionStage::Handshake;
+        let is_new = !self.is_established && self.served.session.stage() != SessionStage::Handshake;
         if is_new {
-            self.is_established = true;
-            self.session.outbox().release();
-            self.permit.iter_mut().for_each(Permit::establish);
-            if self.process_handover.is_some() && self.connection.is_secured() {
-                self.secured = self.permit.as_ref().map(|permit| permit.session_handover().count_secured());
-            }
+            self.establish();
         }
         self.log_events();
         // Checked after the session was listed: a concurrent change of the allowed networks then
@@ -570,52 +364,58 @@ impl<S: StreamSession + TargetLifecycle, H: Host> TargetTask<S, H> {
         if is_new && self.permit.as_ref().is_some_and(|permit| !permit.is_admitted()) {
             self.on_broken(&Broken::SessionEnded(NOT_ALLOWED));
         }
-        if self.move_to_owner_core() || self.move_to_process(now) {
+        if self.leave() {
             return Progress::Done;
         }
-        if self.ending == Some(Ending::Closed) {
+        if self.ending.is_some() { self.end(progress, now) } else { progress }
+    }
+
+    /// Runs a connection that ends: its output, its I/O in flight, then its session if that
+    /// lingers.
+    #[cold]
+    fn end(&mut self, mut progress: Progress, now: Instant) -> Progress {
+        if self.is_closed() {
             if self.core.is_stopping() {
-                self.channels.lift_limits();
+                self.served.channels.lift_limits();
             }
             if !self.lingers() {
-                self.pool.account().into_iter().for_each(PeerAccount::close);
+                self.core.pool.account().into_iter().for_each(PeerAccount::close);
             }
-            if self.channels.move_io(self.session.source(), now) == Progress::More {
+            if self.served.move_io(now) == Progress::More {
                 progress = Progress::More;
             }
-            self.session.outbox().clear();
+            self.carrier.drop_output(&mut self.served.session);
         }
-        let is_sent = self.session.outbox().is_empty();
-        if self.ending.is_some() && is_sent && self.lingers() {
+        let is_sent = !self.carrier.has_output(&mut self.served.session);
+        if is_sent && self.lingers() {
             if self.is_replaced() {
                 info!(
-                    peer = self.connection.peer(),
+                    peer = &*self.carrier.peer(),
                     "session dropped: a new connection needs its share of --max-connections"
                 );
             }
             if self.core.is_stopping() || self.is_replaced() {
-                self.session.on_stop(now);
-                self.channels.lift_limits();
+                self.served.stop(now);
             }
             progress = self.linger(now);
         }
-        if self.ending.is_some() && !self.is_stop_sent && !self.channels.is_idle() && !self.lingers() {
+        if !self.is_stop_sent && !self.served.channels.is_idle() && !self.lingers() {
             self.orphan();
         }
-        if self.ending.is_some() && self.channels.is_idle() && is_sent && !self.lingers() {
+        if self.served.channels.is_idle() && is_sent && !self.lingers() {
             self.log_end();
-            debug!(peer = self.connection.peer(), "connection closed");
+            debug!(peer = &*self.carrier.peer(), "connection closed");
             return Progress::Done;
         }
         progress
     }
 }
 
-impl<S: StreamSession + TargetLifecycle, H: Host> Task for TargetTask<S, H> {
+impl<S: TargetLifecycle, C: Carrier<S>> Task for TargetTask<S, C> {
     #[inline]
     fn run(&mut self) -> Progress {
         let progress = self.take_turn();
-        self.pool.end_turn();
+        self.core.pool.end_turn();
         progress
     }
 
@@ -624,23 +424,10 @@ impl<S: StreamSession + TargetLifecycle, H: Host> Task for TargetTask<S, H> {
     }
 
     fn park(&mut self) {
-        if self.ending == Some(Ending::Closed) {
-            return;
+        if !self.is_closed() {
+            self.buffers.park(&mut self.served, &self.carrier, &self.core, &self.waker);
+            self.carrier.park();
         }
-        if self.held_buffers.is_none() && (self.peer_holds_buffers() || self.is_abandoned()) {
-            let until = self.core.now() + HELD_BUFFERS_TIMEOUT;
-            self.held_buffers = Some(HeldBuffers { until, moved: self.moved(), owed: self.session.owed() });
-            self.core.wake_at(until, &self.waker);
-        }
-        if self.stall.is_none()
-            && self.pool.account().is_some_and(|account| account.held_bytes() > 0)
-            && self.peer_holds_buffers()
-        {
-            let stall = StallWatch::new(self.core.now(), self.connection.moved_bytes());
-            self.core.wake_at(stall.next_check(), &self.waker);
-            self.stall = Some(stall);
-        }
-        self.connection.park();
     }
 }
 
@@ -650,32 +437,31 @@ const TAKEN_OVER: &str = "another process continues the session";
 const NOT_ALLOWED: &str = "the listener's `allow` list does not have its address any more";
 const LATE_LOGIN: ProtocolError =
     ProtocolError { what: "did not log in within `login_timeout`", reference: "this server's limit" };
-/// How long a peer may hold buffers that others need.
-pub const HELD_BUFFERS_TIMEOUT: Duration = Duration::from_secs(60);
-/// A session that waits for more bytes than this waits for the rest of a message, not for a header.
-const MAX_HEAD: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::core::reactor::{PollPolicy, Reactor};
+    use crate::net::host::ByteStream;
     use crate::net::socket::Address;
     use crate::net::socket::{Listener, Stream};
     use crate::serve::listener::ConnectionLimit;
+    use crate::serve::peer_buffers::HELD_BUFFERS_TIMEOUT;
     use crate::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 
     use blockmux_proto::driver::outbox::Outbox;
-    use blockmux_proto::driver::session::Timed;
+    use blockmux_proto::driver::session::{Demand, Timed};
     use blockmux_proto::driver::target::IoSource;
     use blockmux_proto::exports::{Export, VolumeId};
     use blockmux_proto::nbd::server::NbdTargetSession;
     use blockmux_proto::volume_state::NotAdmitted;
     use blockmux_volume::{
-        Chunk, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
+        Chunk, Completion, DelayVolume, Delays, Io, IoError, MemVolume, Memory, Tag, Volume,
     };
     use std::cell::{Cell, RefCell};
     use std::io;
     use std::sync::Arc;
+    use std::time::Duration;
 
     /// A target with 16 MiB of buffers; long payload may use half of them.
     struct BufferTest {
@@ -702,7 +488,13 @@ mod tests {
                 let pool = core.pool().for_peer();
                 let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
                 let permit = permits.permit().unwrap();
-                TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+                let session = NewSession { session, pool, exports: exports.clone() };
+                TargetTask::spawn(
+                    core,
+                    ArrivedConnection::new(stream, permit),
+                    session,
+                    StreamOptions::default(),
+                );
             });
             BufferTest { world, clients, target, limit }
         }
@@ -815,6 +607,19 @@ mod tests {
         _memory: Vec<Memory>,
     }
 
+    impl BlockedSession {
+        fn serve<H: Host>(self, core: &Rc<H>, stream: H::Stream, permit: Permit) {
+            let exports = Exports::new(Vec::new());
+            let session = NewSession { session: self, pool: core.pool().for_peer(), exports };
+            TargetTask::spawn(
+                core,
+                ArrivedConnection::new(stream, permit),
+                session,
+                StreamOptions::default(),
+            );
+        }
+    }
+
     impl Timed for BlockedSession {}
 
     impl StreamSession for BlockedSession {
@@ -899,9 +704,7 @@ mod tests {
         let (permits, stream_of) = (limit.clone(), accepted.clone());
         world.net().listen(&target, &address(), move |core, stream| {
             *stream_of.borrow_mut() = Some(stream.share());
-            let exports = Exports::new(Vec::new());
-            let session = (BlockedSession::default(), core.pool().for_peer());
-            TargetTask::spawn(core, stream, session, exports, permits.permit().unwrap());
+            BlockedSession::default().serve(core, stream, permits.permit().unwrap());
         });
         let mut peer = Peer(clients.connect(&address()).unwrap());
         peer.send(b"unread");
@@ -931,7 +734,13 @@ mod tests {
             let pool = core.pool().for_peer();
             let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
             let permit = permits.permit().expect("there is room for one more");
-            TargetTask::spawn(core, stream, (session, pool), exports.clone(), permit);
+            let session = NewSession { session, pool, exports: exports.clone() };
+            TargetTask::spawn(
+                core,
+                ArrivedConnection::new(stream, permit),
+                session,
+                StreamOptions::default(),
+            );
         });
         let client = |name: &str, last: &[u8]| {
             let mut peer = Peer(clients.connect(&address()).unwrap());
@@ -972,14 +781,7 @@ mod tests {
                 let len = if is_short { 4 << 20 } else { 4 << 10 };
                 let _memory = core.pool().take_payload(len).into_iter().collect();
                 let session = BlockedSession { owed: Some(1), _memory, ..BlockedSession::default() };
-                let exports = Exports::new(Vec::new());
-                TargetTask::spawn(
-                    core,
-                    stream,
-                    (session, core.pool().for_peer()),
-                    exports,
-                    permits.permit().unwrap(),
-                );
+                session.serve(core, stream, permits.permit().unwrap());
             });
             let mut peer = Peer(clients.connect(&address()).unwrap());
             for _ in 0..3 {
@@ -1002,8 +804,7 @@ mod tests {
         world.net().listen(&target, &address(), move |core, stream| {
             let violations = Some(counted.clone());
             let session = BlockedSession { violations, ..BlockedSession::default() };
-            let (pool, exports) = (core.pool().for_peer(), Exports::new(Vec::new()));
-            TargetTask::spawn(core, stream, (session, pool), exports, permits.permit().unwrap());
+            session.serve(core, stream, permits.permit().unwrap());
         });
         let mut peer = Peer(clients.connect(&address()).unwrap());
         (0..3).for_each(|_| peer.send(&[7; 4000]));
@@ -1039,8 +840,7 @@ mod tests {
         let stream = std::iter::repeat_with(|| listener.accept()).find_map(Result::ok).unwrap();
         let (hang_up, limit) = (stream.hang_up(), ConnectionLimit::new(1));
         let core = reactor.core().clone();
-        let session = (BlockedSession::default(), core.pool().for_peer());
-        TargetTask::spawn(&core, stream, session, Exports::new(Vec::new()), limit.permit().unwrap());
+        BlockedSession::default().serve(&core, stream, limit.permit().unwrap());
         let cutter = std::thread::spawn(hang_up);
         reactor.run_until(|| limit.open() == 0).unwrap();
         cutter.join().unwrap();

@@ -10,7 +10,8 @@ use crate::carrier::tls::Secure;
 use crate::net::socket::Address;
 use crate::remote::{Dialer, RemoteVolume};
 use crate::serve::listener::ConnectionLimit;
-use crate::serve::target_task::{ArrivedConnection, TargetTask};
+use crate::serve::moves::ArrivedConnection;
+use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::Exports;
@@ -243,8 +244,10 @@ impl<P: Protocol + 'static> ScenarioRun<P> {
             let pool = core.pool().for_peer();
             let session = protocol.target(exports.clone(), pool.clone(), core.now());
             let Some(permit) = limit.permit() else { return };
-            let arrival = (ArrivedConnection::new(stream, permit), protocol.secure());
-            TargetTask::receive(core, arrival, (session, pool), exports.clone(), None);
+            let arrival = ArrivedConnection::new(stream, permit);
+            let session = NewSession { session, pool, exports: exports.clone() };
+            let options = StreamOptions { secure: protocol.secure(), elsewhere: None };
+            TargetTask::spawn(core, arrival, session, options);
         });
         self.targets.push(core);
     }

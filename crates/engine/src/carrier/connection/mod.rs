@@ -8,6 +8,7 @@
 //! A connection may use TLS ([`Secure`]), from its beginning or from when the session demands it;
 //! the session is notified when TLS is established and sees plaintext.
 
+mod carrier;
 mod secured;
 
 pub use crate::carrier::broken::Broken;
@@ -108,36 +109,6 @@ impl<H: Host> Connection<H> {
     pub fn secured(mut self, secure: Option<Secure>) -> Connection<H> {
         self.secure = secure.map(Box::new);
         self
-    }
-
-    /// The stream, and bytes that were received but not parsed, for another owner.
-    pub fn hand_over(&mut self) -> (H::Stream, Vec<u8>) {
-        let unread = self.chunk.take().map(|chunk| chunk.unread().to_vec());
-        (self.stream.share(), unread.unwrap_or_default())
-    }
-
-    /// Whether the connection uses TLS.
-    #[must_use]
-    pub fn is_secured(&self) -> bool {
-        self.secure.as_ref().is_some_and(|secure| secure.is_in_use())
-    }
-
-    /// The peer's address, for messages.
-    #[must_use]
-    pub fn peer(&self) -> &str {
-        self.stream.peer()
-    }
-
-    /// Bytes that the peer has sent and acknowledged; costs a system call.
-    #[must_use]
-    pub fn moved_bytes(&self) -> u64 {
-        self.transferred_bytes.saturating_sub(self.stream.unacknowledged() as u64)
-    }
-
-    /// Bytes that the socket has received and sent; costs no system call.
-    #[must_use]
-    pub fn transferred_bytes(&self) -> u64 {
-        self.transferred_bytes
     }
 
     /// The underlying stream.
@@ -258,12 +229,6 @@ impl<H: Host> Connection<H> {
         }
         self.at_once = AT_ONCE_AFTER_SLEEP;
         self.shrink();
-    }
-
-    /// Whether the peer has closed its side while the session does not consume the remaining input.
-    #[must_use]
-    pub fn is_abandoned(&self) -> bool {
-        self.ended != StreamEnd::Not && self.is_blocked
     }
 
     /// Arms the wake-up for the result of connecting.

@@ -1,14 +1,14 @@
 //! Tasks of a core.
 
-/// Result of one run of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Result of one run of a task. The progress of several parts of a task is the greatest of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
-    /// It made progress and has more to do: run it again soon.
-    More,
-    /// It made progress and has nothing more to do.
-    Drained,
     /// It had nothing to do.
     Idle,
+    /// It made progress and has nothing more to do.
+    Drained,
+    /// It made progress and has more to do: run it again soon.
+    More,
     /// It has ended: drop it.
     Done,
 }

@@ -12,8 +12,9 @@ use crate::net::socket::Stream;
 use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
 use crate::serve::listener::{MAX_HALF_OPEN, Serve};
+use crate::serve::moves::{ArrivedConnection, Elsewhere, Relocate};
 use crate::serve::port_session::PortSession;
-use crate::serve::target_task::{ArrivedConnection, Relocate, TargetTask};
+use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::driver::session::CoreHandle;
 use blockmux_proto::exports::Exports;
@@ -89,9 +90,10 @@ impl Portal {
         let moves_to = |session: &mut PortSession<IscsiTargetSession, IserTargetSession>| {
             session.moves_to(IscsiTargetSession::moves_to, IserTargetSession::moves_to)
         };
-        let relocate = Relocate { moves_to, hand_over };
-        let exports = self.exports.clone();
-        TargetTask::receive(core, (arrival, None), (session, for_peer), exports, Some(relocate));
+        let elsewhere = Elsewhere::Core(Relocate { moves_to, hand_over });
+        let session = NewSession { session, pool: for_peer, exports: self.exports.clone() };
+        let options = StreamOptions { secure: None, elsewhere: Some(elsewhere) };
+        TargetTask::spawn(core, arrival, session, options);
     }
 }
 

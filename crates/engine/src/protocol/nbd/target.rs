@@ -6,7 +6,8 @@ use crate::core::reactor::EngineCore;
 use crate::net::socket::Stream;
 use crate::serve::handover::{HandedOverConnection, SessionHandover};
 use crate::serve::listener::{Permit, Serve};
-use crate::serve::target_task::{ArrivedConnection, ProcessHandover, TargetTask};
+use crate::serve::moves::{ArrivedConnection, Elsewhere, ProcessHandover};
+use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
 use blockmux_tls::ServerCredentials;
@@ -35,7 +36,6 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
         let pool = core.pool().for_peer_at(stream.peer_ip());
         // The selection of exports is only needed until the client has chosen one.
         let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
-        let arrival = ArrivedConnection::new(stream, permit);
         let (session, secure) = match &tls {
             None => (session, None),
             Some(NbdServerTls { credentials, policy, ktls }) => {
@@ -43,13 +43,9 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
                 (session.with_tls(policy.clone()), Some(secure))
             }
         };
-        TargetTask::receive_movable(
-            core,
-            (arrival, secure),
-            (session, pool),
-            exports.all(),
-            PROCESS_HANDOVER,
-        );
+        let arrival = ArrivedConnection::new(stream, permit);
+        let session = NewSession { session, pool, exports: exports.all() };
+        TargetTask::spawn(core, arrival, session, options(secure));
     })
 }
 
@@ -64,17 +60,20 @@ pub fn resume(
     let pool = core.pool().for_peer_at(stream.peer_ip());
     match NbdTargetSession::resumed(exports, pool.clone(), core.now(), state) {
         Ok(session) => {
-            let arrival = (ArrivedConnection { unread, ..ArrivedConnection::new(stream, permit) }, None);
-            TargetTask::receive_movable(core, arrival, (session, pool), exports.all(), PROCESS_HANDOVER);
+            let arrival = ArrivedConnection { unread, ..ArrivedConnection::new(stream, permit) };
+            let session = NewSession { session, pool, exports: exports.all() };
+            TargetTask::spawn(core, arrival, session, options(None));
         }
         Err(error) => warn!("{}: a session that was handed over is closed: {error}", stream.peer()),
     }
 }
 
-/// How NBD sessions move to another process: NBD clients do not reconnect when their connection
+/// NBD sessions move to another process, because NBD clients do not reconnect when their connection
 /// ends.
-const PROCESS_HANDOVER: ProcessHandover<NbdTargetSession, EngineCore> =
-    ProcessHandover { hand_over: NbdTargetSession::hand_over, store: keep };
+fn options(secure: Option<Secure>) -> StreamOptions<NbdTargetSession, Stream> {
+    let handover = ProcessHandover { hand_over: NbdTargetSession::hand_over, store: keep };
+    StreamOptions { secure, elsewhere: Some(Elsewhere::Process(handover)) }
+}
 
 fn keep(session_handover: &SessionHandover, handed_over: HandedOverConnection<Stream>) {
     let peer = handed_over.peer.clone();

@@ -7,8 +7,9 @@ use crate::core::helpers;
 use crate::core::reactor::cross_thread_waker;
 use crate::fabric::{self, Setup};
 use crate::serve::listener::Serve;
+use crate::serve::moves::ArrivedConnection;
 use crate::serve::port_session::PortSession;
-use crate::serve::target_task::{ArrivedConnection, TargetTask};
+use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
@@ -74,7 +75,8 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
         };
         let secure = secure.map(|secure| secure.by_kernel(ktls));
         let arrival = ArrivedConnection::new(stream, permit);
-        TargetTask::receive(core, (arrival, secure), (session, pool), exports.clone(), None);
+        let session = NewSession { session, pool, exports: exports.clone() };
+        TargetTask::spawn(core, arrival, session, StreamOptions { secure, ..StreamOptions::default() });
     })
 }
 

@@ -3,7 +3,8 @@
 use crate::fabric::{self, Setup};
 use crate::serve::background::Background;
 use crate::serve::listener::Serve;
-use crate::serve::target_task::{ArrivedConnection, TargetTask};
+use crate::serve::moves::ArrivedConnection;
+use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::srp::node::SrpNode;
@@ -34,6 +35,7 @@ pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
         let setup = Setup { pool: pool.clone(), seed, segment_len: stream.segment_len(), now };
         let session = fabric::accept(session, setup);
         let arrival = ArrivedConnection::new(stream, permit);
-        TargetTask::receive(core, (arrival, None), (session, pool), exports.clone(), None);
+        let session = NewSession { session, pool, exports: exports.clone() };
+        TargetTask::spawn(core, arrival, session, StreamOptions::default());
     })
 }

@@ -1,0 +1,170 @@
+//! Connections that continue elsewhere: on the core that their session belongs to, or in the
+//! process that takes over from this one.
+
+use crate::carrier::Carrier;
+use crate::serve::handover::{HANDSHAKE_TIME, HandedOverConnection, SecuredConnection, SessionHandover};
+use crate::serve::listener::Permit;
+use crate::serve::served_session::ServedSession;
+use blockmux_proto::driver::session::CoreHandle;
+use blockmux_proto::driver::target::{SessionStage, TargetLifecycle};
+use blockmux_volume::{Core, Waker};
+use std::time::Instant;
+
+/// A connection handed to a core.
+pub struct ArrivedConnection<T> {
+    /// The socket.
+    pub stream: T,
+    /// Bytes received on another core and not parsed.
+    pub unread: Vec<u8>,
+    /// Reply bytes that another core has sent, which this session must not send again.
+    pub sent: u64,
+    /// The connection's share of the process's connection limit.
+    pub permit: Permit,
+}
+
+impl<T> ArrivedConnection<T> {
+    /// A connection that was just accepted.
+    pub fn new(stream: T, permit: Permit) -> ArrivedConnection<T> {
+        ArrivedConnection { stream, unread: Vec::new(), sent: 0, permit }
+    }
+}
+
+/// Where the connection of a session `S` may continue; `T` is what the owner there needs.
+pub enum Elsewhere<S, T> {
+    /// On the core that its session belongs to.
+    Core(Relocate<S, T>),
+    /// In the process that takes over from this one.
+    Process(ProcessHandover<S, T>),
+}
+
+/// How a connection moves to another core, for protocols that need it.
+pub struct Relocate<S, T> {
+    /// The core that the session belongs to, if not this one. Called until the session is
+    /// established.
+    pub moves_to: fn(&mut S) -> Option<Relocation>,
+    /// Hands the connection over.
+    pub hand_over: HandToCore<T>,
+}
+
+/// Hands a connection over to a core.
+pub type HandToCore<T> = Box<dyn Fn(&CoreHandle, ArrivedConnection<T>)>;
+
+/// The destination of a connection that moves.
+pub struct Relocation {
+    /// The owner core.
+    pub owner_core: CoreHandle,
+    /// Bytes that the session there must parse before the unread ones.
+    pub replayed: Vec<u8>,
+    /// Reply bytes already sent, which that session must not send again.
+    pub sent: u64,
+}
+
+/// How a connection moves to the process that takes over from this one, for sessions whose peers
+/// would not reconnect; see [`crate::serve::handover`].
+pub struct ProcessHandover<S, T> {
+    /// Makes the session accept no further request; returns its state once nothing is in flight.
+    pub hand_over: fn(&mut S) -> Option<Vec<u8>>,
+    /// Stores the connection for the other process.
+    pub store: fn(&SessionHandover, HandedOverConnection<T>),
+}
+
+/// The moves of one connection.
+pub(crate) struct Moves<S, T> {
+    elsewhere: Option<Elsewhere<S, T>>,
+    /// While connections move to another process: when an unfinished handshake is given up.
+    handshake_until: Option<Instant>,
+    /// Set while the connection should move to another process and cannot, because it uses TLS.
+    secured: Option<SecuredConnection>,
+}
+
+impl<S: TargetLifecycle, T> Moves<S, T> {
+    pub(crate) fn new(elsewhere: Option<Elsewhere<S, T>>) -> Moves<S, T> {
+        Moves { elsewhere, handshake_until: None, secured: None }
+    }
+
+    /// The handshake is complete.
+    pub(crate) fn on_established(&mut self, carrier: &impl Carrier<S, Handle = T>, permit: Option<&Permit>) {
+        if self.to_process().is_some() && carrier.is_secured() {
+            self.secured = permit.map(|permit| permit.session_handover().count_secured());
+        }
+    }
+
+    /// Hands the connection to the core that its session belongs to, if that is another one and the
+    /// session is not established; returns whether it did.
+    #[inline]
+    pub(crate) fn to_owner_core(
+        &self,
+        session: &mut S,
+        carrier: &mut impl Carrier<S, Handle = T>,
+        permit: &mut Option<Permit>,
+    ) -> bool {
+        let Some(Elsewhere::Core(relocate)) = &self.elsewhere else { return false };
+        let Some(relocation) = (relocate.moves_to)(session) else { return false };
+        let Some(permit) = permit.take() else { return false };
+        let Relocation { owner_core, replayed: mut unread, sent } = relocation;
+        let (stream, rest) = carrier.hand_over();
+        unread.extend(rest);
+        let arrival = ArrivedConnection { unread, sent, ..ArrivedConnection::new(stream, permit) };
+        (relocate.hand_over)(&owner_core, arrival);
+        true
+    }
+
+    /// Whether the connection should move to another process instead of ending.
+    #[cold]
+    pub(crate) fn is_due_in_process(
+        &mut self,
+        session: &S,
+        carrier: &impl Carrier<S, Handle = T>,
+        permit: Option<&Permit>,
+        core: &impl Core,
+        waker: &Waker,
+    ) -> bool {
+        let is_requested = permit.is_some_and(|permit| permit.session_handover().is_requested());
+        if self.to_process().is_none() || !is_requested || carrier.is_secured() {
+            return false;
+        }
+        if session.stage() != SessionStage::Handshake {
+            return true;
+        }
+        let now = core.now();
+        let until = *self.handshake_until.get_or_insert_with(|| {
+            core.wake_at(now + HANDSHAKE_TIME, waker);
+            now + HANDSHAKE_TIME
+        });
+        now < until
+    }
+
+    /// Hands the connection to another process once nothing is in flight; returns whether it did.
+    #[cold]
+    pub(crate) fn hand_to_process(
+        &self,
+        served: &mut ServedSession<S>,
+        carrier: &mut impl Carrier<S, Handle = T>,
+        permit: Option<&Permit>,
+    ) -> bool {
+        let Some((process, permit)) = self.to_process().zip(permit) else { return false };
+        let Some(state) = (process.hand_over)(&mut served.session) else {
+            served.channels.lift_limits();
+            return false;
+        };
+        let (stream, unread) = carrier.hand_over();
+        let handed_over = HandedOverConnection {
+            protocol: permit.protocol(),
+            listener: permit.origin().listener.to_string(),
+            peer: carrier.peer().to_string(),
+            stream,
+            unread,
+            state,
+        };
+        (process.store)(permit.session_handover(), handed_over);
+        true
+    }
+
+    /// How the connection moves to another process.
+    fn to_process(&self) -> Option<&ProcessHandover<S, T>> {
+        match &self.elsewhere {
+            Some(Elsewhere::Process(process)) => Some(process),
+            _ => None,
+        }
+    }
+}
