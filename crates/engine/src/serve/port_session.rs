@@ -14,31 +14,40 @@ use blockmux_proto::volume_state::NotAdmitted;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A connection to a port: a session `S` over TCP, or `R` over RDMA.
-pub(crate) enum PortSession<S, R> {
+/// A connection to a port.
+pub(crate) enum PortSession<F: SessionFactory> {
     /// No bytes were received yet.
-    Detecting(Box<Detecting<S, R>>),
-    Tcp(S),
-    Rdma(Box<Driven<Iwarp, R>>, Replay),
+    Detecting(Box<Detecting<F>>),
+    Tcp(F::Tcp),
+    Rdma(Box<Driven<Iwarp, F::Rdma>>, Replay),
 }
 
-pub(crate) struct Detecting<S, R> {
-    /// How to make the session; `None` only during the transition.
-    next: Option<(S, Accept<S, R>)>,
+/// Makes the session of one connection when its transport is known.
+pub(crate) trait SessionFactory {
+    /// The session over TCP.
+    type Tcp: StreamSession + IoSource + TargetLifecycle;
+    /// The session over RDMA.
+    type Rdma: RdmaSession + IoSource + TargetLifecycle;
+
+    /// Makes the session over TCP.
+    fn over_tcp(self) -> Self::Tcp;
+
+    /// Makes the session over RDMA, with its queue pair.
+    fn over_rdma(self) -> Driven<Iwarp, Self::Rdma>;
+}
+
+pub(crate) struct Detecting<F> {
+    /// `None` only during the transition.
+    factory: Option<F>,
     waker: Waker,
     /// Empty: the peer sends first.
     outbox: Outbox,
-    depth: u32,
-    /// The connection uses TLS, so it is not RDMA.
-    is_secured: bool,
+    deadline: Instant,
     /// Reply bytes that were sent on another core.
     sent: u64,
 }
-
-/// Makes the session over RDMA, with its queue pair.
-pub(crate) type Accept<S, R> = Box<dyn FnOnce(S) -> Driven<Iwarp, R>>;
 
 /// Moves an RDMA connection to its session's core.
 ///
@@ -71,31 +80,20 @@ impl Replay {
     }
 }
 
-impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle>
-    PortSession<S, R>
-{
-    /// A connection that `session` serves if it is TCP. If it is RDMA, `accept` makes the session
-    /// that serves it, and another core has already sent the first `sent` bytes of that session's
-    /// output.
-    pub(crate) fn new(session: S, accept: Accept<S, R>, sent: u64) -> PortSession<S, R> {
-        let depth = session.depth();
-        let next = Some((session, accept));
-        let detecting = Detecting {
-            next,
-            waker: Waker::idle(),
-            outbox: Outbox::default(),
-            depth,
-            is_secured: false,
-            sent,
-        };
-        PortSession::Detecting(Box::new(detecting))
+impl<F: SessionFactory> PortSession<F> {
+    /// A connection accepted at `now`. If it is RDMA, another core has already sent the first
+    /// `sent` bytes of the session's output.
+    pub(crate) fn new(factory: F, sent: u64, now: Instant) -> PortSession<F> {
+        let (waker, outbox) = (Waker::idle(), Outbox::default());
+        let deadline = now + FIRST_BYTES_TIMEOUT;
+        PortSession::Detecting(Box::new(Detecting { factory: Some(factory), waker, outbox, deadline, sent }))
     }
 
     /// The core that the session belongs to, if not this one, with the bytes to replay there.
     pub(crate) fn moves_to(
         &mut self,
-        of_tcp: impl FnOnce(&S) -> Option<CoreHandle>,
-        of_rdma: impl FnOnce(&R) -> Option<CoreHandle>,
+        of_tcp: impl FnOnce(&F::Tcp) -> Option<CoreHandle>,
+        of_rdma: impl FnOnce(&F::Rdma) -> Option<CoreHandle>,
     ) -> Option<Relocation> {
         match self {
             PortSession::Detecting(_) => None,
@@ -110,26 +108,21 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
         }
     }
 
-    /// Chooses the session by the first bytes.
+    /// Makes the session if there is none: over RDMA if the first bytes are those of an MPA
+    /// request. The session over TCP also handles TLS, and a connection that ends before any bytes.
     #[cold]
-    fn decide(&mut self, begin: &[u8], now: Instant) {
+    fn make_session(&mut self, first_bytes: &[u8], now: Instant) {
         let PortSession::Detecting(detecting) = self else { return };
-        let Some((session, accept)) = detecting.next.take() else { return };
+        let Some(factory) = detecting.factory.take() else { return };
         let (waker, sent) = (detecting.waker.clone(), detecting.sent);
-        *self = if begin.starts_with(&KEY_REQUEST) && !detecting.is_secured {
+        *self = if first_bytes.starts_with(&KEY_REQUEST) {
             // Another core has sent at most the few hundred bytes of the connection setup.
             let replay = Replay { input: Some(Vec::new()), already_sent: sent as usize };
-            PortSession::Rdma(Box::new(accept(session)), replay)
+            PortSession::Rdma(Box::new(factory.over_rdma()), replay)
         } else {
-            PortSession::Tcp(session)
+            PortSession::Tcp(factory.over_tcp())
         };
         self.on_start(&waker, now);
-    }
-}
-
-impl<S, R> Detecting<S, R> {
-    fn session(&mut self) -> Option<&mut S> {
-        self.next.as_mut().map(|(session, _)| session)
     }
 }
 
@@ -160,40 +153,29 @@ macro_rules! source {
     };
 }
 
-impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> Timed
-    for PortSession<S, R>
-{
+impl<F: SessionFactory> Timed for PortSession<F> {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        delegate!(self, session => session.poll_timeout(), detecting => detecting.next.as_ref()?.0.poll_timeout())
+        delegate!(self, session => session.poll_timeout(), detecting => Some(detecting.deadline))
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        delegate!(self, session => session.on_timeout(now), detecting => {
-            detecting.session().map_or(Ok(()), |session| session.on_timeout(now))
-        })
+        self.make_session(&[], now);
+        delegate!(self, session => session.on_timeout(now), _ => Ok(()))
     }
 }
 
-impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> StreamSession
-    for PortSession<S, R>
-{
+impl<F: SessionFactory> StreamSession for PortSession<F> {
     #[inline]
     fn demand(&self) -> Demand {
-        delegate!(self, session => session.demand(), detecting => match &detecting.next {
-            // The session may have ended before any input.
-            Some((session, _)) if !matches!(session.demand(), Demand::Close) => {
-                Demand::Bytes(KEY_REQUEST.len())
-            }
-            _ => Demand::Close,
-        })
+        delegate!(self, session => session.demand(), _ => Demand::Bytes(KEY_REQUEST.len()))
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         match self {
             PortSession::Detecting(_) => {
-                self.decide(input.unread(), now);
+                self.make_session(input.unread(), now);
                 Ok(0)
             }
             PortSession::Tcp(session) => session.on_bytes(input, now),
@@ -209,10 +191,8 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
     }
 
     fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
-        delegate!(self, session => session.on_secured(by, now), detecting => {
-            detecting.is_secured = true;
-            detecting.session().map_or(Ok(()), |session| session.on_secured(by, now))
-        })
+        self.make_session(&[], now);
+        delegate!(self, session => session.on_secured(by, now), _ => Ok(()))
     }
 
     #[inline]
@@ -226,9 +206,8 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
     }
 
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        delegate!(self, session => session.on_end(now), detecting => {
-            detecting.session().map_or(Ok(()), |session| session.on_end(now))
-        })
+        self.make_session(&[], now);
+        delegate!(self, session => session.on_end(now), _ => Ok(()))
     }
 
     #[inline]
@@ -245,13 +224,11 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
     }
 }
 
-impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle> IoSource
-    for PortSession<S, R>
-{
+impl<F: SessionFactory> IoSource for PortSession<F> {
     #[inline]
     fn depth(&self) -> u32 {
         match self {
-            PortSession::Detecting(detecting) => detecting.depth,
+            PortSession::Detecting(_) => 0,
             PortSession::Tcp(session) => session.depth(),
             PortSession::Rdma(driven, _) => driven.session().depth(),
         }
@@ -284,9 +261,7 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
     }
 }
 
-impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + TargetLifecycle>
-    TargetLifecycle for PortSession<S, R>
-{
+impl<F: SessionFactory> TargetLifecycle for PortSession<F> {
     type Source = Self;
 
     #[inline]
@@ -322,12 +297,13 @@ impl<S: StreamSession + IoSource + TargetLifecycle, R: RdmaSession + IoSource + 
     }
 
     fn on_stop(&mut self, now: Instant) {
-        delegate!(self, session => session.on_stop(now), detecting => {
-            detecting.session().into_iter().for_each(|session| session.on_stop(now));
-        })
+        self.make_session(&[], now);
+        delegate!(self, session => session.on_stop(now), _ => {});
     }
 }
 
+/// Time limit for the first bytes; sessions limit the login in the same way.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of replayed bytes: more than any connection setup and first login request needs,
 /// even in the shortest frames (8 KiB of text in frames with room for 108 bytes).
 const MAX_REPLAYED: usize = 16 << 10;

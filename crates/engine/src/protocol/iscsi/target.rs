@@ -13,15 +13,19 @@ use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
 use crate::serve::listener::{MAX_HALF_OPEN, Serve};
 use crate::serve::moves::{ArrivedConnection, Elsewhere, Relocate};
-use crate::serve::port_session::PortSession;
+use crate::serve::port_session::{PortSession, SessionFactory};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::driver::session::CoreHandle;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
-use blockmux_proto::iscsi::sessions::{ConnectionControl, MAX_LOGINS};
+use blockmux_proto::iscsi::sessions::{ConnectionControl, LoginPermit, MAX_LOGINS};
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::Core;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
@@ -65,21 +69,25 @@ impl Portal {
                 return;
             }
         };
-        let local = stream.local_address();
-        let hang_up = Arc::new(SocketHandle(stream.share()));
-        let sessions = core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())));
-        let (node, pool) = (self.node.clone(), core.pool().for_peer_at(stream.peer_ip()));
-        let for_peer = pool.clone();
-        let session =
-            IscsiTargetSession::among(&sessions, node, self.listener, pool.clone(), seed, core.now())
-                .admitted(login, local, hang_up)
-                .with_client(stream.peer_ip());
-        let (segment_len, now) = (stream.segment_len(), core.now());
-        let accept = move |session| {
-            let setup = Setup { pool, seed: region_seed, segment_len, now };
-            fabric::accept(IserTargetSession::new(session), setup)
+        let pool = core.pool().for_peer_at(stream.peer_ip());
+        let setup = Setup {
+            pool: pool.clone(),
+            seed: region_seed,
+            segment_len: stream.segment_len(),
+            now: core.now(),
         };
-        let session = PortSession::new(session, Box::new(accept), arrival.sent);
+        let connection = IscsiConnection {
+            sessions: (*core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())))).clone(),
+            node: self.node.clone(),
+            listener: self.listener,
+            permit: login,
+            local: stream.local_address(),
+            peer_ip: stream.peer_ip(),
+            hang_up: Arc::new(SocketHandle(stream.share())),
+            seed,
+            setup,
+        };
+        let session = PortSession::new(connection, arrival.sent, core.now());
         let portal = self.clone();
         let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
             let portal = portal.clone();
@@ -87,13 +95,52 @@ impl Portal {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
-        let moves_to = |session: &mut PortSession<IscsiTargetSession, IserTargetSession>| {
+        let moves_to = |session: &mut PortSession<IscsiConnection>| {
             session.moves_to(IscsiTargetSession::moves_to, IserTargetSession::moves_to)
         };
         let elsewhere = Elsewhere::Core(Relocate { moves_to, hand_over });
-        let session = NewSession { session, pool: for_peer, exports: self.exports.clone() };
+        let session = NewSession { session, pool, exports: self.exports.clone() };
         let options = StreamOptions { secure: None, elsewhere: Some(elsewhere) };
         TargetTask::spawn(core, arrival, session, options);
+    }
+}
+
+/// An initiator's connection, for the session over its transport.
+struct IscsiConnection {
+    /// Sessions of this core.
+    sessions: Rc<LocalSessions>,
+    node: Arc<IscsiNode>,
+    listener: u16,
+    permit: LoginPermit,
+    local: Option<SocketAddr>,
+    peer_ip: Option<IpAddr>,
+    hang_up: Arc<SocketHandle>,
+    seed: [u8; SEED_LEN],
+    setup: Setup,
+}
+
+impl SessionFactory for IscsiConnection {
+    type Tcp = IscsiTargetSession;
+    type Rdma = IserTargetSession;
+
+    fn over_tcp(self) -> IscsiTargetSession {
+        self.session().0
+    }
+
+    fn over_rdma(self) -> Driven<Iwarp, IserTargetSession> {
+        let (session, setup) = self.session();
+        fabric::accept(IserTargetSession::new(session), setup)
+    }
+}
+
+impl IscsiConnection {
+    fn session(self) -> (IscsiTargetSession, Setup) {
+        let (pool, now) = (self.setup.pool.clone(), self.setup.now);
+        let session =
+            IscsiTargetSession::among(&self.sessions, self.node, self.listener, pool, self.seed, now)
+                .admitted(self.permit, self.local, self.hang_up)
+                .with_client(self.peer_ip);
+        (session, self.setup)
     }
 }
 

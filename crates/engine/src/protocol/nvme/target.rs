@@ -4,21 +4,27 @@
 
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
-use crate::core::reactor::cross_thread_waker;
+use crate::core::reactor::{EngineCore, cross_thread_waker};
 use crate::fabric::{self, Setup};
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
-use crate::serve::port_session::PortSession;
+use crate::serve::port_session::{PortSession, SessionFactory};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::{NvmeNode, SecureChannel};
-use blockmux_proto::fabrics::controller::unconnected::MAX_UNCONNECTED;
+use blockmux_proto::fabrics::controller::unconnected::{ConnectPermit, MAX_UNCONNECTED};
+use blockmux_proto::fabrics::controller::{ControllerQueue, FabricsTransport};
+use blockmux_proto::nvme::HangUp;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
+use blockmux_rdma::Driven;
+use blockmux_rdma::iwarp::Iwarp;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
-use blockmux_volume::Core;
+use blockmux_volume::{Core, Pool};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
@@ -49,25 +55,25 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             }
         };
         let pool = core.pool().for_peer_at(stream.peer_ip());
-        let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now())
-            .admitted(connect, local, hang_up)
-            .at_port(port)
-            .with_seed(seed)
-            .computing_by(helpers::for_peer(stream.peer_ip()))
-            .with_notifier({
-                let core = core.clone();
-                Box::new(move |waker| cross_thread_waker(&core, waker))
-            });
-        let session =
-            if stream.paces_here() { session.fetching_at_most(REQUESTED_OF_PACED) } else { session };
         let setup = Setup {
             pool: pool.clone(),
             seed: region_seed,
             segment_len: stream.segment_len(),
             now: core.now(),
         };
-        let accept = |session| fabric::accept(NvmeRdmaTargetSession::from_other_transport(session), setup);
-        let session = PortSession::new(session, Box::new(accept), 0);
+        let connection = NvmeConnection {
+            core: core.clone(),
+            node: node.clone(),
+            port,
+            permit: connect,
+            local,
+            peer_ip: stream.peer_ip(),
+            hang_up,
+            is_paced: stream.paces_here(),
+            seed,
+            setup,
+        };
+        let session = PortSession::new(connection, 0, core.now());
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
             SecureChannel::NotRequired => Some(Secure::if_asked(credentials.clone())),
@@ -78,6 +84,52 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
         let session = NewSession { session, pool, exports: exports.clone() };
         TargetTask::spawn(core, arrival, session, StreamOptions { secure, ..StreamOptions::default() });
     })
+}
+
+/// A host's connection, for the session over its transport.
+struct NvmeConnection {
+    core: Rc<EngineCore>,
+    node: Arc<NvmeNode>,
+    port: u16,
+    permit: ConnectPermit,
+    local: Option<SocketAddr>,
+    peer_ip: Option<IpAddr>,
+    hang_up: HangUp,
+    /// Whether the host's congestion control paces on loopback.
+    is_paced: bool,
+    seed: [u8; 32],
+    setup: Setup,
+}
+
+impl NvmeConnection {
+    fn queue<T: FabricsTransport>(
+        self,
+        new: impl FnOnce(Arc<NvmeNode>, Pool, Instant) -> ControllerQueue<T>,
+    ) -> (ControllerQueue<T>, Setup) {
+        let core = self.core;
+        let queue = new(self.node, self.setup.pool.clone(), self.setup.now)
+            .admitted(self.permit, self.local, self.hang_up)
+            .at_port(self.port)
+            .with_seed(self.seed)
+            .computing_by(helpers::for_peer(self.peer_ip))
+            .with_notifier(Box::new(move |waker| cross_thread_waker(&core, waker)));
+        let queue = if self.is_paced { queue.fetching_at_most(REQUESTED_OF_PACED) } else { queue };
+        (queue, self.setup)
+    }
+}
+
+impl SessionFactory for NvmeConnection {
+    type Tcp = NvmeTcpTargetSession;
+    type Rdma = NvmeRdmaTargetSession;
+
+    fn over_tcp(self) -> NvmeTcpTargetSession {
+        self.queue(NvmeTcpTargetSession::new).0
+    }
+
+    fn over_rdma(self) -> Driven<Iwarp, NvmeRdmaTargetSession> {
+        let (session, setup) = self.queue(NvmeRdmaTargetSession::new);
+        fabric::accept(session, setup)
+    }
 }
 
 /// Maximum data in flight for a host on loopback whose congestion control paces, in bytes. More

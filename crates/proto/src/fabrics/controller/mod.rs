@@ -21,7 +21,6 @@
 
 mod aborts;
 mod audit;
-mod change_transport;
 mod commands;
 mod connect;
 mod control_commands;
@@ -42,4 +41,5 @@ mod tests;
 
 pub(crate) use commands::CommandSlot;
 pub use queue::{ControllerQueue, MakeNotifier};
-pub(crate) use transport::{DataPlace, Descriptor, FabricsTransport};
+pub use transport::FabricsTransport;
+pub(crate) use transport::{DataPlace, Descriptor};

@@ -194,12 +194,6 @@ impl NvmeRdmaTargetSession {
         ControllerQueue::with_transport(link, node, pool, now)
     }
 
-    /// Converts a session of another transport that has received nothing yet.
-    #[must_use]
-    pub fn from_other_transport<T: FabricsTransport>(other: ControllerQueue<T>) -> NvmeRdmaTargetSession {
-        other.change_transport(|node| RdmaTargetLink::new(node.in_capsule))
-    }
-
     /// Handles a capsule: a command, followed by its data if that is short.
     #[inline]
     fn on_capsule(&mut self, message: &Seg) -> Result<(), ProtocolError> {
