@@ -7,7 +7,7 @@
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
-mod nbd_dialer;
+mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::{EngineCore, PollPolicy, Progress, Task};
@@ -21,7 +21,7 @@ use blockmux_proto::nbd::client::NbdFeatures;
 use blockmux_volume::{
     Channel, Completion, Core, Io, MemVolume, Memory, Op, Output, SgList, Tag, Volume, VolumeInfo,
 };
-use nbd_dialer::NbdDialer;
+use sides::nbd::NbdDialer;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;

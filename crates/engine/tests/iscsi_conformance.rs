@@ -2,9 +2,7 @@
 //! the test's core.
 
 mod conforms;
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
+mod sides;
 
 use blockmux_engine::carrier::blocking::{FirstConnection, run_session};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
@@ -22,9 +20,7 @@ use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Pool, Volume};
 use blockmux_wire::iscsi::session::LoginStatus;
 use conforms::{conforms, disk_and_frozen};
-use iscsi_dialer::IscsiDialer;
-use iscsi_names::target_name;
-use iscsi_sides::node;
+use sides::iscsi::{IscsiDialer, node, target_name};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};

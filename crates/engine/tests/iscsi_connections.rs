@@ -1,9 +1,7 @@
 //! Several connections of one iSCSI session, over sockets and cores. A connection is served on the
 //! core of its session, whichever core accepts it.
 
-#[allow(dead_code, reason = "this test has its own initiator")]
-mod iscsi_names;
-mod iscsi_sides;
+mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -12,7 +10,7 @@ use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::MemVolume;
-use iscsi_sides::node;
+use sides::iscsi::node;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;

@@ -3,8 +3,7 @@
 
 mod conforms;
 mod first_revision;
-mod iscsi_names;
-mod iscsi_sides;
+mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -20,8 +19,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
-use iscsi_names::target_name;
-use iscsi_sides::node;
+use sides::iscsi::{node, target_name};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;

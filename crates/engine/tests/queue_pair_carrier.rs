@@ -1,7 +1,6 @@
 //! `TargetTask` over a queue pair that is not over a stream: the in-memory provider carries SRP.
 
-#[allow(dead_code, reason = "the test connects without an address")]
-mod srp_sides;
+mod sides;
 
 use blockmux_engine::carrier::connection::{Broken, Inflow};
 use blockmux_engine::carrier::{Awaited, Carrier};
@@ -19,6 +18,7 @@ use blockmux_proto::volume_state::VolumeState;
 use blockmux_rdma::loopback::{self, Loopback};
 use blockmux_rdma::{Driven, Provider};
 use blockmux_volume::{Core, Io, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker};
+use sides::srp;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,14 +133,14 @@ impl Connected {
         let volume_state = exports.volume_state(VolumeId(0)).unwrap();
         let config = SrpInitiatorConfig {
             initiator: SrpPortId([7; 16]),
-            target: srp_sides::port(0),
+            target: srp::port(0),
             lun: Lun::new(0),
             mode: SrpSessionMode::Use,
             channels: 1,
             immediate_data: true,
         };
         let initiator = SrpInitiatorSession::new(config, Pool::new(16 << 20), core.now());
-        let (node, pool) = (srp_sides::node(&exports), core.pool().for_peer());
+        let (node, pool) = (srp::node(&exports), core.pool().for_peer());
         let session = SrpTargetSession::new(node, pool.clone(), Arc::new(|| {}), core.now());
         let (active, passive) =
             loopback::pair(&RdmaConnections::endpoint(&initiator), &session.endpoint(), [9; 32]);

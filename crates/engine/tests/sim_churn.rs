@@ -4,27 +4,19 @@
 
 #[path = "../../volume/tests/counting/mod.rs"]
 mod counting;
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
-mod nbd_dialer;
-mod nvme_sides;
+mod sides;
 
-use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, RemoteVolume};
-use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::NbdFeatures;
-use blockmux_proto::{iscsi, nbd, nvme_tcp};
 use blockmux_volume::{Core, Io, MemVolume, Op, Pool, ReadyList, Tag, Volume};
-use iscsi_dialer::IscsiDialer;
-use nbd_dialer::NbdDialer;
+use sides::iscsi::{self, IscsiDialer};
+use sides::nbd::{self, NbdDialer};
+use sides::{address, disk0, listen, nvme};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,20 +30,8 @@ fn round<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
 ) -> i64 {
     let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
     let (clients, target) = (world.add_core(16 << 20), world.add_core(16 << 20));
-    let limit = ConnectionLimit::new(usize::MAX);
-    let (permits, exports, session) = (limit.clone(), exports.clone(), session.clone());
-    let info = exports.iter().next().unwrap().1.volume.info();
-    world.net().listen(&target, &address(), move |core, stream| {
-        let pool = core.pool().for_peer();
-        let session = session(pool.clone(), core.now());
-        let session = NewSession { session, pool, exports: exports.clone() };
-        TargetTask::spawn(
-            core,
-            ArrivedConnection::new(stream, permits.permit().unwrap()),
-            session,
-            StreamOptions::default(),
-        );
-    });
+    let (session, info) = (session.clone(), exports.iter().next().unwrap().1.volume.info());
+    let limit = listen(&world, &target, &address(), exports, move |pool, now| session(pool, now));
     for _ in 0..CONNECTIONS {
         let volume = RemoteVolume::<_, SimCore>::new(dial(), info.clone(), 1, Duration::from_secs(5));
         let core: Rc<dyn Core> = clients.clone();
@@ -89,27 +69,13 @@ fn leaves_nothing<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
 #[test]
 fn ended_sessions_of_every_protocol_leave_no_allocation() {
     let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
-    let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
-    let exports = Exports::new(vec![export]);
-    let shared = exports.clone();
+    let exports = disk0(volume);
     let dial = || NbdDialer::new(&address(), NbdFeatures::default(), None);
-    leaves_nothing("NBD", dial, &exports, move |pool, now| {
-        nbd::server::NbdTargetSession::new(shared.clone(), pool, now)
-    });
-    let node = iscsi_sides::node(&exports);
+    leaves_nothing("NBD", dial, &exports, nbd::sessions(&exports));
     let dial = || IscsiDialer::new(&address(), "disk0", default_proposal());
-    leaves_nothing("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
-    });
-    let (node, _subsystem) = nvme_sides::node(&exports);
-    let dial = || nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
-    leaves_nothing("NVMe/TCP", dial, &exports, move |pool, now| {
-        nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
-    });
-}
-
-fn address() -> Address {
-    Address::Unix("/target".into())
+    leaves_nothing("iSCSI", dial, &exports, iscsi::sessions(&exports));
+    let dial = || nvme::dialer(nvme::endpoint(&[address()]));
+    leaves_nothing("NVMe/TCP", dial, &exports, nvme::sessions(&exports));
 }
 
 const CONNECTIONS: usize = 20;

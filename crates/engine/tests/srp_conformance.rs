@@ -1,7 +1,7 @@
 //! The volume conformance suite over SRP on iWARP, and the other functions of a target port.
 
 mod conforms;
-mod srp_sides;
+mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -13,7 +13,7 @@ use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{ResponseCode, TaskManagementFunction};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
-use srp_sides::{endpoint, node, port};
+use sides::srp::{endpoint, node, port};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -35,5 +35,5 @@ pub use frames::{FrameFault, FrameOutcome, FrameScenario};
 pub use lan::{LATEST, LanConditions, SimLan, SimPort};
 pub use ledger::{BLOCK, Ledger};
 pub use net::{SimNet, SimStream, SimWatch};
-pub use scenario::{Outage, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
+pub use scenario::{Outage, Protocol, Scenario, ScenarioFailure, ScenarioOutcome, TargetSessions};
 pub use tls::SystemTls;

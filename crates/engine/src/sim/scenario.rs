@@ -28,8 +28,8 @@ pub trait Protocol {
     /// The dialer of the initiator's sessions.
     type Dialer: Dialer;
 
-    /// A session for an initiator that has just connected.
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> Self::Target;
+    /// Makes the sessions of a target that serves `exports`, and of its later instances.
+    fn sessions(&self, exports: &Exports) -> TargetSessions<Self::Target>;
 
     /// TLS of the connection, if any.
     fn secure(&self) -> Option<Secure> {
@@ -39,6 +39,9 @@ pub trait Protocol {
     /// A dialer of the first export at `address`.
     fn dialer(&self, address: &Address) -> Self::Dialer;
 }
+
+/// Makes a session for an initiator that has just connected.
+pub type TargetSessions<S> = Rc<dyn Fn(Pool, Instant) -> S>;
 
 /// Parameters of a simulation; equal scenarios run identically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,9 +166,10 @@ impl Scenario {
 }
 
 /// A running simulation.
-struct ScenarioRun<P> {
+struct ScenarioRun<P: Protocol> {
     scenario: Scenario,
     protocol: Rc<P>,
+    sessions: TargetSessions<P::Target>,
     world: World,
     began: Instant,
     disk: SimDisk,
@@ -180,18 +184,20 @@ impl<P: Protocol + 'static> ScenarioRun<P> {
     fn new(scenario: &Scenario, protocol: Rc<P>) -> ScenarioRun<P> {
         let mut world = World::new(SimNet::new(scenario.seed, scenario.conditions));
         world.net().set_system_tls(scenario.system_tls);
+        let disk = SimDisk::new(
+            scenario.seed,
+            scenario.blocks,
+            scenario.volume_delay,
+            scenario.medium_errors_per_million,
+        );
         ScenarioRun {
             scenario: *scenario,
+            sessions: protocol.sessions(&disk.exports),
             protocol,
             began: world.net().now(),
             initiator: world.add_core(scenario.pool_bytes),
             world,
-            disk: SimDisk::new(
-                scenario.seed,
-                scenario.blocks,
-                scenario.volume_delay,
-                scenario.medium_errors_per_million,
-            ),
+            disk,
             address: Address::Unix("simulated".into()),
             targets: Vec::new(),
             outages: 0,
@@ -238,11 +244,12 @@ impl<P: Protocol + 'static> ScenarioRun<P> {
 
     fn start_target(&mut self) {
         let core = self.world.add_core(self.scenario.pool_bytes);
-        let (exports, protocol) = (self.disk.exports.clone(), self.protocol.clone());
+        let exports = self.disk.exports.clone();
+        let (protocol, sessions) = (self.protocol.clone(), self.sessions.clone());
         let limit = ConnectionLimit::new(usize::MAX);
         self.world.net().listen(&core, &self.address, move |core, stream| {
             let pool = core.pool().for_peer();
-            let session = protocol.target(exports.clone(), pool.clone(), core.now());
+            let session = sessions(pool.clone(), core.now());
             let Some(permit) = limit.permit() else { return };
             let arrival = ArrivedConnection::new(stream, permit);
             let session = NewSession { session, pool, exports: exports.clone() };

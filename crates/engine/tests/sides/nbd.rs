@@ -1,12 +1,22 @@
-//! A dialer for tests: connects to the export `disk0` with these NBD features.
+//! Target and initiator of NBD.
 
 use blockmux_engine::carrier::tls::ClientTls;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, Opening, Paths, TlsKeys};
 use blockmux_proto::driver::session::NoControl;
+use blockmux_proto::exports::Exports;
 use blockmux_proto::nbd::client::{NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode};
-use std::time::Duration;
+use blockmux_proto::nbd::server::NbdTargetSession;
+use blockmux_volume::Pool;
+use std::time::{Duration, Instant};
 
+/// Makes a target's sessions.
+pub(crate) fn sessions(exports: &Exports) -> impl Fn(Pool, Instant) -> NbdTargetSession + use<> {
+    let exports = exports.clone();
+    move |pool, now| NbdTargetSession::new(exports.clone(), pool, now)
+}
+
+/// Connects to the export `disk0` with these features.
 pub(crate) struct NbdDialer {
     pub(crate) paths: Paths,
     pub(crate) features: NbdFeatures,

@@ -1,7 +1,81 @@
-//! Scenarios that every stream protocol runs, from a network without faults to all faults together.
+//! Scenarios that every stream protocol runs, from a network without faults to all faults together,
+//! and their tests.
 
 use crate::seeds::{self, ms};
 use blockmux_engine::sim::{NetworkConditions, Outage, Scenario, ScenarioOutcome};
+
+/// Runs a scenario over one protocol with every seed below a number, or only the one that the
+/// environment variable gives.
+pub(crate) type RunSeeds = fn(u64, &dyn Fn(u64) -> Scenario) -> Vec<ScenarioOutcome>;
+
+/// Declares tests of one protocol. Each runs the test of this module with its name, with the
+/// number of seeds that it gives.
+macro_rules! scenario_tests {
+    ($run:ident: $(fn $name:ident($($argument:expr),*);)*) => {$(
+        #[test]
+        fn $name() {
+            crate::scenarios::$name($run, $($argument),*);
+        }
+    )*};
+}
+pub(crate) use scenario_tests;
+
+/// At most `connections` are made.
+pub(crate) fn without_faults_everything_completes_and_nothing_is_lost(
+    run: RunSeeds,
+    seeds: u64,
+    connections: u64,
+) {
+    let outcomes = run(seeds, &without_faults);
+    assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= connections));
+}
+
+pub(crate) fn a_slow_volume_on_a_slow_network_is_only_slower(run: RunSeeds, seeds: u64) {
+    run(seeds, &slow_network);
+}
+
+pub(crate) fn a_network_that_splits_every_message_changes_nothing(run: RunSeeds, seeds: u64) {
+    run(seeds, &split_messages);
+}
+
+pub(crate) fn long_requests_are_placed_and_pass_through_small_windows(run: RunSeeds, seeds: u64) {
+    run(seeds, &long_requests);
+}
+
+/// More than `least` connections break.
+pub(crate) fn requests_of_a_broken_connection_are_replayed_exactly_once(
+    run: RunSeeds,
+    seeds: u64,
+    least: u64,
+) {
+    check_breaks(least, &run(seeds, &breaks));
+}
+
+pub(crate) fn a_medium_error_fails_only_its_own_request(run: RunSeeds, seeds: u64) {
+    run(seeds, &medium_errors);
+}
+
+/// The target stops more than `least` times.
+pub(crate) fn a_target_restart_is_transparent_to_the_client(run: RunSeeds, seeds: u64, least: u32) {
+    check_outages(least, &run(seeds, &|seed| stops(seed, false)));
+}
+
+/// The target crashes more than `least` times.
+pub(crate) fn a_target_that_crashes_keeps_flushed_and_fua_writes(run: RunSeeds, seeds: u64, least: u32) {
+    check_outages(least, &run(seeds, &|seed| stops(seed, true)));
+}
+
+pub(crate) fn a_long_outage_fails_requests_and_later_requests_reconnect(run: RunSeeds, seeds: u64) {
+    run(seeds, &long_outages);
+}
+
+pub(crate) fn all_faults_together_lose_nothing(run: RunSeeds, seeds: u64) {
+    run(seeds, &all_faults);
+}
+
+pub(crate) fn the_same_seed_gives_the_same_run(run: RunSeeds) {
+    check_determinism(|scenario| run(5, scenario));
+}
 
 /// Splits every message.
 pub(crate) const FRAGMENTING: NetworkConditions =
@@ -87,7 +161,7 @@ pub(crate) fn stops(seed: u64, is_crash: bool) -> Scenario {
 }
 
 /// A target that is down for longer than the reconnect timeout.
-pub(crate) fn long_outages(seed: u64) -> Scenario {
+fn long_outages(seed: u64) -> Scenario {
     Scenario {
         outage: Some(Outage { every: ms(50), lasts: ms(400), is_crash: true }),
         reconnect_timeout: ms(100),
@@ -99,7 +173,7 @@ pub(crate) fn long_outages(seed: u64) -> Scenario {
 }
 
 /// One request in twenty fails with a medium error.
-pub(crate) fn medium_errors(seed: u64) -> Scenario {
+fn medium_errors(seed: u64) -> Scenario {
     Scenario { medium_errors_per_million: 50_000, ..Scenario::new(seed) }
 }
 
@@ -114,8 +188,8 @@ fn short(seed: u64) -> Scenario {
 }
 
 /// Checks that a run with the same seed has the same outcome, and another seed another one.
-pub(crate) fn check_determinism(run: impl Fn(fn(u64) -> Scenario) -> Vec<ScenarioOutcome>) {
-    let (first, again) = (run(short), run(short));
+pub(crate) fn check_determinism(run: impl Fn(&dyn Fn(u64) -> Scenario) -> Vec<ScenarioOutcome>) {
+    let (first, again) = (run(&short), run(&short));
     assert_eq!(first, again);
     assert!(seeds::is_one() || first.windows(2).any(|pair| pair[0].took != pair[1].took));
 }

@@ -1,16 +1,43 @@
-//! A dialer for tests: connects to the targets of `iscsi_names` over TCP.
+//! Target and initiator of iSCSI, with a target for each export.
 
-use crate::iscsi_names::target_name;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, Opening, Paths};
-use blockmux_proto::driver::session::NoControl;
+use blockmux_proto::driver::session::{CoreHandle, NoControl};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::{BurstSize, IscsiInitiatorConfig, IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::scsi::Lun;
+use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
+use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
+use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
 use blockmux_volume::{Pool, VolumeInfo};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+/// Each export as LUN 0 of a target with its name.
+pub(crate) fn node(exports: &Exports) -> Arc<IscsiNode> {
+    let targets = exports.iter().map(|(id, export)| {
+        let name = target_name(&export.name);
+        let identity = UnitIdentity { read_only: export.read_only, ..UnitIdentity::of(&export.name) };
+        let unit = LogicalUnit::over(identity, &exports.volume_state(id).expect("it is served"));
+        let view = ScsiTarget::new(name.as_str(), Vec::new()).with_unit(0, id, unit);
+        let access = IscsiAccess { initiator: None, chap: None, target: Arc::new(view) };
+        let portal = Portal { address: "192.0.2.1:3260".parse().unwrap(), listener: 1, group_tag: 1 };
+        TargetNode::new(name, vec![portal], vec![access])
+    });
+    Arc::new(IscsiNode::new(targets.collect()))
+}
+
+/// The name of the target of an export.
+pub(crate) fn target_name(export: &str) -> Name {
+    Name::new(&format!("iqn.2026-11.t:{export}")).unwrap()
+}
+
+/// Makes a target's sessions, all on one core.
+pub(crate) fn sessions(exports: &Exports) -> impl Fn(Pool, Instant) -> IscsiTargetSession + use<> {
+    let (node, local) = (node(exports), LocalSessions::new(CoreHandle::new(())));
+    move |pool, now| IscsiTargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
+}
 
 /// Connects to the target of one export.
 pub(crate) struct IscsiDialer {

@@ -1,4 +1,4 @@
-//! Target and initiator of SRP on iWARP, for tests.
+//! Target and initiator of SRP on iWARP.
 
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpEndpoint};
@@ -15,7 +15,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<SrpNode> {
         let id = port(volume.0 as u8);
         let port = TargetPort { relative_id: 1, group: 1, name: id.name_string().into() };
         let identity = UnitIdentity { read_only: export.read_only, ..UnitIdentity::of(&export.name) };
-        let unit = LogicalUnit::new(identity, export.volume.clone());
+        let unit = LogicalUnit::over(identity, &exports.volume_state(volume).expect("it is served"));
         let units = ScsiTarget::new(&id.name_string(), vec![port.clone()]).with_unit(0, volume, unit);
         SrpTarget {
             id,

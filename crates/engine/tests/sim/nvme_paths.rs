@@ -1,15 +1,13 @@
 //! Several paths to one NVMe namespace: what requests do when a path is lost, or not accessible for
 //! a while.
 
-mod nvme_sides;
-#[allow(dead_code, reason = "only the iSCSI tests need the volume")]
-mod two_paths;
-
+use crate::sides::listen;
+use crate::sides::nvme::{GROUP, dialer, endpoint, node};
+use crate::two_paths::{
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
+};
 use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
 use blockmux_engine::remote::{Policy, RemoteVolume};
-use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::fabrics::controller::node::NvmeNode;
@@ -17,14 +15,10 @@ use blockmux_proto::nvme::subsystem::Subsystem;
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::nvme::log::AnaState;
-use nvme_sides::{GROUP, dialer, endpoint, node};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use two_paths::{
-    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
-};
 
 /// One subsystem with two ports, each on a core of its own, and a client.
 struct TwoPorts {
@@ -71,20 +65,9 @@ impl Paths for TwoPorts {
 
     fn start(&mut self, path: usize) {
         let core = self.client.world.add_core(16 << 20);
-        let (node, exports) = (self.node.clone(), self.exports[path].clone());
-        let limit = ConnectionLimit::new(usize::MAX);
-        self.client.world.net().listen(&core, &address(path), move |core, stream| {
-            let pool = core.pool().for_peer();
-            let session = NvmeTcpTargetSession::new(node.clone(), pool.clone(), core.now());
-            let permit = limit.permit().expect("there is no limit");
-            let session =
-                NewSession { session: session.at_port(path as u16 + 1), pool, exports: exports.clone() };
-            TargetTask::spawn(
-                core,
-                ArrivedConnection::new(stream, permit),
-                session,
-                StreamOptions::default(),
-            );
+        let node = self.node.clone();
+        listen(&self.client.world, &core, &address(path), &self.exports[path], move |pool, now| {
+            NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(path as u16 + 1)
         });
         self.cores[path] = core;
     }

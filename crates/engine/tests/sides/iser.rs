@@ -1,37 +1,30 @@
-//! Target and initiator of iSER on iWARP, for tests.
+//! Target and initiator of iSER on iWARP.
 
-use crate::iscsi_dialer::IscsiDialer;
+use super::iscsi::{self, IscsiDialer};
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, Opening, Paths};
-use blockmux_proto::driver::session::{CoreHandle, NoControl};
+use blockmux_proto::driver::session::NoControl;
+use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::{IscsiInitiatorSession, SessionPurpose};
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
-use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
+use blockmux_proto::iscsi::server::IserTargetSession;
 use blockmux_proto::rdma::{RdmaConnections, RdmaSession};
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{self, Iwarp};
 use blockmux_volume::Pool;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
-/// The sessions of one core of a target.
-pub(crate) fn local_sessions() -> Rc<LocalSessions> {
-    LocalSessions::new(CoreHandle::new(()))
-}
-
-/// A target's session on a new connection.
-pub(crate) fn target(
-    local: &Rc<LocalSessions>,
-    node: &Arc<IscsiNode>,
-    pool: Pool,
-    now: Instant,
-) -> Driven<Iwarp, IserTargetSession> {
-    let session = IscsiTargetSession::among(local, node.clone(), 1, pool.clone(), [3; 32], now);
-    let session = IserTargetSession::new(session);
-    let queue_pair = Iwarp::passive(&session.endpoint(), iwarp::IwarpConfig::default(), pool, [4; 32], now);
-    Driven::new(session, queue_pair, now)
+/// Makes a target's sessions, all on one core.
+pub(crate) fn sessions(
+    exports: &Exports,
+) -> impl Fn(Pool, Instant) -> Driven<Iwarp, IserTargetSession> + use<> {
+    let sessions = iscsi::sessions(exports);
+    move |pool, now| {
+        let session = IserTargetSession::new(sessions(pool.clone(), now));
+        let config = iwarp::IwarpConfig::default();
+        let queue_pair = Iwarp::passive(&session.endpoint(), config, pool, [4; 32], now);
+        Driven::new(session, queue_pair, now)
+    }
 }
 
 /// Connects to the target of one export.

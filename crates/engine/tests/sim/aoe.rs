@@ -1,12 +1,7 @@
-//! ATA over Ethernet under the simulator, which loses, duplicates, delays and reorders frames.
-//!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_aoe`
-//! runs only that seed, with every kind of fault.
+//! ATA over Ethernet, whose frames are lost, duplicated, delayed and reordered.
 
-mod seeds;
-
+use crate::seeds::{self, ms};
 use blockmux_engine::sim::{FrameFault, FrameOutcome, FrameScenario, LanConditions};
-use seeds::ms;
 use std::time::Duration;
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives.

@@ -3,39 +3,26 @@
 //! protocol with its own initiator. AoE is not tested, because its replies are sent at once and
 //! hold no buffers.
 
-#[allow(dead_code, reason = "the negotiated parameters are not checked")]
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
-mod iser_sides;
-mod nbd_dialer;
-#[allow(dead_code, reason = "there is one path")]
-mod nvme_sides;
-
+use crate::sides::iscsi::{self, IscsiDialer};
+use crate::sides::iser::{self, IserDialer};
+use crate::sides::nbd::{self, NbdDialer};
+use crate::sides::{address, export, listen, nvme};
 use blockmux_engine::net::host::{ByteStream, Host};
-use blockmux_engine::net::socket::Address;
 use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
 use blockmux_engine::serve::peer_buffers::HELD_BUFFERS_TIMEOUT;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, SimStream, World};
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::nbd::client::NbdFeatures;
-use blockmux_proto::nbd::server::NbdTargetSession;
-use blockmux_proto::{iscsi, nvme_tcp};
-use blockmux_rdma::iwarp;
+use blockmux_rdma::iwarp::IwarpConfig;
 use blockmux_volume::{
     Channel, Chunk, Completion, Core, Io, IoError, Memory, Op, Output, PeerAccount, Pool, ReadyList, SgList,
     Tag, Volume, VolumeInfo, Waker,
 };
-use iscsi_dialer::IscsiDialer;
-use iser_sides::IserDialer;
-use nbd_dialer::NbdDialer;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
@@ -101,19 +88,8 @@ impl Setting {
         let mut world =
             World::new(SimNet::new(1, NetworkConditions { window: 256 << 10, ..NetworkConditions::FAIR }));
         let (clients, target) = (world.add_core(0), world.add_core(64 << 20));
-        let (exports, limit) = (exports(), ConnectionLimit::new(usize::MAX));
-        let permits = limit.clone();
-        world.net().listen(&target, &address(), move |core, stream| {
-            let pool = core.pool().for_peer();
-            let session = NbdTargetSession::new(exports.clone(), pool.clone(), core.now());
-            let session = NewSession { session, pool, exports: exports.clone() };
-            TargetTask::spawn(
-                core,
-                ArrivedConnection::new(stream, permits.permit().unwrap()),
-                session,
-                StreamOptions::default(),
-            );
-        });
+        let exports = exports();
+        let limit = listen(&world, &target, &address(), &exports, nbd::sessions(&exports));
         Setting { world, clients, target, limit }
     }
 
@@ -274,19 +250,7 @@ fn is_fair<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
         World::new(SimNet::new(1, NetworkConditions { window: 256 << 10, ..NetworkConditions::FAIR }));
     let (reader, stalled, target) =
         (world.add_core(1 << 30), world.add_core(1 << 40), world.add_core(64 << 20));
-    let limit = ConnectionLimit::new(usize::MAX);
-    let served = exports.clone();
-    world.net().listen(&target, &address(), move |core, stream| {
-        let pool = core.pool().for_peer();
-        let session = session(pool.clone(), core.now());
-        let session = NewSession { session, pool, exports: served.clone() };
-        TargetTask::spawn(
-            core,
-            ArrivedConnection::new(stream, limit.permit().unwrap()),
-            session,
-            StreamOptions::default(),
-        );
-    });
+    listen(&world, &target, &address(), exports, session);
     let open = |core: &Rc<SimCore>, export| {
         let info = VolumeInfo::new(VOLUME);
         let volume = RemoteVolume::<_, SimCore>::new(dial(export), info, 1, Duration::from_secs(5));
@@ -339,39 +303,20 @@ fn is_fair<D: Dialer, S: StreamSession + TargetLifecycle + 'static>(
 #[test]
 fn over_every_protocol_a_reader_does_not_wait_for_stopped_hosts() {
     let exports = exports();
-    let served = exports.clone();
     let dial = |_| NbdDialer::new(&address(), NbdFeatures::default(), None);
-    is_fair("NBD", dial, &exports, move |pool, now| NbdTargetSession::new(served.clone(), pool, now));
-    let node = iscsi_sides::node(&exports);
+    is_fair("NBD", dial, &exports, nbd::sessions(&exports));
     let dial = |export| IscsiDialer::new(&address(), export, default_proposal());
-    is_fair("iSCSI", dial, &exports, move |pool, now| {
-        iscsi::server::IscsiTargetSession::new(node.clone(), 1, pool, [3; 32], now)
-    });
-    let (node, local) = (iscsi_sides::node(&exports), iser_sides::local_sessions());
-    let dial =
-        |export| IserDialer::new(&address(), export, default_proposal(), iwarp::IwarpConfig::default());
-    is_fair("iSER", dial, &exports, move |pool, now| iser_sides::target(&local, &node, pool, now));
-    let (node, _subsystem) = nvme_sides::node(&exports);
-    let dial = |_| nvme_sides::dialer(nvme_sides::endpoint(&[address()]));
-    is_fair("NVMe/TCP", dial, &exports, move |pool, now| {
-        nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
-    });
+    is_fair("iSCSI", dial, &exports, iscsi::sessions(&exports));
+    let dial = |export| IserDialer::new(&address(), export, default_proposal(), IwarpConfig::default());
+    is_fair("iSER", dial, &exports, iser::sessions(&exports));
+    let dial = |_| nvme::dialer(nvme::endpoint(&[address()]));
+    is_fair("NVMe/TCP", dial, &exports, nvme::sessions(&exports));
 }
 
 /// One volume under many names, because a host logs in to each name only once.
 fn exports() -> Exports {
     let volume: Arc<dyn Volume> = Arc::new(PoolVolume);
-    let export = |name: &&str| Export {
-        name: (*name).to_owned(),
-        description: String::new(),
-        read_only: false,
-        volume: volume.clone(),
-    };
-    Exports::new(EXPORTS.iter().map(export).collect())
-}
-
-fn address() -> Address {
-    Address::Unix("/target".into())
+    Exports::new(EXPORTS.iter().map(|name| export(name, volume.clone())).collect())
 }
 
 const VOLUME: u64 = 64 << 20;

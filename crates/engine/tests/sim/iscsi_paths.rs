@@ -1,16 +1,12 @@
 //! Several paths to one iSCSI unit: what requests do when a path is lost, or not accessible for a
 //! while.
 
-#[allow(dead_code, reason = "the node of these tests has two portal groups")]
-mod iscsi_dialer;
-mod iscsi_names;
-#[allow(dead_code, reason = "only the NVMe tests count completions")]
-mod two_paths;
-
+use crate::sides::iscsi::{IscsiDialer, target_name};
+use crate::sides::listen;
+use crate::two_paths::{
+    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
+};
 use blockmux_engine::remote::{self, Dialer, Opening, RemoteVolume};
-use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::{NoControl, RetryRules};
 use blockmux_proto::exports::Exports;
@@ -20,14 +16,9 @@ use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::{LogicalUnit, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_volume::{Core, IoError, ReadyList, Volume, VolumeInfo};
 use blockmux_wire::scsi::alua::AccessState;
-use iscsi_dialer::IscsiDialer;
-use iscsi_names::target_name;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use two_paths::{
-    Client, Paths, RECONNECT_TIMEOUT, SIZE, Slow, address, check_loss_of_both_paths, check_loss_of_one_path,
-};
 
 /// Connects to one target at two portals.
 struct TwoPaths(IscsiDialer);
@@ -103,20 +94,9 @@ impl Paths for TwoPortals {
 
     fn start(&mut self, path: usize) {
         let core = self.client.world.add_core(16 << 20);
-        let (node, exports) = (self.node.clone(), self.exports[path].clone());
-        let limit = ConnectionLimit::new(usize::MAX);
-        self.client.world.net().listen(&core, &address(path), move |core, stream| {
-            let listener = path as u16 + 1;
-            let pool = core.pool().for_peer();
-            let session = IscsiTargetSession::new(node.clone(), listener, pool.clone(), [3; 32], core.now());
-            let permit = limit.permit().expect("there is no limit");
-            let session = NewSession { session, pool, exports: exports.clone() };
-            TargetTask::spawn(
-                core,
-                ArrivedConnection::new(stream, permit),
-                session,
-                StreamOptions::default(),
-            );
+        let node = self.node.clone();
+        listen(&self.client.world, &core, &address(path), &self.exports[path], move |pool, now| {
+            IscsiTargetSession::new(node.clone(), path as u16 + 1, pool, [3; 32], now)
         });
         self.cores[path] = core;
     }

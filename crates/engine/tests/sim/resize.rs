@@ -1,23 +1,13 @@
 //! A resize of a volume behind an iSCSI target is seen by its initiator on every core.
 
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
-
-use blockmux_engine::net::socket::Address;
+use crate::sides::iscsi::{IscsiDialer, sessions};
+use crate::sides::{address, disk0, listen};
 use blockmux_engine::remote::RemoteVolume;
-use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::iscsi::client::default_proposal;
-use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_volume::{
     Channel, Core, Io, IoError, MemVolume, Op, Output, ReadyList, Tag, Volume, VolumeInfo, Waker,
 };
-use iscsi_dialer::IscsiDialer;
-use iscsi_sides::node;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,23 +60,9 @@ impl Clients {
 fn a_resize_is_seen_on_every_core() {
     let elastic = Arc::new(Elastic { below: MemVolume::new(LARGE), size: AtomicU64::new(SMALL) });
     let mut world = World::new(SimNet::new(1, NetworkConditions::FAIR));
-    let (target, address) = (world.add_core(16 << 20), Address::Unix("/target".into()));
-    let export = Export {
-        name: "disk0".to_owned(),
-        description: String::new(),
-        read_only: false,
-        volume: elastic.clone(),
-    };
-    let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
-    let node = node(&exports);
-    world.net().listen(&target, &address, move |core, stream| {
-        let pool = core.pool().for_peer();
-        let session = IscsiTargetSession::new(node.clone(), 1, pool.clone(), [3; 32], core.now());
-        let permit = limit.permit().expect("there is no limit");
-        let session = NewSession { session, pool, exports: exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
-    });
-    let dialer = IscsiDialer::new(&address, "disk0", default_proposal());
+    let (target, exports) = (world.add_core(16 << 20), disk0(elastic.clone()));
+    listen(&world, &target, &address(), &exports, sessions(&exports));
+    let dialer = IscsiDialer::new(&address(), "disk0", default_proposal());
     let info = VolumeInfo { lends_reads: true, ..VolumeInfo::new(SMALL) };
     let volume = RemoteVolume::<_, SimCore>::new(dialer, info, 2, Duration::from_secs(5));
     let notifications = Arc::new(AtomicU64::new(0));

@@ -1,42 +1,27 @@
 //! A target that does not answer: it is reported once, and if there is a timeout, the connection is
 //! closed.
 
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
-mod iser_sides;
-mod nbd_dialer;
-mod nvme_sides;
-#[allow(dead_code, reason = "only an initiator of SRP is needed")]
-mod srp_sides;
-
-use blockmux_engine::net::socket::Address;
+use crate::sides::iscsi::{self, IscsiDialer};
+use crate::sides::iser::{self, IserDialer};
+use crate::sides::nbd::{self, NbdDialer};
+use crate::sides::{address, disk0, listen, nvme, srp};
 use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
 use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer};
 use blockmux_engine::remote::{Dialer, RemoteVolume};
-use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::serve::moves::ArrivedConnection;
-use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
-use blockmux_proto::driver::session::{CoreHandle, StreamSession};
+use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
-use blockmux_proto::iscsi::server::{self as iscsi, LocalSessions};
 use blockmux_proto::nbd::client::NbdFeatures;
-use blockmux_proto::nbd::server::NbdTargetSession;
-use blockmux_proto::nvme_tcp;
 use blockmux_proto::srp::client::UnitInfo;
-use blockmux_rdma::iwarp;
+use blockmux_rdma::iwarp::IwarpConfig;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, Limit, Limits, MemVolume, Memory, Op, Pool,
     RateVolume, ReadyList, SgList, Tag, Volume, VolumeInfo, Waker,
 };
-use iscsi_dialer::IscsiDialer;
-use iser_sides::IserDialer;
-use nbd_dialer::NbdDialer;
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::fmt::{self, Write};
 use std::num::NonZeroU64;
 use std::rc::Rc;
@@ -117,27 +102,12 @@ fn over_iscsi(volume: Arc<dyn Volume>) -> Scene {
 }
 
 fn over_iser(volume: Arc<dyn Volume>) -> Scene {
-    let (node, local) = (OnceCell::new(), iser_sides::local_sessions());
-    Scene::over(
-        volume,
-        move |exports: Exports, pool, now| {
-            let node = node.get_or_init(|| iscsi_sides::node(&exports));
-            iser_sides::target(&local, node, pool, now)
-        },
-        IserDialer::new(&address(), "disk0", default_proposal(), iwarp::IwarpConfig::default()),
-    )
+    let dialer = IserDialer::new(&address(), "disk0", default_proposal(), IwarpConfig::default());
+    Scene::over(volume, iser::sessions, dialer)
 }
 
 fn over_iscsi_with(volume: Arc<dyn Volume>, proposal: OperationalParameters) -> Scene {
-    let (node, local) = (OnceCell::new(), LocalSessions::new(CoreHandle::new(0_u32)));
-    Scene::over(
-        volume,
-        move |exports: Exports, pool, now| {
-            let node = node.get_or_init(|| iscsi_sides::node(&exports));
-            iscsi::IscsiTargetSession::among(&local, node.clone(), 1, pool, [3; 32], now)
-        },
-        IscsiDialer::new(&address(), "disk0", proposal),
-    )
+    Scene::over(volume, iscsi::sessions, IscsiDialer::new(&address(), "disk0", proposal))
 }
 
 #[test]
@@ -277,16 +247,8 @@ fn a_new_session_begins_after_time2wait() {
 
 #[test]
 fn over_nvme_a_request_without_an_answer_fails() {
-    let node = OnceCell::new();
-    let endpoint = NvmeEndpoint { timeout: SPAN, ..nvme_sides::endpoint(&[address()]) };
-    let mut scene = Scene::over(
-        stuck(),
-        move |exports: Exports, pool, now| {
-            let node = node.get_or_init(|| nvme_sides::node(&exports).0);
-            nvme_tcp::server::NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
-        },
-        nvme_sides::dialer(endpoint),
-    );
+    let endpoint = NvmeEndpoint { timeout: SPAN, ..nvme::endpoint(&[address()]) };
+    let mut scene = Scene::over(stuck(), nvme::sessions, nvme::dialer(endpoint));
     scene.submit(1, Op::Read);
     scene.run_for(36);
     assert!(scene.done().is_empty());
@@ -297,18 +259,18 @@ fn over_nvme_a_request_without_an_answer_fails() {
 
 #[test]
 fn requests_to_a_target_that_accepts_connections_and_is_silent_fail_after_the_reconnect_time() {
-    let (proposal, config) = (default_proposal(), iwarp::IwarpConfig::default());
+    let (proposal, config) = (default_proposal(), IwarpConfig::default());
     fails_in_time(|| NbdDialer::new(&address(), NbdFeatures::default(), SPAN));
     fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal));
     fails_in_time(|| IserDialer::new(&address(), "disk0", proposal, config.clone()));
     fails_in_time(|| {
-        let endpoint = srp_sides::endpoint(&address(), 0, OverIwarp::default());
+        let endpoint = srp::endpoint(&address(), 0, OverIwarp::default());
         SrpDialer::of(endpoint, UnitInfo::default()).unwrap()
     });
-    fails_in_time(|| nvme_sides::dialer(nvme_sides::endpoint(&[address()])));
+    fails_in_time(|| nvme::dialer(nvme::endpoint(&[address()])));
     fails_in_time(|| {
         let over = OverIwarp::default();
-        nvme_sides::dialer(nvme_sides::endpoint_over(over, &[address()]))
+        nvme::dialer(nvme::endpoint_over(over, &[address()]))
     });
 }
 
@@ -353,15 +315,18 @@ impl Scene {
 
     fn of(volume: Arc<dyn Volume>, timeout: Option<Duration>) -> Scene {
         let dialer = NbdDialer::new(&address(), NbdFeatures::default(), timeout);
-        Scene::over(volume, NbdTargetSession::new, dialer)
+        Scene::over(volume, nbd::sessions, dialer)
     }
 
-    fn over<T: StreamSession + TargetLifecycle + 'static>(
+    fn over<S: StreamSession + TargetLifecycle + 'static, F: Fn(Pool, Instant) -> S + 'static>(
         volume: Arc<dyn Volume>,
-        session: impl Fn(Exports, Pool, Instant) -> T + 'static,
+        sessions: impl FnOnce(&Exports) -> F,
         dialer: impl Dialer,
     ) -> Scene {
-        let serve = |world: &World, core: &_| serve(world, core, volume, session);
+        let exports = disk0(volume);
+        let serve = |world: &World, core: &_| {
+            listen(world, core, &address(), &exports, sessions(&exports));
+        };
         Scene::at(serve, dialer, Duration::from_secs(60))
     }
 
@@ -415,27 +380,6 @@ impl Scene {
     fn connections(&self) -> u64 {
         self.world.net().connections().0
     }
-}
-
-fn address() -> Address {
-    Address::Unix("/target".into())
-}
-
-fn serve<T: StreamSession + TargetLifecycle + 'static>(
-    world: &World,
-    core: &Rc<SimCore>,
-    volume: Arc<dyn Volume>,
-    session: impl Fn(Exports, Pool, Instant) -> T + 'static,
-) {
-    let export = Export { name: "disk0".to_owned(), description: String::new(), read_only: false, volume };
-    let (exports, limit) = (Exports::new(vec![export]), ConnectionLimit::new(usize::MAX));
-    world.net().listen(core, &address(), move |core, stream| {
-        let pool = core.pool().for_peer();
-        let session = session(exports.clone(), pool.clone(), core.now());
-        let permit = limit.permit().expect("there is no limit");
-        let session = NewSession { session, pool, exports: exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
-    });
 }
 
 /// Collects warnings, one per line.

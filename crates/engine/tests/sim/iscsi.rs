@@ -1,43 +1,25 @@
-//! iSCSI under the simulator: hundreds of seeds with each kind of fault.
-//!
-//! A failure prints its seed; `BLOCKMUX_SIM_SEED=17 cargo test -p blockmux-engine --test sim_iscsi`
-//! runs only that seed, with every kind of fault.
+//! iSCSI: see [`crate::scenarios`].
 //!
 //! A new login ends the link's previous session with all its tasks. So, unlike with NBD, an earlier
 //! copy of a replayed write never undoes an acknowledged one.
 
-mod iscsi_dialer;
-mod iscsi_names;
-mod iscsi_sides;
-mod scenarios;
-mod seeds;
-
+use crate::scenarios::{self, FRAGMENTING, STRESS, scenario_tests};
+use crate::seeds::{self, ms};
+use crate::sides::iscsi::{IscsiDialer, sessions};
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::sim::{NetworkConditions, Protocol, Scenario, ScenarioFailure, ScenarioOutcome};
-use blockmux_proto::driver::session::CoreHandle;
+use blockmux_engine::sim::{
+    NetworkConditions, Protocol, Scenario, ScenarioFailure, ScenarioOutcome, TargetSessions,
+};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::client::default_proposal;
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
-use blockmux_proto::iscsi::node::IscsiNode;
-use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
-use blockmux_volume::Pool;
-use iscsi_dialer::IscsiDialer;
-use iscsi_sides::node;
-use scenarios::{
-    FRAGMENTING, STRESS, breaks, check_breaks, check_determinism, check_outages, long_outages, long_requests,
-    medium_errors, slow_network, split_messages, stops, without_faults,
-};
-use seeds::ms;
-use std::cell::OnceCell;
+use blockmux_proto::iscsi::server::IscsiTargetSession;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-/// iSCSI with these parameters proposed; all instances of the target share one node and one core.
+/// iSCSI with these parameters proposed.
 struct Iscsi {
     proposal: OperationalParameters,
-    node: OnceCell<Arc<IscsiNode>>,
-    local: Rc<LocalSessions>,
     agreed: Arc<OnceLock<OperationalParameters>>,
 }
 
@@ -45,9 +27,8 @@ impl Protocol for Iscsi {
     type Target = IscsiTargetSession;
     type Dialer = IscsiDialer;
 
-    fn target(&self, exports: Exports, pool: Pool, now: Instant) -> IscsiTargetSession {
-        let node = self.node.get_or_init(|| node(&exports));
-        IscsiTargetSession::among(&self.local, node.clone(), 1, pool, [3; 32], now)
+    fn sessions(&self, exports: &Exports) -> TargetSessions<IscsiTargetSession> {
+        Rc::new(sessions(exports))
     }
 
     fn dialer(&self, address: &Address) -> IscsiDialer {
@@ -74,7 +55,7 @@ fn proposal_of(seed: u64) -> OperationalParameters {
 
 /// Runs the scenario with every seed, or only the one that the environment variable gives, each
 /// with the next of the three proposals.
-fn run_seeds(seeds: u64, scenario: impl Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
+fn run_seeds(seeds: u64, scenario: &dyn Fn(u64) -> Scenario) -> Vec<ScenarioOutcome> {
     run_seeds_with(seeds, proposal_of, scenario).into_iter().map(|(outcome, _)| outcome).collect()
 }
 
@@ -86,9 +67,7 @@ fn run_seeds_with(
 ) -> Vec<(ScenarioOutcome, OperationalParameters)> {
     seeds::run_each(seeds, |seed| {
         let agreed = Arc::new(OnceLock::new());
-        let local = LocalSessions::new(CoreHandle::new(()));
-        let (proposal, node) = (proposal_of(seed), OnceCell::new());
-        let protocol = Iscsi { proposal, node, local, agreed: agreed.clone() };
+        let protocol = Iscsi { proposal: proposal_of(seed), agreed: agreed.clone() };
         let outcome = scenario(seed).run(protocol)?;
         Ok::<_, Box<ScenarioFailure>>((outcome, *agreed.get().expect("there was a session")))
     })
@@ -104,58 +83,18 @@ fn proposal_with_connections(seed: u64, level: u32) -> OperationalParameters {
         .with(OperationalKey::DefaultTime2Retain, 20)
 }
 
-#[test]
-fn without_faults_everything_completes_and_nothing_is_lost() {
-    let outcomes = run_seeds(100, without_faults);
-    assert!(outcomes.iter().all(|outcome| outcome.breaks == 0 && outcome.connections <= 4));
-}
-
-#[test]
-fn a_slow_volume_on_a_slow_network_is_only_slower() {
-    run_seeds(100, slow_network);
-}
-
-#[test]
-fn a_network_that_splits_every_message_changes_nothing() {
-    run_seeds(60, split_messages);
-}
-
-#[test]
-fn long_requests_are_placed_and_pass_through_small_windows() {
-    run_seeds(20, long_requests);
-}
-
-#[test]
-fn requests_of_a_broken_connection_are_replayed_exactly_once() {
-    let outcomes = run_seeds(150, breaks);
-    check_breaks(300, &outcomes);
-}
-
-#[test]
-fn a_medium_error_fails_only_its_own_request() {
-    run_seeds(60, medium_errors);
-}
-
-#[test]
-fn a_target_restart_is_transparent_to_the_client() {
-    let outcomes = run_seeds(100, |seed| stops(seed, false));
-    check_outages(100, &outcomes);
-}
-
-#[test]
-fn a_target_that_crashes_keeps_flushed_and_fua_writes() {
-    let outcomes = run_seeds(150, |seed| stops(seed, true));
-    check_outages(100, &outcomes);
-}
-
-#[test]
-fn a_long_outage_fails_requests_and_later_requests_reconnect() {
-    run_seeds(60, long_outages);
-}
-
-#[test]
-fn all_faults_together_lose_nothing() {
-    run_seeds(100, scenarios::all_faults);
+scenario_tests! { run_seeds:
+    fn without_faults_everything_completes_and_nothing_is_lost(100, 4);
+    fn a_slow_volume_on_a_slow_network_is_only_slower(100);
+    fn a_network_that_splits_every_message_changes_nothing(60);
+    fn long_requests_are_placed_and_pass_through_small_windows(20);
+    fn requests_of_a_broken_connection_are_replayed_exactly_once(150, 300);
+    fn a_medium_error_fails_only_its_own_request(60);
+    fn a_target_restart_is_transparent_to_the_client(100, 100);
+    fn a_target_that_crashes_keeps_flushed_and_fua_writes(150, 100);
+    fn a_long_outage_fails_requests_and_later_requests_reconnect(60);
+    fn all_faults_together_lose_nothing(100);
+    fn the_same_seed_gives_the_same_run();
 }
 
 #[test]
@@ -223,9 +162,4 @@ fn all_faults_together_lose_nothing_over_several_connections() {
             },
         );
     }
-}
-
-#[test]
-fn the_same_seed_gives_the_same_run() {
-    check_determinism(|short| run_seeds(5, short));
 }

@@ -1,8 +1,9 @@
 //! A volume behind two portals of a target, and a client that uses both.
 
+use crate::sides::disk0;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::sim::World;
-use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::exports::Exports;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Seg, SgList, Tag, Volume,
     VolumeInfo, Waker,
@@ -45,9 +46,7 @@ impl Slow {
         let exports = counts.each_ref().map(|count| {
             let below = ways.next().expect("there are two");
             let loses = all_loses.next().expect("there are two");
-            let volume = Arc::new(Counted { below, count: count.clone(), loses });
-            let (name, description) = ("disk0".to_owned(), String::new());
-            Exports::new(vec![Export { name, description, read_only: false, volume }])
+            disk0(Arc::new(Counted { below, count: count.clone(), loses }))
         });
         Slow { volume, exports, counts, loses }
     }

@@ -1,4 +1,4 @@
-//! Target and host of NVMe/TCP for tests: a node that serves an export as namespace 1, and
+//! Target and host of NVMe over TCP and RDMA: a node that serves an export as namespace 1, and
 //! endpoints and dialers for it.
 
 use blockmux_engine::net::socket::Address;
@@ -35,6 +35,12 @@ pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
     let ports =
         [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("a valid address") });
     (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
+}
+
+/// Makes a target's sessions over TCP.
+pub(crate) fn sessions(exports: &Exports) -> impl Fn(Pool, Instant) -> NvmeTcpTargetSession + use<> {
+    let (node, _) = node(exports);
+    move |pool, now| NvmeTcpTargetSession::new(node.clone(), pool, now).at_port(1)
 }
 
 /// An endpoint of the namespace at one address or several.
