@@ -1,10 +1,8 @@
 //! The volume conformance suite over AoE: a target on its own cores, and a remote disk on the
 //! test's core, both on the loopback interface of a private network namespace.
-//!
-//! Each test runs itself again in such a namespace, which needs user namespaces or root. Without
-//! both it prints a line that begins with `skipped: ` and ends.
 
 mod conforms;
+mod own_network;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -16,33 +14,9 @@ use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::conforms;
-use std::process::Command;
+use own_network::is_in_own_network;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-
-/// Whether the test runs in its own network namespace, with this MTU. Otherwise the call has run it
-/// there, or it was skipped.
-#[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
-fn is_in_own_network(test: &str, mtu: u32) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    let up = format!("ip link set lo mtu {mtu} up");
-    let alone = |then: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--net", "sh", "-c", &format!("{up} && {then}"), "sh"]);
-        command
-    };
-    if !alone("true").output().is_ok_and(|made| made.status.success()) {
-        println!("skipped: cannot create a private network namespace");
-        return false;
-    }
-    let own = std::env::current_exe().unwrap();
-    let mut again = alone("exec \"$@\"");
-    let status = again.arg(own).args(["--exact", test, "--nocapture"]).env(INSIDE, "1").status().unwrap();
-    assert!(status.success(), "it failed in a network of its own");
-    false
-}
 
 /// Runs the suite. An AoE disk cannot report that it is read-only; only a refused write shows it.
 fn conforms_over_frames(volume: Arc<dyn Volume>) {
@@ -64,21 +38,19 @@ fn conforms_over_frames(volume: Arc<dyn Volume>) {
 
 #[test]
 fn a_ram_volume_conforms_over_long_frames() {
-    if is_in_own_network("a_ram_volume_conforms_over_long_frames", 9000) {
+    if is_in_own_network("a_ram_volume_conforms_over_long_frames", "ip link set lo mtu 9000 up") {
         conforms_over_frames(Arc::new(MemVolume::new(SIZE)));
     }
 }
 
 #[test]
 fn a_ram_volume_conforms_over_frames_of_two_sectors() {
-    if is_in_own_network("a_ram_volume_conforms_over_frames_of_two_sectors", 1500) {
+    if is_in_own_network("a_ram_volume_conforms_over_frames_of_two_sectors", "ip link set lo mtu 1500 up") {
         conforms_over_frames(Arc::new(MemVolume::new(SIZE)));
     }
 }
 
 const LOOPBACK: &str = "lo";
-/// Set in the process that runs in the namespace.
-const INSIDE: &str = "BLOCKMUX_AOE_CONFORMANCE";
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Larger than the largest transfer.
 const SIZE: u64 = 40 << 20;

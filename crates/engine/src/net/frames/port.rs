@@ -207,11 +207,6 @@ const MAX_MTU: usize = 65_535;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::namespace::Network;
-    use blockmux_proto::driver::frames::{Mac, Station};
-    use blockmux_volume::{Memory, SgList};
-    use std::process::Command;
-    use std::time::Duration;
 
     /// Whether the kernel would deliver a frame whose sender's address ends with `sender`.
     fn delivers_from(program: &[Instruction], sender: u8, frame: &[u8]) -> bool {
@@ -268,57 +263,6 @@ mod tests {
         for (frame, to_target, to_initiator) in all {
             let got = (delivers(&target, &frame), delivers(&initiator, &frame));
             assert_eq!(got, (to_target, to_initiator), "{frame:x?}");
-        }
-    }
-
-    /// Receives on an interface in a network namespace that has a macvlan interface on top.
-    fn receive_on_a_veth_interface() {
-        let ip = |command: &str| {
-            let made = Command::new("ip").args(command.split(' ')).output();
-            made.is_ok_and(|made| made.status.success())
-        };
-        let is_made = ip("link add cable type veth peer name far")
-            && ip("link add link cable name upper type macvlan mode bridge")
-            && ["cable", "far", "upper"].iter().all(|name| ip(&format!("link set {name} up")));
-        if !is_made {
-            return println!("skipped: the system has no macvlan");
-        }
-        let open = |name| PacketPort::open(name, Side::Target(Share::ALL)).unwrap();
-        let [mut cable, mut upper, mut far] = ["cable", "upper", "far"].map(open);
-        let macs = [&mut cable, &mut upper].map(|port| port.query_info().unwrap().mac);
-        let mut outbox = FrameOutbox::default();
-        let all = Mac::BROADCAST;
-        for (nth, mac) in (1..).zip([macs[0], macs[1], all, Mac([2; 6]), macs[0]]) {
-            let request = [0x10, 0, 0, 1, 1, 0, 0, 0, 0, nth];
-            outbox.push(Station { port: PortId(0), mac }, &request, SgList::default());
-        }
-        while !outbox.is_empty() {
-            far.send(PortId(0), &mut outbox).unwrap();
-        }
-        for (port, expected, last) in [(&mut cable, vec![1, 3, 5], 5), (&mut upper, vec![2, 3], 3)] {
-            let mut received = Vec::new();
-            for _ in 0..20 {
-                kernel::wait_readable(&[port.as_raw_fd()], Duration::from_secs(1)).unwrap();
-                let mut chunk = Chunk::new(Memory::from_heap(kernel::BATCH * port.stride()));
-                let mut arrivals = Vec::new();
-                let _ = port.receive(&mut chunk, &mut arrivals);
-                for arrival in arrivals {
-                    received.extend((arrival.len > 0).then(|| chunk.unread()[9]));
-                    chunk.take(port.stride());
-                }
-                if received.last() == Some(&last) {
-                    break;
-                }
-            }
-            assert_eq!(received, expected);
-        }
-    }
-
-    #[test]
-    fn frames_for_a_stacked_interface_are_not_received() {
-        match Network::new() {
-            Ok(network) => network.within(receive_on_a_veth_interface).unwrap(),
-            Err(error) => println!("skipped: cannot create a network namespace: {error}"),
         }
     }
 
