@@ -44,6 +44,8 @@ mod reservation;
 mod status;
 pub mod subsystem;
 mod temperature;
+#[cfg(test)]
+mod tests;
 pub(crate) mod traffic;
 
 pub use crate::driver::session::HangUp;
