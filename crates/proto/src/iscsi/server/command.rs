@@ -134,7 +134,7 @@ impl ConnectionTurn<'_> {
                 return SegmentPurpose::Discard;
             }
             let is_open = entry.progress.transfer.is_open();
-            self.fail(slot, Response::failed(data_sense(mismatch.into())));
+            self.session.tasks.fail(slot, Response::failed(data_sense(mismatch.into())));
             if !is_open {
                 self.end_if_closed(slot);
                 return SegmentPurpose::Discard;
@@ -166,7 +166,7 @@ impl ConnectionTurn<'_> {
             && !entry.progress.transfer.put(offset, &borrowed)
         {
             if !self.give_memory(slot) {
-                self.fail(slot, Response::bare(ScsiStatus::BUSY));
+                self.session.tasks.fail(slot, Response::bare(ScsiStatus::BUSY));
                 return self.on_data(slot, offset, len, None, (is_final, is_immediate));
             }
             if let Some(entry) = self.session.tasks.get_mut(slot) {
@@ -181,7 +181,7 @@ impl ConnectionTurn<'_> {
             entry.progress.transfer.advance(len as u32, is_final)
         };
         if let Err(mismatch) = advanced {
-            self.fail(slot, Response::failed(data_sense(mismatch.into())));
+            self.session.tasks.fail(slot, Response::failed(data_sense(mismatch.into())));
             return self.end_if_closed(slot);
         }
         self.continue_data_out(slot);
@@ -358,7 +358,7 @@ impl ConnectionTurn<'_> {
     pub(super) fn skip(&mut self, slot: usize, is_final: bool) {
         let Some(entry) = self.session.tasks.get_mut(slot) else { return };
         if !entry.progress.transfer.skip(is_final) {
-            self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
+            self.session.tasks.fail(slot, Response::failed(data_sense(CRC_ERROR)));
             return self.end_if_closed(slot);
         }
         if is_final {
@@ -381,7 +381,7 @@ impl ConnectionTurn<'_> {
             }
             let continues = entry.progress.transfer.skip(true);
             if !continues {
-                self.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
+                self.session.tasks.fail(slot, Response::failed(data_sense(NOT_ENOUGH_DATA)));
             }
             match self.session.tasks.get_mut(slot).map(|entry| entry.state) {
                 Some(TaskState::Data) => self.continue_data_out(slot),
@@ -421,7 +421,7 @@ impl ConnectionTurn<'_> {
                 self.respond(itt, response);
             }
             Function::QUERY_TASK if knows_queries => {
-                let is_there = self.has_task(request.referenced_task_tag.get(), lun);
+                let is_there = self.session.tasks.has_task(request.referenced_task_tag.get(), lun);
                 self.respond(itt, query_response(is_there));
             }
             Function::QUERY_TASK_SET if knows_queries => {
@@ -443,7 +443,7 @@ impl ConnectionTurn<'_> {
     /// executes.
     fn abort_single(&mut self, request: &TaskManagementFunctionRequest) {
         let (itt, referenced) = (request.initiator_task_tag.get(), request.referenced_task_tag.get());
-        if self.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
+        if self.session.tasks.has_task(referenced, Lun(u64::from_be_bytes(request.lun))) {
             return self.abort_task(itt, referenced);
         }
         let ref_cmd_sn = request.ref_cmd_sn.get();

@@ -180,7 +180,7 @@ impl FullFeatureConnection {
     }
 
     pub(super) fn charge(&mut self, io: &Io) -> Charge {
-        self.turn(|turn| turn.charge(io))
+        self.shared.borrow_mut().tasks.charge(io)
     }
 
     #[inline]

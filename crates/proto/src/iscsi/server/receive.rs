@@ -25,7 +25,6 @@ use crate::driver::session::ProtocolError;
 use crate::iscsi::iser::IserMessage;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
-use crate::scsi::task_set::TaskRouter;
 use crate::scsi::{Response, ScsiStatus};
 use blockmux_volume::{Chunk, Crc32c, Seg};
 use blockmux_wire::iscsi::scsi::DataOut;
@@ -140,7 +139,7 @@ impl ConnectionTurn<'_> {
         if let SegmentPurpose::Data { slot, offset, is_final, is_immediate } = segment.purpose {
             let may_be_retransmitted = self.connection.level > 0;
             if !digest_ok && (!may_be_retransmitted || !self.lose(slot)) {
-                self.fail(slot, Response::failed(data_sense(CRC_ERROR)));
+                self.session.tasks.fail(slot, Response::failed(data_sense(CRC_ERROR)));
             }
             self.on_data(slot, offset, segment.len, borrowed.filter(|_| digest_ok), (is_final, is_immediate));
         }
@@ -202,7 +201,7 @@ impl ConnectionTurn<'_> {
     /// Ends a command with BUSY, because there is no memory for its data; the initiator may retry.
     pub(super) fn refuse_busy(&mut self, segment: DataSegment) {
         if let SegmentPurpose::Data { slot, .. } = segment.purpose {
-            self.fail(slot, Response::bare(ScsiStatus::BUSY));
+            self.session.tasks.fail(slot, Response::bare(ScsiStatus::BUSY));
         }
         self.connection.awaiting =
             AwaitedIscsiPdu::Tail { segment, crc: Crc32c::default(), excess: segment.len };

@@ -1,9 +1,8 @@
-//! Executes and aborts the tasks of a nexus.
+//! Executes and aborts the tasks of a nexus, as far as that concerns the transport.
 
 use super::functions::FunctionDone;
-use super::tasks::{PausedTask, TaskEntry, TaskState};
+use super::tasks::{PausedTask, TaskEntry, TaskState, slot_of};
 use super::transport::{ScsiTransport, TaskEvent, TransportParts};
-use crate::driver::target::Charge;
 use crate::exports::VolumeId;
 use crate::scsi::TaskFailure;
 use crate::scsi::{
@@ -11,7 +10,7 @@ use crate::scsi::{
     TaskStep,
 };
 use crate::volume_state::{Drain, NotAdmitted};
-use blockmux_volume::{Completion, Cost, Io, IoError, SgList, Tag};
+use blockmux_volume::{Completion, Io, IoError, SgList, Tag};
 
 /// Task execution, implemented for every [`ScsiTransport`].
 pub(crate) trait TaskRouter: ScsiTransport + Sized {
@@ -22,11 +21,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         if let Some(entry) = tasks.get_mut(slot) {
             entry.task = Some(Task::new(command));
         }
-        match tasks.server_and_task(slot) {
-            Some((server, task)) => {
-                let step = server.start(task);
-                self.drive(slot, step);
-            }
+        match tasks.step(slot, DeviceServer::start) {
+            Some(step) => self.drive(slot, step),
             None => self.refuse(slot, Response::bare(ScsiStatus::BUSY)),
         }
     }
@@ -72,7 +68,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                 TaskStep::DataOut { len } => {
                     entry.state = TaskState::Data;
                     let Some(data) = self.fetch(slot, len) else { return };
-                    match self.take_data(slot, data) {
+                    match self.parts().tasks.step(slot, on_data_out(data)) {
                         Some(next) => step = next,
                         None => return,
                     }
@@ -84,19 +80,15 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// Continues a task with its data-out, or with the reason why the data failed.
     #[inline]
     fn deliver_data(&mut self, slot: usize, data: Result<SgList, Sense>) {
-        if let Some(step) = self.take_data(slot, data) {
-            self.drive(slot, step);
-        }
+        self.advance(slot, on_data_out(data));
     }
 
-    /// Passes data-out to the device server.
+    /// Executes the next step of a task, and what follows from it.
     #[inline]
-    fn take_data(&mut self, slot: usize, data: Result<SgList, Sense>) -> Option<TaskStep> {
-        let (server, task) = self.parts().tasks.server_and_task(slot)?;
-        Some(match data {
-            Ok(data) => server.on_data_out(task, data),
-            Err(sense) => TaskStep::Done(Response::failed(sense)),
-        })
+    fn advance(&mut self, slot: usize, act: impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep) {
+        if let Some(step) = self.parts().tasks.step(slot, act) {
+            self.drive(slot, step);
+        }
     }
 
     /// Processes the completion of an I/O that this driver submitted.
@@ -111,7 +103,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// it.
     #[inline]
     fn on_completion(&mut self, done: Completion) {
-        let slot = usize::try_from(done.tag.0).unwrap_or(usize::MAX);
+        let slot = slot_of(done.tag);
         let TransportParts { tasks, owner, .. } = self.parts();
         let Some(entry) = tasks.get_mut(slot) else {
             debug_assert!(false, "{:?} completed but is not in flight", done.tag);
@@ -129,41 +121,21 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
             return self.drop_aborted(slot);
         }
         debug_assert!(entry.state == TaskState::Io, "{:?} completed but is not in flight", done.tag);
-        if let Some((server, task)) = tasks.server_and_task(slot) {
-            let step = server.on_io(task, done);
-            self.drive(slot, step);
-        }
-    }
-
-    /// What limits charge for an I/O.
-    fn charge(&mut self, io: &Io) -> Charge {
-        let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
-        let cost = match self.parts().tasks.server_and_task(slot) {
-            Some((_, task)) => DeviceServer::cost(task, io),
-            None => Cost::of(io),
-        };
-        Charge { cost, station: None }
+        self.advance(slot, |server, task| server.on_io(task, done));
     }
 
     /// Admits an I/O, as [`IoSource::begin`](crate::driver::target::IoSource::begin).
     #[inline]
     fn begin_io(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
-        let slot = usize::try_from(io.tag.0).unwrap_or(usize::MAX);
-        let tasks = self.parts().tasks;
-        let is_aborted = tasks.get_mut(slot).is_none_or(|entry| entry.state != TaskState::Io);
-        let admitted = match tasks.server_and_task(slot) {
-            Some((server, task)) if !is_aborted => {
-                server.admit(task, volume, io, is_late).map_err(|why| why.map(Some))
-            }
-            _ => Err(NotAdmitted::Denied(None)),
-        };
-        admitted.map_err(|why| why.map(|failure| self.end_denied(slot, io.tag, failure)))
+        let admitted = self.parts().tasks.admit(volume, io, is_late);
+        admitted.map_err(|why| why.map(|failure| self.end_denied(io.tag, failure)))
     }
 
     /// Ends a task whose I/O is denied; returns the error to count for the volume. `None`: the task
     /// is aborted.
     #[cold]
-    fn end_denied(&mut self, slot: usize, tag: Tag, failure: Option<TaskFailure>) -> IoError {
+    fn end_denied(&mut self, tag: Tag, failure: Option<TaskFailure>) -> IoError {
+        let slot = slot_of(tag);
         let error = failure.map_or(IoError::Aborted, |failure| failure.io_error());
         let TransportParts { tasks, queue, owner, .. } = self.parts();
         let is_own = tasks.get_mut(slot).is_some_and(|entry| entry.owner == owner);
@@ -173,10 +145,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                 if let Some(entry) = tasks.get_mut(slot) {
                     entry.in_flight_at = None;
                 }
-                if let Some((server, task)) = tasks.server_and_task(slot) {
-                    let step = server.fail_denied(task, failure);
-                    self.drive(slot, step);
-                }
+                self.advance(slot, |server, task| server.fail_denied(task, failure));
             }
             _ => {
                 // Its slot may get another task, whose I/O must not be cancelled.
@@ -213,23 +182,9 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// Resumes a waiting task.
     fn resume_task(&mut self, slot: usize) {
         let TransportParts { tasks, owner, .. } = self.parts();
-        let is_its = |entry: &&mut TaskEntry<_>| entry.state == TaskState::Wait && entry.owner == owner;
-        if tasks.get_mut(slot).filter(is_its).is_some()
-            && let Some((server, task)) = tasks.server_and_task(slot)
-        {
-            let step = server.resume(task);
-            self.drive(slot, step);
-        }
-    }
-
-    /// Fails a task because of its data; its response waits for the rest of the data.
-    fn fail(&mut self, slot: usize, response: Response) {
-        if let Some(entry) = self.parts().tasks.get_mut(slot)
-            && entry.state == TaskState::Data
-        {
-            entry.task = None;
-            entry.state = TaskState::Ended;
-            entry.response = Some(response);
+        let is_its = |entry: &mut TaskEntry<_>| entry.state == TaskState::Wait && entry.owner == owner;
+        if tasks.get_mut(slot).is_some_and(is_its) {
+            self.advance(slot, DeviceServer::resume);
         }
     }
 
@@ -259,13 +214,6 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         if let Some(TaskState::Aborted(function)) = state {
             self.on_aborted(function);
         }
-    }
-
-    /// Whether a task with this tag exists on this unit; both identify it (SAM-5, I_T_L_Q nexus).
-    fn has_task(&mut self, tag: u32, lun: Lun) -> bool {
-        let tasks = self.parts().tasks;
-        let entry = tasks.find(tag).and_then(|slot| tasks.get_mut(slot));
-        entry.is_some_and(|entry| entry.lun.names_same_unit(lun))
     }
 
     /// ABORT TASK of an existing task (SAM-5 §7.2).
@@ -438,3 +386,12 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
 }
 
 impl<T: ScsiTransport> TaskRouter for T {}
+
+/// The step of a task with its data-out, or with the reason why the data failed.
+#[inline]
+fn on_data_out(data: Result<SgList, Sense>) -> impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep {
+    move |server, task| match data {
+        Ok(data) => server.on_data_out(task, data),
+        Err(sense) => TaskStep::Done(Response::failed(sense)),
+    }
+}

@@ -1,10 +1,11 @@
 //! The tasks of a nexus, from arrival to response.
 
 use super::functions::PendingResets;
+use crate::driver::target::Charge;
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, Lun, Response, Task};
-use crate::volume_state::Drain;
-use blockmux_volume::{Io, Slab, Tag};
+use crate::scsi::{DeviceServer, Lun, Response, Task, TaskFailure, TaskStep};
+use crate::volume_state::{Drain, NotAdmitted};
+use blockmux_volume::{Cost, Io, Slab, Tag};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -255,12 +256,63 @@ impl<P> TaskSet<P> {
         self.generations.get(slot).copied().unwrap_or_default()
     }
 
-    /// The device server and its state of the task in this slot.
-    #[inline]
-    pub(super) fn server_and_task(&mut self, slot: usize) -> Option<(&mut DeviceServer, &mut Task)> {
-        let task = self.entries.get_mut(slot)?.task.as_mut()?;
-        Some((self.server.as_mut()?, task))
+    /// Whether a task with this tag exists on this unit; both identify it (SAM-5, I_T_L_Q nexus).
+    pub(crate) fn has_task(&self, tag: u32, lun: Lun) -> bool {
+        let entry = self.find(tag).and_then(|slot| self.entries.get(slot));
+        entry.is_some_and(|entry| entry.lun.names_same_unit(lun))
     }
+
+    /// Fails a task because of its data; its response waits for the rest of the data.
+    pub(crate) fn fail(&mut self, slot: usize, response: Response) {
+        if let Some(entry) = self.get_mut(slot)
+            && entry.state == TaskState::Data
+        {
+            entry.task = None;
+            entry.state = TaskState::Ended;
+            entry.response = Some(response);
+        }
+    }
+
+    /// What limits charge for an I/O.
+    pub(crate) fn charge(&mut self, io: &Io) -> Charge {
+        let task = self.get_mut(slot_of(io.tag)).and_then(|entry| entry.task.as_mut());
+        Charge { cost: task.map_or_else(|| Cost::of(io), |task| DeviceServer::cost(task, io)), station: None }
+    }
+
+    /// Admits an I/O; a failure of `None` says that its task was aborted.
+    #[inline]
+    pub(super) fn admit(
+        &mut self,
+        volume: VolumeId,
+        io: &Io,
+        is_late: bool,
+    ) -> Result<(), NotAdmitted<Option<TaskFailure>>> {
+        let entry = self.entries.get_mut(slot_of(io.tag)).filter(|entry| entry.state == TaskState::Io);
+        match (&mut self.server, entry.and_then(|entry| entry.task.as_mut())) {
+            (Some(server), Some(task)) => {
+                server.admit(task, volume, io, is_late).map_err(|why| why.map(Some))
+            }
+            _ => Err(NotAdmitted::Denied(None)),
+        }
+    }
+
+    /// Lets the device server take a step of the task in this slot; `None` if it knows no such
+    /// task.
+    #[inline]
+    pub(super) fn step(
+        &mut self,
+        slot: usize,
+        act: impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep,
+    ) -> Option<TaskStep> {
+        let task = self.entries.get_mut(slot)?.task.as_mut()?;
+        Some(act(self.server.as_mut()?, task))
+    }
+}
+
+/// The slot of the task that has this I/O.
+#[inline]
+pub(super) fn slot_of(tag: Tag) -> usize {
+    usize::try_from(tag.0).unwrap_or(usize::MAX)
 }
 
 /// Tag of free slots.

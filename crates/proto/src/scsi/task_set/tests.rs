@@ -166,7 +166,7 @@ fn a_response_waits_for_data_that_is_still_to_come() {
     let mut nexus = TestTransport::new(&DeviceBench::new(), "a");
     let slot = nexus.command(1, WRITE, 512);
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = true;
-    nexus.fail(slot, Response::bare(ScsiStatus::BUSY));
+    nexus.tasks.fail(slot, Response::bare(ScsiStatus::BUSY));
     nexus.end_if_closed(slot);
     assert!(nexus.responses.is_empty());
     nexus.tasks.get_mut(slot).unwrap().progress.is_open = false;
@@ -200,10 +200,10 @@ fn abort_task_is_done_when_the_io_of_the_task_is() {
     nexus.command(1, READ, 0);
     let io = nexus.io();
     nexus.command(2, WRITE, 512);
-    assert!(nexus.has_task(1, LUN) && !nexus.has_task(1, Lun::new(1)));
+    assert!(nexus.tasks.has_task(1, LUN) && !nexus.tasks.has_task(1, Lun::new(1)));
     nexus.abort_task(100, 1);
     assert_eq!(nexus.queue().poll_cancel(), Some((VolumeId(0), io.tag)));
-    assert!(nexus.done.is_empty() && !nexus.has_task(1, LUN), "the tag is free again");
+    assert!(nexus.done.is_empty() && !nexus.tasks.has_task(1, LUN), "the tag is free again");
     nexus.abort_task(101, 2);
     assert_eq!(nexus.done, [(1, 101)], "the task had nothing in flight");
     nexus.finish(io);

@@ -534,7 +534,7 @@ impl IoSource for SrpTargetSession {
     }
 
     fn charge(&mut self, io: &Io) -> Charge {
-        TaskRouter::charge(self, io)
+        self.tasks.charge(io)
     }
 
     #[inline]
