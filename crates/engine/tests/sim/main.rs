@@ -15,6 +15,7 @@ mod nvme_rdma;
 mod resize;
 mod scenarios;
 mod seeds;
+mod shared_volume;
 #[path = "../sides/mod.rs"]
 mod sides;
 mod silence;
