@@ -18,7 +18,7 @@ use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
-use blockmux_wire::iwarp::mpa::{Enhanced, Marker, ReqRepFrame, fpdu_len};
+use blockmux_wire::iwarp::mpa::{Enhanced, ReqRepFrame, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest, Terminate};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -34,7 +34,6 @@ pub(crate) fn iwarp_frames(data: &[u8]) {
     }
     again::<ReqRepFrame>(data);
     again::<Enhanced>(data);
-    again::<Marker>(data);
     again::<ReadRequest>(data);
     again::<Terminate>(data);
     let mut rest = data;
@@ -61,7 +60,6 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     let bits = choices.byte();
     let config = IwarpConfig {
         has_crc: bits & 1 != 0,
-        wants_markers: bits & 14 == 14,
         is_enhanced: bits & 16 == 0,
         is_peer_to_peer: bits & 32 == 0,
         mss: choices.of(&[0, 1448, 8948, 65_483]),
@@ -322,7 +320,6 @@ impl IwarpRun<'_> {
             let data = usize::from(u16::from_be_bytes([self.sent[18], self.sent[19]]));
             self.sent.drain(..20 + data);
         }
-        // With markers, frames cannot be found by their lengths alone.
         while let Some(length) = self.sent.first_chunk() {
             let len = u16::from_be_bytes(*length);
             if self.sent.len() < fpdu_len(len) {
@@ -371,7 +368,7 @@ impl IwarpRun<'_> {
     fn set_up(&mut self, kind: u8) {
         let key = if self.is_active { b"MPA ID Rep Frame" } else { b"MPA ID Req Frame" };
         let mut frame = key.to_vec();
-        // Without markers, and by RFC 6581.
+        // By RFC 6581.
         let crc = if self.has_crc { 0x40 } else { 0 };
         let (ird, ord) = (0x80 & kind, (kind & 3) << 6);
         frame.extend([0x10 | crc, 2, 0, 6, ird, 2, ord, 2, kind, kind]);

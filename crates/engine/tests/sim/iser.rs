@@ -41,7 +41,6 @@ fn protocol(seed: u64) -> Iser {
     };
     let config = IwarpConfig {
         has_crc: seed % 3 == 1,
-        wants_markers: seed % 5 == 2,
         is_enhanced: seed % 7 != 3,
         mss: [1448, 65_483, 536][seed as usize % 3],
         ..IwarpConfig::default()

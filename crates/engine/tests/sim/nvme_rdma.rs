@@ -46,11 +46,7 @@ impl Protocol for NvmeRdma {
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
-        config: IwarpConfig {
-            wants_markers: seed % 5 == 2,
-            mss: [1448, 65_483, 536][seed as usize % 3],
-            ..IwarpConfig::default()
-        },
+        config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         entries: if seed % 5 == 1 { 3 } else { 64 },
         queues: 1 + seed as u16 / 2 % 3,
     }

@@ -75,11 +75,7 @@ impl Dialer for AnyUnit {
 fn protocol(seed: u64) -> Srp {
     Srp {
         over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
-        config: IwarpConfig {
-            wants_markers: seed % 5 == 2,
-            mss: [1448, 65_483, 536][seed as usize % 3],
-            ..IwarpConfig::default()
-        },
+        config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         channels: 1 + seed as u32 / 2 % 3,
         immediate_data: seed % 4 != 3,
     }

@@ -18,7 +18,7 @@
 //!
 //! # Copies
 //! Payload is sent by reference, and its memory is free again once it is sent. Payload is copied
-//! first if the peer wants markers, or if there are CRCs and the memory is shared (`framing.rs`).
+//! first if there are CRCs and the memory is shared (`framing.rs`).
 //! The session borrows a message that lies whole in the receive buffer. Tagged payload is copied
 //! from the receive buffer to its place, or received directly into its place (`receive.rs`).
 //! `docs/decisions/` has the reasons.
@@ -40,7 +40,6 @@ mod receive;
 mod setup;
 mod terminate;
 mod transmit;
-mod unframe;
 
 #[cfg(test)]
 mod tests;
@@ -71,8 +70,6 @@ use zerocopy::{IntoBytes, U32};
 pub struct IwarpConfig {
     /// Whether this side asks for CRCs. They are used if either side asks.
     pub has_crc: bool,
-    /// Whether this side wants markers in the FPDUs that it receives. They help hardware only.
-    pub wants_markers: bool,
     /// Active side: whether to connect by RFC 6581 (MPA revision 2), which negotiates ORD and IRD,
     /// or by RFC 5044 (revision 1).
     pub is_enhanced: bool,
@@ -85,13 +82,7 @@ pub struct IwarpConfig {
 
 impl Default for IwarpConfig {
     fn default() -> IwarpConfig {
-        IwarpConfig {
-            has_crc: false,
-            wants_markers: false,
-            is_enhanced: true,
-            is_peer_to_peer: true,
-            mss: 1448,
-        }
+        IwarpConfig { has_crc: false, is_enhanced: true, is_peer_to_peer: true, mss: 1448 }
     }
 }
 
@@ -157,20 +148,14 @@ impl Iwarp {
 
     fn new(endpoint: &Endpoint, config: IwarpConfig, pool: Pool, seed: Seed, now: Instant) -> Iwarp {
         let reads = endpoint.reads;
-        let negotiated = NegotiatedParameters {
-            has_crc: config.has_crc,
-            sends_markers: false,
-            ord: reads,
-            ird: reads,
-            rtr: None,
-        };
+        let negotiated = NegotiatedParameters { has_crc: config.has_crc, ord: reads, ird: reads, rtr: None };
         Iwarp {
             phase: IwarpPhase::Listening,
             negotiated,
             regions: Regions::new(endpoint.regions, seed),
             outbox: Outbox::default(),
             receive_side: ReceiveSide::new(endpoint.receives),
-            transmitter: Transmitter::new(Framer::new(config.has_crc, false, config.mss, pool.clone())),
+            transmitter: Transmitter::new(Framer::new(config.has_crc, config.mss, pool.clone())),
             pool,
             pending: PendingWork::default(),
             events: VecDeque::new(),
@@ -232,6 +217,12 @@ impl Iwarp {
         };
         if self.phase == IwarpPhase::Listening {
             let (request, data) = MpaRequest::read(frame).inspect_err(|_| self.end(None))?;
+            if request.wants_markers() {
+                let offered = request.negotiated(&self.config, self.endpoint.reads);
+                self.push_frame(&request.reply(&offered, false, &[]));
+                self.end(None);
+                return Err(WANTS_MARKERS);
+            }
             self.phase = IwarpPhase::Requested(request);
             let reads = request.negotiated(&self.config, self.endpoint.reads).ord;
             self.events.push_back(Event::Requested { private_data: data.to_vec(), reads });
@@ -282,9 +273,8 @@ impl Iwarp {
         if negotiated.rtr.is_none() {
             self.deadline = None;
         }
-        self.transmitter.framer =
-            Framer::new(negotiated.has_crc, negotiated.sends_markers, self.config.mss, self.pool.clone());
-        self.receive_side.begin(negotiated.has_crc, self.config.wants_markers);
+        self.transmitter.framer = Framer::new(negotiated.has_crc, self.config.mss, self.pool.clone());
+        self.receive_side.begin(negotiated.has_crc);
     }
 
     /// Sends the session's reply to a connection request.
@@ -295,7 +285,7 @@ impl Iwarp {
             return self.end(None);
         }
         let negotiated = request.negotiated(&self.config, self.endpoint.reads);
-        let reply = request.reply(&self.config, &negotiated, is_taken, private_data);
+        let reply = request.reply(&negotiated, is_taken, private_data);
         self.push_frame(&reply);
         if is_taken {
             self.connect(negotiated);
@@ -444,6 +434,8 @@ pub const OUTBOX_FULL_OF_COPIES: usize = 256 << 10;
 /// Private data that MPA leaves to the session, in bytes.
 const PRIVATE_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;
 
+const WANTS_MARKERS: ProtocolError =
+    ProtocolError { what: "asked for MPA markers, which are not supported", reference: "RFC 5044 §7.1.1" };
 const EARLY: ProtocolError = ProtocolError {
     what: "sent data before the reply to its connection request",
     reference: "RFC 5044 §7.1.2",

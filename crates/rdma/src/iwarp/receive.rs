@@ -13,7 +13,6 @@ use super::messages::UntaggedQueues;
 use super::setup::Rtr;
 use super::terminate::{self, TerminateReason};
 use super::transmit::PeerReadRequest;
-use super::unframe::{UnframeStep, Unframer};
 use super::{Iwarp, IwarpPhase};
 use blockmux_proto::driver::session::{Demand, ProtocolError};
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
@@ -29,8 +28,6 @@ use zerocopy::FromBytes;
 pub(super) struct ReceiveSide {
     state: ReceiveState,
     has_crc: bool,
-    /// Present if this side asked for markers.
-    unframer: Option<Unframer>,
     /// Rises with long tagged payloads and falls with short ones; see [`BULK`].
     bulk: u32,
     pub(super) untagged: UntaggedQueues,
@@ -76,7 +73,6 @@ impl ReceiveSide {
         ReceiveSide {
             state: ReceiveState::Frame(REQ_REP_LEN),
             has_crc: false,
-            unframer: None,
             bulk: 0,
             untagged: UntaggedQueues::new(receives),
         }
@@ -96,10 +92,9 @@ impl ReceiveSide {
     }
 
     /// Expects FPDUs from now on.
-    pub(super) fn begin(&mut self, has_crc: bool, has_markers: bool) {
+    pub(super) fn begin(&mut self, has_crc: bool) {
         self.state = ReceiveState::Frame(LENGTH_LEN);
         self.has_crc = has_crc;
-        self.unframer = has_markers.then(Unframer::default);
     }
 
     #[inline]
@@ -172,7 +167,6 @@ impl Iwarp {
             let taken = match self.receive_side.state {
                 ReceiveState::Place(_) => return Ok(at),
                 ReceiveState::Tail(_) => self.take_tail(rest)?,
-                ReceiveState::Frame(_) if self.receive_side.unframer.is_some() => self.take_marked(rest)?,
                 ReceiveState::Frame(_) => self.take_fpdu(input, at, rest)?,
             };
             match taken {
@@ -229,33 +223,6 @@ impl Iwarp {
     fn need(&mut self, bytes: usize) -> Result<usize, ProtocolError> {
         self.receive_side.state = ReceiveState::Frame(bytes);
         Ok(0)
-    }
-
-    /// Handles an FPDU with markers.
-    fn take_marked(&mut self, rest: &[u8]) -> Result<usize, ProtocolError> {
-        let Some(mut unframer) = self.receive_side.unframer.take() else { return Ok(0) };
-        let taken = match unframer.take(rest) {
-            Ok(UnframeStep::Needs(bytes)) => self.need(bytes),
-            Ok(UnframeStep::Whole(stuffed)) => {
-                let fpdu = unframer.fpdu();
-                let len = fpdu.first_chunk().map_or(0, |length| u16::from_be_bytes(*length)).into();
-                let ulpdu = fpdu.get(LENGTH_LEN..).and_then(|rest| rest.get(..len)).unwrap_or_default();
-                if self.receive_side.has_crc && !rest.get(..stuffed).is_some_and(is_intact) {
-                    Err(self.terminate(terminate::BAD_CRC, ulpdu, len))
-                } else {
-                    self.receive_side.state = ReceiveState::Frame(LENGTH_LEN);
-                    let keep = |offset: usize, len: usize| {
-                        Seg::from_slice(
-                            ulpdu.get(offset..).and_then(|rest| rest.get(..len)).unwrap_or_default(),
-                        )
-                    };
-                    self.on_ulpdu(ulpdu, keep).map(|()| stuffed)
-                }
-            }
-            Err(reason) => Err(self.terminate(reason, &[], 0)),
-        };
-        self.receive_side.unframer = Some(unframer);
-        taken
     }
 
     /// Handles the end of placed payload.

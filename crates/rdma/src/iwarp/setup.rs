@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!   active                                passive
-//!     request: M C, IRD ORD, RTR? ──▶       limits ORD and IRD to what both sides support
-//!                                 ◀──     reply: M C R, IRD ORD, RTR
+//!     request: C, IRD ORD, RTR?   ──▶       limits ORD and IRD to what both sides support
+//!                                 ◀──     reply: C R, IRD ORD, RTR
 //!     RTR: an empty message       ──▶       may send from now on
 //! ```
 //! The passive side sends nothing before it has received an FPDU. The first FPDU, whether an RTR
-//! message or not, shows that the active side is ready.
+//! message or not, shows that the active side is ready. A peer that asks for markers (M) is
+//! rejected (decision 91).
 
 use super::IwarpConfig;
-use super::terminate::{BAD_REPLY, NO_RTR, ORD_ABOVE_IRD, TerminateReason};
+use super::terminate::{BAD_REPLY, NO_RTR, ORD_ABOVE_IRD, TerminateReason, WANTS_MARKERS};
 use blockmux_proto::driver::session::ProtocolError;
 use blockmux_wire::iwarp::mpa::{
     ENHANCED_LEN, Enhanced, FLAG_CRC, FLAG_ENHANCED, FLAG_MARKERS, FLAG_REJECT, IRD_PEER_TO_PEER,
@@ -23,8 +24,6 @@ use zerocopy::{FromBytes, IntoBytes, U16};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NegotiatedParameters {
     pub(super) has_crc: bool,
-    /// Whether this side sends markers.
-    pub(super) sends_markers: bool,
     /// RDMA Reads of this side that may be in flight.
     pub(super) ord: u32,
     /// RDMA Reads of the peer that may be in flight.
@@ -68,7 +67,8 @@ pub(super) fn request(config: &IwarpConfig, reads: u32, private_data: &[u8]) -> 
         Enhanced { ird: U16::new(ird), ord: U16::new(ord) }
     });
     let rev = if config.is_enhanced { REVISION_2 } else { REVISION_1 };
-    frame(KEY_REQUEST, request_flags(config), rev, enhanced, private_data)
+    let flags = if config.has_crc { FLAG_CRC } else { 0 };
+    frame(KEY_REQUEST, flags, rev, enhanced, private_data)
 }
 
 impl MpaRequest {
@@ -97,7 +97,6 @@ impl MpaRequest {
         let least = u32::from(rtr == Some(Rtr::Read));
         NegotiatedParameters {
             has_crc: config.has_crc || self.flags & FLAG_CRC != 0,
-            sends_markers: self.flags & FLAG_MARKERS != 0,
             ord: self
                 .enhanced
                 .filter(Enhanced::says_reads)
@@ -107,14 +106,13 @@ impl MpaRequest {
         }
     }
 
+    /// Whether the peer asks for markers.
+    pub(super) fn wants_markers(&self) -> bool {
+        self.flags & FLAG_MARKERS != 0
+    }
+
     /// Encodes the reply that accepts or rejects the connection.
-    pub(super) fn reply(
-        &self,
-        config: &IwarpConfig,
-        negotiated: &NegotiatedParameters,
-        is_taken: bool,
-        data: &[u8],
-    ) -> Vec<u8> {
+    pub(super) fn reply(&self, negotiated: &NegotiatedParameters, is_taken: bool, data: &[u8]) -> Vec<u8> {
         let enhanced = self.enhanced.map(|asked| {
             let mut ird = reads_of(negotiated.ird).min(asked.ord());
             let mut ord = reads_of(negotiated.ord);
@@ -132,7 +130,7 @@ impl MpaRequest {
         });
         let crc = if negotiated.has_crc { FLAG_CRC } else { 0 };
         let reject = if is_taken { 0 } else { FLAG_REJECT };
-        frame(KEY_REPLY, request_flags(config) | crc | reject, self.rev, enhanced, data)
+        frame(KEY_REPLY, crc | reject, self.rev, enhanced, data)
     }
 }
 
@@ -166,6 +164,9 @@ pub(super) fn answer(bytes: &[u8], config: &IwarpConfig, reads: u32) -> Result<M
             MpaReply::Rejected(private_data)
         });
     }
+    if frame.flags & FLAG_MARKERS != 0 {
+        return Err(WANTS_MARKERS);
+    }
     if granted.is_some() != config.is_enhanced && !is_plain {
         return Err(BAD_REPLY);
     }
@@ -182,7 +183,6 @@ pub(super) fn answer(bytes: &[u8], config: &IwarpConfig, reads: u32) -> Result<M
     };
     let negotiated = NegotiatedParameters {
         has_crc: config.has_crc || frame.flags & FLAG_CRC != 0,
-        sends_markers: frame.flags & FLAG_MARKERS != 0,
         ord: reads.min(granted_ird),
         ird: reads,
         rtr,
@@ -207,12 +207,6 @@ fn enhanced<'a>(frame: &ReqRepFrame, data: &'a [u8]) -> Option<(Option<Enhanced>
     }
     let (enhanced, data) = Enhanced::read_from_prefix(data).ok()?;
     Some((Some(enhanced), data))
-}
-
-fn request_flags(config: &IwarpConfig) -> u8 {
-    let markers = if config.wants_markers { FLAG_MARKERS } else { 0 };
-    let crc = if config.has_crc { FLAG_CRC } else { 0 };
-    markers | crc
 }
 
 fn reads_of(reads: u32) -> u16 {
@@ -258,7 +252,7 @@ mod tests {
         let (request, data) = MpaRequest::read(&request).unwrap();
         assert_eq!(data, b"ask");
         let negotiated = request.negotiated(answers, reads.1);
-        let reply = request.reply(answers, &negotiated, true, b"answer");
+        let reply = request.reply(&negotiated, true, b"answer");
         (negotiated, answer(&reply, asks, reads.0))
     }
 
@@ -270,27 +264,18 @@ mod tests {
         assert_eq!(data, [0x80, 0, 0, 0]);
         let negotiated = request.negotiated(&config(), 128);
         assert_eq!((negotiated.ord, negotiated.ird, negotiated.rtr), (128, 128, None));
-        let reply = request.reply(&config(), &negotiated, true, &[0x80, 0, 0, 0]);
+        let reply = request.reply(&negotiated, true, &[0x80, 0, 0, 0]);
         assert_eq!(reply, b"MPA ID Rep Frame\x10\x02\x00\x08\x00\x01\x00\x80\x80\x00\x00\x00");
     }
 
     #[test]
-    fn crcs_are_used_if_either_side_requests_them_and_markers_if_their_receiver_does() {
-        for bits in 0..16 {
-            let [asks, answers] = [0, 2].map(|shift| IwarpConfig {
-                has_crc: bits >> shift & 1 != 0,
-                wants_markers: bits >> shift & 2 != 0,
-                ..config()
-            });
-            let (passive, active) = agree(&asks, &answers, (4, 4));
+    fn crcs_are_used_if_either_side_requests_them() {
+        for (asks, answers) in [(false, false), (true, false), (false, true), (true, true)] {
+            let with = |has_crc| IwarpConfig { has_crc, ..config() };
+            let (passive, active) = agree(&with(asks), &with(answers), (4, 4));
             let Ok(MpaReply::Accepted(active, data)) = active else { panic!("{active:?}") };
             assert_eq!(data, b"answer");
-            assert_eq!(active.has_crc, asks.has_crc || answers.has_crc);
-            assert_eq!(passive.has_crc, active.has_crc);
-            assert_eq!(
-                (active.sends_markers, passive.sends_markers),
-                (answers.wants_markers, asks.wants_markers)
-            );
+            assert_eq!((active.has_crc, passive.has_crc), (asks || answers, asks || answers));
         }
     }
 
@@ -322,7 +307,7 @@ mod tests {
         let config = IwarpConfig::default();
         let negotiated = request.negotiated(&config, 8);
         assert_eq!((negotiated.ord, negotiated.ird, negotiated.rtr), (8, 8, Some(Rtr::Write)));
-        let reply = request.reply(&config, &negotiated, true, &[]);
+        let reply = request.reply(&negotiated, true, &[]);
         assert_eq!(reply[REQ_REP_LEN..], [0xbf, 0xff, 0xbf, 0xff]);
         for (bit, rtr) in [(ORD_RTR_WRITE, Rtr::Write), (ORD_RTR_READ, Rtr::Read)] {
             let reply = frame(KEY_REPLY, 0, REVISION_2, Some(unsaid(bit)), &[]);
@@ -344,7 +329,7 @@ mod tests {
             let request = MpaRequest { flags: FLAG_ENHANCED, rev: REVISION_2, enhanced: Some(enhanced) };
             let negotiated = request.negotiated(&config(), 0);
             assert_eq!((negotiated.rtr, negotiated.ird), (Some(rtr), u32::from(rtr == Rtr::Read)));
-            let reply = request.reply(&config(), &negotiated, true, &[]);
+            let reply = request.reply(&negotiated, true, &[]);
             let bits = [reply[20] & 0xc0, reply[22] & 0xc0];
             assert_eq!(
                 bits,
@@ -374,6 +359,7 @@ mod tests {
         assert_eq!(reply(FLAG_ENHANCED, 1, &[0; 4]), Err(BAD_REPLY));
         assert_eq!(reply(FLAG_ENHANCED, 2, &[0; 3]), Err(BAD_REPLY));
         assert_eq!(reply(FLAG_ENHANCED, 3, &[0; 4]), Err(BAD_REPLY));
+        assert_eq!(reply(FLAG_ENHANCED | FLAG_MARKERS, 2, &[0x80, 4, 0x80, 4]), Err(WANTS_MARKERS));
         assert_eq!(reply(FLAG_ENHANCED, 2, &[0x80, 4, 0x80, 5]), Err(ORD_ABOVE_IRD));
         assert_eq!(reply(FLAG_ENHANCED, 2, &[0x80, 4, 0, 4]), Err(NO_RTR));
         assert_eq!(reply(FLAG_REJECT, 1, b"no"), Ok(MpaReply::RejectedByRevision1(b"no".to_vec())));

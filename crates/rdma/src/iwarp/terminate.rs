@@ -181,14 +181,12 @@ fn header_len(control: Control) -> usize {
 
 pub(super) const SHORT_FRAME: TerminateReason =
     TerminateReason::mpa(MpaError::MARKER_MISMATCH, "sent a frame too short for its header");
-pub(super) const BAD_MARKER: TerminateReason = TerminateReason::mpa(
-    MpaError::MARKER_MISMATCH,
-    "sent a marker that does not point to the beginning of its frame",
-);
 pub(super) const BAD_CRC: TerminateReason =
     TerminateReason::mpa(MpaError::CRC_MISMATCH, "sent a frame with a wrong CRC");
 pub(super) const BAD_REPLY: TerminateReason =
     TerminateReason::mpa(MpaError::INVALID_REQ_REP, "sent bytes that are not an MPA reply");
+pub(super) const WANTS_MARKERS: TerminateReason =
+    TerminateReason::mpa(MpaError::INVALID_REQ_REP, "asked for MPA markers, which are not supported");
 pub(super) const ORD_ABOVE_IRD: TerminateReason = TerminateReason::mpa(
     MpaError::INSUFFICIENT_IRD,
     "asked for more RDMA Reads in flight than the request allows",

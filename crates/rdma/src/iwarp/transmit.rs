@@ -201,7 +201,7 @@ impl Iwarp {
     /// Whether more may be put into the outbox.
     #[inline]
     fn has_room_to_send(&self) -> bool {
-        let full = if self.transmitter.framer.reads_payload() { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
+        let full = if self.transmitter.framer.has_crc { OUTBOX_FULL_OF_COPIES } else { OUTBOX_FULL };
         self.outbox.len() < full
     }
 
@@ -255,7 +255,7 @@ impl Iwarp {
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
         let framer = &self.transmitter.framer;
-        let fits = !framer.reads_payload() && before.saturating_add(local.len()) <= OUTBOX_FULL;
+        let fits = !framer.has_crc && before.saturating_add(local.len()) <= OUTBOX_FULL;
         let room = framer.room(TAGGED_LEN);
         if !fits || room == 0 || !self.is_clear() {
             return false;

@@ -132,18 +132,16 @@ impl Streams {
     }
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
-    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
+fn config(has_crc: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, mss, ..IwarpConfig::default() }
 }
-
-const FORMS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 #[test]
 fn sessions_work_byte_by_byte() {
-    for (has_crc, wants_markers) in FORMS {
+    for has_crc in [false, true] {
         // The shortest FPDUs, and one for each message.
         for mss in [0, 65_483] {
-            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, mss));
             Streams::new(&served, default_proposal(), &config, 1).converse();
         }
     }
@@ -154,11 +152,10 @@ fn sessions_work_with_fpdus_of_every_length_and_any_split() {
     let steps = [2, 3, 7, 13, 61, 127, 508, 512, 1448, 4096, 20_000, usize::MAX];
     let mss = [0, 128, 131, 257, 536, 1448, 1460, 4096, 8948, 16_384, 40_000, 65_483, usize::MAX];
     for (nth, step) in steps.into_iter().enumerate() {
-        for (has_crc, wants_markers) in FORMS {
+        for has_crc in [false, true] {
             for part in 0..3 {
                 let mss = mss[(nth + 5 * part) % mss.len()];
-                let (served, config) =
-                    (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+                let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, mss));
                 Streams::new(&served, default_proposal(), &config, step).converse();
             }
         }
@@ -169,9 +166,9 @@ fn sessions_work_with_fpdus_of_every_length_and_any_split() {
 fn sessions_work_if_the_target_reads_all_write_data() {
     let proposal =
         default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
-    for (has_crc, wants_markers) in FORMS {
+    for has_crc in [false, true] {
         for (mss, step) in [(0, 5), (1448, 1447), (65_483, 64)] {
-            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, wants_markers, mss));
+            let (served, config) = (ServedTarget::new(offer(), None), config(has_crc, mss));
             Streams::new(&served, proposal, &config, step).converse();
         }
     }
@@ -191,7 +188,7 @@ fn a_connection_lost_at_any_byte_loses_no_request_and_completes_none_twice() {
     let (mut after, mut replayed) = (0, 0);
     loop {
         let served = ServedTarget::new(offer(), None);
-        let config = config(after % 2 == 0, false, 1448);
+        let config = config(after % 2 == 0, 1448);
         let mut undone: Vec<Io> = [(1, 512), (2, 4096), (3, 12_288)]
             .into_iter()
             .flat_map(|(tag, len)| {

@@ -2,8 +2,7 @@
 //!
 //! A connection begins with a request and a reply, each a [`ReqRepFrame`] followed by private data.
 //! After that each direction is a sequence of FPDUs: a length, that many bytes, padding to a
-//! multiple of four, a CRC. If a receiver wants markers, a four-byte marker lies at every 512th
-//! byte of the sequence, beginning before the first FPDU.
+//! multiple of four, a CRC.
 
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
@@ -37,20 +36,6 @@ pub struct Enhanced {
     pub ord: U16<BE>,
 }
 const _: () = assert!(size_of::<Enhanced>() == ENHANCED_LEN);
-
-/// A marker (RFC 5044 §4.2).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct Marker {
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// Distance from the marker back to the beginning of its FPDU, in bytes; 0 if the FPDU begins
-    /// right after the marker.
-    pub fpdu_ptr: U16<BE>,
-}
-const _: () = assert!(size_of::<Marker>() == MARKER_LEN);
 
 impl Enhanced {
     /// Whether ORD and IRD are negotiated here.
@@ -101,7 +86,7 @@ pub const fn padding(len: u16) -> usize {
     (len as usize).wrapping_add(LENGTH_LEN).wrapping_neg() % 4
 }
 
-/// Length in bytes of the FPDU of a ULPDU of `len` bytes, without markers.
+/// Length in bytes of the FPDU of a ULPDU of `len` bytes.
 #[inline]
 #[must_use]
 pub const fn fpdu_len(len: u16) -> usize {
@@ -114,7 +99,7 @@ pub const KEY_REQUEST: [u8; 16] = *b"MPA ID Req Frame";
 /// Value of `key` in a reply.
 pub const KEY_REPLY: [u8; 16] = *b"MPA ID Rep Frame";
 
-/// M: the sender wants to receive markers.
+/// M: the sender wants to receive a marker at every 512th byte of the stream of FPDUs.
 pub const FLAG_MARKERS: u8 = 0x80;
 /// C: the sender wants CRCs, in both directions.
 pub const FLAG_CRC: u8 = 0x40;
@@ -153,10 +138,6 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 pub const LENGTH_LEN: usize = 2;
 /// Length of the CRC in bytes: CRC-32C, least significant byte first; zeroes if CRCs are not used.
 pub const CRC_LEN: usize = 4;
-/// Length of a marker, in bytes.
-pub const MARKER_LEN: usize = 4;
-/// Distance between markers, in bytes of the stream.
-pub const MARKER_INTERVAL: usize = 512;
 /// Smallest maximum ULPDU size (MULPDU), in bytes (RFC 5044 §4.5).
 pub const MULPDU_MIN: usize = 128;
 

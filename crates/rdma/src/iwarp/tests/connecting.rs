@@ -47,9 +47,8 @@ fn accept(driver: &mut TestDriver) -> Vec<u8> {
 fn a_request_is_encoded_by_rfc_6581() {
     let request = active(IwarpConfig::default()).sent(usize::MAX);
     assert_eq!(request, b"MPA ID Req Frame\x10\x02\x00\x08\x80\x08\xc0\x08ours");
-    let config =
-        IwarpConfig { has_crc: true, wants_markers: true, is_enhanced: false, ..IwarpConfig::default() };
-    assert_eq!(active(config).sent(usize::MAX), b"MPA ID Req Frame\xc0\x01\x00\x04ours");
+    let config = IwarpConfig { has_crc: true, is_enhanced: false, ..IwarpConfig::default() };
+    assert_eq!(active(config).sent(usize::MAX), b"MPA ID Req Frame\x40\x01\x00\x04ours");
 }
 
 #[test]
@@ -107,6 +106,21 @@ fn a_malformed_request_closes_the_stream_without_a_reply() {
 }
 
 #[test]
+fn a_request_for_markers_is_rejected() {
+    for (request, reply) in [
+        (setup_frame(b"q", 0xc0, 1, b"data"), setup_frame(b"p", 0x60, 1, b"")),
+        (setup_frame(b"q", 0x90, 2, &[0, 4, 0, 4]), setup_frame(b"p", 0x30, 2, &[0, 4, 0, 4])),
+    ] {
+        let mut driver = passive();
+        let events = run(&mut driver, &request);
+        assert!(matches!(&events[..], [Event::Disconnected]), "{events:?}");
+        assert_eq!(driver.error.unwrap().what, "asked for MPA markers, which are not supported");
+        assert_eq!(driver.sent(usize::MAX), reply);
+        assert!(driver.has_left());
+    }
+}
+
+#[test]
 fn a_peer_that_sends_before_the_reply_is_disconnected() {
     let mut driver = passive();
     let mut bytes = setup_frame(b"q", 0, 1, b"data");
@@ -118,10 +132,11 @@ fn a_peer_that_sends_before_the_reply_is_disconnected() {
 
 #[test]
 fn a_wrong_reply_is_answered_by_terminate() {
-    let cases: [(&[u8], u8); 5] = [
+    let cases: [(&[u8], u8); 6] = [
         (&setup_frame(b"p", 0, 2, &[]), 4),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", 4),
         (&setup_frame(b"q", 0x10, 2, &[0; 4]), 4),
+        (&setup_frame(b"p", 0x90, 2, &[0x80, 8, 0x80, 8]), 4),
         (&setup_frame(b"p", 0x10, 2, &[0x80, 8, 0x80, 9]), 6),
         (&setup_frame(b"p", 0x10, 2, &[0, 8, 0, 8]), 7),
     ];

@@ -23,32 +23,25 @@ fn conform(active: &IwarpConfig, passive: &IwarpConfig, step: usize) {
     conformance::run(&mut |ours, theirs| Box::new(StreamPair::new([ours, theirs], [active, passive], step)));
 }
 
-fn config(has_crc: bool, wants_markers: bool, mss: usize) -> IwarpConfig {
-    IwarpConfig { has_crc, wants_markers, mss, ..IwarpConfig::default() }
+fn config(has_crc: bool, mss: usize) -> IwarpConfig {
+    IwarpConfig { has_crc, mss, ..IwarpConfig::default() }
 }
 
 #[test]
 fn it_conforms_with_fpdus_of_every_size() {
     for mss in [0, 1448, 65483] {
-        conform(&config(false, false, mss), &config(false, false, mss), usize::MAX);
+        conform(&config(false, mss), &config(false, mss), usize::MAX);
     }
 }
 
 #[test]
 fn it_conforms_with_crcs() {
-    conform(&config(true, false, 1448), &config(false, false, 65483), usize::MAX);
-    conform(&config(false, false, 0), &config(true, false, 8948), 1000);
-}
-
-#[test]
-fn it_conforms_with_markers_in_either_direction_or_both() {
-    conform(&config(false, true, 1448), &config(false, false, 65483), usize::MAX);
-    conform(&config(true, false, 65483), &config(true, true, 536), usize::MAX);
-    conform(&config(true, true, 0), &config(true, true, 8948), 999);
+    conform(&config(true, 1448), &config(false, 65483), usize::MAX);
+    conform(&config(false, 0), &config(true, 8948), 1000);
 }
 
 #[test]
 fn it_conforms_however_the_stream_is_cut() {
-    conform(&config(false, false, 8948), &config(true, false, 1448), 61);
-    conform(&config(false, false, 65483), &config(false, false, 65483), 4099);
+    conform(&config(false, 8948), &config(true, 1448), 61);
+    conform(&config(false, 65483), &config(false, 65483), 4099);
 }
