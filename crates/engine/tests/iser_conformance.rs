@@ -23,13 +23,11 @@ use sides::iscsi::{node, target_name};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Serves one volume, also as `frozen`, which refuses writes, until it is dropped.
 struct Target {
     address: Address,
-    limit: ConnectionLimit,
     _cores: Cores,
 }
 
@@ -42,9 +40,8 @@ impl Target {
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = disk_and_frozen(&volume);
         let (serve, inboxes) = (target::serve(&node(&exports), &exports, 1), cores.inboxes());
-        let shared = limit.clone();
-        cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
-        Target { address, limit, _cores: cores }
+        cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit));
+        Target { address, _cores: cores }
     }
 
     fn endpoint(&self, export: &str, proposal: OperationalParameters, connections: u32) -> IscsiEndpoint {
@@ -92,34 +89,6 @@ fn a_ram_volume_conforms_with_rdma_reads_for_all_write_data() {
     let proposal =
         default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
     Target::serve().conforms(proposal, OverIwarp::default());
-}
-
-/// The target's cores get connections round-robin; a connection that another core gets is moved to
-/// its session's core.
-#[test]
-fn a_session_of_several_connections_conforms_wherever_they_are_accepted() {
-    let (target, proposal) = (Target::serve(), default_proposal().with(OperationalKey::MaxConnections, 4));
-    for over in [OverIwarp::default(), OverIwarp { has_crc: true, is_plain: false }] {
-        let volume = |export| -> Arc<dyn Volume> {
-            Arc::new(connect(target.endpoint(export, proposal, 1), over).unwrap())
-        };
-        let (disk, frozen) = (volume("disk"), volume("frozen"));
-        let (is_over, mut most) = (AtomicBool::new(false), 0);
-        std::thread::scope(|scope| {
-            let watch = scope.spawn(|| {
-                let mut most = 0;
-                while !is_over.load(Ordering::Relaxed) {
-                    most = most.max(target.limit.open());
-                    std::thread::yield_now();
-                }
-                most
-            });
-            conforms(disk, Some(frozen));
-            is_over.store(true, Ordering::Relaxed);
-            most = watch.join().unwrap();
-        });
-        assert!(most >= 4, "at most {most} connections were open");
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! stream, so the engine's stream tasks drive it (decision 51).
 
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
-use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
+use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, KEY_REQUEST};
 use blockmux_rdma::{Driven, Seed};
 use blockmux_volume::Pool;
 use std::time::Instant;
@@ -28,8 +28,20 @@ impl Setup {
     }
 }
 
+/// Whether a connection that begins with these bytes, at least [`REQUEST_LEN`], requests a queue
+/// pair: with the text of an MPA request's key (RFC 5044 §7.1).
+pub(crate) fn is_request(begin: &[u8]) -> bool {
+    begin.starts_with(&KEY_REQUEST)
+}
+
+/// Number of bytes by which a request is recognised.
+pub(crate) const REQUEST_LEN: usize = KEY_REQUEST.len();
+
+/// A session joined with its queue pair.
+pub(crate) type OverFabric<S> = Driven<Iwarp, S>;
+
 /// Accepts a connection that requests a queue pair.
-pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> Driven<Iwarp, S> {
+pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> OverFabric<S> {
     let config = setup.config(IwarpConfig::default());
     let queue_pair = Iwarp::passive(&session.endpoint(), config, setup.pool, setup.seed, setup.now);
     Driven::new(session, queue_pair, setup.now)

@@ -16,8 +16,6 @@ pub struct ArrivedConnection<T> {
     pub stream: T,
     /// Bytes received on another core and not parsed.
     pub unread: Vec<u8>,
-    /// Reply bytes that another core has sent, which this session must not send again.
-    pub sent: u64,
     /// The connection's share of the process's connection limit.
     pub permit: Permit,
 }
@@ -25,7 +23,7 @@ pub struct ArrivedConnection<T> {
 impl<T> ArrivedConnection<T> {
     /// A connection that was just accepted.
     pub fn new(stream: T, permit: Permit) -> ArrivedConnection<T> {
-        ArrivedConnection { stream, unread: Vec::new(), sent: 0, permit }
+        ArrivedConnection { stream, unread: Vec::new(), permit }
     }
 }
 
@@ -41,23 +39,13 @@ pub enum Elsewhere<S, T> {
 pub struct Relocate<S, T> {
     /// The core that the session belongs to, if not this one. Called until the session is
     /// established.
-    pub moves_to: fn(&mut S) -> Option<Relocation>,
+    pub moves_to: fn(&S) -> Option<CoreHandle>,
     /// Hands the connection over.
     pub hand_over: HandToCore<T>,
 }
 
 /// Hands a connection over to a core.
 pub type HandToCore<T> = Box<dyn Fn(&CoreHandle, ArrivedConnection<T>)>;
-
-/// The destination of a connection that moves.
-pub struct Relocation {
-    /// The owner core.
-    pub owner_core: CoreHandle,
-    /// Bytes that the session there must parse before the unread ones.
-    pub replayed: Vec<u8>,
-    /// Reply bytes already sent, which that session must not send again.
-    pub sent: u64,
-}
 
 /// How a connection moves to the process that takes over from this one, for sessions whose peers
 /// would not reconnect; see [`crate::serve::handover`].
@@ -94,18 +82,15 @@ impl<S: TargetLifecycle, T> Moves<S, T> {
     #[inline]
     pub(crate) fn to_owner_core(
         &self,
-        session: &mut S,
+        session: &S,
         carrier: &mut impl Carrier<S, Handle = T>,
         permit: &mut Option<Permit>,
     ) -> bool {
         let Some(Elsewhere::Core(relocate)) = &self.elsewhere else { return false };
-        let Some(relocation) = (relocate.moves_to)(session) else { return false };
+        let Some(owner_core) = (relocate.moves_to)(session) else { return false };
         let Some(permit) = permit.take() else { return false };
-        let Relocation { owner_core, replayed: mut unread, sent } = relocation;
-        let (stream, rest) = carrier.hand_over();
-        unread.extend(rest);
-        let arrival = ArrivedConnection { unread, sent, ..ArrivedConnection::new(stream, permit) };
-        (relocate.hand_over)(&owner_core, arrival);
+        let (stream, unread) = carrier.hand_over();
+        (relocate.hand_over)(&owner_core, ArrivedConnection { stream, unread, permit });
         true
     }
 

@@ -1,18 +1,15 @@
 //! A port that serves one protocol over TCP and over RDMA, detected by a connection's first bytes.
 //!
-//! An iWARP connection begins with an MPA request, whose key is text (RFC 5044 §7.1). Anything else
-//! is passed to the session over TCP.
+//! A connection that does not begin as the fabric's requests do is passed to the session over TCP.
 
-use crate::serve::moves::Relocation;
+use crate::fabric::{OverFabric, REQUEST_LEN, is_request};
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::driver::session::{CoreHandle, Demand, ProtocolError, SecuredBy, StreamSession, Timed};
+use blockmux_proto::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession, Timed};
 use blockmux_proto::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::rdma::RdmaSession;
 use blockmux_proto::volume_state::NotAdmitted;
-use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::{Iwarp, KEY_REQUEST};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Tag, Waker};
 use std::time::{Duration, Instant};
 
@@ -21,7 +18,7 @@ pub(crate) enum PortSession<F: SessionFactory> {
     /// No bytes were received yet.
     Detecting(Box<Detecting<F>>),
     Tcp(F::Tcp),
-    Rdma(Box<Driven<Iwarp, F::Rdma>>, Replay),
+    Rdma(Box<OverFabric<F::Rdma>>),
 }
 
 /// Makes the session of one connection when its transport is known.
@@ -35,7 +32,7 @@ pub(crate) trait SessionFactory {
     fn over_tcp(self) -> Self::Tcp;
 
     /// Makes the session over RDMA, with its queue pair.
-    fn over_rdma(self) -> Driven<Iwarp, Self::Rdma>;
+    fn over_rdma(self) -> OverFabric<Self::Rdma>;
 }
 
 pub(crate) struct Detecting<F> {
@@ -45,66 +42,21 @@ pub(crate) struct Detecting<F> {
     /// Empty: the peer sends first.
     outbox: Outbox,
     deadline: Instant,
-    /// Reply bytes that were sent on another core.
-    sent: u64,
-}
-
-/// Moves an RDMA connection to its session's core.
-///
-/// A queue pair cannot be handed over. But until the session is established, all its output follows
-/// from its input. So the input is replayed to a new queue pair there, and output already sent is
-/// dropped.
-pub(crate) struct Replay {
-    /// The input so far; `None` once the connection is known to stay.
-    input: Option<Vec<u8>>,
-    /// Output bytes that another core has sent.
-    already_sent: usize,
-}
-
-impl Replay {
-    fn record(&mut self, received: &[u8], stage: SessionStage) {
-        let Some(input) = &mut self.input else { return };
-        input.extend_from_slice(received);
-        if stage != SessionStage::Handshake || input.len() > MAX_REPLAYED {
-            self.input = None;
-        }
-    }
-
-    #[inline]
-    fn skip_sent(&mut self, outbox: &mut Outbox) {
-        if self.already_sent > 0 {
-            let skipped = outbox.len().min(self.already_sent);
-            outbox.consume(skipped);
-            self.already_sent -= skipped;
-        }
-    }
 }
 
 impl<F: SessionFactory> PortSession<F> {
-    /// A connection accepted at `now`. If it is RDMA, another core has already sent the first
-    /// `sent` bytes of the session's output.
-    pub(crate) fn new(factory: F, sent: u64, now: Instant) -> PortSession<F> {
+    /// A connection accepted at `now`.
+    pub(crate) fn new(factory: F, now: Instant) -> PortSession<F> {
         let (waker, outbox) = (Waker::idle(), Outbox::default());
         let deadline = now + FIRST_BYTES_TIMEOUT;
-        PortSession::Detecting(Box::new(Detecting { factory: Some(factory), waker, outbox, deadline, sent }))
+        PortSession::Detecting(Box::new(Detecting { factory: Some(factory), waker, outbox, deadline }))
     }
 
-    /// The core that the session belongs to, if not this one, with the bytes to replay there.
-    pub(crate) fn moves_to(
-        &mut self,
-        of_tcp: impl FnOnce(&F::Tcp) -> Option<CoreHandle>,
-        of_rdma: impl FnOnce(&F::Rdma) -> Option<CoreHandle>,
-    ) -> Option<Relocation> {
+    /// The session, if the connection is known to be TCP.
+    pub(crate) fn tcp(&self) -> Option<&F::Tcp> {
         match self {
-            PortSession::Detecting(_) => None,
-            PortSession::Tcp(session) => {
-                Some(Relocation { owner_core: of_tcp(session)?, replayed: Vec::new(), sent: 0 })
-            }
-            PortSession::Rdma(driven, replay) => {
-                let home = of_rdma(driven.session())?;
-                let replayed = replay.input.take().unwrap_or_default();
-                Some(Relocation { owner_core: home, replayed, sent: driven.queue_pair().sent() })
-            }
+            PortSession::Tcp(session) => Some(session),
+            PortSession::Detecting(_) | PortSession::Rdma(_) => None,
         }
     }
 
@@ -114,11 +66,9 @@ impl<F: SessionFactory> PortSession<F> {
     fn make_session(&mut self, first_bytes: &[u8], now: Instant) {
         let PortSession::Detecting(detecting) = self else { return };
         let Some(factory) = detecting.factory.take() else { return };
-        let (waker, sent) = (detecting.waker.clone(), detecting.sent);
-        *self = if first_bytes.starts_with(&KEY_REQUEST) {
-            // Another core has sent at most the few hundred bytes of the connection setup.
-            let replay = Replay { input: Some(Vec::new()), already_sent: sent as usize };
-            PortSession::Rdma(Box::new(factory.over_rdma()), replay)
+        let waker = detecting.waker.clone();
+        *self = if is_request(first_bytes) {
+            PortSession::Rdma(Box::new(factory.over_rdma()))
         } else {
             PortSession::Tcp(factory.over_tcp())
         };
@@ -133,7 +83,7 @@ macro_rules! delegate {
         match $port {
             PortSession::Detecting($detecting) => $meanwhile,
             PortSession::Tcp($session) => $call,
-            PortSession::Rdma($session, _) => $call,
+            PortSession::Rdma($session) => $call,
         }
     };
 }
@@ -145,7 +95,7 @@ macro_rules! source {
         match $port {
             PortSession::Detecting(_) => $meanwhile,
             PortSession::Tcp($source) => $call,
-            PortSession::Rdma(driven, _) => {
+            PortSession::Rdma(driven) => {
                 let $source = driven.session_mut();
                 $call
             }
@@ -168,26 +118,15 @@ impl<F: SessionFactory> Timed for PortSession<F> {
 impl<F: SessionFactory> StreamSession for PortSession<F> {
     #[inline]
     fn demand(&self) -> Demand {
-        delegate!(self, session => session.demand(), _ => Demand::Bytes(KEY_REQUEST.len()))
+        delegate!(self, session => session.demand(), _ => Demand::Bytes(REQUEST_LEN))
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
-        match self {
-            PortSession::Detecting(_) => {
-                self.make_session(input.unread(), now);
-                Ok(0)
-            }
-            PortSession::Tcp(session) => session.on_bytes(input, now),
-            PortSession::Rdma(driven, replay) => {
-                let parsed = driven.on_bytes(input, now);
-                if replay.input.is_some() {
-                    let len = parsed.as_ref().map_or(0, |parsed| *parsed);
-                    replay.record(&input.unread()[..len], driven.stage());
-                }
-                parsed
-            }
-        }
+        delegate!(self, session => session.on_bytes(input, now), _ => {
+            self.make_session(input.unread(), now);
+            Ok(0)
+        })
     }
 
     fn on_secured(&mut self, by: SecuredBy<'_>, now: Instant) -> Result<(), ProtocolError> {
@@ -212,15 +151,7 @@ impl<F: SessionFactory> StreamSession for PortSession<F> {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        match self {
-            PortSession::Detecting(detecting) => &mut detecting.outbox,
-            PortSession::Tcp(session) => session.outbox(),
-            PortSession::Rdma(driven, replay) => {
-                let outbox = driven.outbox();
-                replay.skip_sent(outbox);
-                outbox
-            }
-        }
+        delegate!(self, session => session.outbox(), detecting => &mut detecting.outbox)
     }
 }
 
@@ -230,7 +161,7 @@ impl<F: SessionFactory> IoSource for PortSession<F> {
         match self {
             PortSession::Detecting(_) => 0,
             PortSession::Tcp(session) => session.depth(),
-            PortSession::Rdma(driven, _) => driven.session().depth(),
+            PortSession::Rdma(driven) => driven.session().depth(),
         }
     }
 
@@ -304,6 +235,3 @@ impl<F: SessionFactory> TargetLifecycle for PortSession<F> {
 
 /// Time limit for the first bytes; sessions limit the login in the same way.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of replayed bytes: more than any connection setup and first login request needs,
-/// even in the shortest frames (8 KiB of text in frames with room for 108 bytes).
-const MAX_REPLAYED: usize = 16 << 10;

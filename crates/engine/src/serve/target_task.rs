@@ -291,7 +291,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     #[inline]
     fn leave(&mut self) -> bool {
         if !self.is_established
-            && self.moves.to_owner_core(&mut self.served.session, &mut self.carrier, &mut self.permit)
+            && self.moves.to_owner_core(&self.served.session, &mut self.carrier, &mut self.permit)
         {
             return true;
         }

@@ -267,6 +267,9 @@ impl UrlParameters for IscsiUrl {
             ("crc", None) => "belongs to iser://; ask for header_digest and data_digest",
             ("header_digest" | "data_digest", Some(_)) => "there are no digests over RDMA; use crc=on",
             ("error_recovery_level", Some(_)) => "belongs to iscsi://; over RDMA it is always 0",
+            ("max_connections", Some(_)) => {
+                "belongs to iscsi://; over RDMA use connections, the number of sessions"
+            }
             _ => return Ok(()),
         };
         Err(parameter.wrong(problem).into())
@@ -500,7 +503,7 @@ mod tests {
             ("iscsi://h?crc=on", "parameter \"crc=on\": belongs to iser://"),
             ("iser://h?crc=1", "parameter \"crc=1\": write on or off"),
             ("iser://h?data_digest=on", "parameter \"data_digest=on\": there are no digests"),
-            ("iser://h?max_connections=2", ""),
+            ("iser://h?max_connections=2", "parameter \"max_connections=2\": belongs to iscsi://"),
             ("iser://h?error_recovery_level=1", "parameter \"error_recovery_level=1\": belongs to iscsi://"),
             (
                 "iscsi://u@h?secret_file=s&chap_a=x",

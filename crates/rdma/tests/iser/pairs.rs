@@ -1,22 +1,18 @@
 //! This initiator with this target.
 
 use crate::bench::{InitiatorAndTarget, SIZE, ServedTarget, TargetEnd, connect, initiator, list, pattern};
-use blockmux_proto::driver::session::{Connections, Initiator};
+use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::driver::target::TargetLifecycle;
-use blockmux_proto::iscsi::client::{
-    FoundTarget, IscsiDiscoverySession, IscsiInitiatorSession, default_proposal,
-};
+use blockmux_proto::iscsi::client::{FoundTarget, IscsiDiscoverySession, default_proposal};
 use blockmux_proto::iscsi::login::operational::{OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::offer;
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, QueuePair, RdmaConnections, RdmaSession, WorkId, WorkRequest,
 };
-use blockmux_rdma::loopback::{self, Loopback};
+use blockmux_rdma::loopback;
 use blockmux_rdma::{Driven, Fault, Provider, Violation};
 use blockmux_volume::{Extent, Io, Op, Output, Seg, SgList, Tag};
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Instant;
 
 /// Ways to transfer data: the initiator's and the target's parameters.
@@ -192,101 +188,6 @@ fn a_stopping_target_makes_its_initiator_log_out() {
         pair.client.poll_done().unwrap().result.is_ok() && pair.client.poll_done().unwrap().result.is_ok()
     );
     assert!(pair.client.session().is_over() && pair.server.driven.session().is_over());
-}
-
-/// A session with up to two connections, and a target that accepts them.
-struct TwoConnections {
-    client: Driven<Loopback, IscsiInitiatorSession>,
-    servers: Rc<RefCell<Vec<TargetEnd>>>,
-}
-
-impl TwoConnections {
-    fn new() -> TwoConnections {
-        let (served, servers) = (ServedTarget::new(offer(), None), Rc::new(RefCell::new(Vec::new())));
-        let accepting = servers.clone();
-        let dial = Rc::new(move |endpoint: &Endpoint| {
-            let (active, passive) = loopback::pair(endpoint, &served.session().endpoint(), [9; 32]);
-            let driven = Driven::new(served.session(), passive, Instant::now());
-            accepting.borrow_mut().push(TargetEnd::new(&served, driven));
-            active
-        });
-        let session = initiator(default_proposal().with(OperationalKey::MaxConnections, 2));
-        let first = dial(&session.endpoint());
-        TwoConnections {
-            client: Driven::new(session, first, Instant::now())
-                .with_further(move |_, endpoint, _| dial(endpoint)),
-            servers,
-        }
-    }
-
-    /// Runs all connections until there is no progress.
-    fn run(&mut self) {
-        let mut moves = true;
-        while moves {
-            moves = false;
-            for connection in 0..2 {
-                moves |= self.client.pump_connection(connection);
-            }
-            for server in self.servers.borrow_mut().iter_mut() {
-                moves |= server.run();
-            }
-        }
-    }
-
-    fn hold_io(&mut self, holds: bool) {
-        self.servers.borrow_mut().iter_mut().for_each(|server| server.holds_io = holds);
-    }
-
-    fn write_eight(&mut self) {
-        // Four writes of this length fill a connection's burst.
-        let data = pattern(128 << 10);
-        for n in 0..8 {
-            let (op, len) = (Op::Write { fua: false }, data.len() as u64);
-            let io = Io { tag: Tag(n), op, offset: n * len, len, data: Some(list(&data)) };
-            self.client.submit(io);
-        }
-        self.run();
-    }
-}
-
-#[test]
-fn a_session_may_have_several_connections() {
-    let mut connections = TwoConnections::new();
-    connections.run();
-    assert!(connections.client.is_ready());
-    let (connection, _) = connections.client.poll_connect().expect("both sides take two");
-    assert_eq!((connection, connections.client.poll_connect()), (1, None));
-    // Until it is connected, all I/O uses the first connection.
-    assert!(!connections.client.pump_connection(0) && connections.client.room() > 0);
-    connections.client.on_connected(1, Instant::now());
-    connections.run();
-    connections.hold_io(true);
-    connections.write_eight();
-    let counts: Vec<_> = connections.servers.borrow().iter().map(|server| server.submitted.len()).collect();
-    assert_eq!(counts, [4, 4]);
-    assert_eq!(
-        (connections.client.latest(), [0, 1].map(|at| connections.client.is_awaited(at))),
-        (1, [true; 2])
-    );
-    connections.hold_io(false);
-    connections.run();
-    let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
-    assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
-    assert_eq!([0, 1].map(|at| connections.client.is_awaited(at)), [false; 2]);
-    // A connection is lost: below ErrorRecoveryLevel 2 the session ends.
-    assert!(!connections.client.on_lost(1, Instant::now()));
-}
-
-#[test]
-fn a_session_continues_without_a_connection_that_failed() {
-    let mut connections = TwoConnections::new();
-    connections.run();
-    assert!(connections.client.poll_connect().is_some());
-    assert!(connections.client.on_lost(1, Instant::now()));
-    connections.write_eight();
-    let done: Vec<_> = std::iter::from_fn(|| connections.client.poll_done()).collect();
-    assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
-    assert_eq!((connections.servers.borrow().len(), connections.client.poll_connect()), (1, None));
 }
 
 #[test]

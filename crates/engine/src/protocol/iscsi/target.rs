@@ -1,12 +1,13 @@
 //! iSCSI on sockets: serving targets over TCP and over RDMA (iSER) at the same portals.
 //!
 //! A session with all its connections lives on one core. A connection accepted on another core is
-//! moved there as soon as its first login request names the session.
+//! moved there as soon as its first login request names the session. Over RDMA a session has one
+//! connection, which stays where it was accepted.
 //!
 //! The initiator is in [`crate::protocol::iscsi::initiator`].
 
 use crate::core::reactor::{EngineCore, Inbox};
-use crate::fabric::{self, Setup};
+use crate::fabric::{self, OverFabric, Setup};
 use crate::net::host::{ByteStream, StreamEnd};
 use crate::net::socket::Stream;
 use crate::serve::audit::AUDIT;
@@ -22,8 +23,6 @@ use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::iscsi::sessions::{ConnectionControl, LoginPermit, MAX_LOGINS};
-use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::Core;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -87,7 +86,7 @@ impl Portal {
             seed,
             setup,
         };
-        let session = PortSession::new(connection, arrival.sent, core.now());
+        let session = PortSession::new(connection, core.now());
         let portal = self.clone();
         let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
             let portal = portal.clone();
@@ -95,9 +94,7 @@ impl Portal {
                 inbox.send(move |core| portal.serve(core, arrival));
             }
         });
-        let moves_to = |session: &mut PortSession<IscsiConnection>| {
-            session.moves_to(IscsiTargetSession::moves_to, IserTargetSession::moves_to)
-        };
+        let moves_to = |session: &PortSession<IscsiConnection>| session.tcp()?.moves_to();
         let elsewhere = Elsewhere::Core(Relocate { moves_to, hand_over });
         let session = NewSession { session, pool, exports: self.exports.clone() };
         let options = StreamOptions { secure: None, elsewhere: Some(elsewhere) };
@@ -127,7 +124,7 @@ impl SessionFactory for IscsiConnection {
         self.session().0
     }
 
-    fn over_rdma(self) -> Driven<Iwarp, IserTargetSession> {
+    fn over_rdma(self) -> OverFabric<IserTargetSession> {
         let (session, setup) = self.session();
         fabric::accept(IserTargetSession::new(session), setup)
     }

@@ -5,7 +5,7 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use crate::fabric::{self, Setup};
+use crate::fabric::{self, OverFabric, Setup};
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
 use crate::serve::port_session::{PortSession, SessionFactory};
@@ -19,8 +19,6 @@ use blockmux_proto::nvme::HangUp;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
-use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::Iwarp;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::{Core, Pool};
 use std::net::{IpAddr, SocketAddr};
@@ -73,7 +71,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
             seed,
             setup,
         };
-        let session = PortSession::new(connection, 0, core.now());
+        let session = PortSession::new(connection, core.now());
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
             SecureChannel::NotRequired => Some(Secure::if_asked(credentials.clone())),
@@ -126,7 +124,7 @@ impl SessionFactory for NvmeConnection {
         self.queue(NvmeTcpTargetSession::new).0
     }
 
-    fn over_rdma(self) -> Driven<Iwarp, NvmeRdmaTargetSession> {
+    fn over_rdma(self) -> OverFabric<NvmeRdmaTargetSession> {
         let (session, setup) = self.queue(NvmeRdmaTargetSession::new);
         fabric::accept(session, setup)
     }

@@ -1,6 +1,6 @@
 //! The initiator over a queue pair: iSER (RFC 7145).
 //!
-//! In an [`IscsiInitiatorSession::over_rdma`] each connection is a queue pair. Login, commands,
+//! In an [`IscsiInitiatorSession::over_rdma`] the only connection is a queue pair. Login, commands,
 //! numbering, pings and logout are the same as over TCP; the target transfers the data of commands
 //! by RDMA (`full`, `datamover`). [`IscsiDiscoverySession::over_rdma`] sends its requests as
 //! messages.

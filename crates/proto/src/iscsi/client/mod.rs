@@ -28,10 +28,10 @@
 //! response is aborted; if the abort is not answered either, the unit is reset (`abort`).
 //!
 //! # Over RDMA
-//! [`IscsiInitiatorSession::over_rdma`] runs the session over queue pairs (iSER, RFC 7145), always
-//! at error recovery level 0. A command registers the memory of its I/O and advertises it to the
-//! target; Data-In, R2T and Data-Out PDUs do not occur (`full`, `datamover`). All other PDUs are
-//! messages (`iser`).
+//! [`IscsiInitiatorSession::over_rdma`] runs the session over a queue pair (iSER, RFC 7145), always
+//! with one connection and at error recovery level 0. A command registers the memory of its I/O and
+//! advertises it to the target; Data-In, R2T and Data-Out PDUs do not occur (`full`, `datamover`).
+//! All other PDUs are messages (`iser`).
 
 mod abort;
 mod address;
@@ -249,8 +249,7 @@ impl IscsiInitiatorSession {
         }
         let most = max_connections.min(MAX_CONNECTIONS) as u16;
         let scheduled = || ConnectionPhase::Scheduled { at: now };
-        let is_over_rdma = self.connections.first().is_some_and(|connection| connection.mover.is_some());
-        let connection = |cid| InitiatorConnection::new(cid, scheduled(), is_over_rdma, now);
+        let connection = |cid| InitiatorConnection::new(cid, scheduled(), false, now);
         self.connections.extend((1..most).map(connection));
         let full = self.full.insert(Box::new(full));
         if let SessionPurpose::Manage(function) = self.purpose {

@@ -282,9 +282,7 @@ impl OperationalNegotiation {
         let is_digest = |row: &&KeyDefinition| {
             matches!(row.key, OperationalKey::HeaderDigest | OperationalKey::DataDigest)
         };
-        let is_stream = self.iser.is_none();
-        self.joins |= !is_stream;
-        for row in KEYS.iter().filter(|row| is_stream && is_digest(row)) {
+        for row in KEYS.iter().filter(is_digest) {
             self.proposed |= bit(row.key);
             let is_required = self.own.is_required(row.key);
             out.push(row.name, &proposal(row, self.own.get(row.key), is_required));

@@ -24,6 +24,11 @@ impl TargetLogin {
         self.operational = self.operational.clone().over_rdma(LoginSide::Target);
     }
 
+    /// Whether the login uses RDMA. It then never joins a session.
+    pub(in crate::iscsi) fn is_over_rdma(&self) -> bool {
+        self.is_over_rdma
+    }
+
     /// Applies the RDMA rules to a negotiation if this login uses RDMA.
     pub(super) fn with_transport(&self, operational: OperationalNegotiation) -> OperationalNegotiation {
         if self.is_over_rdma { operational.over_rdma(LoginSide::Target) } else { operational }
@@ -33,7 +38,7 @@ impl TargetLogin {
 impl OperationalNegotiation {
     /// Switches the negotiation to RDMA (RFC 7145 §6): no digests, because lower layers have their
     /// own; negotiated message lengths; unsolicited data of at most one message; error recovery
-    /// level 0.
+    /// level 0; one connection (decision 91).
     #[must_use]
     pub fn over_rdma(mut self, side: LoginSide) -> OperationalNegotiation {
         let own = &mut self.own;
@@ -43,6 +48,7 @@ impl OperationalNegotiation {
         {
             own.set(key, 0);
         }
+        own.set(OperationalKey::MaxConnections, 1);
         own.set(OperationalKey::RDMAExtensions, 1);
         own.set(OperationalKey::TargetRecvDataSegmentLength, DEFAULT_DATA_SEGMENT_LENGTH);
         let taken = match side {
@@ -75,7 +81,7 @@ impl OperationalNegotiation {
     pub(super) fn finish_rdma(&mut self, side: LoginSide) -> Result<(), NegotiationError> {
         let is_answered =
             side == LoginSide::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
-        if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) && !self.joins {
+        if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) {
             return Err(NegotiationError::NotIser);
         }
         self.agreed.set(OperationalKey::RDMAExtensions, 1);
@@ -116,6 +122,7 @@ mod tests {
             &[
                 ("HeaderDigest", "CRC32C,None"),
                 ("ErrorRecoveryLevel", "2"),
+                ("MaxConnections", "4"),
                 ("InitiatorRecvDataSegmentLength", "262144"),
                 ("TargetRecvDataSegmentLength", "65536"),
                 ("FirstBurstLength", "262144"),
@@ -127,7 +134,7 @@ mod tests {
                 ("TaggedBufferForSolicitedDataOnly", "No"),
             ],
         );
-        let expected = "HeaderDigest=None\0ErrorRecoveryLevel=0\0InitiatorRecvDataSegmentLength=262144\0\
+        let expected = "HeaderDigest=None\0ErrorRecoveryLevel=0\0MaxConnections=1\0InitiatorRecvDataSegmentLength=262144\0\
             TargetRecvDataSegmentLength=8192\0FirstBurstLength=8192\0RDMAExtensions=Yes\0";
         assert_eq!(said, expected);
         let mut out = TextBuilder::default();
@@ -154,6 +161,7 @@ mod tests {
     #[test]
     fn an_initiator_proposes_iser_and_requires_the_answer() {
         let proposal = default_proposal()
+            .with(OperationalKey::MaxConnections, 4)
             .with(OperationalKey::HeaderDigest, CRC32C)
             .requiring(OperationalKey::HeaderDigest);
         for (answer, is_iser) in [("Yes", true), ("No", false), ("NotUnderstood", false), ("Reject", false)] {
@@ -167,6 +175,7 @@ mod tests {
                 "TargetRecvDataSegmentLength=8192",
                 "FirstBurstLength=8192",
                 "ErrorRecoveryLevel=0",
+                "MaxConnections=1",
             ] {
                 assert!(said.split('\0').any(|said| said == pair), "{pair} is not in {said:?}");
             }

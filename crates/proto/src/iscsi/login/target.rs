@@ -390,8 +390,7 @@ impl TargetLogin {
                     let operational = match &self.joinable {
                         Some(joinable)
                             if joinable.is_for(&initiator, &target.name, *group_tag)
-                                && joinable.parameters.is_on(OperationalKey::RDMAExtensions)
-                                    == self.is_over_rdma =>
+                                && !joinable.parameters.is_on(OperationalKey::RDMAExtensions) =>
                         {
                             OperationalNegotiation::joining(target.offer, joinable.parameters)
                         }

@@ -20,7 +20,7 @@ use super::full::{MAX_IMMEDIATE, WINDOW};
 use super::replies::ResponseSender;
 use super::{IscsiPhase, IscsiTargetSession};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{CoreHandle, Demand, ProtocolError, StreamSession, Timed};
+use crate::driver::session::{Demand, ProtocolError, StreamSession, Timed};
 use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
 use crate::iscsi::iser::{HEADERS_LEN, IserMessage, MAX_AHS};
@@ -79,13 +79,6 @@ impl IserTargetSession {
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.phase, TargetPhase::Over)
-    }
-
-    /// The core that this connection must move to: see [`IscsiTargetSession::moves_to`]. A queue
-    /// pair cannot move, so the initiator's messages are replayed there.
-    #[must_use]
-    pub fn moves_to(&self) -> Option<CoreHandle> {
-        self.session.moves_to()
     }
 
     fn on_requested(&mut self, private_data: &[u8], reads: u32) -> Result<(), ProtocolError> {

@@ -203,6 +203,10 @@ impl ConnectionLogin {
 
     /// Looks up the session that the first request names; `false` if it lives on another core.
     fn find(&mut self, tsih: u16) -> bool {
+        if self.login.is_over_rdma() {
+            // A session has one connection there, so the login is refused.
+            return true;
+        }
         match self.local.find(&self.node, tsih) {
             SessionCore::Here(session) => {
                 if let Some(joinable) = session.borrow().joinable() {
