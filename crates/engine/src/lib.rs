@@ -33,7 +33,7 @@
 
 pub mod carrier;
 pub mod core;
-mod fabric;
+pub mod fabric;
 pub mod net;
 pub mod protocol;
 pub mod remote;

@@ -7,9 +7,10 @@ mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::protocol::iscsi::initiator::{
-    Datamover, IscsiEndpoint, OverIwarp, OverTcp, connect, discover, luns,
+    Datamover, IscsiEndpoint, OverTcp, connect, discover, luns,
 };
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
@@ -76,25 +77,25 @@ fn initiator() -> Name {
 
 #[test]
 fn a_ram_volume_conforms_over_iser() {
-    Target::serve().conforms(default_proposal(), OverIwarp::default());
+    Target::serve().conforms(default_proposal(), IwarpFabric::default());
 }
 
 #[test]
 fn a_ram_volume_conforms_over_iser_with_crcs() {
-    Target::serve().conforms(default_proposal(), OverIwarp { has_crc: true, is_plain: false });
+    Target::serve().conforms(default_proposal(), IwarpFabric::new(true));
 }
 
 #[test]
 fn a_ram_volume_conforms_with_rdma_reads_for_all_write_data() {
     let proposal =
         default_proposal().with(OperationalKey::InitialR2T, 1).with(OperationalKey::ImmediateData, 0);
-    Target::serve().conforms(proposal, OverIwarp::default());
+    Target::serve().conforms(proposal, IwarpFabric::default());
 }
 
 #[test]
 fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
     let target = Target::serve();
-    let over = OverIwarp::default();
+    let over = IwarpFabric::default();
     let (found, left_out) = discover(&target.address, &initiator(), None, &over).unwrap();
     let names: Vec<_> = found.iter().map(|target| target.name.as_str()).collect();
     assert_eq!((names, left_out), (vec!["iqn.2026-11.t:disk", "iqn.2026-11.t:frozen"], 0));
@@ -106,9 +107,9 @@ fn a_portal_of_iscsi_lists_its_targets_and_their_units_over_iser() {
 fn one_port_serves_iscsi_and_iser() {
     let target = Target::serve();
     let over_tcp = target.volume("disk", default_proposal(), OverTcp);
-    let over_rdma = target.volume("frozen", default_proposal(), OverIwarp::default());
+    let over_rdma = target.volume("frozen", default_proposal(), IwarpFabric::default());
     conforms(over_tcp, Some(over_rdma));
-    let over_rdma = target.volume("disk", default_proposal(), OverIwarp::default());
+    let over_rdma = target.volume("disk", default_proposal(), IwarpFabric::default());
     let over_tcp = target.volume("frozen", default_proposal(), OverTcp);
     conforms(over_rdma, Some(over_tcp));
 }
@@ -117,13 +118,13 @@ fn one_port_serves_iscsi_and_iser() {
 fn a_target_that_supports_only_mpa_revision_1_is_reached_by_it() {
     let target = Target::serve();
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
-    let (address, over) = (first_revision::before(address), OverIwarp::default());
+    let (address, over) = (first_revision::before(address), IwarpFabric::default());
     let (found, _) = discover(&address, &initiator(), None, &over).unwrap();
     assert_eq!(found.len(), 2);
     let volume = |export| {
         let endpoint =
             IscsiEndpoint { address: address.clone(), ..target.endpoint(export, default_proposal(), 1) };
-        let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over).unwrap());
+        let volume: Arc<dyn Volume> = Arc::new(connect(endpoint, over.clone()).unwrap());
         volume
     };
     conforms(volume("disk"), Some(volume("frozen")));

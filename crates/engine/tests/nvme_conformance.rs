@@ -6,10 +6,11 @@ mod first_revision;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::protocol::nvme::GeneratedKeys;
 use blockmux_engine::protocol::nvme::initiator::{
-    NvmeCarrier, NvmeEndpoint, NvmeOverTcp, OverIwarp, connect, namespaces,
+    NvmeCarrier, NvmeEndpoint, NvmeOverTcp, connect, namespaces,
 };
 use blockmux_engine::protocol::nvme::target;
 use blockmux_engine::remote::{CurrentSecrets, Policy};
@@ -137,7 +138,7 @@ fn a_ram_volume_conforms_over_a_queue_of_few_entries_and_without_data_in_capsule
 fn a_ram_volume_conforms_over_rdma() {
     for (has_crc, is_plain, in_capsule) in [(false, false, 8192), (true, true, 0)] {
         let target = Target::of(ram(), None, |node| node.with_in_capsule(in_capsule));
-        let endpoint = target.endpoint_over(OverIwarp { has_crc, is_plain });
+        let endpoint = target.endpoint_over(IwarpFabric::new(has_crc).with_plain(is_plain));
         conforms_at(&NvmeEndpoint { queues: 3, ..endpoint.clone() });
         conforms_at(&NvmeEndpoint { entries: 3, further: vec![target.address.clone()], ..endpoint });
     }
@@ -146,7 +147,7 @@ fn a_ram_volume_conforms_over_rdma() {
 #[test]
 fn a_ram_volume_conforms_over_rdma_with_authentication() {
     let target = Target::of(ram(), Some(both_secrets()), |node| node);
-    let stranger = target.endpoint_over(OverIwarp::default());
+    let stranger = target.endpoint_over(IwarpFabric::default());
     let refused = connect(stranger.clone()).err().expect("the host is not authenticated").to_string();
     assert!(refused.contains("secret"), "{refused}");
     conforms_at(&NvmeEndpoint {
@@ -161,7 +162,7 @@ fn a_controller_that_supports_only_mpa_revision_1_is_reached_by_it() {
     let target = Target::serve(ram());
     let Address::Tcp(address) = target.address else { panic!("it listens on TCP") };
     let address = first_revision::before(address);
-    let endpoint = NvmeEndpoint { address, ..target.endpoint_over(OverIwarp::default()) };
+    let endpoint = NvmeEndpoint { address, ..target.endpoint_over(IwarpFabric::default()) };
     assert_eq!(namespaces(&endpoint).unwrap().1.len(), 2);
     conforms_at(&NvmeEndpoint { queues: 3, ..endpoint.clone() });
     conforms_at(&NvmeEndpoint { further: vec![endpoint.address.clone()], ..endpoint });

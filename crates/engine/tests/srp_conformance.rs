@@ -5,8 +5,9 @@ mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::{Address, Listener};
-use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpEndpoint, connect, describe, luns, manage};
+use blockmux_engine::protocol::srp::initiator::{SrpEndpoint, connect, describe, luns, manage};
 use blockmux_engine::protocol::srp::target;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::scsi::Lun;
@@ -38,12 +39,12 @@ impl Target {
         Target { address, limit, _cores: cores }
     }
 
-    fn endpoint(&self, nth: u8) -> SrpEndpoint {
-        endpoint(&self.address, nth, OverIwarp::default())
+    fn endpoint(&self, nth: u8) -> SrpEndpoint<IwarpFabric> {
+        endpoint(&self.address, nth, IwarpFabric::default())
     }
 
     /// Runs the suite with the endpoint that `change` returns.
-    fn conforms(&self, change: impl Fn(SrpEndpoint) -> SrpEndpoint) {
+    fn conforms(&self, change: impl Fn(SrpEndpoint<IwarpFabric>) -> SrpEndpoint<IwarpFabric>) {
         let volume = |nth| -> Arc<dyn Volume> { Arc::new(connect(change(self.endpoint(nth))).unwrap()) };
         conforms(volume(0), Some(volume(1)));
     }
@@ -56,8 +57,8 @@ fn a_ram_volume_conforms_over_srp() {
 
 #[test]
 fn a_ram_volume_conforms_with_crcs_and_without_immediate_data() {
-    let over = OverIwarp { has_crc: true, is_plain: false };
-    Target::serve().conforms(|endpoint| SrpEndpoint { over, immediate_data: false, ..endpoint });
+    let over = || IwarpFabric::new(true);
+    Target::serve().conforms(|endpoint| SrpEndpoint { over: over(), immediate_data: false, ..endpoint });
 }
 
 /// The target's cores get connections round-robin.

@@ -124,7 +124,7 @@ impl TestHost {
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
-        let session = Driven::new(session, end, now).with_further(move |_, endpoint, _| {
+        let session = Driven::new(session, end, now).with_further(move |endpoint, _| {
             let (server, end) = served.connect(endpoint);
             further.borrow_mut().push(server);
             end

@@ -111,7 +111,7 @@ impl Host {
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
-        let session = Driven::new(session, end, now).with_further(move |_, endpoint, _| {
+        let session = Driven::new(session, end, now).with_further(move |endpoint, _| {
             let (server, end) = served.connect(endpoint);
             further.borrow_mut().push(server);
             end

@@ -10,6 +10,7 @@ mod folders;
 mod imports;
 mod manifests;
 mod modules;
+mod providers;
 mod results;
 mod seams;
 mod source;
@@ -58,6 +59,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
         folders::check(tree),
         circles::check(tree),
         decisions::check(tree),
+        providers::check(tree),
         results::check(tree),
         seams::check(tree),
         types::declared_twice(tree),

@@ -9,6 +9,7 @@ mod alua;
 mod aoe;
 mod carrier;
 mod descriptor;
+pub(crate) mod fabric;
 pub(crate) mod frontend;
 mod frontends;
 pub(crate) mod iscsi;

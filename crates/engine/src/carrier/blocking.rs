@@ -64,8 +64,24 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
+/// Runs a session that `open` makes, and others on further connections as long as the peer closes
+/// the connection and `retries` is true.
+pub(crate) fn run_retried<S>(
+    open: impl Fn() -> S,
+    run: impl Fn(&mut S) -> Result<(), Broken>,
+    retries: impl Fn(&S) -> bool,
+) -> (S, Result<(), Broken>) {
+    loop {
+        let mut session = open();
+        let ran = run(&mut session);
+        if !has_hung_up(&ran) || !retries(&session) {
+            return (session, ran);
+        }
+    }
+}
+
 /// Whether the peer closed the connection or may have closed it; `false` if it was silent.
-pub(crate) fn has_hung_up(ran: &Result<(), Broken>) -> bool {
+fn has_hung_up(ran: &Result<(), Broken>) -> bool {
     match ran {
         Ok(()) | Err(Broken::Protocol(_)) => true,
         Err(Broken::Socket(error)) => {

@@ -1,7 +1,8 @@
 //! Target and initiator of SRP on iWARP.
 
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpEndpoint};
+use blockmux_engine::protocol::srp::initiator::SrpEndpoint;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
@@ -32,7 +33,7 @@ pub(crate) fn port(nth: u8) -> SrpPortId {
     SrpPortId([nth; 16])
 }
 
-pub(crate) fn endpoint(address: &Address, nth: u8, over: OverIwarp) -> SrpEndpoint {
+pub(crate) fn endpoint(address: &Address, nth: u8, over: IwarpFabric) -> SrpEndpoint<IwarpFabric> {
     SrpEndpoint {
         address: address.clone(),
         further: Vec::new(),

@@ -3,8 +3,9 @@
 use crate::scenarios::scenario_tests;
 use crate::seeds;
 use crate::sides::nvme::{dialer, endpoint_over, node};
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::protocol::nvme::initiator::{NvmeDialer, NvmeEndpoint, OverIwarp};
+use blockmux_engine::protocol::nvme::initiator::{NvmeDialer, NvmeEndpoint};
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, TargetSessions};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
@@ -15,7 +16,7 @@ use std::rc::Rc;
 
 /// NVMe/RDMA with these parameters.
 struct NvmeRdma {
-    over: OverIwarp,
+    over: IwarpFabric,
     /// The iWARP parameters that the target requests.
     config: IwarpConfig,
     entries: u16,
@@ -24,7 +25,7 @@ struct NvmeRdma {
 
 impl Protocol for NvmeRdma {
     type Target = Driven<Iwarp, NvmeRdmaTargetSession>;
-    type Dialer = NvmeDialer<OverIwarp>;
+    type Dialer = NvmeDialer<IwarpFabric>;
 
     fn sessions(&self, exports: &Exports) -> TargetSessions<Self::Target> {
         let (node, config) = (node(exports).0, self.config.clone());
@@ -36,8 +37,12 @@ impl Protocol for NvmeRdma {
     }
 
     fn dialer(&self, address: &Address) -> Self::Dialer {
-        let NvmeRdma { over, entries, queues, .. } = *self;
-        dialer(NvmeEndpoint { entries, queues, ..endpoint_over(over, std::slice::from_ref(address)) })
+        let NvmeRdma { entries, queues, .. } = *self;
+        dialer(NvmeEndpoint {
+            entries,
+            queues,
+            ..endpoint_over(self.over.clone(), std::slice::from_ref(address))
+        })
     }
 }
 
@@ -45,7 +50,7 @@ impl Protocol for NvmeRdma {
 /// frames.
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
-        over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
+        over: IwarpFabric::new(seed % 3 == 1).with_plain(seed % 7 == 3),
         config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         entries: if seed % 5 == 1 { 3 } else { 64 },
         queues: 1 + seed as u16 / 2 % 3,

@@ -5,8 +5,9 @@ use crate::sides::iscsi::{self, IscsiDialer};
 use crate::sides::iser::{self, IserDialer};
 use crate::sides::nbd::{self, NbdDialer};
 use crate::sides::{address, disk0, listen, nvme, srp};
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::protocol::nvme::initiator::NvmeEndpoint;
-use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer};
+use blockmux_engine::protocol::srp::initiator::SrpDialer;
 use blockmux_engine::remote::{Dialer, RemoteVolume};
 use blockmux_engine::sim::{NetworkConditions, SimCore, SimNet, World};
 use blockmux_proto::driver::session::StreamSession;
@@ -264,12 +265,12 @@ fn requests_to_a_target_that_accepts_connections_and_is_silent_fail_after_the_re
     fails_in_time(|| IscsiDialer::new(&address(), "disk0", proposal));
     fails_in_time(|| IserDialer::new(&address(), "disk0", proposal, config.clone()));
     fails_in_time(|| {
-        let endpoint = srp::endpoint(&address(), 0, OverIwarp::default());
+        let endpoint = srp::endpoint(&address(), 0, IwarpFabric::default());
         SrpDialer::of(endpoint, UnitInfo::default()).unwrap()
     });
     fails_in_time(|| nvme::dialer(nvme::endpoint(&[address()])));
     fails_in_time(|| {
-        let over = OverIwarp::default();
+        let over = IwarpFabric::default();
         nvme::dialer(nvme::endpoint_over(over, &[address()]))
     });
 }

@@ -3,8 +3,9 @@
 use crate::scenarios::scenario_tests;
 use crate::seeds;
 use crate::sides::srp::{endpoint, node};
+use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::protocol::srp::initiator::{OverIwarp, SrpDialer, SrpEndpoint};
+use blockmux_engine::protocol::srp::initiator::{SrpDialer, SrpEndpoint};
 use blockmux_engine::remote::{Dialer, Opening, Paths};
 use blockmux_engine::sim::{Protocol, Scenario, ScenarioOutcome, TargetSessions};
 use blockmux_proto::driver::session::NoControl;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 /// SRP with these parameters.
 struct Srp {
-    over: OverIwarp,
+    over: IwarpFabric,
     /// The iWARP parameters that the target requests.
     config: IwarpConfig,
     channels: u32,
@@ -41,17 +42,17 @@ impl Protocol for Srp {
     }
 
     fn dialer(&self, address: &Address) -> AnyUnit {
-        let Srp { over, channels, immediate_data, .. } = *self;
-        let endpoint = SrpEndpoint { channels, immediate_data, ..endpoint(address, 0, over) };
+        let Srp { channels, immediate_data, .. } = *self;
+        let endpoint = SrpEndpoint { channels, immediate_data, ..endpoint(address, 0, self.over.clone()) };
         AnyUnit(SrpDialer::of(endpoint, UnitInfo::default()).unwrap())
     }
 }
 
 /// A dialer that has not seen the unit before.
-struct AnyUnit(SrpDialer);
+struct AnyUnit(SrpDialer<IwarpFabric>);
 
 impl Dialer for AnyUnit {
-    type Session = <SrpDialer as Dialer>::Session;
+    type Session = <SrpDialer<IwarpFabric> as Dialer>::Session;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
@@ -74,7 +75,7 @@ impl Dialer for AnyUnit {
 /// Varies the number of channels, immediate data, and the kind of frames.
 fn protocol(seed: u64) -> Srp {
     Srp {
-        over: OverIwarp { has_crc: seed % 3 == 1, is_plain: seed % 7 == 3 },
+        over: IwarpFabric::new(seed % 3 == 1).with_plain(seed % 7 == 3),
         config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         channels: 1 + seed as u32 / 2 % 3,
         immediate_data: seed % 4 != 3,

@@ -32,11 +32,12 @@
 
 pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
+use crate::names::rdma::Rdma;
 use crate::names::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
     Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode, shown,
 };
-pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals};
 use crate::nvme::auth::{DhGroup, Hash};
 use crate::nvme::nqn::Nqn;
 use blockmux_wire::nvmeof::tcp::NVME_TCP_PORT;
@@ -134,7 +135,7 @@ impl FromStr for NvmeUrl {
         let (scheme, place, query) = uri::split(text).ok_or(NvmeUrlError::Scheme)?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("nvme+tcp") => None,
-            rdma if rdma.eq_ignore_ascii_case("nvme+rdma") => Some(Rdma::Iwarp { crc: false }),
+            rdma if rdma.eq_ignore_ascii_case("nvme+rdma") => Some(Rdma::default()),
             _ => return Err(NvmeUrlError::Scheme),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
@@ -218,11 +219,7 @@ impl UrlParameters for NvmeUrl {
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, NvmeUrlError>) {
         let nqn = |text: &str| Nqn::new(text).ok_or("write 1 to 223 bytes without NUL");
-        let mut is_iwarp = self.rdma.is_some();
-        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
-        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
-        table.switch("crc", &mut has_crc);
-        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
+        table.fabric(&mut self.rdma);
         table.text("hostnqn", &mut self.host_nqn, nqn, Nqn::to_string);
         table.text("hostid", &mut self.host_id, |text| read_uuid(text).ok_or("write a UUID"), uuid_text);
         table.file(SECRET, &mut self.secret_file);

@@ -5,8 +5,8 @@
 //! ```
 //! Several portals are several paths to one logical unit. A target's name is percent-encoded.
 //!
-//! `iser://` selects iSCSI over RDMA, with the parameters `rdma=iwarp` (the only kind) and
-//! `crc=on|off` (default off; CRC32C of frames, which replaces both digests).
+//! `iser://` selects iSCSI over RDMA, with the parameters of its fabric ([`crate::names::rdma`]),
+//! whose CRCs replace both digests.
 //!
 //! Without a target, the URL refers to a portal for discovery; without a LUN, to LUN 0. A password
 //! in a URL is visible on the command line; `secret_file=PATH` names a file instead. As in
@@ -27,11 +27,12 @@
 
 use super::login::chap::{ChapAlgorithm, ChapSecret, SECRET_LENGTH};
 use super::name::{Name, NameError};
+use crate::names::rdma::Rdma;
 use crate::names::uri::{
     self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter,
     ParameterError, ParameterTable, UrlParameters, decode_text, encode,
 };
-pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals, Rdma};
+pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals};
 use blockmux_volume::spec::split_user;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use std::fmt;
@@ -42,7 +43,7 @@ use std::time::Duration;
 /// A logical unit with the address of its target and the login parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IscsiUrl {
-    /// RDMA transport; `None` for TCP.
+    /// RDMA fabric; `None` for TCP.
     pub rdma: Option<Rdma>,
     /// Portals of the target.
     pub portals: Portals,
@@ -121,7 +122,7 @@ impl FromStr for IscsiUrl {
         let (scheme, place, query) = uri::split(text).ok_or(IscsiUrlError::Scheme)?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("iscsi") => None,
-            iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::Iwarp { crc: false }),
+            iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::default()),
             _ => return Err(IscsiUrlError::Scheme),
         };
         let (user, place) = split_user(place);
@@ -227,11 +228,7 @@ impl UrlParameters for IscsiUrl {
     }
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, IscsiUrlError>) {
-        let mut is_iwarp = self.rdma.is_some();
-        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
-        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
-        table.switch("crc", &mut has_crc);
-        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
+        table.fabric(&mut self.rdma);
         table.text("user", &mut self.user, user, String::clone);
         table.file("secret_file", &mut self.secret_file);
         table.text("mutual_user", &mut self.mutual_user, user, String::clone);
@@ -368,10 +365,7 @@ mod tests {
     fn an_iser_url_selects_its_transport() {
         let url: IscsiUrl =
             format!("ISER://user@h:7/{TARGET}/2?secret_file=s&connections=2").parse().unwrap();
-        assert_eq!(
-            (url.rdma, url.portals.first.1, url.connections),
-            (Some(Rdma::Iwarp { crc: false }), 7, Some(2))
-        );
+        assert_eq!((url.rdma, url.portals.first.1, url.connections), (Some(Rdma::default()), 7, Some(2)));
         let text = format!("iser://user@h:7/{TARGET}/2?rdma=iwarp&secret_file=s&connections=2");
         assert_eq!((url.to_string(), text.parse()), (text, Ok(url)));
         let url: IscsiUrl = "iser://h?crc=on&rdma=iwarp".parse().unwrap();

@@ -1,7 +1,9 @@
-//! Names: the URL of a volume ([`uri`]), the identity of its data ([`volume_uuid`]), the
-//! networks whose clients may use it ([`networks`]), and where they find it (`portal`).
+//! Names: the URL of a volume ([`uri`]) and its RDMA fabric ([`rdma`]), the identity of its data
+//! ([`volume_uuid`]), the networks whose clients may use it ([`networks`]), and where they find it
+//! (`portal`).
 
 pub mod networks;
 pub(crate) mod portal;
+pub mod rdma;
 pub mod uri;
 pub mod volume_uuid;

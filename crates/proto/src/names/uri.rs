@@ -57,16 +57,6 @@ impl HostError {
     }
 }
 
-/// RDMA transport of a protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rdma {
-    /// iWARP, over TCP.
-    Iwarp {
-        /// Whether frames have a CRC-32C.
-        crc: bool,
-    },
-}
-
 /// A host (a name or an address, IPv6 without brackets) and a port.
 pub type HostPort = (String, u16);
 

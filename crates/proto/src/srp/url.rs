@@ -6,8 +6,7 @@
 //! Several hosts are several paths to one logical unit. The target port's identifier is 32
 //! hexadecimal digits, with or without the prefix `0x`. The default of `lun` is 0.
 //!
-//! - `rdma=iwarp`: the RDMA transport; there is no other yet.
-//! - `crc=on|off` (off): whether iWARP frames have a CRC32C.
+//! - `rdma=NAME` and its options: the fabric ([`crate::names::rdma`]).
 //! - `initiator=GUID`: the GUID of our initiator ports, 16 hexadecimal digits. Targets list it to
 //!   admit us. Each session adds 8 bytes of its own.
 //! - `connections=N`: RDMA channels of each session. The target may accept fewer.
@@ -16,11 +15,12 @@
 //! - `timeout=DURATION`: how long an answer may take before the connection counts as lost.
 
 use super::node::SrpPortId;
+use crate::names::rdma::Rdma;
 use crate::names::uri::{
     self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, ParameterError, ParameterTable,
     UrlParameters,
 };
-pub use crate::names::uri::{HostPort, Portals, Rdma};
+pub use crate::names::uri::{HostPort, Portals};
 use data_encoding::HEXLOWER;
 use std::fmt;
 use std::str::FromStr;
@@ -39,7 +39,7 @@ pub struct SrpUrl {
     pub target: Option<SrpPortId>,
     /// Logical unit number, below 16,384.
     pub lun: u16,
-    /// The RDMA transport; `None` if the URL does not say.
+    /// The RDMA fabric; `None` if the URL does not say.
     pub rdma: Option<Rdma>,
     /// The GUID of our initiator ports; `None` stands for the engine's default.
     pub initiator: Option<[u8; 8]>,
@@ -90,7 +90,7 @@ impl FromStr for SrpUrl {
             return Err(SrpUrlError::User(uri::shown(user)));
         }
         let portals = Portals::read(authority, SRP_DEFAULT_PORT)?;
-        let mut url = SrpUrl { rdma: Some(Rdma::Iwarp { crc: false }), portals, ..SrpUrl::plain() };
+        let mut url = SrpUrl { rdma: Some(Rdma::default()), portals, ..SrpUrl::plain() };
         if let Some((target, lun)) = uri::name_and_number(path, "0") {
             let wrong_target = || SrpUrlError::Target(uri::shown(target));
             url.target = Some(SrpPortId::parse(target).ok_or_else(wrong_target)?);
@@ -120,11 +120,7 @@ impl UrlParameters for SrpUrl {
     }
 
     fn parameters(&mut self, table: &mut ParameterTable<'_, SrpUrlError>) {
-        let mut is_iwarp = self.rdma.is_some();
-        table.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
-        let mut has_crc = matches!(self.rdma, Some(Rdma::Iwarp { crc: true }));
-        table.switch("crc", &mut has_crc);
-        self.rdma = self.rdma.map(|_| Rdma::Iwarp { crc: has_crc });
+        table.fabric(&mut self.rdma);
         table.text("initiator", &mut self.initiator, guid, |guid| HEXLOWER.encode(guid));
         table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
         table.switch("immediate_data", &mut self.immediate_data);

@@ -38,7 +38,7 @@ pub struct Driven<Q, S> {
 }
 
 /// Creates the queue pair of a further connection, to the same address as the first.
-type OpenQueuePair<Q> = dyn FnMut(&Q, &Endpoint, Instant) -> Q;
+type OpenQueuePair<Q> = dyn FnMut(&Endpoint, Instant) -> Q;
 
 impl<Q: Provider, S> Driven<Q, S> {
     /// Joins `session` with the queue pair of its first connection.
@@ -48,12 +48,9 @@ impl<Q: Provider, S> Driven<Q, S> {
     }
 
     /// Allows several connections: `connect` creates the queue pair of each connection after the
-    /// first. Its first argument is the queue pair of the first connection.
+    /// first.
     #[must_use]
-    pub fn with_further(
-        mut self,
-        connect: impl FnMut(&Q, &Endpoint, Instant) -> Q + 'static,
-    ) -> Driven<Q, S> {
+    pub fn with_further(mut self, connect: impl FnMut(&Endpoint, Instant) -> Q + 'static) -> Driven<Q, S> {
         self.connect = Some(Box::new(connect));
         self
     }
@@ -285,7 +282,7 @@ impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
     fn on_connected(&mut self, connection: usize, now: Instant) {
         let (Some(connect), Some(place)) = (&mut self.connect, connection.checked_sub(1)) else { return };
         let endpoint = self.session.connection(connection).endpoint();
-        let end = DrivenEnd::new(connect(&self.first.queue_pair, &endpoint, now));
+        let end = DrivenEnd::new(connect(&endpoint, now));
         self.further.resize_with(self.further.len().max(connection), || None);
         if let Some(slot) = self.further.get_mut(place) {
             *slot = Some(Box::new(end));

@@ -107,8 +107,8 @@ pub struct Iwarp {
     /// Active side: how many zero-length writes may still be sent to a peer that accepted and sent
     /// nothing since.
     nudges: u32,
-    /// Active side with RFC 6581: whether no reply has shown yet that the peer supports it.
-    may_require_revision_1: bool,
+    /// Active side: whether the peer's answer shows that it knows the revision of the request.
+    has_answered: bool,
 }
 
 /// State of a connection.
@@ -134,7 +134,6 @@ impl Iwarp {
         let mut iwarp = Iwarp::new(endpoint, config, pool, seed, now);
         iwarp.phase = IwarpPhase::AwaitingReply;
         iwarp.nudges = MAX_NUDGES;
-        iwarp.may_require_revision_1 = iwarp.config.is_enhanced;
         let request = setup::request(&iwarp.config, endpoint.reads, &endpoint.private_data);
         iwarp.push_frame(&request);
         iwarp
@@ -163,7 +162,7 @@ impl Iwarp {
             deadline: now.checked_add(SETUP_TIMEOUT),
             is_first: true,
             nudges: 0,
-            may_require_revision_1: false,
+            has_answered: false,
             endpoint: endpoint.clone(),
             config,
         }
@@ -176,24 +175,18 @@ impl Iwarp {
         self.transmitter.framer.set_mss(mss);
     }
 
-    /// TCP's maximum segment size, in bytes.
+    /// Active side: whether the peer's answer to the connection request shows that it knows the
+    /// revision of the request. A peer that knows only RFC 5044 closes or rejects a connection with
+    /// [`IwarpConfig::is_enhanced`], and may accept one without it (RFC 6581 §10).
     #[must_use]
-    pub fn mss(&self) -> usize {
-        self.config.mss
+    pub fn has_answered(&self) -> bool {
+        self.has_answered
     }
 
-    /// Whether a lost stream or a rejected connection may be due to RFC 6581. A peer that supports
-    /// only RFC 5044 may then accept a connection without [`IwarpConfig::is_enhanced`] (RFC 6581
-    /// §10).
+    /// Active side: [`IwarpConfig::is_enhanced`] of this connection.
     #[must_use]
-    pub fn may_require_revision_1(&self) -> bool {
-        self.may_require_revision_1
-    }
-
-    /// Total number of bytes that have left the outbox.
-    #[must_use]
-    pub fn sent(&self) -> u64 {
-        self.transmitter.sent(&self.outbox)
+    pub fn is_enhanced(&self) -> bool {
+        self.config.is_enhanced
     }
 
     fn push_frame(&mut self, frame: &[u8]) {
@@ -230,7 +223,7 @@ impl Iwarp {
         }
         match setup::answer(frame, &self.config, self.endpoint.reads) {
             Ok(MpaReply::Accepted(negotiated, private_data)) => {
-                self.may_require_revision_1 = false;
+                self.has_answered = true;
                 // The peer's first FPDU is due soon. The nudges count as part of the set-up time.
                 let begun = self.deadline.and_then(|deadline| deadline.checked_sub(SETUP_TIMEOUT));
                 self.connect(negotiated);
@@ -245,7 +238,7 @@ impl Iwarp {
                 Ok(len)
             }
             Ok(MpaReply::Rejected(private_data)) => {
-                self.may_require_revision_1 = false;
+                self.has_answered = true;
                 self.end(Some(Event::Refused { private_data }));
                 Ok(len)
             }
@@ -256,7 +249,7 @@ impl Iwarp {
     /// Ends a connection whose set-up frame is malformed. The passive side has no way to report it.
     #[cold]
     fn malformed_setup(&mut self, reason: TerminateReason) -> ProtocolError {
-        self.may_require_revision_1 = false;
+        self.has_answered = true;
         if self.phase == IwarpPhase::AwaitingReply {
             return self.terminate(reason, &[], 0);
         }

@@ -23,6 +23,7 @@ use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::IscsiUrl;
+use blockmux_proto::names::rdma::TARGET_QUERY;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
@@ -203,7 +204,7 @@ impl Frontend for Iscsi {
         let info = |unit: MappedUnit<'_>| {
             if protocol.name == ISER.name {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
-                return ConnectInfo { url: unit.url(&place, "?rdma=iwarp"), commands, variables: Vec::new() };
+                return ConnectInfo { url: unit.url(&place, TARGET_QUERY), commands, variables: Vec::new() };
             }
             // libiscsi decodes no host.
             let mut commands = unit.commands_of_libiscsi(&place.replace("%25", "%"));

@@ -3,6 +3,7 @@
 use super::config::{read_others_secret, warn_if_short};
 use crate::failure::Failure;
 use crate::protocol::ResetFunction;
+use crate::protocol::fabric::with_fabric;
 use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
@@ -10,7 +11,7 @@ use blockmux_engine::carrier::connection::Broken;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::initiator::{
-    self, Datamover, IscsiConnectError, IscsiEndpoint, OverIwarp, OverTcp,
+    self, Datamover, IscsiConnectError, IscsiEndpoint, OverTcp,
 };
 use blockmux_engine::remote::CurrentSecrets;
 use blockmux_proto::iscsi::client::{
@@ -21,7 +22,7 @@ use blockmux_proto::iscsi::login::chap::{ChapCredentials, ChapSecret};
 use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_proto::iscsi::url::{HostPort, IscsiUrl, Portals, Rdma};
+use blockmux_proto::iscsi::url::{HostPort, IscsiUrl, Portals};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::Volume;
 use blockmux_wire::iscsi::session::LoginStatus;
@@ -46,10 +47,9 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     }
     Ok(match url.rdma {
         None => Box::new(IscsiRemote { url, initiator, chap, current_chap, discovery_chap, over: OverTcp }),
-        Some(Rdma::Iwarp { crc }) => {
-            let over = OverIwarp { has_crc: crc, is_plain: false };
+        Some(rdma) => with_fabric!(rdma, over => {
             Box::new(IscsiRemote { url, initiator, chap, current_chap, discovery_chap, over })
-        }
+        }),
     })
 }
 

@@ -5,17 +5,18 @@ use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::process::machine::machine_id;
+use crate::protocol::fabric::with_fabric;
 use crate::protocol::reach;
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use blockmux_engine::carrier::connection::Broken;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nvme::initiator::{
-    self, NvmeCarrier, NvmeConnectError, NvmeEndpoint, NvmeOverTcp, OverIwarp, host_nqn_of,
+    self, NvmeCarrier, NvmeConnectError, NvmeEndpoint, NvmeOverTcp, host_nqn_of,
 };
 use blockmux_engine::protocol::nvme::{GeneratedKeys, IdentityOrder};
 use blockmux_engine::remote::{CurrentSecrets, Policy};
-use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, Rdma, read_uuid};
+use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, read_uuid};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
 use blockmux_proto::nvme::auth::{AuthFailure, HostSecrets};
@@ -57,10 +58,9 @@ pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
             let over = NvmeOverTcp { digests };
             Box::new(NvmeRemote { url, over, secrets, tls_key, identity_order, generated_keys })
         }
-        Some(Rdma::Iwarp { crc }) => {
-            let over = OverIwarp { has_crc: crc, is_plain: false };
+        Some(rdma) => with_fabric!(rdma, over => {
             Box::new(NvmeRemote { url, over, secrets, tls_key, identity_order, generated_keys })
-        }
+        }),
     })
 }
 

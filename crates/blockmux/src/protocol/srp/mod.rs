@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use crate::process::machine::machine_id;
 use blockmux_engine::net::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::names::rdma::TARGET_QUERY;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
@@ -140,7 +141,7 @@ impl Frontend for Srp {
             let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
             let host = "/sys/class/infiniband_srp/srp-*";
             ConnectInfo {
-                url: format!("srp://{place}:{}/{digits}/{lun}?rdma=iwarp", address.port()),
+                url: format!("srp://{place}:{}/{digits}/{lun}{TARGET_QUERY}", address.port()),
                 commands: vec![
                     format!("echo {port},{own},dest={dest} > \"$(echo {host})/add_target\""),
                     format!("# /etc/srp_daemon.conf: a {port}"),

@@ -2,18 +2,20 @@
 
 use crate::failure::Failure;
 use crate::protocol::ResetFunction;
+use crate::protocol::fabric::with_fabric;
 use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
+use blockmux_engine::fabric::StreamFabric;
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::protocol::srp::initiator::{self, OverIwarp, SrpConnectError, SrpEndpoint};
+use blockmux_engine::protocol::srp::initiator::{self, SrpConnectError, SrpEndpoint};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{
     LoginRejectReason, ResponseCode, SrpRefused, TaskManagementFunction, UnitRefused,
 };
 use blockmux_proto::srp::node::SrpPortId;
-use blockmux_proto::srp::url::{Rdma, SrpUrl};
+use blockmux_proto::srp::url::SrpUrl;
 use blockmux_volume::Volume;
 use data_encoding::HEXLOWER;
 use std::sync::Arc;
@@ -22,16 +24,19 @@ use std::sync::Arc;
 pub(super) fn of_url(text: &str) -> Result<Box<dyn Remote>, Failure> {
     let url: SrpUrl = reach::read(text)?;
     let initiator = url.initiator.unwrap_or_else(own_guid);
-    Ok(Box::new(SrpRemote { url, initiator }))
+    let rdma = url.rdma.unwrap_or_default();
+    Ok(with_fabric!(rdma, over => Box::new(SrpRemote { url, over, initiator })))
 }
 
-struct SrpRemote {
+struct SrpRemote<F> {
     url: SrpUrl,
+    /// The fabric of the connections.
+    over: F,
     /// The GUID of this machine's initiator ports.
     initiator: [u8; 8],
 }
 
-impl Remote for SrpRemote {
+impl<F: StreamFabric> Remote for SrpRemote<F> {
     fn open(&self, connections: u32) -> Result<Arc<dyn Volume>, Failure> {
         let target = self.target()?;
         let channels = self.url.connections.unwrap_or(connections);
@@ -98,7 +103,7 @@ impl Remote for SrpRemote {
     }
 }
 
-impl SrpRemote {
+impl<F: StreamFabric> SrpRemote<F> {
     fn target(&self) -> Result<SrpPortId, Failure> {
         self.url.target.ok_or_else(|| {
             let url = self.url.to_string();
@@ -109,7 +114,7 @@ impl SrpRemote {
         })
     }
 
-    fn endpoint(&self, address: &Address, target: SrpPortId, lun: u16) -> SrpEndpoint {
+    fn endpoint(&self, address: &Address, target: SrpPortId, lun: u16) -> SrpEndpoint<F> {
         SrpEndpoint {
             address: address.clone(),
             further: Vec::new(),
@@ -118,7 +123,7 @@ impl SrpRemote {
             lun: Lun::new(lun),
             channels: 1,
             immediate_data: self.url.immediate_data,
-            over: OverIwarp { has_crc: self.url.rdma == Some(Rdma::Iwarp { crc: true }), is_plain: false },
+            over: self.over.clone(),
             reconnect_timeout: self.url.reconnect,
             timeout: reach::timeout(self.url.timeout),
         }

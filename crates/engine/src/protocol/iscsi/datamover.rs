@@ -1,16 +1,12 @@
 //! iSCSI's datamovers (RFC 5047): TCP, or RDMA (iSER).
 
-pub use crate::fabric::OverIwarp;
-use crate::fabric::Setup;
+use crate::fabric::{self, Setup, StreamFabric};
 use blockmux_proto::driver::session::{Initiator, Overdue, RetryRules, StreamConnections, StreamSession};
 use blockmux_proto::iscsi::client::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
-use blockmux_rdma::iwarp::Iwarp;
-use blockmux_rdma::{Driven, Seed};
-use blockmux_volume::Pool;
-use std::time::Instant;
+use blockmux_rdma::Driven;
 
 /// The transport of an initiator's sessions.
 pub trait Datamover: Clone + Send + Sync + 'static {
@@ -37,43 +33,24 @@ pub trait Datamover: Clone + Send + Sync + 'static {
     /// The iSCSI discovery session inside a transport's session.
     fn found(session: &Self::Discovery) -> &IscsiDiscoverySession;
 
-    /// The transport in its oldest variant, for targets that support no other. `None` if this is
-    /// the oldest variant.
-    fn older(&self) -> Option<Self> {
-        None
-    }
-
-    /// Whether the session may have failed because the target supports only the oldest variant.
-    fn may_require_revision_1(_session: &Self::Session) -> bool {
+    /// Whether to log in again after the target has closed the connection: see
+    /// [`crate::fabric::Fabric::retries`].
+    fn retries(&self, _closed: &Self::Session) -> bool {
         false
     }
 
-    /// Whether the discovery session may have failed because the target supports only the oldest
-    /// variant.
-    fn is_discovery_misunderstood(_session: &Self::Discovery) -> bool {
+    /// [`Datamover::retries`] for discovery.
+    fn retries_discovery(&self, _closed: &Self::Discovery) -> bool {
         false
     }
 }
 
-/// Parameters of a session. Both seeds are random and unique.
+/// Parameters of a session.
 pub struct IscsiSetup {
-    /// The core's pool.
-    pub pool: Pool,
-    /// Seed for the login.
+    /// Those of its connection.
+    pub connection: Setup,
+    /// Seed for the login: random and unique.
     pub seed: [u8; SEED_LEN],
-    /// Seed for memory region keys.
-    pub region_seed: Seed,
-    /// Maximum segment size of the connection in bytes, if known.
-    pub segment_len: Option<usize>,
-    /// The current time.
-    pub now: Instant,
-}
-
-impl IscsiSetup {
-    fn for_rdma(self) -> (Setup, [u8; SEED_LEN]) {
-        let IscsiSetup { pool, seed, region_seed, segment_len, now } = self;
-        (Setup { pool, seed: region_seed, segment_len, now }, seed)
-    }
 }
 
 /// iSCSI over TCP, without RDMA.
@@ -90,7 +67,8 @@ impl Datamover for OverTcp {
         retries: RetryRules,
         with: IscsiSetup,
     ) -> IscsiInitiatorSession {
-        let session = IscsiInitiatorSession::new(config, with.pool, with.seed, with.now);
+        let session =
+            IscsiInitiatorSession::new(config, with.connection.pool, with.seed, with.connection.now);
         session.with_retries(retries)
     }
 
@@ -101,7 +79,7 @@ impl Datamover for OverTcp {
         isid: [u8; 6],
         with: IscsiSetup,
     ) -> IscsiDiscoverySession {
-        IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.now)
+        IscsiDiscoverySession::new(initiator, chap, isid, with.seed, with.connection.now)
     }
 
     fn iscsi(session: &IscsiInitiatorSession) -> &IscsiInitiatorSession {
@@ -113,15 +91,16 @@ impl Datamover for OverTcp {
     }
 }
 
-impl Datamover for OverIwarp {
-    type Session = Driven<Iwarp, IscsiInitiatorSession>;
-    type Discovery = Driven<Iwarp, IscsiDiscoverySession>;
+/// iSER.
+impl<F: StreamFabric> Datamover for F {
+    type Session = Driven<F::QueuePair, IscsiInitiatorSession>;
+    type Discovery = Driven<F::QueuePair, IscsiDiscoverySession>;
 
     fn session(&self, config: IscsiInitiatorConfig, retries: RetryRules, with: IscsiSetup) -> Self::Session {
-        let (setup, seed) = with.for_rdma();
+        let IscsiSetup { connection: setup, seed } = with;
         let session = IscsiInitiatorSession::over_rdma(config, setup.pool.clone(), seed, setup.now);
         let session = session.with_retries(retries);
-        self.connect_several(session, setup)
+        fabric::connect_several(self, session, setup)
     }
 
     fn discovery(
@@ -131,8 +110,9 @@ impl Datamover for OverIwarp {
         isid: [u8; 6],
         with: IscsiSetup,
     ) -> Self::Discovery {
-        let (setup, seed) = with.for_rdma();
-        self.connect(IscsiDiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now), setup)
+        let IscsiSetup { connection: setup, seed } = with;
+        let session = IscsiDiscoverySession::over_rdma(initiator, chap, isid, seed, setup.now);
+        fabric::connect(self, session, setup)
     }
 
     fn iscsi(session: &Self::Session) -> &IscsiInitiatorSession {
@@ -143,15 +123,11 @@ impl Datamover for OverIwarp {
         session.session()
     }
 
-    fn older(&self) -> Option<OverIwarp> {
-        OverIwarp::older(*self)
+    fn retries(&self, closed: &Self::Session) -> bool {
+        fabric::Fabric::retries(self, closed.queue_pair())
     }
 
-    fn may_require_revision_1(session: &Self::Session) -> bool {
-        session.queue_pair().may_require_revision_1()
-    }
-
-    fn is_discovery_misunderstood(session: &Self::Discovery) -> bool {
-        session.queue_pair().may_require_revision_1()
+    fn retries_discovery(&self, closed: &Self::Discovery) -> bool {
+        fabric::Fabric::retries(self, closed.queue_pair())
     }
 }

@@ -13,9 +13,10 @@
 //! come up later.
 
 use super::datamover::IscsiSetup;
-pub use super::datamover::{Datamover, OverIwarp, OverTcp};
-use crate::carrier::blocking::{self, FirstConnection, has_hung_up, run_session};
+pub use super::datamover::{Datamover, OverTcp};
+use crate::carrier::blocking::{self, FirstConnection, run_retried, run_session};
 use crate::carrier::connection::Broken;
+use crate::fabric::Setup;
 use crate::net::socket::Address;
 use crate::net::zone;
 use crate::protocol::scsi_unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
@@ -155,20 +156,13 @@ pub fn discover<D: Datamover>(
     let one_way = chap.as_ref().filter(|chap| chap.target.is_some());
     let one_way = one_way.map(|chap| Some(Chap { target: None, ..chap.clone() }));
     for chap in attempts(chap).chain(one_way.into_iter().flat_map(attempts)) {
-        let query = |over: &D| {
-            let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
-            let mut session = over.discovery(initiator.clone(), chap.clone(), random.isid(0), with);
-            let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
-            let ran = run_session(address, &mut session, LOG_IN_TIMEOUT, is_over);
-            (session, ran)
+        let open = || {
+            let with = random.with(Pool::new(LOG_IN_POOL), None, Instant::now());
+            over.discovery(initiator.clone(), chap.clone(), random.isid(0), with)
         };
-        let (mut session, mut ran) = query(over);
-        if has_hung_up(&ran)
-            && D::is_discovery_misunderstood(&session)
-            && let Some(older) = over.older()
-        {
-            (session, ran) = query(&older);
-        }
+        let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
+        let run = |session: &mut D::Discovery| run_session(address, session, LOG_IN_TIMEOUT, is_over);
+        let (session, ran) = run_retried(open, run, |closed| over.retries_discovery(closed));
         let session = D::found(&session);
         match session.refused() {
             Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
@@ -186,8 +180,6 @@ pub fn discover<D: Datamover>(
 /// Result of one login, after redirections; it may be a refusal.
 struct LoginOutcome<D: Datamover> {
     session: D::Session,
-    /// The transport variant that the target supports.
-    over: D,
     /// The CHAP credentials that were used.
     chap: Option<Chap>,
     redirections: Redirections,
@@ -206,14 +198,14 @@ impl<D: Datamover> LoginOutcome<D> {
         purpose: SessionPurpose,
     ) -> Result<LoginOutcome<D>, IscsiConnectError> {
         let mut redirections = Redirections::from(endpoint.address.clone());
-        let (mut names, mut over) = (Vec::new(), over.clone());
+        let mut names = Vec::new();
         loop {
             let from = redirections.address().clone();
             let (session, chap) =
-                query(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, &mut over, purpose)?;
+                query(&IscsiEndpoint { address: from.clone(), ..endpoint.clone() }, over, purpose)?;
             let Some(IscsiRefused::Moved { address: to, permanent }) = D::iscsi(&session).refused() else {
                 redirections.settle();
-                return Ok(LoginOutcome { session, over, chap, redirections, names });
+                return Ok(LoginOutcome { session, chap, redirections, names });
             };
             let lost = |problem| {
                 let refused = IscsiRefused::BadRedirect { from: from.to_string(), to: to.clone(), problem };
@@ -259,7 +251,7 @@ pub fn resolve(place: &TargetAddress, asked: &Address) -> Option<Address> {
 /// Logs in at one address; also returns the CHAP credentials that were used.
 fn query<D: Datamover>(
     endpoint: &IscsiEndpoint,
-    over: &mut D,
+    over: &D,
     purpose: SessionPurpose,
 ) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
     let mut attempts = attempts(endpoint.chap.clone()).peekable();
@@ -272,28 +264,23 @@ fn query<D: Datamover>(
     }
 }
 
-/// Runs one blocking session with one set of CHAP credentials. Sets `over` to the transport variant
-/// that the target supports.
+/// Runs one blocking session with one set of CHAP credentials.
 fn ask_once<D: Datamover>(
     endpoint: &IscsiEndpoint,
-    over: &mut D,
+    over: &D,
     purpose: SessionPurpose,
 ) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = IscsiRandomness::new(address)?;
-    let config = endpoint.config(purpose, random.isid(0));
-    let with = random.with(Pool::new(LOG_IN_POOL), Instant::now());
-    let mut session = over.session(config, RetryRules::default(), with);
+    let open = || {
+        let with = random.with(Pool::new(LOG_IN_POOL), None, Instant::now());
+        over.session(endpoint.config(purpose, random.isid(0)), RetryRules::default(), with)
+    };
     let is_over = |session: &FirstConnection<'_, D::Session>| D::iscsi(session.0).is_over();
     let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-    let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
-    if has_hung_up(&ran)
-        && D::may_require_revision_1(&session)
-        && let Some(older) = over.older()
-    {
-        *over = older;
-        return ask_once(endpoint, over, purpose);
-    }
+    let run =
+        |session: &mut D::Session| run_session(address, &mut FirstConnection(session), timeout, is_over);
+    let (session, ran) = run_retried(open, run, |closed| over.retries(closed));
     let described = D::iscsi(&session);
     match ran {
         // Only the logout failed.
@@ -367,13 +354,12 @@ impl<D: Datamover> IscsiDialer<D> {
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(endpoint: IscsiEndpoint, mut over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
+    pub fn new(endpoint: IscsiEndpoint, over: D) -> Result<IscsiDialer<D>, IscsiConnectError> {
         let random = IscsiRandomness::new(&endpoint.address)?;
         let addresses = (&endpoint.address, &endpoint.further[..]);
         let (first, found) = first_unit(addresses, IscsiRefused::is_retryable, |address| {
             let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
             let unit = answer.description()?.unit;
-            over = answer.over;
             Ok((unit, (answer.chap, answer.redirections.initial().clone(), answer.names)))
         })?;
         let (mut addresses, mut names, mut chap) = (Vec::new(), Vec::new(), None);
@@ -417,8 +403,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
         let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let config = IscsiInitiatorConfig { chap: self.chap(), ..config };
-        let with = self.random.with(opening.pool.clone(), opening.now);
-        let with = IscsiSetup { segment_len: opening.segment_len, ..with };
+        let with = self.random.with(opening.pool.clone(), opening.segment_len, opening.now);
         self.over.session(config, self.paths.retries(self.endpoint.reconnect_timeout), with)
     }
 
@@ -476,14 +461,9 @@ impl IscsiRandomness {
     }
 
     /// Parameters of one session.
-    fn with(&self, pool: Pool, now: Instant) -> IscsiSetup {
-        IscsiSetup {
-            pool,
-            seed: self.seeds.next(),
-            region_seed: self.region_seeds.next(),
-            segment_len: None,
-            now,
-        }
+    fn with(&self, pool: Pool, segment_len: Option<usize>, now: Instant) -> IscsiSetup {
+        let connection = Setup { pool, seed: self.region_seeds.next(), segment_len, now };
+        IscsiSetup { connection, seed: self.seeds.next() }
     }
 
     /// The ISID of a link: type "random", with the link number as qualifier.

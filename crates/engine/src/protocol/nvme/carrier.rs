@@ -1,15 +1,12 @@
 //! The transports of an NVMe host: TCP and RDMA.
 
-use crate::fabric::{OverIwarp, Setup};
+use crate::fabric::{self, Setup, StreamFabric};
 use blockmux_proto::driver::session::{
     Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
 use blockmux_proto::fabrics::host::{AdminConfig, AdminResults, NvmeRefused, QueueConfig};
 use blockmux_proto::{nvme_rdma, nvme_tcp};
-use blockmux_rdma::iwarp::Iwarp;
-use blockmux_rdma::{Driven, Seed};
-use blockmux_volume::Pool;
-use std::time::Instant;
+use blockmux_rdma::Driven;
 
 /// The transport of an NVMe host's queues.
 pub trait NvmeCarrier: Clone + Send + Sync + 'static {
@@ -19,10 +16,10 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     type Queues: Initiator + Overdue + StreamConnections + 'static;
 
     /// Creates an admin queue for a new connection.
-    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin;
+    fn admin(&self, config: AdminConfig, with: Setup) -> Self::Admin;
 
     /// Creates the I/O queues; the first one is for a new connection.
-    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues;
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: Setup) -> Self::Queues;
 
     /// The results of the admin queue's commands.
     fn answers(admin: &Self::Admin) -> AdminResults<'_>;
@@ -35,35 +32,10 @@ pub trait NvmeCarrier: Clone + Send + Sync + 'static {
     /// ([`blockmux_proto::fabrics::host::HostQueues::refused`]).
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused>;
 
-    /// The transport in its oldest variant, for controllers that support no other. `None` if this
-    /// is the oldest variant.
-    fn older(&self) -> Option<Self> {
-        None
-    }
-
-    /// Whether the admin queue may have failed because the controller supports only the oldest
-    /// variant.
-    fn may_require_revision_1(_admin: &Self::Admin) -> bool {
+    /// Whether to connect again after the controller has closed the connection: see
+    /// [`crate::fabric::Fabric::retries`].
+    fn retries(&self, _closed: &Self::Admin) -> bool {
         false
-    }
-}
-
-/// Parameters of new queues.
-pub struct QueueSetup {
-    /// The core's pool.
-    pub pool: Pool,
-    /// Seed for memory region keys: random and unique.
-    pub seed: Seed,
-    /// Maximum segment size of the connection in bytes, if known.
-    pub segment_len: Option<usize>,
-    /// The current time.
-    pub now: Instant,
-}
-
-impl QueueSetup {
-    fn for_rdma(self) -> Setup {
-        let QueueSetup { pool, seed, segment_len, now } = self;
-        Setup { pool, seed, segment_len, now }
     }
 }
 
@@ -78,11 +50,11 @@ impl NvmeCarrier for NvmeOverTcp {
     type Admin = nvme_tcp::client::NvmeTcpAdminSession;
     type Queues = nvme_tcp::client::NvmeTcpQueueSession;
 
-    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
+    fn admin(&self, config: AdminConfig, with: Setup) -> Self::Admin {
         Self::Admin::new(config, self.digests, with.pool, with.now)
     }
 
-    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues {
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: Setup) -> Self::Queues {
         let session = Self::Queues::new(config, self.digests, with.pool, with.now);
         session.with_retries(retries)
     }
@@ -100,19 +72,20 @@ impl NvmeCarrier for NvmeOverTcp {
     }
 }
 
-impl NvmeCarrier for OverIwarp {
-    type Admin = Driven<Iwarp, nvme_rdma::client::NvmeRdmaAdminSession>;
-    type Queues = Driven<Iwarp, nvme_rdma::client::NvmeRdmaQueueSession>;
+/// NVMe/RDMA.
+impl<F: StreamFabric> NvmeCarrier for F {
+    type Admin = Driven<F::QueuePair, nvme_rdma::client::NvmeRdmaAdminSession>;
+    type Queues = Driven<F::QueuePair, nvme_rdma::client::NvmeRdmaQueueSession>;
 
-    fn admin(&self, config: AdminConfig, with: QueueSetup) -> Self::Admin {
+    fn admin(&self, config: AdminConfig, with: Setup) -> Self::Admin {
         let session = nvme_rdma::client::NvmeRdmaAdminSession::new(config, (), with.pool.clone(), with.now);
-        self.connect(session, with.for_rdma())
+        fabric::connect(self, session, with)
     }
 
-    fn queues(&self, config: QueueConfig, retries: RetryRules, with: QueueSetup) -> Self::Queues {
+    fn queues(&self, config: QueueConfig, retries: RetryRules, with: Setup) -> Self::Queues {
         let session = nvme_rdma::client::NvmeRdmaQueueSession::new(config, (), with.pool.clone(), with.now);
         let session = session.with_retries(retries);
-        self.connect_several(session, with.for_rdma())
+        fabric::connect_several(self, session, with)
     }
 
     fn answers(admin: &Self::Admin) -> AdminResults<'_> {
@@ -126,11 +99,8 @@ impl NvmeCarrier for OverIwarp {
     fn refused(queues: &Self::Queues) -> Option<&NvmeRefused> {
         queues.session().refused()
     }
-    fn older(&self) -> Option<OverIwarp> {
-        OverIwarp::older(*self)
-    }
 
-    fn may_require_revision_1(admin: &Self::Admin) -> bool {
-        admin.queue_pair().may_require_revision_1()
+    fn retries(&self, closed: &Self::Admin) -> bool {
+        fabric::Fabric::retries(self, closed.queue_pair())
     }
 }

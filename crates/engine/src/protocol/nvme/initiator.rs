@@ -9,13 +9,13 @@
 //! that leads to another namespace is refused; one that is down when the volume is opened may come
 //! up later.
 
-pub use super::carrier::{NvmeCarrier, NvmeOverTcp, QueueSetup};
+pub use super::carrier::{NvmeCarrier, NvmeOverTcp};
 use super::target::tls_key;
 use super::{GeneratedKeys, IdentityOrder};
-use crate::carrier::blocking::{self, has_hung_up, run_secured};
+use crate::carrier::blocking::{self, run_retried, run_secured};
 use crate::carrier::connection::Broken;
 use crate::carrier::tls::{ClientTls, Secure};
-pub use crate::fabric::OverIwarp;
+use crate::fabric::Setup;
 use crate::net::socket::Address;
 use crate::remote::seeds::Seeds;
 use crate::remote::{CurrentSecrets, Dialer, Opening, Paths, Policy, RemoteVolume, TlsKeys, check_unchanged};
@@ -102,20 +102,18 @@ pub fn connect<C: NvmeCarrier>(
 /// # Errors
 /// As for [`connect`].
 pub fn describe<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
-    let described = |path| Ok(describe_by(&path)?.0);
-    let first = blocking::first_answer(endpoint.paths().map(described));
+    let first = blocking::first_answer(endpoint.paths().map(|path| describe_by(&path)));
     first.unwrap_or_else(|| Err(NvmeConnectError::silent(&endpoint.address)))
 }
 
-/// Queries the description over one path; also returns the transport variant that its controller
-/// supports.
-fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescription, C), NvmeConnectError> {
-    let EndedAdminQueue { session, over } = query(endpoint, ControllerQuery::Namespace(endpoint.nsid))?;
+/// Queries the description over one path.
+fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<NvmeDescription, NvmeConnectError> {
+    let session = query(endpoint, ControllerQuery::Namespace(endpoint.nsid))?;
     let answers = C::answers(&session);
     let described = answers.controller.cloned().zip(answers.namespaces.first().cloned());
     let silent = || NvmeConnectError::silent(&endpoint.address);
     let (controller, namespace) = described.ok_or_else(silent)?;
-    Ok((NvmeDescription { controller, namespace }, over))
+    Ok(NvmeDescription { controller, namespace })
 }
 
 /// Lists the usable namespaces of a subsystem.
@@ -125,7 +123,7 @@ fn describe_by<C: NvmeCarrier>(endpoint: &NvmeEndpoint<C>) -> Result<(NvmeDescri
 pub fn namespaces<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(ControllerInfo, Vec<NamespaceInfo>), NvmeConnectError> {
-    let session = query(endpoint, ControllerQuery::Namespaces)?.session;
+    let session = query(endpoint, ControllerQuery::Namespaces)?;
     let answers = C::answers(&session);
     Ok((answers.controller.cloned().unwrap_or_default(), answers.namespaces.to_vec()))
 }
@@ -138,16 +136,9 @@ pub fn namespaces<C: NvmeCarrier>(
 pub fn discover<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
 ) -> Result<(Vec<FoundSubsystem>, u64), NvmeConnectError> {
-    let session = query(endpoint, ControllerQuery::Discovery)?.session;
+    let session = query(endpoint, ControllerQuery::Discovery)?;
     let (found, left_out) = C::answers(&session).found;
     Ok((found.to_vec(), left_out))
-}
-
-/// An admin queue that has ended.
-struct EndedAdminQueue<C: NvmeCarrier> {
-    session: C::Admin,
-    /// The transport variant that the controller supports.
-    over: C,
 }
 
 /// Runs one admin queue. Runs another one first if a TLS key must be generated for secure channel
@@ -155,14 +146,14 @@ struct EndedAdminQueue<C: NvmeCarrier> {
 fn query<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     query: ControllerQuery,
-) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
+) -> Result<C::Admin, NvmeConnectError> {
     let mut attempts = 1;
     loop {
         let keys = endpoint.tls_keys();
         let result = query_over(endpoint, query, keys.as_ref());
         let goes_on = match (&result, &keys) {
-            (Ok(answer), _) if C::answers(&answer.session).generated.is_some() => {
-                endpoint.keep_generated(C::answers(&answer.session));
+            (Ok(session), _) if C::answers(session).generated.is_some() => {
+                endpoint.keep_generated(C::answers(session));
                 true
             }
             (Err(NvmeConnectError::Broken { broken: Broken::Tls(error), .. }), Some(keys)) => {
@@ -178,29 +169,24 @@ fn query<C: NvmeCarrier>(
     }
 }
 
-/// Runs one admin queue on one connection, with one of the TLS keys if there are any. If the
-/// controller supports only the transport's oldest variant, runs it again on a second connection.
+/// Runs one admin queue on one connection, with one of the TLS keys if there are any.
 fn query_over<C: NvmeCarrier>(
     endpoint: &NvmeEndpoint<C>,
     query: ControllerQuery,
     keys: Option<&Arc<[Psk]>>,
-) -> Result<EndedAdminQueue<C>, NvmeConnectError> {
-    let (address, over) = (&endpoint.address, endpoint.over.clone());
+) -> Result<C::Admin, NvmeConnectError> {
+    let (address, over) = (&endpoint.address, &endpoint.over);
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
-    let config = endpoint.admin(query, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
-    let pool = Pool::new(CONNECT_POOL);
-    let with = QueueSetup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() };
-    let mut session = over.admin(config, with);
-    let ran = endpoint.secure(keys).map_err(Broken::from).and_then(|secure| {
+    let open = || {
+        let config = endpoint.admin(query, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
+        let pool = Pool::new(CONNECT_POOL);
+        over.admin(config, Setup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() })
+    };
+    let run = |session: &mut C::Admin| {
         let is_over = |session: &C::Admin| C::answers(session).is_over;
-        run_secured(address, secure, &mut session, ASK_TIMEOUT, is_over)
-    });
-    if has_hung_up(&ran)
-        && C::may_require_revision_1(&session)
-        && let Some(over) = over.older()
-    {
-        return query_over(&NvmeEndpoint { over, ..endpoint.clone() }, query, keys);
-    }
+        run_secured(address, endpoint.secure(keys)?, session, ASK_TIMEOUT, is_over)
+    };
+    let (session, ran) = run_retried(open, run, |closed| over.retries(closed));
     let answers = C::answers(&session);
     let has_result = answers.controller.is_some() || answers.generated.is_some();
     if let Some(refused) = answers.refused {
@@ -208,10 +194,10 @@ fn query_over<C: NvmeCarrier>(
     }
     match ran {
         // Only the shutdown failed.
-        Err(_) if has_result => Ok(EndedAdminQueue { session, over }),
+        Err(_) if has_result => Ok(session),
         Err(broken) => Err(NvmeConnectError::broken(address, broken)),
         Ok(()) if !has_result => Err(NvmeConnectError::silent(address)),
-        Ok(()) => Ok(EndedAdminQueue { session, over }),
+        Ok(()) => Ok(session),
     }
 }
 
@@ -310,13 +296,10 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
     /// As for [`connect`].
     pub fn new(endpoint: NvmeEndpoint<C>) -> Result<NvmeDialer<C>, NvmeConnectError> {
         let mut seen: Option<(NamespaceInfo, Address)> = None;
-        let (mut over, mut lost) = (endpoint.over.clone(), None);
+        let mut lost = None;
         for path in endpoint.paths() {
-            let path = NvmeEndpoint { over: over.clone(), ..path };
             match describe_by(&path) {
-                Ok((described, supported)) => {
-                    let namespace = described.namespace;
-                    over = supported;
+                Ok(NvmeDescription { namespace, .. }) => {
                     if let Some((first, at)) = &seen {
                         is_same(first, &namespace, at)
                             .map_err(|refused| NvmeConnectError::refused(&path.address, refused))?;
@@ -335,7 +318,7 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
         }
         let silent = || NvmeConnectError::silent(&endpoint.address);
         let (first, _) = seen.ok_or_else(|| lost.unwrap_or_else(silent))?;
-        NvmeDialer::of(NvmeEndpoint { over, ..endpoint }, first)
+        NvmeDialer::of(endpoint, first)
     }
 
     /// A dialer for a namespace that is known.
@@ -396,7 +379,7 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
         let endpoint = &self.endpoint;
         let credentials = endpoint.credentials(is_secured, &self.seeds);
         let config = endpoint.admin(ControllerQuery::Use(endpoint.nsid), endpoint.keep_alive, credentials);
-        let with = QueueSetup { pool: pool.clone(), seed: self.seeds.next(), segment_len: None, now };
+        let with = Setup { pool: pool.clone(), seed: self.seeds.next(), segment_len: None, now };
         Some(endpoint.over.admin(config, with))
     }
 
@@ -420,7 +403,7 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
             queues,
             entries: self.endpoint.entries,
         };
-        let with = QueueSetup {
+        let with = Setup {
             pool: opening.pool.clone(),
             seed: self.seeds.next(),
             segment_len: opening.segment_len,

@@ -1,4 +1,4 @@
-//! The SRP initiator: connecting to logical units over software iWARP.
+//! The SRP initiator: connecting to logical units.
 //!
 //! Each link logs in as an initiator port of its own: 8 bytes that no other link has, then our
 //! GUID. A login makes the target end an earlier session of the same port. So a write of a lost
@@ -9,10 +9,9 @@
 //! An address that leads to another unit is refused; one that is down when the volume is opened may
 //! come up later.
 
-use crate::carrier::blocking::{self, FirstConnection, has_hung_up, run_session};
+use crate::carrier::blocking::{self, FirstConnection, run_retried, run_session};
 use crate::carrier::connection::Broken;
-pub use crate::fabric::OverIwarp;
-use crate::fabric::Setup;
+use crate::fabric::{self, Fabric, Setup, StreamFabric};
 use crate::net::socket::Address;
 use crate::protocol::scsi_unit::{LOG_IN_POOL, LOG_IN_TIMEOUT, MANAGE_TIMEOUT, check_unit, first_unit};
 use crate::remote::seeds::Seeds;
@@ -26,13 +25,12 @@ use blockmux_proto::srp::client::{
 };
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_rdma::Driven;
-use blockmux_rdma::iwarp::Iwarp;
 use blockmux_volume::{Pool, VolumeInfo};
 use std::time::{Duration, Instant};
 
 /// Address and login parameters of one logical unit.
 #[derive(Clone, Debug)]
-pub struct SrpEndpoint {
+pub struct SrpEndpoint<F> {
     /// The target's address.
     pub address: Address,
     /// Other addresses of the same unit, each a path of its own.
@@ -48,8 +46,8 @@ pub struct SrpEndpoint {
     /// Whether to request immediate data. If the target's information units are too short for it,
     /// another login does not request it.
     pub immediate_data: bool,
-    /// The transport.
-    pub over: OverIwarp,
+    /// The fabric of its connections.
+    pub over: F,
     /// How long to reconnect before I/O fails.
     pub reconnect_timeout: Duration,
     /// How long a reply may take before the connection counts as lost, as [`Paths::timeout`].
@@ -60,13 +58,15 @@ pub struct SrpEndpoint {
 pub type SrpConnectError = blocking::BlockingConnectError<SrpRefused>;
 
 /// A session with a target port.
-type SrpSession = Driven<Iwarp, SrpInitiatorSession>;
+type SrpSession<F> = Driven<<F as Fabric>::QueuePair, SrpInitiatorSession>;
 
 /// Connects to the unit for I/O; logs in once to query it.
 ///
 /// # Errors
 /// If the target cannot be reached or does not have the unit.
-pub fn connect(endpoint: SrpEndpoint) -> Result<RemoteVolume<SrpDialer>, SrpConnectError> {
+pub fn connect<F: StreamFabric>(
+    endpoint: SrpEndpoint<F>,
+) -> Result<RemoteVolume<SrpDialer<F>>, SrpConnectError> {
     let dialer = SrpDialer::new(endpoint)?;
     let (info, designator) = (dialer.volume_info(), dialer.first.designator.clone());
     let reconnect_timeout = dialer.endpoint.reconnect_timeout;
@@ -77,7 +77,7 @@ pub fn connect(endpoint: SrpEndpoint) -> Result<RemoteVolume<SrpDialer>, SrpConn
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn describe(endpoint: &SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
+pub fn describe<F: StreamFabric>(endpoint: &SrpEndpoint<F>) -> Result<UnitInfo, SrpConnectError> {
     let first = blocking::first_answer(endpoint.paths().map(|mut path| describe_by(&mut path)));
     first.unwrap_or_else(|| Err(SrpConnectError::silent(&endpoint.address)))
 }
@@ -86,7 +86,7 @@ pub fn describe(endpoint: &SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
 ///
 /// # Errors
 /// If the target cannot be reached or rejects the login.
-pub fn luns(endpoint: &SrpEndpoint) -> Result<Vec<Lun>, SrpConnectError> {
+pub fn luns<F: StreamFabric>(endpoint: &SrpEndpoint<F>) -> Result<Vec<Lun>, SrpConnectError> {
     let session = run_blocking(&mut endpoint.clone(), SrpSessionMode::Describe)?;
     match session.session().refused() {
         Some(refused) if !matches!(refused, SrpRefused::Unit(_)) => {
@@ -100,8 +100,8 @@ pub fn luns(endpoint: &SrpEndpoint) -> Result<Vec<Lun>, SrpConnectError> {
 ///
 /// # Errors
 /// If the target cannot be reached, rejects the login, or does not respond.
-pub fn manage(
-    endpoint: &SrpEndpoint,
+pub fn manage<F: StreamFabric>(
+    endpoint: &SrpEndpoint<F>,
     function: TaskManagementFunction,
 ) -> Result<ResponseCode, SrpConnectError> {
     let session = run_blocking(&mut endpoint.clone(), SrpSessionMode::Manage(function))?;
@@ -113,7 +113,7 @@ pub fn manage(
 }
 
 /// Queries the description over one path. Sets in `endpoint` what the target supports.
-fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> {
+fn describe_by<F: StreamFabric>(endpoint: &mut SrpEndpoint<F>) -> Result<UnitInfo, SrpConnectError> {
     let session = run_blocking(endpoint, SrpSessionMode::Describe)?;
     let described = session.session();
     match described.refused() {
@@ -123,27 +123,28 @@ fn describe_by(endpoint: &mut SrpEndpoint) -> Result<UnitInfo, SrpConnectError> 
 }
 
 /// Runs one blocking session. Sets in `endpoint` what the target supports.
-fn run_blocking(endpoint: &mut SrpEndpoint, mode: SrpSessionMode) -> Result<SrpSession, SrpConnectError> {
+fn run_blocking<F: StreamFabric>(
+    endpoint: &mut SrpEndpoint<F>,
+    mode: SrpSessionMode,
+) -> Result<SrpSession<F>, SrpConnectError> {
     loop {
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
-        let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
-        let mut session =
-            endpoint.session(endpoint.config(mode, random.port(endpoint, 0)), RetryRules::default(), setup);
-        let is_over = |session: &FirstConnection<'_, SrpSession>| session.0.session().is_over();
+        let open = || {
+            let config = endpoint.config(mode, random.port(endpoint, 0));
+            let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
+            endpoint.session(config, RetryRules::default(), setup)
+        };
+        let is_over = |session: &FirstConnection<'_, SrpSession<F>>| session.0.session().is_over();
         let timeout = if mode == SrpSessionMode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-        let ran = run_session(address, &mut FirstConnection(&mut session), timeout, is_over);
+        let run = |session: &mut SrpSession<F>| {
+            run_session(address, &mut FirstConnection(session), timeout, is_over)
+        };
+        let (session, ran) = run_retried(open, run, |closed| endpoint.over.retries(closed.queue_pair()));
         let described = session.session();
         let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
         if described.refused() == too_large && endpoint.immediate_data {
             endpoint.immediate_data = false;
-            continue;
-        }
-        if has_hung_up(&ran)
-            && session.queue_pair().may_require_revision_1()
-            && let Some(older) = endpoint.over.older()
-        {
-            endpoint.over = older;
             continue;
         }
         return match ran {
@@ -161,13 +162,13 @@ fn run_blocking(endpoint: &mut SrpEndpoint, mode: SrpSessionMode) -> Result<SrpS
     }
 }
 
-impl SrpEndpoint {
+impl<F: StreamFabric> SrpEndpoint<F> {
     /// One endpoint for each address, with that address alone.
-    fn paths(&self) -> impl Iterator<Item = SrpEndpoint> {
+    fn paths(&self) -> impl Iterator<Item = SrpEndpoint<F>> {
         std::iter::once(&self.address).chain(&self.further).map(|address| self.with_address(address))
     }
 
-    fn with_address(&self, address: &Address) -> SrpEndpoint {
+    fn with_address(&self, address: &Address) -> SrpEndpoint<F> {
         SrpEndpoint { address: address.clone(), further: Vec::new(), ..self.clone() }
     }
 
@@ -176,32 +177,32 @@ impl SrpEndpoint {
         SrpInitiatorConfig { initiator, target, lun, mode, channels, immediate_data }
     }
 
-    fn session(&self, config: SrpInitiatorConfig, retries: RetryRules, setup: Setup) -> SrpSession {
+    fn session(&self, config: SrpInitiatorConfig, retries: RetryRules, setup: Setup) -> SrpSession<F> {
         let session = SrpInitiatorSession::new(config, setup.pool.clone(), setup.now);
-        self.over.connect_several(session.with_retries(retries), setup)
+        fabric::connect_several(&self.over, session.with_retries(retries), setup)
     }
 }
 
 /// Dials one logical unit.
-pub struct SrpDialer {
-    endpoint: SrpEndpoint,
+pub struct SrpDialer<F> {
+    endpoint: SrpEndpoint<F>,
     /// The unit as it was when the volume was opened.
     first: UnitInfo,
     paths: Paths,
     random: SrpRandomness,
 }
 
-impl SrpDialer {
+impl<F: StreamFabric> SrpDialer<F> {
     /// Logs in once over each path to query the unit.
     ///
     /// # Errors
     /// As for [`connect`].
-    pub fn new(mut endpoint: SrpEndpoint) -> Result<SrpDialer, SrpConnectError> {
+    pub fn new(mut endpoint: SrpEndpoint<F>) -> Result<SrpDialer<F>, SrpConnectError> {
         let addresses = (endpoint.address.clone(), endpoint.further.clone());
         let (first, _) = first_unit((&addresses.0, &addresses.1), SrpRefused::is_retryable, |address| {
             let mut path = endpoint.with_address(address);
             let unit = describe_by(&mut path)?;
-            (endpoint.immediate_data, endpoint.over) = (path.immediate_data, path.over);
+            endpoint.immediate_data = path.immediate_data;
             Ok((unit, ()))
         })?;
         SrpDialer::of(endpoint, first)
@@ -211,7 +212,7 @@ impl SrpDialer {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub fn of(endpoint: SrpEndpoint, first: UnitInfo) -> Result<SrpDialer, SrpConnectError> {
+    pub fn of(endpoint: SrpEndpoint<F>, first: UnitInfo) -> Result<SrpDialer<F>, SrpConnectError> {
         let random = SrpRandomness::new(&endpoint.address)?;
         let addresses = endpoint.paths().map(|path| path.address).collect();
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
@@ -225,26 +226,26 @@ impl SrpDialer {
     }
 }
 
-impl Dialer for SrpDialer {
-    type Session = SrpSession;
+impl<F: StreamFabric> Dialer for SrpDialer<F> {
+    type Session = SrpSession<F>;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession {
+    fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession<F> {
         let config =
             self.endpoint.config(SrpSessionMode::Use, self.random.port(&self.endpoint, opening.link));
         let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
         self.endpoint.session(config, self.paths.retries(self.endpoint.reconnect_timeout), setup)
     }
 
-    fn check(&self, session: &SrpSession) -> Result<(), String> {
+    fn check(&self, session: &SrpSession<F>) -> Result<(), String> {
         check_unit(&self.first, session.session().unit(), 1)
     }
 
-    fn refusal(&self, session: &SrpSession) -> Option<String> {
+    fn refusal(&self, session: &SrpSession<F>) -> Option<String> {
         session.session().refused().filter(|refused| !refused.is_retryable()).map(ToString::to_string)
     }
 }
@@ -271,7 +272,7 @@ impl SrpRandomness {
     }
 
     /// The initiator port of a link.
-    fn port(&self, endpoint: &SrpEndpoint, link: u32) -> SrpPortId {
+    fn port<F>(&self, endpoint: &SrpEndpoint<F>, link: u32) -> SrpPortId {
         let ([a, b, c, d], [e, f, g, h]) = (self.number, link.to_be_bytes());
         let mut id = [0; 16];
         id[..8].copy_from_slice(&[a, b, c, d, e, f, g, h]);

@@ -1,4 +1,4 @@
-//! SRP on sockets: serving target ports over software iWARP.
+//! SRP on sockets: serving target ports.
 
 use crate::fabric::{self, Setup};
 use crate::serve::background::Background;

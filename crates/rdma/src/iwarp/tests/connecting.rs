@@ -148,7 +148,7 @@ fn a_wrong_reply_is_answered_by_terminate() {
         let sent = ulpdus(&driver.sent(usize::MAX));
         assert_eq!(sent, [untagged([0x41, 0x47], 0, [2, 1, 0], &[0x20, code, 0, 0])]);
         assert_eq!(driver.iwarp.fault(), Some(Fault::Peer(Violation::Other)));
-        assert!(!driver.iwarp.may_require_revision_1(), "it has replied by RFC 6581, or not by MPA at all");
+        assert!(driver.iwarp.has_answered(), "it has replied by RFC 6581, or not by MPA at all");
     }
 }
 
@@ -160,14 +160,14 @@ fn a_reply_of_revision_1_is_accepted_and_its_rejection_may_be_due_to_the_revisio
     assert!(matches!(&events[..], [Event::Connected { private_data }] if private_data == b"yes"));
     send(&mut driver, b"hello");
     assert_eq!(ulpdus(&driver.sent(usize::MAX)), [untagged(SEND, 0, [0, 1, 0], b"hello")], "and no RTR");
-    assert_eq!((driver.iwarp.caps().reads, driver.iwarp.may_require_revision_1()), (ample().reads, false));
-    let cases = [(0x20, 1, true, true), (0x20, 1, false, false), (0x30, 2, true, false)];
-    for (flags, rev, is_enhanced, may_require_revision_1) in cases {
+    assert_eq!((driver.iwarp.caps().reads, driver.iwarp.has_answered()), (ample().reads, true));
+    let cases = [(0x20, 1, true, false), (0x20, 1, false, true), (0x30, 2, true, true)];
+    for (flags, rev, is_enhanced, has_answered) in cases {
         let mut driver = active(IwarpConfig { is_enhanced, ..IwarpConfig::default() });
         drop(driver.sent(usize::MAX));
         let events = run(&mut driver, &setup_frame(b"p", flags, rev, &[0, 8, 0, 8]));
         assert!(matches!(&events[..], [Event::Refused { .. }]), "{events:?}");
-        assert_eq!(driver.iwarp.may_require_revision_1(), may_require_revision_1);
+        assert_eq!(driver.iwarp.has_answered(), has_answered);
     }
 }
 
@@ -176,7 +176,7 @@ fn a_peer_that_closes_without_a_reply_may_not_know_rfc_6581() {
     for is_enhanced in [true, false] {
         let mut driver = active(IwarpConfig { is_enhanced, ..IwarpConfig::default() });
         let _ = driver.iwarp.on_end(Instant::now());
-        assert_eq!(driver.iwarp.may_require_revision_1(), is_enhanced);
+        assert_eq!((driver.iwarp.has_answered(), driver.iwarp.is_enhanced()), (false, is_enhanced));
     }
 }
 
