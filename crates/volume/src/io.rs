@@ -184,4 +184,8 @@ pub enum IoError {
     /// The server is shutting down.
     #[error("shutting down")]
     ShuttingDown,
+    /// The server may no longer use the volume on behalf of this client, because others may have
+    /// taken over. The client may use another path, or connect again.
+    #[error("fenced")]
+    Fenced,
 }

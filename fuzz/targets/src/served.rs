@@ -118,7 +118,7 @@ impl Served {
     }
 }
 
-const ERRORS: [IoError; 11] = [
+const ERRORS: [IoError; 12] = [
     IoError::OutOfRange,
     IoError::Misaligned,
     IoError::BadLength,
@@ -130,6 +130,7 @@ const ERRORS: [IoError; 11] = [
     IoError::PathLost,
     IoError::Aborted,
     IoError::ShuttingDown,
+    IoError::Fenced,
 ];
 
 /// Maximum number of bytes to read for one input: one read of full length.

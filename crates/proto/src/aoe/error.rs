@@ -32,7 +32,9 @@ pub(super) fn refusal(error: IoError, is_write: bool) -> AoeRefusal {
             AoeRefusal::Registers { status: ATA_STATUS_DRDY | ATA_STATUS_DF, error: 0 }
         }
         IoError::Reserved => AoeRefusal::Code(ErrorCode::TARGET_IS_RESERVED),
-        IoError::PathLost | IoError::ShuttingDown => AoeRefusal::Code(ErrorCode::DEVICE_UNAVAILABLE),
+        IoError::PathLost | IoError::ShuttingDown | IoError::Fenced => {
+            AoeRefusal::Code(ErrorCode::DEVICE_UNAVAILABLE)
+        }
         IoError::NoMemory => AoeRefusal::Silence,
     }
 }
@@ -83,6 +85,7 @@ mod tests {
             (E::PathLost, E::PathLost),
             (E::Aborted, E::Unsupported),
             (E::ShuttingDown, E::PathLost),
+            (E::Fenced, E::PathLost),
         ];
         for (sent, arrives) in all {
             let got = match refusal(sent, true) {

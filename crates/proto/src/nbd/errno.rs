@@ -16,7 +16,7 @@ pub(crate) fn from_io_error(error: IoError, op: Op) -> Errno {
         (IoError::ReadOnly | IoError::Reserved, _) => Errno::NBD_EPERM,
         (IoError::NoSpace, _) => Errno::NBD_ENOSPC,
         (IoError::NoMemory, _) => Errno::NBD_ENOMEM,
-        (IoError::ShuttingDown, _) => Errno::NBD_ESHUTDOWN,
+        (IoError::ShuttingDown | IoError::Fenced, _) => Errno::NBD_ESHUTDOWN,
         (IoError::Medium | IoError::PathLost | IoError::Aborted, _) => Errno::NBD_EIO,
     }
 }
@@ -70,6 +70,7 @@ mod tests {
             (IoError::PathLost, Op::Read, Errno::NBD_EIO),
             (IoError::Aborted, Op::Read, Errno::NBD_EIO),
             (IoError::ShuttingDown, Op::Read, Errno::NBD_ESHUTDOWN),
+            (IoError::Fenced, WRITE, Errno::NBD_ESHUTDOWN),
         ];
         for (error, op, errno) in table {
             assert_eq!(from_io_error(error, op), errno, "{error:?} of {op:?}");

@@ -18,7 +18,7 @@ pub(super) fn of_io_error(error: IoError, op: Op) -> NvmeOutcome {
         IoError::Medium if op.is_write() || op == Op::Flush => NvmeOutcome::failure(NvmeStatus::WRITE_FAULT),
         IoError::Medium => NvmeOutcome::failure(NvmeStatus::UNRECOVERED_READ_ERROR),
         IoError::NoMemory => NvmeOutcome::retry(NvmeStatus::NAMESPACE_NOT_READY),
-        IoError::PathLost => NvmeOutcome::retry(NvmeStatus::INTERNAL_PATH_ERROR),
+        IoError::PathLost | IoError::Fenced => NvmeOutcome::retry(NvmeStatus::INTERNAL_PATH_ERROR),
         IoError::Aborted => NvmeOutcome::retry(NvmeStatus::COMMAND_ABORT_REQUESTED),
         IoError::ShuttingDown => NvmeOutcome::retry(NvmeStatus::COMMAND_ABORTED_DUE_TO_SQ_DELETION),
     }
@@ -46,6 +46,7 @@ mod tests {
             (IoError::PathLost, Op::Read, NvmeStatus::INTERNAL_PATH_ERROR, false),
             (IoError::Aborted, Op::Read, NvmeStatus::COMMAND_ABORT_REQUESTED, false),
             (IoError::ShuttingDown, Op::Read, NvmeStatus::COMMAND_ABORTED_DUE_TO_SQ_DELETION, false),
+            (IoError::Fenced, write, NvmeStatus::INTERNAL_PATH_ERROR, false),
         ];
         for (error, op, status, is_final) in table {
             let outcome = of_io_error(error, op).status;

@@ -10,7 +10,7 @@ use crate::scsi::{
     DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, TaskManagement, TaskStep, UnitIdentity,
 };
 use crate::testing::Pump;
-use crate::volume_state::{Admission, NotAdmitted, RequiredAccess, VolumeState};
+use crate::volume_state::{Admission, Epoch, NotAdmitted, RequiredAccess, VolumeState};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{IoError, MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
@@ -134,6 +134,34 @@ fn a_removed_volume_answers_nbd_that_it_shuts_down_whatever_excluded_the_client_
         }
         assert_eq!(scsi.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).check(), (5, 0x2500));
     }
+}
+
+#[test]
+fn a_fenced_volume_refuses_sessions_until_they_connect_again() {
+    const READ_10: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let both = Both::new();
+    let volume_state = both.exports.volume_state(VolumeId(0)).unwrap();
+    let (mut used, mut idle) = ((both.bench.client("a"), both.nbd()), (both.bench.client("b"), both.nbd()));
+    used.0.run(&READ_10).good();
+    used.1.holds_io = true;
+    used.1.client_sends(&request(WRITE, &[7; 512])).unwrap();
+    let fence = volume_state.fence();
+    let refused = |(scsi, nbd): &mut (TestNexus, Pump<NbdTargetSession>)| {
+        assert_eq!(scsi.run_with(&WRITE_10, &[8; 512]).check(), (2, 0x040c));
+        assert_eq!((ask(nbd, WRITE, &[8; 512]), ask(nbd, READ, &[])), (ESHUTDOWN, ESHUTDOWN));
+    };
+    refused(&mut idle);
+    assert!(!fence.begin_epoch(), "a write is in flight");
+    used.1.finish_one();
+    used.1.holds_io = false;
+    assert_eq!(used.1.sent()[4..8], [0; 4], "what was admitted before is answered");
+    assert!(fence.begin_epoch());
+    refused(&mut used);
+    refused(&mut idle);
+    assert_eq!(idle.0.run_with(&COMPARE, &[8; 1024]).check(), (2, 0x040c));
+    let (mut scsi, mut nbd) = (both.bench.client("c"), both.nbd());
+    assert_eq!(scsi.run(&READ_10).good(), [7; 512]);
+    assert_eq!(ask(&mut nbd, WRITE, &[9; 512]), 0);
 }
 
 #[test]
@@ -263,7 +291,8 @@ fn an_excluding_command_completes_when_the_excluded_writes_have_left_the_volume(
 fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let both = Both::new();
     let mut scsi = both.bench.client("a");
-    let nameless = Admission::new(&both.exports.volume_state(VolumeId(0)).unwrap(), None);
+    let volume_state = both.exports.volume_state(VolumeId(0)).unwrap();
+    let nameless = Admission::new(&volume_state, None, Epoch::current());
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
     let write = || nameless.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, false);
     drop(write().unwrap());

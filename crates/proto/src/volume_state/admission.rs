@@ -7,8 +7,8 @@
 //! client's to several volumes.
 
 use super::exports::VolumeId;
-use super::in_flight::{AdmissionRequest, ByteRange, Counter, NotAdmitted};
-use super::{AtomicRange, BlockAccess, Registrant, VolumeState};
+use super::in_flight::{AdmissionRequest, ByteRange, Counter, Fenced, NotAdmitted};
+use super::{AtomicRange, BlockAccess, Epoch, Registrant, VolumeState};
 use blockmux_volume::{IoError, Op};
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -29,22 +29,22 @@ pub(crate) struct IoGuard {
 }
 
 impl IoCounter {
-    /// A counter for another user of the volume.
-    pub(crate) fn new(volume_state: &Arc<VolumeState>) -> Rc<IoCounter> {
+    /// A counter for a user of the volume that began in `epoch`.
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, epoch: Epoch) -> Rc<IoCounter> {
         Rc::new(IoCounter {
             volume_state: volume_state.clone(),
-            counter: volume_state.in_flight.add_counter(),
+            counter: volume_state.in_flight.add_counter(epoch.0),
         })
     }
 
-    /// Admits an I/O of this operation on a range in bytes, unless a byte of it is locked or
-    /// `check` fails. `check` runs after the I/O is counted, so a later change of its result waits
+    /// Admits an I/O of this operation on a range in bytes, unless its user is fenced, a byte of the
+    /// range is locked, or `check` fails. `check` runs after the I/O is counted, so a later change of its result waits
     /// for the I/O.
     ///
     /// # Errors
     /// If the I/O is not admitted.
     #[inline]
-    pub(crate) fn admit<E>(
+    pub(crate) fn admit<E: From<Fenced>>(
         self: Rc<IoCounter>,
         op: Op,
         range: ByteRange,
@@ -80,13 +80,15 @@ impl std::fmt::Debug for IoGuard {
 /// A client's access to one volume.
 pub(crate) struct Admission {
     volume_state: Arc<VolumeState>,
+    /// The epoch in which the client's session began.
+    epoch: Epoch,
     /// Made for the first I/O, because many clients idle.
     counter: OnceCell<Rc<IoCounter>>,
     /// The client's identity for reservations, if it has one.
     who: Option<Registrant>,
     reservations: Cell<SeenReservations>,
-    /// The generation of the last logged refusal.
-    complained_of: Option<u64>,
+    /// The generation of the last logged refusal, and whether the client was fenced.
+    complained_of: Option<(u64, bool)>,
 }
 
 /// A copy of the reservations, as far as they concern the client.
@@ -120,13 +122,14 @@ impl RequiredAccess {
 }
 
 impl Admission {
-    /// Access of `who`; `None` is a client without an identity, which every reservation excludes.
-    pub(crate) fn new(volume_state: &Arc<VolumeState>, who: Option<Registrant>) -> Admission {
+    /// Access of `who`, whose session began in `epoch`; `None` is a client without an identity,
+    /// which every reservation excludes.
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, who: Option<Registrant>, epoch: Epoch) -> Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL, is_retired: false };
         let reservations = Cell::new(seen);
         who.iter().for_each(|who| volume_state.adopt_record(who));
         let (volume_state, counter) = (volume_state.clone(), OnceCell::new());
-        let admission = Admission { volume_state, counter, who, reservations, complained_of: None };
+        let admission = Admission { volume_state, epoch, counter, who, reservations, complained_of: None };
         admission.refresh();
         admission
     }
@@ -135,8 +138,9 @@ impl Admission {
     /// is `None`.
     ///
     /// # Errors
-    /// If a byte of the range is locked, unless the client `owns_lock`; [`IoError::Reserved`] if
-    /// reservations do not allow `needs`, and [`IoError::ShuttingDown`] if the volume was removed.
+    /// If a byte of the range is locked, unless the client `owns_lock`; [`IoError::Fenced`] if the
+    /// volume was fenced since the session began, [`IoError::Reserved`] if reservations do not
+    /// allow `needs`, and [`IoError::ShuttingDown`] if the volume was removed.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -147,7 +151,7 @@ impl Admission {
     ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
         let check = || self.check(needs);
         if op == Op::Read || op.is_write() {
-            let counter = self.counter.get_or_init(|| IoCounter::new(&self.volume_state));
+            let counter = self.counter.get_or_init(|| IoCounter::new(&self.volume_state, self.epoch));
             counter.clone().admit(op, range, owns_lock, check).map(Some)
         } else {
             check().map_err(NotAdmitted::Denied)?;
@@ -187,9 +191,13 @@ impl Admission {
     /// the reservations.
     #[cold]
     pub(crate) fn complaint(&mut self) -> Option<&'static str> {
-        let seen = self.reservations.get().generation;
+        let is_fenced = self.volume_state.in_flight.is_fenced(self.epoch.0);
+        let seen = (self.reservations.get().generation, is_fenced);
         if self.complained_of.replace(seen) == Some(seen) {
             return None;
+        }
+        if is_fenced {
+            return Some("the volume was fenced; the client must connect again");
         }
         Some(self.volume_state.with_table(|table| {
             if table.is_retired {
@@ -221,15 +229,20 @@ impl Admission {
 
 /// A client's access to several volumes, sorted by their ids: of one NVMe queue, or of all
 /// initiators of an AoE target.
-pub(crate) struct Admissions(Vec<(VolumeId, Admission)>);
+pub(crate) struct Admissions {
+    list: Vec<(VolumeId, Admission)>,
+    /// The epoch in which the client's session began.
+    epoch: Epoch,
+}
 
 impl Admissions {
-    /// Access of `who` to `volumes`; `None` is a client without an identity.
+    /// Access of `who`, whose session begins now, to `volumes`; `None` is a client without an
+    /// identity.
     pub(crate) fn new<'a>(
         volumes: impl Iterator<Item = (VolumeId, &'a Arc<VolumeState>)>,
         who: Option<&Registrant>,
     ) -> Admissions {
-        let mut admissions = Admissions(Vec::new());
+        let mut admissions = Admissions { list: Vec::new(), epoch: Epoch::current() };
         volumes.for_each(|(volume, volume_state)| admissions.add(volume, volume_state, who));
         admissions
     }
@@ -241,14 +254,14 @@ impl Admissions {
         volume_state: &Arc<VolumeState>,
         who: Option<&Registrant>,
     ) {
-        if let Err(place) = self.0.binary_search_by_key(&volume, |(id, _)| *id) {
-            self.0.insert(place, (volume, Admission::new(volume_state, who.cloned())));
+        if let Err(place) = self.list.binary_search_by_key(&volume, |(id, _)| *id) {
+            self.list.insert(place, (volume, Admission::new(volume_state, who.cloned(), self.epoch)));
         }
     }
 
     /// Ends the access to the volumes for which `stays` returns `false`.
     pub(crate) fn retain(&mut self, stays: impl Fn(VolumeId) -> bool) {
-        self.0.retain(|(volume, _)| stays(*volume));
+        self.list.retain(|(volume, _)| stays(*volume));
     }
 
     /// Whether the volume is in the set.
@@ -258,8 +271,8 @@ impl Admissions {
 
     #[inline]
     fn find(&self, volume: VolumeId) -> Option<&Admission> {
-        let place = self.0.binary_search_by_key(&volume, |(id, _)| *id).ok()?;
-        self.0.get(place).map(|(_, admission)| admission)
+        let place = self.list.binary_search_by_key(&volume, |(id, _)| *id).ok()?;
+        self.list.get(place).map(|(_, admission)| admission)
     }
 
     /// Admits an I/O on one of the volumes, as [`Admission::admit`]. Any other volume counts as

@@ -4,17 +4,23 @@
 //! [`InFlight::admit`] admits the I/O of every protocol:
 //!
 //! 1. it **counts** the I/O as in flight,
-//! 2. then it checks **locked ranges**,
+//! 2. then it checks the **epoch** and **locked ranges**,
 //! 3. then the caller checks **reservations** and aborts,
 //! 4. then it marks the **watches** of the range as changed.
 //!
-//! A thread that excludes I/O does the opposite: it first publishes the lock, the changed
-//! reservation or the watch, and then reads the counts. All of these accesses are sequentially
-//! consistent. So for every I/O and every such change, either the I/O sees the change and does not
+//! A thread that excludes I/O does the opposite: it first publishes the fence, the lock, the
+//! changed reservation or the watch, and then reads the counts. All of these accesses are
+//! sequentially consistent. So for every I/O and every such change, either the I/O sees the change and does not
 //! start, or its count is seen and waited for. If the I/O were counted after a check, a write that
 //! was checked just before a lock could land between the comparison and the write of a COMPARE AND
 //! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after the
 //! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
+//!
+//! # Epochs
+//! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The next
+//! epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). The epoch shares a word
+//! with the number of locks: without locks, an I/O of the current epoch passes both by one
+//! comparison.
 //!
 //! # Order of those that wait for a range
 //! [`InFlight::wait`] appends to a queue. When a lock ends, the first of those that wait to lock a
@@ -29,14 +35,17 @@
 //! (the readers' side of sleepable RCU). An I/O costs one atomic operation on memory that no other
 //! core writes, and two loads of memory that rarely changes.
 
-use super::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence};
+use super::sync::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence,
+};
 use std::sync::Arc;
 
 /// The I/O in flight on one volume, and the locks and watches of its ranges.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// Number of locked ranges.
-    locks: AtomicUsize,
+    /// What excludes I/O. Upper half: number of locked ranges. Lower half: the epoch; users of
+    /// earlier ones are fenced.
+    excluding: AtomicU64,
     /// Number of watches.
     watches: AtomicUsize,
     /// Index of the count for new I/O.
@@ -47,12 +56,16 @@ pub(super) struct InFlight {
 
 #[derive(Default)]
 struct Held {
+    /// The epoch, or [`NO_EPOCH`] from a fence until the next one begins.
+    epoch: u32,
+    /// The time of the last fence.
+    fenced_at: u64,
     locked: Vec<ByteRange>,
     /// I/O that waits for locked ranges, the oldest first.
     waiting: Vec<Waiting>,
     last_ticket: u64,
     watched: Vec<Arc<Watched>>,
-    /// Logical time: number of locks, watches and drains so far.
+    /// Logical time: number of fences, locks, watches and drains so far.
     clock: u64,
     /// For each count, the clock when it was last zero in every counter.
     emptied: [u64; 2],
@@ -76,9 +89,16 @@ pub type WakeWaiting = Arc<dyn Fn() + Send + Sync>;
 pub(super) type ByteRange = (u64, u64);
 
 /// The I/O in flight of one user on one core, in a cache line of its own.
-#[derive(Default)]
 #[repr(align(128))]
-pub(super) struct Counter([AtomicU32; 2]);
+pub(super) struct Counter {
+    counts: [AtomicU32; 2],
+    /// The epoch in which the user began.
+    epoch: u32,
+}
+
+/// The I/O was fenced: its user began in an earlier epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fenced;
 
 /// An I/O that requests admission.
 #[derive(Clone, Copy)]
@@ -120,7 +140,7 @@ pub enum NotAdmitted<E> {
     Locked(NeededRange),
     /// It has locked its range, but I/O that began before is in flight.
     Draining,
-    /// The caller's check failed.
+    /// The caller's check failed, or the I/O was fenced.
     Denied(E),
 }
 
@@ -149,9 +169,9 @@ impl Watched {
 }
 
 impl InFlight {
-    /// A counter for another user.
-    pub(super) fn add_counter(&self) -> Arc<Counter> {
-        let counter = Arc::new(Counter::default());
+    /// A counter for a user that began in this epoch.
+    pub(super) fn add_counter(&self, epoch: u32) -> Arc<Counter> {
+        let counter = Arc::new(Counter { counts: Default::default(), epoch });
         self.counters().push(counter.clone());
         counter
     }
@@ -167,7 +187,7 @@ impl InFlight {
     /// # Errors
     /// If the I/O is not admitted; it is not counted then.
     #[inline]
-    pub(super) fn admit<E>(
+    pub(super) fn admit<E: From<Fenced>>(
         &self,
         counter: &Counter,
         wanted: AdmissionRequest,
@@ -175,9 +195,12 @@ impl InFlight {
     ) -> Result<usize, NotAdmitted<E>> {
         let place = self.current.load(Ordering::Relaxed);
         counter.begin(place);
-        if !wanted.owns_lock && self.locks.load(Ordering::SeqCst) != 0 && self.is_locked(wanted.range) {
+        let excluding = self.excluding.load(Ordering::SeqCst);
+        if excluding > counter.epoch.into()
+            && let Err(excluded) = self.check_excluding(excluding, counter.epoch, wanted)
+        {
             counter.end(place);
-            return Err(NotAdmitted::Locked(NeededRange::of_io(wanted.range)));
+            return Err(excluded);
         }
         if let Err(error) = check() {
             counter.end(place);
@@ -189,6 +212,52 @@ impl InFlight {
         Ok(place)
     }
 
+    /// Checks what excludes an I/O, unless it is only the current epoch.
+    #[cold]
+    fn check_excluding<E: From<Fenced>>(
+        &self,
+        excluding: u64,
+        epoch: u32,
+        wanted: AdmissionRequest,
+    ) -> Result<(), NotAdmitted<E>> {
+        if is_fenced(excluding, epoch) {
+            return Err(NotAdmitted::Denied(Fenced.into()));
+        }
+        if !wanted.owns_lock && self.is_locked(wanted.range) {
+            return Err(NotAdmitted::Locked(NeededRange::of_io(wanted.range)));
+        }
+        Ok(())
+    }
+
+    /// Ends the epochs of all users. Returns the time of the fence, for [`InFlight::begin_epoch`].
+    pub(super) fn fence(&self) -> u64 {
+        let mut held = self.held();
+        held.epoch = NO_EPOCH;
+        self.publish(&held);
+        held.fenced_at = held.tick();
+        held.fenced_at
+    }
+
+    /// Begins an epoch with the next number after a fence, once all I/O that was admitted before it
+    /// is complete; call it until it returns true. A later fence begins the epoch instead.
+    pub(super) fn begin_epoch(&self, fenced_at: u64, next: impl FnOnce() -> u32) -> bool {
+        let mut held = self.held();
+        if held.epoch != NO_EPOCH || held.fenced_at != fenced_at {
+            return true;
+        }
+        let is_drained = self.has_emptied(&mut held, fenced_at);
+        if is_drained {
+            held.epoch = next();
+            self.publish(&held);
+        }
+        is_drained
+    }
+
+    /// Whether users of this epoch are fenced.
+    pub(super) fn is_fenced(&self, epoch: u32) -> bool {
+        is_fenced(self.excluding.load(Ordering::SeqCst), epoch)
+    }
+
     /// Locks a range if no byte of it is locked and nobody who waits for it was overtaken too
     /// often. Returns the time of the lock: [`InFlight::is_over_since`] returns whether all I/O
     /// that did not see the lock has completed.
@@ -198,7 +267,7 @@ impl InFlight {
             return None;
         }
         held.locked.push(range);
-        self.locks.store(held.locked.len(), Ordering::SeqCst);
+        self.publish(&held);
         Some(held.tick())
     }
 
@@ -209,7 +278,7 @@ impl InFlight {
         if let Some(place) = held.locked.iter().position(|&other| other == range) {
             held.locked.swap_remove(place);
         }
-        self.locks.store(held.locked.len(), Ordering::SeqCst);
+        self.publish(&held);
         let next = held.next_in(range);
         drop(held);
         next.iter().for_each(|wake| wake());
@@ -301,11 +370,20 @@ impl InFlight {
     /// Whether all I/O that was counted before `since` has completed; call it until it returns
     /// true.
     pub(super) fn is_over_since(&self, since: u64) -> bool {
-        let mut held = self.held();
+        self.has_emptied(&mut self.held(), since)
+    }
+
+    fn has_emptied(&self, held: &mut Held, since: u64) -> bool {
         if held.emptied.iter().any(|&at| at < since) {
-            self.settle(&mut held);
+            self.settle(held);
         }
         held.emptied.iter().all(|&at| at >= since)
+    }
+
+    /// Publishes a changed epoch or number of locks.
+    fn publish(&self, held: &Held) {
+        let locks = (held.locked.len() as u64).wrapping_shl(u32::BITS);
+        self.excluding.store(locks | u64::from(held.epoch), Ordering::SeqCst);
     }
 
     /// Records which counts are zero. If the count that is not current is zero and the current one
@@ -351,7 +429,7 @@ impl InFlight {
 impl Counter {
     #[inline]
     fn begin(&self, place: usize) {
-        if let Some(count) = self.0.get(place) {
+        if let Some(count) = self.counts.get(place) {
             // Sequentially consistent, so that later reads of locks and reservations stay after it.
             count.fetch_add(1, Ordering::SeqCst);
         }
@@ -360,14 +438,14 @@ impl Counter {
     /// Counts the end of an I/O that `place` includes.
     #[inline]
     pub(super) fn end(&self, place: usize) {
-        if let Some(count) = self.0.get(place) {
+        if let Some(count) = self.counts.get(place) {
             // Only this core writes the count, so a load and a store suffice.
             count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
         }
     }
 
     fn is_empty(&self, place: usize) -> bool {
-        self.0.get(place).is_none_or(|count| count.load(Ordering::SeqCst) == 0)
+        self.counts.get(place).is_none_or(|count| count.load(Ordering::SeqCst) == 0)
     }
 }
 
@@ -406,7 +484,7 @@ impl Held {
         next.map(|(_, waiting)| waiting.wake.clone()).collect()
     }
 
-    /// The time of a lock, watch or drain that was just published.
+    /// The time of a fence, lock, watch or drain that was just published.
     fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);
         // Every later read of a count stays after this.
@@ -427,6 +505,15 @@ pub(super) const MAX_WAITING: usize = 1024;
 
 /// How often the first that waits for a range is overtaken.
 pub(super) const MAX_OVERTAKEN: u32 = 64;
+
+/// Stands for the epoch while none is current: every user is fenced.
+const NO_EPOCH: u32 = u32::MAX;
+
+/// Whether this value of [`InFlight::excluding`] fences users of an epoch.
+fn is_fenced(excluding: u64, epoch: u32) -> bool {
+    // The lower half.
+    excluding as u32 > epoch
+}
 
 fn is_overlap(a: ByteRange, b: ByteRange) -> bool {
     a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)

@@ -14,6 +14,7 @@
 //! other core writes (`in_flight.rs`).
 
 mod admission;
+mod epoch;
 pub mod exports;
 mod image;
 mod in_flight;
@@ -28,10 +29,11 @@ mod model;
 
 /// The synchronization primitives of `in_flight`, which its model check replaces.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
 
+pub use epoch::Fence;
 pub use image::{ReservationImageError, ReservationStore, SaveTicket};
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
@@ -40,7 +42,9 @@ pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess};
+pub(crate) use epoch::Epoch;
 pub(crate) use image::to_image;
+pub(crate) use in_flight::Fenced;
 #[cfg(test)]
 pub(crate) use ranges::RangeGuard;
 pub use ranges::RangeWait;

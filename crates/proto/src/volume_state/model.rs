@@ -3,7 +3,7 @@
 //! would be lost without a step of the order.
 
 mod sync {
-    pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+    pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(super) use shuttle::sync::{Mutex, MutexGuard};
     pub(super) use std::sync::PoisonError;
 
@@ -20,32 +20,92 @@ mod sync {
 )]
 mod in_flight;
 
-use in_flight::{AdmissionRequest, Counter, InFlight, NeededRange, NotAdmitted};
+use in_flight::{AdmissionRequest, Counter, Fenced, InFlight, NeededRange, NotAdmitted};
+use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicU32, Ordering};
-use shuttle::thread;
+use shuttle::{Runner, thread};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-/// State that the writer and the other thread share.
+/// State that the writer and the other threads share.
 struct Shared {
     in_flight: InFlight,
-    counter: Arc<Counter>,
+    /// Counts of the two writers' I/O, in epoch 0.
+    counters: [Arc<Counter>; 2],
     /// The reservation table's generation: a different one excludes the writer.
     generation: AtomicU32,
     /// Number of writes in progress.
     writing: AtomicU32,
+    /// Whether an epoch has begun that fences the writer. Not of the model: reading it adds no
+    /// interleaving.
+    is_next_epoch: AtomicBool,
+}
+
+/// Why the writer's I/O is denied.
+#[derive(Debug)]
+enum Denial {
+    Reserved,
+    Fenced,
+}
+
+impl From<Fenced> for Denial {
+    fn from(_: Fenced) -> Denial {
+        Denial::Fenced
+    }
 }
 
 impl Shared {
+    fn new() -> Arc<Shared> {
+        let in_flight = InFlight::default();
+        let counters = [0, 0].map(|epoch| in_flight.add_counter(epoch));
+        let (generation, writing) = (AtomicU32::new(0), AtomicU32::new(0));
+        Arc::new(Shared { in_flight, counters, generation, writing, is_next_epoch: AtomicBool::new(false) })
+    }
+
     /// Writes once, if admitted. A throttled write does the same later: until it begins, it is not
     /// counted, and nobody waits for it.
-    fn write(&self) -> Result<(), NotAdmitted<()>> {
-        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
-        let check = || if self.generation.load(Ordering::SeqCst) == 0 { Ok(()) } else { Err(()) };
-        let place = self.in_flight.admit(&self.counter, wanted, check)?;
-        self.writing.store(1, Ordering::SeqCst);
-        self.writing.store(0, Ordering::SeqCst);
-        self.counter.end(place);
+    fn write(&self) -> Result<(), NotAdmitted<Denial>> {
+        self.write_as(&self.counters[0], false)
+    }
+
+    fn write_as(&self, counter: &Counter, owns_lock: bool) -> Result<(), NotAdmitted<Denial>> {
+        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock };
+        let check = || match self.generation.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => Err(Denial::Reserved),
+        };
+        let place = self.in_flight.admit(counter, wanted, check)?;
+        self.writing.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.is_next_epoch.load(Ordering::SeqCst), "it is fenced");
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+        counter.end(place);
         Ok(())
+    }
+
+    /// Locks the range of a write, and writes if it need not wait.
+    fn lock_and_write(&self) {
+        if let Some(since) = self.in_flight.lock((0, 512)) {
+            if self.in_flight.is_over_since(since) {
+                assert!(!self.is_writing(), "the range is locked");
+                _ = self.write_as(&self.counters[1], true);
+            }
+            self.in_flight.unlock((0, 512));
+        }
+    }
+
+    /// Fences the writer, and begins the next epoch if the writer's I/O is complete.
+    fn fence(&self) {
+        let fenced_at = self.in_flight.fence();
+        if self.in_flight.begin_epoch(fenced_at, || 1) {
+            self.is_next_epoch.store(true, Ordering::SeqCst);
+            assert!(!self.is_writing(), "the next epoch has begun");
+        }
+    }
+
+    fn preempt(&self) {
+        self.generation.store(1, Ordering::SeqCst);
+        let since = self.in_flight.now();
+        assert!(!self.in_flight.is_over_since(since) || !self.is_writing());
     }
 
     fn is_writing(&self) -> bool {
@@ -56,16 +116,20 @@ impl Shared {
 /// Runs a write and `other` in every interleaving. `other` checks once whether all I/O is complete;
 /// further checks would add no other outcome.
 fn beside_a_write(other: fn(&Shared)) {
+    in_every_order(|_| (), |shared| _ = shared.write(), other);
+}
+
+/// Runs `one` and `other` in every interleaving, after `first`. They do as little as possible: a
+/// few steps more make it too much.
+fn in_every_order(first: fn(&Shared), one: fn(&Shared), other: fn(&Shared)) {
     shuttle::check_dfs(
         move || {
-            let in_flight = InFlight::default();
-            let counter = in_flight.add_counter();
-            let (generation, writing) = (AtomicU32::new(0), AtomicU32::new(0));
-            let shared = Arc::new(Shared { in_flight, counter, generation, writing });
+            let shared = Shared::new();
+            first(&shared);
             let beside = shared.clone();
-            let writer = thread::spawn(move || _ = beside.write());
+            let thread = thread::spawn(move || one(&beside));
             other(&shared);
-            writer.join().unwrap();
+            thread.join().unwrap();
         },
         None,
     );
@@ -108,10 +172,41 @@ fn a_write_sees_the_lock_or_is_waited_for() {
 
 #[test]
 fn a_write_sees_the_reservation_or_is_waited_for() {
-    beside_a_write(|shared| {
-        shared.generation.store(1, Ordering::SeqCst);
-        let since = shared.in_flight.now();
-        assert!(!shared.in_flight.is_over_since(since) || !shared.is_writing());
+    beside_a_write(Shared::preempt);
+}
+
+#[test]
+fn a_write_is_fenced_or_complete_when_the_next_epoch_begins() {
+    beside_a_write(Shared::fence);
+}
+
+#[test]
+fn a_command_that_has_locked_its_range_is_fenced_or_complete_when_the_next_epoch_begins() {
+    let lock = |shared: &Shared| _ = shared.in_flight.lock((0, 512)).unwrap();
+    in_every_order(lock, |shared| _ = shared.write_as(&shared.counters[0], true), Shared::fence);
+}
+
+/// Every interleaving of four threads is too much, so a part of them, the same in each run.
+#[test]
+fn a_write_sees_whatever_excludes_it_or_is_waited_for_if_all_happens_at_once() {
+    let beside = [Shared::preempt, Shared::fence, Shared::lock_and_write];
+    Runner::new(RandomScheduler::new_from_seed(1, 20_000), shuttle::Config::new()).run(move || {
+        let shared = Shared::new();
+        let others = beside.map(|other| {
+            let shared = shared.clone();
+            thread::spawn(move || other(&shared))
+        });
+        // Throttled once, or locked out.
+        if shared.write().is_err() {
+            thread::yield_now();
+            _ = shared.write();
+        }
+        others.into_iter().for_each(|other| other.join().unwrap());
+        // A new session is admitted as soon as an epoch has begun.
+        let new = shared.in_flight.add_counter(1);
+        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
+        let admitted = shared.in_flight.admit::<Denial>(&new, wanted, || Ok(()));
+        assert_eq!(admitted.is_ok(), shared.is_next_epoch.load(Ordering::SeqCst));
     });
 }
 

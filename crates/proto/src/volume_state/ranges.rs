@@ -186,8 +186,8 @@ impl Drop for Watch {
 mod tests {
     use super::*;
     use crate::volume_state::in_flight::{MAX_OVERTAKEN, MAX_WAITING};
-    use crate::volume_state::{IoCounter, IoGuard, NotAdmitted};
-    use blockmux_volume::{MemVolume, Op};
+    use crate::volume_state::{Epoch, IoCounter, IoGuard, NotAdmitted};
+    use blockmux_volume::{IoError, MemVolume, Op};
     use std::rc::Rc;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -198,7 +198,8 @@ mod tests {
 
     fn admit(counter: &Rc<IoCounter>, range: ByteRange, changes: bool, owns_lock: bool) -> Option<IoGuard> {
         let op = if changes { Op::Write { fua: false } } else { Op::Read };
-        let admitted: Result<_, NotAdmitted<()>> = counter.clone().admit(op, range, owns_lock, || Ok(()));
+        let admitted: Result<_, NotAdmitted<IoError>> =
+            counter.clone().admit(op, range, owns_lock, || Ok(()));
         admitted.ok()
     }
 
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn a_locked_range_excludes_others_until_it_is_dropped() {
         let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         let first = RangeGuard::lock(&volume_state, 512, 512).unwrap();
         assert!(first.is_alone());
         assert!(RangeGuard::lock(&volume_state, 0, 513).is_none());
@@ -229,7 +230,10 @@ mod tests {
     #[test]
     fn a_lock_waits_only_for_io_that_began_before() {
         let volume_state = volume_state();
-        let (one, other) = (IoCounter::new(&volume_state), IoCounter::new(&volume_state));
+        let (one, other) = (
+            IoCounter::new(&volume_state, Epoch::current()),
+            IoCounter::new(&volume_state, Epoch::current()),
+        );
         let before = pass(&one, 0, 512, false).unwrap();
         let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
         assert!(!guard.is_alone());
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn watchers_are_notified_only_of_changes() {
         let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         let before = pass(&counter, 0, 512, true).unwrap();
         let watch = Watch::new(&volume_state, [(512, 512), (4096, 512)].into());
         assert!(!watch.has_begun());
@@ -273,7 +277,10 @@ mod tests {
     #[test]
     fn a_drain_waits_for_what_was_in_flight_and_for_nothing_that_began_after_it() {
         let volume_state = volume_state();
-        let (one, other) = (IoCounter::new(&volume_state), IoCounter::new(&volume_state));
+        let (one, other) = (
+            IoCounter::new(&volume_state, Epoch::current()),
+            IoCounter::new(&volume_state, Epoch::current()),
+        );
         assert!(Drain::new(&volume_state).is_over());
         let before = [pass(&one, 0, 512, false).unwrap(), pass_locked(&other, 512, 512)];
         let drain = Drain::new(&volume_state);
@@ -294,7 +301,7 @@ mod tests {
     #[test]
     fn an_atomic_range_waits_for_others_and_pays_once() {
         let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         let (mut range, mut other) =
             (AtomicRange::new(&volume_state, 0, 1024), AtomicRange::new(&volume_state, 512, 512));
         let before = pass(&counter, 0, 512, true).unwrap();
@@ -360,7 +367,7 @@ mod tests {
     #[test]
     fn io_waits_behind_nobody_who_waits() {
         let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         let guard = RangeGuard::lock(&volume_state, 0, 512).unwrap();
         let _wait = RangeWait::new(&volume_state, NeededRange::to_lock((0, 1024)), Arc::new(|| ())).unwrap();
         assert!(pass(&counter, 0, 512, false).is_none() && pass(&counter, 512, 512, true).is_some());
@@ -382,14 +389,14 @@ mod tests {
         assert!(io[0].try_begin(|| ()).is_none());
         drop(guard);
         assert_eq!(*woken.lock().unwrap(), [1, 3, 4]);
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         assert!(io[0].try_begin(|| pass(&counter, 0, 512, false)).flatten().is_some());
     }
 
     #[test]
     fn a_dropped_counter_blocks_nobody() {
         let volume_state = volume_state();
-        let counter = IoCounter::new(&volume_state);
+        let counter = IoCounter::new(&volume_state, Epoch::current());
         let io = pass(&counter, 0, 1, false).unwrap();
         drop(counter);
         let guard = RangeGuard::lock(&volume_state, 0, 1).unwrap();
@@ -409,7 +416,7 @@ mod tests {
             for nth in 0..3 {
                 let (volume_state, cell) = (&volume_state, &cell);
                 scope.spawn(move || {
-                    let counter = IoCounter::new(volume_state);
+                    let counter = IoCounter::new(volume_state, Epoch::current());
                     for _ in 0..rounds {
                         loop {
                             let Some(guard) = RangeGuard::lock(volume_state, 0, 512) else {

@@ -325,7 +325,7 @@ impl VolumeTraffic {
 }
 
 /// Names of the kinds of failures.
-pub const ERROR_KINDS: [&str; 12] = [
+pub const ERROR_KINDS: [&str; 13] = [
     "out_of_range",
     "misaligned",
     "bad_length",
@@ -338,6 +338,7 @@ pub const ERROR_KINDS: [&str; 12] = [
     "path_lost",
     "aborted",
     "shutting_down",
+    "fenced",
 ];
 
 /// The index of an error's kind in [`ERROR_KINDS`].
@@ -356,5 +357,6 @@ pub fn error_kind(error: &IoError) -> usize {
         IoError::PathLost => 9,
         IoError::Aborted => 10,
         IoError::ShuttingDown => 11,
+        IoError::Fenced => 12,
     }
 }

@@ -436,7 +436,12 @@ impl CopyTask {
 fn is_unreachable(error: IoError) -> bool {
     matches!(
         error,
-        IoError::PathLost | IoError::NoMemory | IoError::Aborted | IoError::ShuttingDown | IoError::Reserved
+        IoError::PathLost
+            | IoError::NoMemory
+            | IoError::Aborted
+            | IoError::ShuttingDown
+            | IoError::Reserved
+            | IoError::Fenced
     )
 }
 

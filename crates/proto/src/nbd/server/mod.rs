@@ -49,7 +49,7 @@ use crate::driver::outbox::Outbox;
 use crate::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession, Timed};
 use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::{Exports, VolumeId};
-use crate::volume_state::{Admission, NotAdmitted};
+use crate::volume_state::{Admission, Epoch, NotAdmitted};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
 pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
@@ -100,7 +100,7 @@ impl NbdTargetSession {
     ) -> Result<NbdTargetSession, NbdResumeError> {
         let (params, export) = handover::decode(state, exports)?;
         let volume_state = exports.volume_state(params.volume).ok_or(NbdResumeError::NoExport)?;
-        let admission = Admission::new(&volume_state, None);
+        let admission = Admission::new(&volume_state, None, Epoch::current());
         let phase =
             NbdTargetPhase::Transmission(ServerTransmission::new(params, admission, pool.clone(), now));
         let mut events = AuditEvents::default();
@@ -184,7 +184,7 @@ impl StreamSession for NbdTargetSession {
                     self.events.push(AuditEvent::Login(login(handshake.client(), self.export.clone())));
                     let transmission = ServerTransmission::new(
                         params,
-                        Admission::new(&volume_state, None),
+                        Admission::new(&volume_state, None, Epoch::current()),
                         self.pool.clone(),
                         now,
                     );

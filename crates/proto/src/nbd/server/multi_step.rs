@@ -236,8 +236,8 @@ impl BlockWrite {
         let (head_len, tail_len) = self.kept;
         let is_last = self.step == WriteStep::ReadLast || self.len == self.block;
         let copy = |at, len| {
-            let part = part_of(output, self.block, at, len).ok_or(IoError::Medium)?;
-            Ok(if len == 0 { SgList::default() } else { Seg::from_slice(&part.to_vec()).into() })
+            let part = part_of(output, self.block, at, len).ok_or(IoError::Medium);
+            part.map(|part| if len == 0 { SgList::default() } else { Seg::from_slice(&part.to_vec()).into() })
         };
         match self.step {
             WriteStep::Write => return Ok(true),

@@ -1,6 +1,8 @@
 //! Translation of volume errors to sense data.
 
+use super::task::TaskFailure;
 use crate::scsi::sense::Sense;
+use crate::volume_state::Fenced;
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
@@ -24,8 +26,16 @@ pub(super) fn from_io_error(error: IoError, op: Op) -> Sense {
         (IoError::PathLost, _) => (SenseKey::NOT_READY, Asc::LOGICAL_UNIT_COMMUNICATION_FAILURE),
         (IoError::Aborted, _) => (SenseKey::ABORTED_COMMAND, Asc::NO_ADDITIONAL_SENSE_INFORMATION),
         (IoError::ShuttingDown, _) => (SenseKey::NOT_READY, Asc::BECOMING_READY),
+        // Multipath drivers use another path.
+        (IoError::Fenced, _) => (SenseKey::NOT_READY, Asc::TARGET_PORT_IN_UNAVAILABLE_STATE),
     };
     Sense::new(key, asc)
+}
+
+impl From<Fenced> for TaskFailure {
+    fn from(_: Fenced) -> TaskFailure {
+        from_io_error(IoError::Fenced, Op::Read).into()
+    }
 }
 
 #[cfg(test)]
@@ -50,6 +60,7 @@ mod tests {
             (IoError::PathLost, Op::Read, 0x02, 0x0800),
             (IoError::Aborted, Op::Read, 0x0b, 0x0000),
             (IoError::ShuttingDown, Op::Read, 0x02, 0x0401),
+            (IoError::Fenced, write, 0x02, 0x040c),
         ];
         for (error, op, key, asc) in table {
             let sense = from_io_error(error, op);

@@ -13,7 +13,7 @@ use super::unit::{LogicalUnit, NexusKey, UNIT_REMOVED};
 use super::view::NexusView;
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::IoCounter;
+use crate::volume_state::{Epoch, IoCounter};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ pub(super) struct AttachedUnits {
     /// Generation of the target when the units were last checked.
     seen: u64,
     nexus: Arc<OpenNexus>,
+    /// The epoch in which the session began.
+    epoch: Epoch,
 }
 
 /// A logical unit as one session sees it.
@@ -38,6 +40,8 @@ pub(super) struct AttachedUnit {
     /// The initiator may not change the volume through this LUN.
     is_read_only: bool,
     nexus: Arc<OpenNexus>,
+    /// The epoch in which the session began.
+    epoch: Epoch,
     /// Counts the session's I/O on the volume, from its first I/O on.
     counter: Option<Rc<IoCounter>>,
     /// Results of this session's EXTENDED COPY commands, oldest first.
@@ -52,7 +56,8 @@ pub(super) struct AttachedUnit {
 impl AttachedUnits {
     /// No unit is attached yet.
     pub(super) fn new(target: &ScsiTarget, nexus: Arc<OpenNexus>) -> AttachedUnits {
-        AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen: target.generation(), nexus }
+        let (seen, epoch) = (target.generation(), Epoch::current());
+        AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen, nexus, epoch }
     }
 
     pub(super) fn nexus(&self) -> &OpenNexus {
@@ -117,6 +122,7 @@ impl AttachedUnits {
             key,
             is_read_only,
             nexus: self.nexus.clone(),
+            epoch: self.epoch,
             counter: None,
             copies: Vec::new(),
             token_records: Vec::new(),
@@ -162,7 +168,7 @@ impl AttachedUnit {
     /// Counts the session's I/O on the volume.
     #[inline]
     pub(super) fn counter(&mut self) -> Rc<IoCounter> {
-        self.counter.get_or_insert_with(|| IoCounter::new(&self.unit.volume_state)).clone()
+        self.counter.get_or_insert_with(|| IoCounter::new(&self.unit.volume_state, self.epoch)).clone()
     }
 
     /// Whether another nexus has aborted the task since it started.

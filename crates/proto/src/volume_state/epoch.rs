@@ -1,0 +1,138 @@
+//! Fencing: a user of a volume belongs to the epoch in which its session began. A fence refuses the
+//! I/O of all users, and once theirs in flight is complete, the next epoch begins with new ones
+//! (decision 92).
+//!
+//! A server that shares a volume with others fences it when the others may have taken over. What
+//! its clients have sent before is then out of date: they may have sent it again through another
+//! server. So sessions are fenced, and not requests: what a client has sent may still be in the
+//! buffer of a socket.
+
+use super::VolumeState;
+use super::in_flight::Fenced;
+use blockmux_volume::IoError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The epoch in which a session began. A session takes it before it answers a login, because all
+/// requests are sent afterwards. One number counts the epochs of all volumes, so that a session
+/// needs nothing for volumes that it does not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch(pub(super) u32);
+
+impl Epoch {
+    /// The epoch of a session that begins now.
+    pub(crate) fn current() -> Epoch {
+        Epoch(EPOCHS.load(Ordering::SeqCst))
+    }
+}
+
+/// A fence of a volume: until the next epoch begins, all I/O is refused.
+pub struct Fence {
+    volume_state: Arc<VolumeState>,
+    fenced_at: u64,
+}
+
+impl Fence {
+    /// Begins the next epoch, once all I/O that was admitted before the fence is complete; call it
+    /// until it returns true. Then sessions that begin may use the volume, and earlier ones never.
+    /// If the volume was fenced again, that fence begins the epoch.
+    #[must_use]
+    pub fn begin_epoch(&self) -> bool {
+        let next = || EPOCHS.fetch_add(1, Ordering::SeqCst).saturating_add(1);
+        self.volume_state.in_flight.begin_epoch(self.fenced_at, next)
+    }
+}
+
+impl VolumeState {
+    /// Refuses all further I/O of sessions that have begun, with [`IoError::Fenced`], and of others
+    /// until [`Fence::begin_epoch`]. A fence that is dropped stays.
+    #[must_use]
+    pub fn fence(self: &Arc<VolumeState>) -> Fence {
+        Fence { volume_state: self.clone(), fenced_at: self.in_flight.fence() }
+    }
+}
+
+impl From<Fenced> for IoError {
+    fn from(_: Fenced) -> IoError {
+        IoError::Fenced
+    }
+}
+
+/// The number of epochs that have begun after a fence, of all volumes.
+static EPOCHS: AtomicU32 = AtomicU32::new(0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume_state::{Admission, AtomicRange, IoGuard, NotAdmitted, RequiredAccess};
+    use blockmux_volume::{MemVolume, Op};
+
+    fn volume_state() -> Arc<VolumeState> {
+        VolumeState::new(Arc::new(MemVolume::new(1 << 20)))
+    }
+
+    fn user(volume_state: &Arc<VolumeState>) -> Admission {
+        Admission::new(volume_state, None, Epoch::current())
+    }
+
+    fn write(user: &Admission, owns_lock: bool) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
+        user.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, owns_lock)
+    }
+
+    fn is_fenced(user: &Admission) -> bool {
+        matches!(write(user, false), Err(NotAdmitted::Denied(IoError::Fenced)))
+    }
+
+    #[test]
+    fn users_of_an_ended_epoch_stay_fenced_and_new_ones_wait_for_their_io() {
+        let (volume_state, other) = (volume_state(), volume_state());
+        let (mut used, idle, of_other) = (user(&volume_state), user(&volume_state), user(&other));
+        let io = write(&used, false).unwrap();
+        assert_eq!(used.complaint(), Some("an initiator has reserved the volume"), "for another reason");
+        let fence = volume_state.fence();
+        assert!(is_fenced(&used) && is_fenced(&idle));
+        let early = user(&volume_state);
+        assert!(!fence.begin_epoch() && is_fenced(&early), "a write is in flight");
+        drop(io);
+        assert!(fence.begin_epoch() && fence.begin_epoch());
+        assert!(is_fenced(&used) && is_fenced(&idle));
+        assert!(is_fenced(&early), "it began when nobody was admitted");
+        assert!(write(&user(&volume_state), false).is_ok());
+        assert!(write(&of_other, false).is_ok(), "another volume is not fenced");
+        assert_eq!(used.complaint(), Some("the volume was fenced; the client must connect again"));
+        assert_eq!(used.complaint(), None);
+        // What is complete can still be made durable.
+        assert!(used.admit(Op::Flush, (0, 0), RequiredAccess::Nothing, false).is_ok());
+    }
+
+    #[test]
+    fn the_last_of_several_fences_begins_the_epoch() {
+        let volume_state = volume_state();
+        let first = volume_state.fence();
+        let second = volume_state.fence();
+        assert!(first.begin_epoch(), "it has nothing to do");
+        assert!(is_fenced(&user(&volume_state)));
+        assert!(second.begin_epoch());
+        let new = user(&volume_state);
+        assert!(write(&new, false).is_ok());
+        // Epochs of other volumes change nothing.
+        assert!(super::tests::volume_state().fence().begin_epoch() && write(&new, false).is_ok());
+    }
+
+    #[test]
+    fn a_command_that_has_locked_its_range_is_fenced_too() {
+        let volume_state = volume_state();
+        let old = user(&volume_state);
+        let mut range = AtomicRange::new(&volume_state, 0, 512);
+        assert_eq!(range.lock::<IoError>(), Ok(()));
+        drop(write(&old, true).unwrap());
+        let fence = volume_state.fence();
+        assert!(matches!(write(&old, true), Err(NotAdmitted::Denied(IoError::Fenced))));
+        assert!(fence.begin_epoch(), "its lock delays no epoch");
+        let new = user(&volume_state);
+        assert!(matches!(write(&new, false), Err(NotAdmitted::Locked(_))));
+        assert!(is_fenced(&old), "and not locked");
+        drop(range);
+        assert!(write(&new, false).is_ok());
+    }
+}
