@@ -61,12 +61,12 @@ pub(super) fn load(
         return VolumeState::identified(volume, identity, None).map_err(|error| wrong(error.to_string()));
     };
     let opened = StateFile::open(directory, &identity.uuid.to_string());
-    let (file, image) = opened.map_err(|error| wrong(error.to_string()))?;
-    if !image.is_empty() {
+    let (file, stored) = opened.map_err(|error| wrong(error.to_string()))?;
+    if !stored.image.is_empty() {
         info!("`{name}`: reservations from {}", file.path().display());
     }
     let path = file.path().display().to_string();
-    VolumeState::identified(volume, identity, Some((file, &image))).map_err(|error| {
+    VolumeState::identified(volume, identity, Some((file, &stored))).map_err(|error| {
         wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
     })
 }

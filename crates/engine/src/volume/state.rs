@@ -2,25 +2,30 @@
 //! and settings of an AoE disk.
 //!
 //! ```text
-//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | image of the reservations
+//!   DIRECTORY/volume-UUID.reservations    length u16 | identity | 0 u8 | generation u64 | image of
+//!                                         the reservations
 //!   DIRECTORY/volume-UUID.lock            locked by the process that has the volume's reservations
 //!   DIRECTORY/volume-UUID.raw             empty: the volume was served without an image format
 //!   DIRECTORY/e7.3.aoe, e7.3.lock         AoE disk e7.3: image of the disk's settings, and lock
 //! ```
 //!
-//! Nothing is created before the first save. A thread then writes each image to a new file, flushes
-//! it, renames it over the old one, and flushes the directory. If several images wait to be
-//! written, only the last one is.
+//! The length is that of identity, 0 and generation. Files of earlier versions have no generation;
+//! theirs is 0.
+//!
+//! Nothing is created before the first proposal. A thread commits each in turn: if the file still
+//! has the expected generation, it writes the image to a new file, flushes it, renames it over the
+//! old one, and flushes the directory. A crash at any step leaves the old image or the new one.
 
 use crate::sys::safe_path::{self, entry_stat};
 use crate::volume::file::lock_exclusive;
-use blockmux_proto::volume_state::{ReservationStore, SaveTicket};
+use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
     unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -80,17 +85,15 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// Opens the state of the volume with that UUID; returns it with the saved image, empty if
-    /// there is none.
+    /// Opens the state of the volume with that UUID; returns it with what is stored.
     ///
     /// # Errors
     /// If there is an image that cannot be used.
-    pub fn open(directory: &Path, uuid: &str) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+    pub fn open(directory: &Path, uuid: &str) -> Result<(Arc<StateFile>, StoredState), StateError> {
         StateFile::open_named(directory, &format!("volume-{uuid}"), "reservations", uuid)
     }
 
-    /// Opens the state with that name and extension; returns it with the saved image, empty if
-    /// there is none.
+    /// Opens the state with that name and extension; returns it with what is stored.
     ///
     /// # Errors
     /// As for [`StateFile::open`].
@@ -99,16 +102,15 @@ impl StateFile {
         name: &str,
         extension: &str,
         identity: &str,
-    ) -> Result<(Arc<StateFile>, Vec<u8>), StateError> {
+    ) -> Result<(Arc<StateFile>, StoredState), StateError> {
         let paths = StatePaths::new(directory, name, extension, identity);
-        let (lock, image) = match paths.read()? {
-            Some((lock, image)) => (Some(lock), image),
-            None => (None, Vec::new()),
-        };
-        let shared = FileState { paths, state: Mutex::default(), changed: Condvar::new() };
-        shared.state().lock = lock;
+        let mut file = OwnedFile::default();
+        let stored = paths.load(&mut file)?.unwrap_or_default();
+        let last = file.current.0;
+        let state = Mutex::new(WriterState { last, decided: last, file, ..WriterState::default() });
+        let shared = FileState { paths, state, changed: Condvar::new() };
         let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
-        Ok((Arc::new(file), image))
+        Ok((Arc::new(file), stored))
     }
 
     /// The file's path.
@@ -188,34 +190,33 @@ pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), Sta
     fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
 }
 
-impl ReservationStore for StateFile {
-    fn save(&self, image: &[u8]) -> SaveTicket {
+impl SharedState for StateFile {
+    fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.shared.state();
         state.last += 1;
-        let ticket = state.last;
-        state.pending = Some((ticket, image.to_vec()));
+        let generation = StateGeneration(state.last);
+        state.queue.push_back(Proposal { expected, generation, image: image.to_vec() });
         if writer.is_none() {
             let shared = self.shared.clone();
-            match thread::Builder::new().name("state".to_owned()).spawn(move || shared.write_all()) {
+            match thread::Builder::new().name("state".to_owned()).spawn(move || shared.commit_all()) {
                 Ok(handle) => *writer = Some(handle),
                 Err(error) => {
                     warn!("{}: cannot be saved: {error}", self.path().display());
-                    (state.pending, state.failed) = (None, ticket);
+                    state.queue.clear();
+                    state.decide(generation, Commit::Failed);
                 }
             }
         }
         self.shared.changed.notify_one();
-        SaveTicket(ticket)
+        generation
     }
 
-    fn is_saved(&self, ticket: SaveTicket) -> Option<bool> {
+    fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
         let state = self.shared.state();
-        match ticket.0 {
-            ticket if ticket <= state.saved => Some(true),
-            ticket if ticket <= state.failed => Some(false),
-            _ => None,
-        }
+        let rejected = state.rejected.iter().find(|(generation, _)| *generation == proposal);
+        let is_decided = proposal.0 <= state.decided;
+        rejected.map(|(_, outcome)| outcome.clone()).or(is_decided.then_some(Commit::Committed))
     }
 }
 
@@ -240,14 +241,46 @@ struct FileState {
 
 #[derive(Default)]
 struct WriterState {
+    /// The greatest generation so far.
     last: u64,
-    pending: Option<(u64, Vec<u8>)>,
-    /// Last ticket whose image, or a later one, is on disk.
-    saved: u64,
-    failed: u64,
+    queue: VecDeque<Proposal>,
+    /// The last decided generation.
+    decided: u64,
+    /// Proposals that were not committed, the latest [`MAX_REJECTED`].
+    rejected: VecDeque<(StateGeneration, Commit)>,
     is_over: bool,
-    /// Held as long as the process owns the volume's reservations.
+    /// Taken while the writer commits.
+    file: OwnedFile,
+}
+
+struct Proposal {
+    expected: StateGeneration,
+    generation: StateGeneration,
+    image: Vec<u8>,
+}
+
+/// What the writer knows of the file.
+#[derive(Default)]
+struct OwnedFile {
+    /// Held as long as the process owns the state.
     lock: Option<File>,
+    /// The generation that a proposal must expect.
+    current: StateGeneration,
+    /// The generation in the file: another one than `current` if a commit has failed at its end.
+    written: Option<StateGeneration>,
+}
+
+impl WriterState {
+    fn decide(&mut self, generation: StateGeneration, outcome: Commit) {
+        self.decided = generation.0;
+        if let Commit::Stale(stored) = &outcome {
+            self.last = self.last.max(stored.generation.0);
+        }
+        if outcome != Commit::Committed {
+            self.rejected.truncate(MAX_REJECTED - 1);
+            self.rejected.push_front((generation, outcome));
+        }
+    }
 }
 
 impl FileState {
@@ -256,22 +289,19 @@ impl FileState {
     }
 
     /// Body of the writer thread.
-    fn write_all(&self) {
+    fn commit_all(&self) {
         let mut state = self.state();
         loop {
-            if let Some((ticket, image)) = state.pending.take() {
-                let lock = state.lock.take();
+            if let Some(proposal) = state.queue.pop_front() {
+                let mut file = std::mem::take(&mut state.file);
                 drop(state);
-                let (lock, written) = self.paths.save(lock, &image);
+                let outcome = self.paths.commit(&mut file, &proposal).unwrap_or_else(|error| {
+                    warn!("not saved: {error}");
+                    Commit::Failed
+                });
                 state = self.state();
-                state.lock = lock;
-                match written {
-                    Ok(()) => state.saved = ticket,
-                    Err(error) => {
-                        warn!("not saved: {error}");
-                        state.failed = ticket;
-                    }
-                }
+                state.file = file;
+                state.decide(proposal.generation, outcome);
             } else if state.is_over {
                 return;
             } else {
@@ -302,8 +332,8 @@ impl StatePaths {
         }
     }
 
-    /// The saved image with the lock; `None` if there is no image.
-    fn read(&self) -> Result<Option<(File, Vec<u8>)>, StateError> {
+    /// What is stored; takes the lock if there is anything.
+    fn load(&self, owned: &mut OwnedFile) -> Result<Option<StoredState>, StateError> {
         let directory = match OpenDirectory::open(&self.directory) {
             Err(StateError::Io { error, .. })
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
@@ -316,44 +346,88 @@ impl StatePaths {
             return Ok(None);
         }
         let directory = directory.checked()?;
-        let lock = self.take_lock(&directory)?;
+        owned.lock = Some(self.take_lock(&directory)?);
+        let stored = self.read(&directory)?;
+        owned.found(stored.as_ref());
+        Ok(stored)
+    }
+
+    /// The content of the file; `None` if there is none.
+    fn read(&self, directory: &OpenDirectory) -> Result<Option<StoredState>, StateError> {
+        if !directory.has(&self.file)? {
+            return Ok(None);
+        }
         let file = directory.open_file(&self.file, OFlags::RDONLY)?;
         let stat = fstat(&file).map_err(|error| at(&self.file)(error.into()))?;
         check_private(&self.file, &stat)?;
         let mut bytes = Vec::new();
         file.take(MAX_FILE).read_to_end(&mut bytes).map_err(at(&self.file))?;
-        let header = self.header();
-        match bytes.strip_prefix(&header[..]) {
-            // An empty image is never written: the file was truncated.
-            Some(image)
-                if !image.is_empty()
-                    && is_file(&stat)
-                    && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE) =>
-            {
-                Ok(Some((lock, image.to_vec())))
-            }
-            _ => Err(StateError::Foreign { path: self.file.clone() }),
-        }
+        let is_whole = is_file(&stat) && u64::try_from(stat.st_size).is_ok_and(|len| len < MAX_FILE);
+        let stored = self.parse(&bytes).filter(|_| is_whole);
+        stored.map(Some).ok_or_else(|| StateError::Foreign { path: self.file.clone() })
     }
 
-    /// Replaces the saved image; an empty image deletes the file.
-    fn write(&self, directory: &OpenDirectory, image: &[u8]) -> Result<(), StateError> {
-        if image.is_empty() {
+    fn parse(&self, bytes: &[u8]) -> Option<StoredState> {
+        let (len, rest) = bytes.split_first_chunk()?;
+        let (head, image) = rest.split_at_checked(u16::from_be_bytes(*len).into())?;
+        let generation = match head.strip_prefix(self.identity.as_bytes())? {
+            // Of an earlier version.
+            [] => 0,
+            [0, generation @ ..] => u64::from_be_bytes(generation.try_into().ok()?),
+            _ => return None,
+        };
+        // An empty image is never written: the file was truncated.
+        (!image.is_empty())
+            .then(|| StoredState { generation: StateGeneration(generation), image: image.to_vec() })
+    }
+
+    /// Replaces the stored image if that is what the proposal expects; takes the lock first unless
+    /// it is held, and creates the directory if necessary.
+    fn commit(&self, owned: &mut OwnedFile, proposal: &Proposal) -> Result<Commit, StateError> {
+        let directory = OpenDirectory::make(&self.directory)?.checked()?;
+        if owned.lock.is_none() {
+            owned.lock = Some(self.take_lock(&directory)?);
+        }
+        let stored = self.read(&directory)?;
+        // Nobody else has removed the file on behalf of initiators: removing it needs the lock.
+        let is_changed = stored.as_ref().is_some_and(|stored| owned.written != Some(stored.generation));
+        if is_changed || proposal.expected != owned.current {
+            owned.found(stored.as_ref());
+            return Ok(Commit::Stale(stored.unwrap_or_default()));
+        }
+        self.write(&directory, owned, proposal)?;
+        owned.current = proposal.generation;
+        Ok(Commit::Committed)
+    }
+
+    /// Writes the image of a proposal; an empty one deletes the file.
+    fn write(
+        &self,
+        directory: &OpenDirectory,
+        owned: &mut OwnedFile,
+        proposal: &Proposal,
+    ) -> Result<(), StateError> {
+        if proposal.image.is_empty() {
             return if directory.remove(&self.file)? { directory.flush() } else { Ok(()) };
         }
         // What a crash has left, or somebody has put there, is not written to.
         directory.remove(&self.new_file)?;
         let mut file = directory.create(&self.new_file, OFlags::EXCL)?;
-        let written = file.write_all(&self.header()).and_then(|()| file.write_all(image));
-        written.and_then(|()| file.sync_all()).map_err(at(&self.new_file))?;
+        let header = self.header(proposal.generation);
+        let written = file.write_all(&header).and_then(|()| file.write_all(&proposal.image));
+        written.map_err(at(&self.new_file))?;
+        step(CommitStep::FlushFile)?;
+        file.sync_all().map_err(at(&self.new_file))?;
         directory.rename(&self.new_file, &self.file)?;
+        owned.written = Some(proposal.generation);
         directory.flush()
     }
 
-    fn header(&self) -> Vec<u8> {
-        let identity = self.identity.as_bytes();
-        let len = u16::try_from(identity.len()).unwrap_or(u16::MAX);
-        [&len.to_be_bytes(), &identity[..len.into()]].concat()
+    fn header(&self, generation: StateGeneration) -> Vec<u8> {
+        let head = [self.identity.as_bytes(), &[0], &generation.0.to_be_bytes()].concat();
+        // Identities are UUIDs and addresses.
+        let len = u16::try_from(head.len()).unwrap_or(u16::MAX);
+        [&len.to_be_bytes()[..], &head].concat()
     }
 
     /// Locks the state against other processes.
@@ -365,18 +439,13 @@ impl StatePaths {
         })?;
         Ok(lock)
     }
+}
 
-    /// Replaces the saved image; takes the lock first unless it is held. Creates the directory if
-    /// necessary.
-    fn save(&self, lock: Option<File>, image: &[u8]) -> (Option<File>, Result<(), StateError>) {
-        let directory = match OpenDirectory::make(&self.directory).and_then(OpenDirectory::checked) {
-            Ok(directory) => directory,
-            Err(error) => return (lock, Err(error)),
-        };
-        match lock.map_or_else(|| self.take_lock(&directory), Ok) {
-            Ok(lock) => (Some(lock), self.write(&directory, image)),
-            Err(error) => (None, Err(error)),
-        }
+impl OwnedFile {
+    /// The file has this content now.
+    fn found(&mut self, stored: Option<&StoredState>) {
+        self.written = stored.map(|stored| stored.generation);
+        self.current = self.written.unwrap_or_default();
     }
 }
 
@@ -444,6 +513,7 @@ impl OpenDirectory {
 
     /// Opens a file of the directory for writing; creates it, private, for the directory's owner.
     fn create(&self, path: &Path, flags: OFlags) -> Result<File, StateError> {
+        step(CommitStep::Create)?;
         let flags = flags | OFlags::RDWR;
         // Only what was created here gets the owner: a name may have become a link meanwhile.
         let file = match self.open_file(path, flags | OFlags::CREATE | OFlags::EXCL) {
@@ -463,6 +533,7 @@ impl OpenDirectory {
 
     /// Removes a file; returns whether there was one.
     fn remove(&self, path: &Path) -> Result<bool, StateError> {
+        step(CommitStep::Remove)?;
         match unlinkat(&self.fd, name_of(path), AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(false),
             removed => removed.map(|()| true).map_err(|error| at(path)(error.into())),
@@ -470,14 +541,34 @@ impl OpenDirectory {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<(), StateError> {
+        step(CommitStep::Rename)?;
         let renamed = renameat(&self.fd, name_of(from), &self.fd, name_of(to));
         renamed.map_err(|error| at(to)(error.into()))
     }
 
     fn flush(&self) -> Result<(), StateError> {
+        step(CommitStep::FlushDirectory)?;
         self.fd.sync_all().map_err(at(&self.path))
     }
 }
+
+/// A step of a commit, before which tests simulate a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CommitStep {
+    Remove,
+    Create,
+    FlushFile,
+    Rename,
+    FlushDirectory,
+}
+
+#[cfg(not(test))]
+fn step(_next: CommitStep) -> Result<(), StateError> {
+    Ok(())
+}
+
+#[cfg(test)]
+use tests::step;
 
 /// Whether a state directory has files with such a name.
 fn is_name_of_state(name: &OsStr) -> bool {
@@ -530,28 +621,37 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
+/// The number of remembered proposals that were not committed; owners ask for their outcomes soon.
+const MAX_REJECTED: usize = 64;
 /// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
 const MAX_FILE: u64 = 2 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use tempfile::TempDir;
 
     fn open(directory: &Path) -> Result<(Arc<StateFile>, Vec<u8>), String> {
-        StateFile::open(directory, "uuid").map_err(|error| error.to_string())
+        let opened = StateFile::open(directory, "uuid").map_err(|error| error.to_string());
+        opened.map(|(file, stored)| (file, stored.image))
+    }
+
+    fn outcome(file: &StateFile, proposal: StateGeneration) -> Commit {
+        std::iter::repeat_with(|| {
+            thread::yield_now();
+            file.outcome(proposal)
+        })
+        .flatten()
+        .next()
+        .unwrap()
     }
 
     fn save(file: &StateFile, image: &[u8]) -> bool {
-        let ticket = file.save(image);
-        loop {
-            match file.is_saved(ticket) {
-                Some(saved) => return saved,
-                None => thread::yield_now(),
-            }
-        }
+        let expected = file.shared.state().file.current;
+        outcome(file, file.propose(expected, image)) == Commit::Committed
     }
 
     fn kept() -> (TempDir, PathBuf) {
@@ -572,7 +672,7 @@ mod tests {
         assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
         let (file, image) = open(directory).unwrap();
         assert_eq!(image, b"second");
-        assert!(StateFile::open(directory, "other").unwrap().1.is_empty());
+        assert!(StateFile::open(directory, "other").unwrap().1.image.is_empty());
         assert!(save(&file, b""));
         assert!(!path.exists());
         drop(file);
@@ -651,6 +751,139 @@ mod tests {
     }
 
     const NOBODY: u32 = 65534;
+
+    #[test]
+    fn a_proposal_from_a_state_that_another_process_has_replaced_is_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = (open(dir.path()).unwrap().0, open(dir.path()).unwrap().0);
+        assert!(save(&theirs, b"1") && save(&theirs, b"2"));
+        drop(theirs);
+        let stored = StoredState { generation: StateGeneration(2), image: b"2".to_vec() };
+        let stale = ours.propose(StateGeneration(0), b"3");
+        assert_eq!(outcome(&ours, stale), Commit::Stale(stored.clone()));
+        let next = ours.propose(stored.generation, b"3");
+        assert_eq!((outcome(&ours, next), outcome(&ours, stale)), (Commit::Committed, Commit::Stale(stored)));
+        assert!(next > StateGeneration(2));
+        drop(ours);
+        let (_, stored) = StateFile::open(dir.path(), "uuid").unwrap();
+        assert_eq!((stored.generation, stored.image), (next, b"3".to_vec()));
+    }
+
+    #[test]
+    fn proposals_build_on_each_other_and_are_lost_with_the_one_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, _) = open(dir.path()).unwrap();
+        let first = file.propose(StateGeneration(0), b"1");
+        let second = file.propose(first, b"2");
+        assert_eq!([first, second].map(|one| outcome(&file, one)), [Commit::Committed, Commit::Committed]);
+        let beside = file.propose(first, b"x");
+        let above = file.propose(beside, b"y");
+        let stored = StoredState { generation: second, image: b"2".to_vec() };
+        assert_eq!(outcome(&file, beside), Commit::Stale(stored.clone()));
+        assert_eq!(outcome(&file, above), Commit::Stale(stored));
+        drop(file);
+        assert_eq!(open(dir.path()).unwrap().1, b"2");
+    }
+
+    #[test]
+    fn a_file_of_an_earlier_version_has_generation_0() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("volume-uuid.reservations"), b"\0\x04uuidimage").unwrap();
+        let (file, stored) = StateFile::open(dir.path(), "uuid").unwrap();
+        assert_eq!((stored.generation, &stored.image[..]), (StateGeneration(0), &b"image"[..]));
+        let next = file.propose(stored.generation, b"next");
+        assert_eq!((outcome(&file, next), next), (Commit::Committed, StateGeneration(1)));
+    }
+
+    thread_local! {
+        /// The steps of this thread's commit so far, and before how many of them it crashes.
+        static STEPS: RefCell<(Vec<CommitStep>, usize)> = const { RefCell::new((Vec::new(), usize::MAX)) };
+    }
+
+    pub(super) fn step(next: CommitStep) -> Result<(), StateError> {
+        STEPS.with_borrow_mut(|(steps, most)| {
+            if steps.len() >= *most {
+                return Err(StateError::Io { path: PathBuf::new(), error: ErrorKind::Interrupted.into() });
+            }
+            steps.push(next);
+            Ok(())
+        })
+    }
+
+    /// The files of a directory, and their content.
+    type Content = Option<Vec<(PathBuf, Vec<u8>)>>;
+
+    fn content(directory: &Path) -> Content {
+        let entries = fs::read_dir(directory).ok()?;
+        let files = entries.map(|entry| entry.unwrap().path());
+        Some(files.map(|path| (path.clone(), fs::read(&path).unwrap())).collect())
+    }
+
+    fn restore(directory: &Path, content: &Content) {
+        let _ = fs::remove_dir_all(directory);
+        for (path, bytes) in content.iter().flatten() {
+            fs::create_dir_all(directory).unwrap();
+            fs::write(path, bytes).unwrap();
+            for path in [directory, path] {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+            }
+        }
+    }
+
+    /// What a power cut may leave: the directory as it is, as it was before, or with a part of what
+    /// was not flushed.
+    fn power_cuts(before: &Content, after: &Content) -> Vec<Content> {
+        let is_flushed = STEPS.with_borrow(|(steps, _)| steps.contains(&CommitStep::FlushFile));
+        let mut cuts = vec![before.clone(), after.clone()];
+        for (at, (path, bytes)) in after.iter().flatten().enumerate() {
+            let is_new = !before.iter().flatten().any(|old| old == &(path.clone(), bytes.clone()));
+            for len in (0..bytes.len()).filter(|_| is_new && !is_flushed) {
+                let mut cut = after.clone();
+                cut.iter_mut().flatten().skip(at).take(1).for_each(|(_, bytes)| bytes.truncate(len));
+                cuts.push(cut);
+            }
+        }
+        cuts
+    }
+
+    #[test]
+    fn a_crash_at_any_step_of_a_commit_leaves_the_old_image_or_the_new_one() {
+        for (old, new) in [(&b""[..], &b"new"[..]), (b"old", b"new"), (b"old", b"")] {
+            for most in 0.. {
+                let dir = tempfile::tempdir().unwrap();
+                let directory = dir.path().join("state");
+                if !old.is_empty() {
+                    assert!(save(&open(&directory).unwrap().0, old));
+                }
+                let before = content(&directory);
+                let paths = StatePaths::new(&directory, "volume-uuid", "reservations", "uuid");
+                let mut owned = OwnedFile::default();
+                paths.load(&mut owned).unwrap();
+                let expected = owned.current;
+                let generation = StateGeneration(expected.0 + 1);
+                STEPS.set((Vec::new(), most));
+                let outcome =
+                    paths.commit(&mut owned, &Proposal { expected, generation, image: new.to_vec() });
+                drop(owned);
+                let after = content(&directory);
+                let is_committed = matches!(outcome, Ok(Commit::Committed));
+                let cuts = if is_committed { vec![after] } else { power_cuts(&before, &after) };
+                STEPS.set((Vec::new(), usize::MAX));
+                for cut in cuts {
+                    restore(&directory, &cut);
+                    let (file, image) = open(&directory).unwrap();
+                    assert!(image == new || image == old && !is_committed, "{most} steps, {cut:?}");
+                    assert!(save(&file, b"next"));
+                    drop(file);
+                    assert_eq!(open(&directory).unwrap().1, b"next");
+                }
+                if is_committed {
+                    assert!(most >= 2, "it has steps");
+                    break;
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_failed_save_is_reported() {

@@ -7,7 +7,7 @@
 
 use super::AoeAddress;
 use crate::exports::VolumeId;
-use crate::volume_state::{ReservationStore, SaveTicket};
+use crate::volume_state::{Commit, SharedState, StateGeneration};
 use blockmux_wire::aoe::AOE_MAX_CONFIG;
 use blockmux_wire::ethernet::Mac;
 use std::collections::VecDeque;
@@ -45,13 +45,15 @@ struct SharedUnit {
     /// Incremented by every change that takes effect.
     version: AtomicU32,
     state: Mutex<AoeUnitState>,
-    store: Option<Arc<dyn ReservationStore>>,
+    store: Option<Arc<dyn SharedState>>,
 }
 
 struct AoeUnitState {
     settings: DiskSettings,
+    /// The generation of `settings` in the store.
+    stored: StateGeneration,
     /// Changes that are being stored, in order; at most [`MAX_CHANGES`].
-    next: VecDeque<(SaveTicket, DiskSettings)>,
+    next: VecDeque<(StateGeneration, DiskSettings)>,
 }
 
 /// Result of a change of settings.
@@ -60,7 +62,7 @@ pub(super) enum SettingsChange<E> {
     /// The change has taken effect.
     Done,
     /// The change is being stored; see [`AoeUnit::is_changed`].
-    Saving(SaveTicket),
+    Saving(StateGeneration),
     /// The caller's closure refused the change.
     Refused(E),
     /// Too many changes are being stored.
@@ -68,15 +70,18 @@ pub(super) enum SettingsChange<E> {
 }
 
 impl AoeUnit {
-    /// A disk with these initial settings; without a store, changes are lost when the process ends.
+    /// A disk with these initial settings, and the store with their generation. Without a store,
+    /// changes are lost when the process ends.
     #[must_use]
     pub fn new(
         address: AoeAddress,
         volume: VolumeId,
         settings: DiskSettings,
-        store: Option<Arc<dyn ReservationStore>>,
+        store: Option<(Arc<dyn SharedState>, StateGeneration)>,
     ) -> AoeUnit {
-        let state = Mutex::new(AoeUnitState { settings, next: VecDeque::new() });
+        let (store, stored) = store.unzip();
+        let stored = stored.unwrap_or_default();
+        let state = Mutex::new(AoeUnitState { settings, stored, next: VecDeque::new() });
         AoeUnit { address, volume, shared: Arc::new(SharedUnit { version: AtomicU32::new(0), state, store }) }
     }
 
@@ -97,6 +102,7 @@ impl AoeUnit {
         change: impl FnOnce(&mut DiskSettings) -> Result<(), E>,
     ) -> SettingsChange<E> {
         let mut state = self.state();
+        self.settle(&mut state);
         let last = state.next.back().map_or(&state.settings, |(_, settings)| settings);
         let mut next = last.clone();
         if let Err(refused) = change(&mut next) {
@@ -107,37 +113,54 @@ impl AoeUnit {
             return state
                 .next
                 .back()
-                .map_or(SettingsChange::Done, |(ticket, _)| SettingsChange::Saving(*ticket));
+                .map_or(SettingsChange::Done, |(proposal, _)| SettingsChange::Saving(*proposal));
         }
         let Some(store) = &self.shared.store else {
-            self.settle(&mut state, next);
+            self.take_effect(&mut state, next);
             return SettingsChange::Done;
         };
         if state.next.len() >= MAX_CHANGES {
             return SettingsChange::Busy;
         }
-        let ticket = store.save(&next.to_image());
-        state.next.push_back((ticket, next));
-        SettingsChange::Saving(ticket)
+        let expected = state.next.back().map_or(state.stored, |(generation, _)| *generation);
+        let generation = store.propose(expected, &next.to_image());
+        state.next.push_back((generation, next));
+        SettingsChange::Saving(generation)
     }
 
     /// Whether a change has taken effect; `None` while it is being stored, `Some(false)` if it
     /// could not be stored.
-    pub(super) fn is_changed(&self, ticket: SaveTicket) -> Option<bool> {
-        let saved = self.shared.store.as_ref()?.is_saved(ticket)?;
-        let mut state = self.state();
-        while let Some((first, _)) = state.next.front()
-            && *first <= ticket
-            && let Some((_, next)) = state.next.pop_front()
-        {
-            if saved {
-                self.settle(&mut state, next);
-            }
-        }
-        Some(saved)
+    pub(super) fn is_changed(&self, proposal: StateGeneration) -> Option<bool> {
+        let outcome = self.shared.store.as_ref()?.outcome(proposal)?;
+        self.settle(&mut self.state());
+        Some(outcome == Commit::Committed)
     }
 
-    fn settle(&self, state: &mut AoeUnitState, next: DiskSettings) {
+    /// Puts stored changes into effect, and drops those that could not be stored.
+    fn settle(&self, state: &mut AoeUnitState) {
+        let Some(store) = &self.shared.store else { return };
+        while let Some((generation, _)) = state.next.front()
+            && let Some(outcome) = store.outcome(*generation)
+            && let Some((generation, next)) = state.next.pop_front()
+        {
+            match outcome {
+                Commit::Committed => {
+                    state.stored = generation;
+                    self.take_effect(state, next);
+                }
+                // The next change builds on what is stored.
+                Commit::Stale(stored) => {
+                    if let Ok(settings) = DiskSettings::of_stored(&stored.image) {
+                        state.stored = stored.generation;
+                        self.take_effect(state, settings);
+                    }
+                }
+                Commit::Failed => {}
+            }
+        }
+    }
+
+    fn take_effect(&self, state: &mut AoeUnitState, next: DiskSettings) {
         state.settings = next;
         self.shared.version.fetch_add(1, Ordering::Release);
     }
@@ -159,6 +182,14 @@ impl DiskSettings {
         image.extend(&self.config);
         image.extend(self.masks.iter().chain(&self.reserved).flat_map(|mac| mac.0));
         image
+    }
+
+    /// The settings of a stored image; the defaults if nothing is stored.
+    ///
+    /// # Errors
+    /// If the image is damaged or something else.
+    pub fn of_stored(image: &[u8]) -> Result<DiskSettings, SettingsImageError> {
+        if image.is_empty() { Ok(DiskSettings::default()) } else { DiskSettings::from_image(image) }
     }
 
     /// Parses the bytes of [`DiskSettings::to_image`].
@@ -197,6 +228,7 @@ const MAGIC: &[u8] = b"BmxAoE01";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume_state::StoredState;
 
     #[test]
     fn an_image_contains_all_persistent_state() {
@@ -230,16 +262,19 @@ mod tests {
         }
     }
 
-    impl ReservationStore for Slow {
-        fn save(&self, _image: &[u8]) -> SaveTicket {
+    impl SharedState for Slow {
+        fn propose(&self, _expected: StateGeneration, _image: &[u8]) -> StateGeneration {
             let mut state = self.0.lock().unwrap();
             state.0 = state.0.saturating_add(1);
-            SaveTicket(state.0)
+            StateGeneration(state.0)
         }
 
-        fn is_saved(&self, ticket: SaveTicket) -> Option<bool> {
+        fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
             let (_, saved, failed) = *self.0.lock().unwrap();
-            if ticket.0 <= saved { Some(true) } else { (ticket.0 <= failed).then_some(false) }
+            match proposal.0 {
+                proposal if proposal <= saved => Some(Commit::Committed),
+                proposal => (proposal <= failed).then_some(Commit::Failed),
+            }
         }
     }
 
@@ -250,7 +285,8 @@ mod tests {
         })
     }
 
-    fn unit(store: Option<Arc<dyn ReservationStore>>) -> AoeUnit {
+    fn unit(store: Option<Arc<dyn SharedState>>) -> AoeUnit {
+        let store = store.map(|store| (store, StateGeneration::default()));
         AoeUnit::new(AoeAddress { shelf: 0, slot: 0 }, VolumeId(0), DiskSettings::default(), store)
     }
 
@@ -280,13 +316,35 @@ mod tests {
         let SettingsChange::Saving(first) = set(&unit, b"a") else { panic!("it takes its time") };
         let SettingsChange::Saving(second) = set(&unit, b"b") else { panic!("it takes its time") };
         store.fail_up_to(second.0);
-        assert_eq!([first, second].map(|ticket| unit.is_changed(ticket)), [Some(false); 2]);
+        assert_eq!([first, second].map(|change| unit.is_changed(change)), [Some(false); 2]);
         assert_eq!((unit.settings(), unit.version()), (DiskSettings::default(), 0));
         assert_eq!(set(&unit, b""), SettingsChange::Done, "it is what it was");
         for nth in 0..MAX_CHANGES {
             assert!(matches!(set(&unit, &[nth as u8]), SettingsChange::Saving(_)));
         }
         assert_eq!(set(&unit, b"more"), SettingsChange::Busy);
+    }
+
+    /// Rejects every proposal, because a program has stored this meanwhile.
+    struct Elsewhere(DiskSettings);
+
+    impl SharedState for Elsewhere {
+        fn propose(&self, expected: StateGeneration, _image: &[u8]) -> StateGeneration {
+            StateGeneration(expected.0.saturating_add(1))
+        }
+
+        fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
+            Some(Commit::Stale(StoredState { generation: StateGeneration(9), image: self.0.to_image() }))
+        }
+    }
+
+    #[test]
+    fn a_change_that_comes_after_one_of_another_program_takes_over_its_settings() {
+        let theirs = DiskSettings { config: b"theirs".to_vec(), ..DiskSettings::default() };
+        let unit = unit(Some(Arc::new(Elsewhere(theirs.clone()))));
+        let SettingsChange::Saving(change) = set(&unit, b"ours") else { panic!("it takes its time") };
+        assert_eq!((unit.is_changed(change), unit.settings()), (Some(false), theirs));
+        assert_eq!(set(&unit, b"ours"), SettingsChange::Saving(StateGeneration(10)), "it builds on theirs");
     }
 
     #[test]

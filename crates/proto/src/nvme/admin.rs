@@ -10,7 +10,7 @@ use super::property::Properties;
 use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::temperature::TemperatureThresholds;
 use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, NvmeOutcome};
-use crate::volume_state::{Notices, SaveTicket, VolumeState};
+use crate::volume_state::{Notices, ReservationChange};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::opcode::AdminOpcode;
@@ -48,8 +48,8 @@ pub(crate) struct AdminQueue {
 enum AdminWait {
     /// The result of an Abort for another queue, and the deadline, which begins at the first poll.
     Abort(AbortReply, Option<Instant>),
-    /// A change of reservations that is being saved.
-    Saving(Arc<VolumeState>, SaveTicket),
+    /// Set Features of Reservation Persistence, with the value.
+    Persistence(ReservationChange, bool),
 }
 
 /// The result of executing a command.
@@ -222,7 +222,7 @@ impl AdminQueue {
         }
     }
 
-    fn wait(&mut self, slot: usize, waiting: AdminWait) -> AdminResult {
+    fn wait(&mut self, slot: usize, mut waiting: AdminWait) -> AdminResult {
         match waiting.outcome() {
             Some(outcome) => AdminResult::Done(outcome),
             None => {
@@ -243,30 +243,18 @@ impl AdminQueue {
             return AdminResult::Done(NvmeOutcome::failure(NvmeStatus::FEATURE_IDENTIFIER_NOT_SAVEABLE));
         }
         match self.set_persistence(sqe.nsid.get(), sqe.cdw11.get() & PTPL != 0) {
-            Ok(waiting) => waiting.map_or_else(
-                || AdminResult::Done(NvmeOutcome::success(0)),
-                |(volume_state, ticket)| self.wait(slot, AdminWait::Saving(volume_state, ticket)),
-            ),
+            Ok(setting) => self.wait(slot, setting),
             Err(status) => AdminResult::Done(NvmeOutcome::refusal(status)),
         }
     }
 
     /// Sets Reservation Persistence: whether reservations of a namespace survive a restart.
-    fn set_persistence(
-        &self,
-        nsid: u32,
-        persists: bool,
-    ) -> Result<Option<(Arc<VolumeState>, SaveTicket)>, NvmeStatus> {
+    fn set_persistence(&self, nsid: u32, persists: bool) -> Result<AdminWait, NvmeStatus> {
         let volume_state = &self.of_one_namespace(nsid)?.volume_state;
-        if persists && volume_state.store().is_none() {
+        if persists && !volume_state.has_shared_state() {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
-        let changed = volume_state.change::<Infallible>(false, |table| {
-            table.reservations.persists = persists;
-            Ok(Notices::new())
-        });
-        let Ok(ticket) = changed;
-        Ok(ticket.map(|ticket| (volume_state.clone(), ticket)))
+        Ok(AdminWait::Persistence(ReservationChange::new(volume_state, false), persists))
     }
 
     /// The namespace of a namespace-specific feature, if it is accessible through the port (Base
@@ -443,16 +431,18 @@ impl AdminWait {
     }
 
     /// The outcome of the command, once it is known.
-    fn outcome(&self) -> Option<NvmeOutcome> {
+    fn outcome(&mut self) -> Option<NvmeOutcome> {
         match self {
             AdminWait::Abort(reply, _) => reply.was_aborted().map(abort_outcome),
-            AdminWait::Saving(volume_state, ticket) => {
-                let is_saved = volume_state.store().map_or(Some(true), |store| store.is_saved(*ticket))?;
-                if is_saved {
-                    return Some(NvmeOutcome::success(0));
+            AdminWait::Persistence(change, persists) => {
+                let changed = change.poll::<Infallible>(|_, reservations| {
+                    reservations.persists = *persists;
+                    Ok(Notices::new())
+                });
+                match changed {
+                    Ok(is_made) => is_made.then(|| NvmeOutcome::success(0)),
+                    Err(_) => Some(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR)),
                 }
-                volume_state.take_back(*ticket);
-                Some(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR))
             }
         }
     }

@@ -216,7 +216,7 @@ fn independent(namespace: &Namespace) -> IdentifyNamespaceIndependent {
 }
 
 fn rescap(namespace: &Namespace) -> u8 {
-    let persists = if namespace.volume_state.store().is_some() { RESCAP_PTPL } else { 0 };
+    let persists = if namespace.volume_state.has_shared_state() { RESCAP_PTPL } else { 0 };
     RESCAP_ALL_TYPES | RESCAP_IEKEY_1_3 | persists
 }
 

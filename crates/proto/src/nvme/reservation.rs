@@ -8,8 +8,8 @@ use super::NvmeOutcome;
 use super::io::IoStep;
 use super::subsystem::Namespace;
 use crate::volume_state::{
-    Drain, Notice, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations, SaveTicket,
-    VolumeState,
+    Drain, NotChanged, Notice, Notices, Preempt, Register, Registrant, ReservationChange, ReservationRefused,
+    Reservations, VolumeState,
 };
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -26,9 +26,11 @@ pub(super) struct ReservationCommand {
     volume_state: Arc<VolumeState>,
     who: Registrant,
     wanted: ReservationAction,
-    /// The table was changed, and its image is being saved.
-    saving: Option<SaveTicket>,
-    /// The table was changed, and I/O that began before the change is ending.
+    /// The host's data.
+    keys: ReservationKeys,
+    /// The change, until it is made.
+    change: Option<ReservationChange>,
+    /// The change was made, and I/O that began before is ending.
     barrier: Option<Drain>,
 }
 
@@ -72,7 +74,7 @@ impl ReservationCommand {
                 let persists = match cdw10.wrapping_shr(CPTPL_SHIFT) {
                     0 => None,
                     2 => Some(false),
-                    3 if namespace.volume_state.store().is_some() => Some(true),
+                    3 if namespace.volume_state.has_shared_state() => Some(true),
                     _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
                 };
                 ReservationAction::Register { action, ignores_key, persists }
@@ -111,7 +113,8 @@ impl ReservationCommand {
             },
         };
         let (volume_state, who) = (namespace.volume_state.clone(), who.clone());
-        Ok(ReservationCommand { volume_state, who, wanted, saving: None, barrier: None })
+        let keys = ReservationKeys::new_zeroed();
+        Ok(ReservationCommand { volume_state, who, wanted, keys, change: None, barrier: None })
     }
 
     /// Length of the host's data, in bytes.
@@ -132,10 +135,9 @@ impl ReservationCommand {
 
     /// Begins the command, whose data has arrived: changes or reports the table.
     pub(super) fn begin(&mut self, data: &SgList) -> IoStep {
-        let mut keys = ReservationKeys::new_zeroed();
         // Of a longer buffer, only the beginning is used.
         let len = data.len().min(size_of::<ReservationKeys>());
-        if let Some(field) = keys.as_mut_bytes().get_mut(..len) {
+        if let Some(field) = self.keys.as_mut_bytes().get_mut(..len) {
             data.slice(0, len).copy_to(field);
         }
         self.volume_state.adopt_record(&self.who);
@@ -144,37 +146,36 @@ impl ReservationCommand {
             report.resize(len, 0);
             return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
-        let (wanted, who) = (self.wanted, &self.who);
-        let aborts =
-            matches!(wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. });
-        let changed = self.volume_state.change(aborts, |table| {
-            // A RESERVE of SPC-2 excludes all others.
-            if table.reserved_by.is_some() {
-                return Err(ReservationRefused::Conflict);
-            }
-            wanted.apply(&mut table.reservations, who, &keys)
-        });
-        match changed {
-            Err(refused) => return IoStep::Done(NvmeOutcome::failure(refusal(refused))),
-            Ok(ticket) => self.saving = ticket,
-        }
-        if aborts {
-            self.barrier = Some(Drain::new(&self.volume_state));
-        }
+        self.change = Some(ReservationChange::new(&self.volume_state, self.aborts()));
         self.resume()
     }
 
-    /// Checks whether the change was saved and earlier I/O has ended.
+    /// Whether the commands of preempted hosts are aborted.
+    fn aborts(&self) -> bool {
+        matches!(self.wanted, ReservationAction::Acquire { action: AcquireAction::PREEMPT_AND_ABORT, .. })
+    }
+
+    /// Makes the change, and checks whether earlier I/O has ended.
     pub(super) fn resume(&mut self) -> IoStep {
-        if let Some(ticket) = self.saving {
-            match self.volume_state.store().and_then(|store| store.is_saved(ticket)) {
-                None => return IoStep::Wait,
-                Some(true) => self.saving = None,
-                Some(false) => {
-                    self.volume_state.take_back(ticket);
+        if let Some(change) = &mut self.change {
+            let changed = change.poll(|table, reservations| {
+                // A RESERVE of SPC-2 excludes all others.
+                if table.reserved_by.is_some() {
+                    return Err(ReservationRefused::Conflict);
+                }
+                self.wanted.apply(reservations, &self.who, &self.keys)
+            });
+            match changed {
+                Ok(false) => return IoStep::Wait,
+                Ok(true) => self.change = None,
+                Err(NotChanged::Refused(refused)) => {
+                    return IoStep::Done(NvmeOutcome::failure(refusal(refused)));
+                }
+                Err(NotChanged::NotStored) => {
                     return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
                 }
             }
+            self.barrier = self.aborts().then(|| Drain::new(&self.volume_state));
         }
         if self.barrier.as_ref().is_some_and(|barrier| !barrier.is_over()) {
             return IoStep::Wait;

@@ -1,30 +1,9 @@
-//! Reservations that persist through power loss: APTPL (SPC-5).
-//!
-//! An image contains the registrations and the reservation. A [`ReservationStore`] stores it, in a
-//! file for example. A change is acknowledged only after its image is stored.
+//! Reservations as bytes: the image that persists through power loss (APTPL, SPC-5), and the
+//! snapshot for another process. An image contains the registrations and the reservation.
 
 use super::reservations::{MAX_REGISTRATIONS, Registrant, Registration, Reservation, Reservations};
 use blockmux_volume::Crc32c;
 use blockmux_wire::scsi::reservation::ScsiReservationType;
-use std::fmt;
-
-/// Stores the image of one volume's reservations.
-///
-/// Images are saved in the order of their tickets; the last one is valid. `save` must not block: it
-/// only starts to store, and [`ReservationStore::is_saved`] reports the result. Any core may call
-/// both.
-pub trait ReservationStore: Send + Sync {
-    /// Starts to replace the stored image; an empty image removes it.
-    fn save(&self, image: &[u8]) -> SaveTicket;
-
-    /// Whether this image or a later one is on stable storage; `None` while it is being stored,
-    /// `Some(false)` if storing has failed.
-    fn is_saved(&self, ticket: SaveTicket) -> Option<bool>;
-}
-
-/// Identifies one [`ReservationStore::save`]; later ones are greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SaveTicket(pub u64);
 
 /// An image that cannot be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -163,12 +142,6 @@ impl<'a> Reader<'a> {
 
     fn error(&self) -> ReservationImageError {
         ReservationImageError::Damaged { at: self.at }
-    }
-}
-
-impl fmt::Debug for dyn ReservationStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ReservationStore")
     }
 }
 

@@ -14,6 +14,7 @@
 //! other core writes (`in_flight.rs`).
 
 mod admission;
+mod change;
 mod epoch;
 pub mod exports;
 mod image;
@@ -22,6 +23,7 @@ mod latency;
 mod orphans;
 mod ranges;
 mod reservations;
+mod shared_state;
 mod traffic;
 
 #[cfg(test)]
@@ -34,16 +36,17 @@ mod sync {
 }
 
 pub use epoch::Fence;
-pub use image::{ReservationImageError, ReservationStore, SaveTicket};
+pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
+pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess};
+pub(crate) use change::{NotChanged, ReservationChange};
 pub(crate) use epoch::Epoch;
-pub(crate) use image::to_image;
 pub(crate) use in_flight::Fenced;
 #[cfg(test)]
 pub(crate) use ranges::RangeGuard;
@@ -59,6 +62,7 @@ pub(crate) use reservations::Registration;
 
 use crate::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limiter, Resize, ResizeError, Volume, VolumeLimits};
+use change::ProposedChange;
 use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
@@ -77,7 +81,8 @@ pub struct VolumeState {
     generation: AtomicU64,
     table: Mutex<Table>,
     in_flight: InFlight,
-    store: Option<Arc<dyn ReservationStore>>,
+    /// Stores the reservations that persist.
+    shared_state: Option<Arc<dyn SharedState>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
     /// The size in bytes that users were notified of; locked during a change.
     size: Mutex<u64>,
@@ -115,8 +120,10 @@ pub(crate) struct Table {
     pub(crate) is_closed: bool,
     /// Whether the volume was removed.
     pub(crate) is_retired: bool,
-    /// The reservations before the last change, while the change is being stored.
-    before: Option<(SaveTicket, Reservations)>,
+    /// The generation of the stored reservations.
+    stored: StateGeneration,
+    /// The change that is being stored.
+    proposed: Option<ProposedChange>,
 }
 
 /// Identifies a possible holder of an SPC-2 RESERVE: one nexus of a logical unit, while it exists.
@@ -169,6 +176,13 @@ pub(crate) enum Change<'a> {
     Size,
 }
 
+impl Table {
+    fn of_stored(stored: &StoredState) -> Result<Table, ReservationImageError> {
+        let reservations = from_image(&stored.image)?;
+        Ok(Table { reservations, stored: stored.generation, ..Table::default() })
+    }
+}
+
 impl VolumeState {
     /// State of a volume without reservations.
     #[must_use]
@@ -177,40 +191,38 @@ impl VolumeState {
     }
 
     /// State of a volume with `identity`; `kept` is the store of its persistent reservations, and
-    /// the stored image.
+    /// what is stored.
     ///
     /// # Errors
     /// If the image is damaged, or of a later version.
     pub fn identified(
         volume: Arc<dyn Volume>,
         identity: VolumeIdentity,
-        kept: Option<(Arc<dyn ReservationStore>, &[u8])>,
+        kept: Option<(Arc<dyn SharedState>, &StoredState)>,
     ) -> Result<Arc<VolumeState>, ReservationImageError> {
-        let (store, reservations) = match kept {
-            Some((store, image)) => (Some(store), from_image(image)?),
-            None => (None, Reservations::default()),
+        let (shared_state, table) = match kept {
+            Some((shared_state, stored)) => (Some(shared_state), Table::of_stored(stored)?),
+            None => (None, Table::default()),
         };
-        let table = Table { reservations, ..Table::default() };
-        Ok(VolumeState::build(volume, Some(identity), store, table))
+        Ok(VolumeState::build(volume, Some(identity), shared_state, table))
     }
 
-    /// State of a volume with persistent reservations; `image` is the stored image of `store`.
+    /// State of a volume with persistent reservations, of which `stored` is what is stored.
     ///
     /// # Errors
     /// If the image is damaged, or of a later version.
-    pub fn with_store(
+    pub fn with_shared_state(
         volume: Arc<dyn Volume>,
-        store: Arc<dyn ReservationStore>,
-        image: &[u8],
+        shared_state: Arc<dyn SharedState>,
+        stored: &StoredState,
     ) -> Result<Arc<VolumeState>, ReservationImageError> {
-        let table = Table { reservations: from_image(image)?, ..Table::default() };
-        Ok(VolumeState::build(volume, None, Some(store), table))
+        Ok(VolumeState::build(volume, None, Some(shared_state), Table::of_stored(stored)?))
     }
 
     fn build(
         volume: Arc<dyn Volume>,
         identity: Option<VolumeIdentity>,
-        store: Option<Arc<dyn ReservationStore>>,
+        shared_state: Option<Arc<dyn SharedState>>,
         table: Table,
     ) -> Arc<VolumeState> {
         let size = volume.info().size;
@@ -220,7 +232,7 @@ impl VolumeState {
             generation: AtomicU64::new(0),
             table: Mutex::new(table),
             in_flight: InFlight::default(),
-            store,
+            shared_state,
             watchers: Mutex::default(),
             size: Mutex::new(size),
             meters: Meters::default(),
@@ -330,9 +342,9 @@ impl VolumeState {
         self.notify(&table, &Change::Size);
     }
 
-    /// The store of persistent reservations, if there is one.
-    pub(crate) fn store(&self) -> Option<&Arc<dyn ReservationStore>> {
-        self.store.as_ref()
+    /// Whether reservations can persist.
+    pub(crate) fn has_shared_state(&self) -> bool {
+        self.shared_state.is_some()
     }
 
     /// Notifies `watcher` of every further change, until it is dropped.
@@ -359,56 +371,12 @@ impl VolumeState {
         read(&self.lock())
     }
 
-    /// Changes the table, notifies the users, and starts to store persistent reservations. With
-    /// `aborts`, the tasks of preempted registrants are aborted.
-    ///
-    /// # Errors
-    /// If `change` fails; then it has changed nothing.
-    pub(crate) fn change<E>(
-        &self,
-        aborts: bool,
-        change: impl FnOnce(&mut Table) -> Result<Notices, E>,
-    ) -> Result<Option<SaveTicket>, E> {
-        let mut table = self.lock();
-        let before = table.reservations.clone();
-        let notices = change(&mut table)?;
-        self.notify(&table, &Change::Reservations { notices: &notices, aborts });
-        let must_save = before.persists || table.reservations.persists;
-        // The lock is held, so that images are stored in the order of the changes.
-        let store = self.store.as_ref().filter(|_| must_save);
-        let ticket = store.map(|store| store.save(&to_image(&table.reservations)));
-        table.before = ticket.map(|ticket| (ticket, before));
-        Ok(ticket)
-    }
-
-    /// Gives a host that may use the volume the record that an earlier version wrote for it.
-    pub(crate) fn adopt_record(&self, who: &Registrant) {
-        if self.with_table(|table| table.reservations.has_record_without_nqn(who)) {
-            // Nobody waits for the storage: without it, the next start adopts the record again.
-            let _ = self.change(false, |table| {
-                let is_adopted = table.reservations.adopt_record_without_nqn(who);
-                if is_adopted { Ok(Notices::new()) } else { Err(()) }
-            });
-        }
-    }
-
-    /// Reverts the change with this ticket, which could not be stored, unless later changes build
-    /// on it.
-    pub(crate) fn take_back(&self, ticket: SaveTicket) {
-        let mut table = self.lock();
-        if let Some((_, before)) = table.before.take_if(|(last, _)| *last == ticket) {
-            // PRGENERATION never decreases: an initiator that has read the change reads again.
-            let generation = table.reservations.generation;
-            table.reservations = Reservations { generation, ..before };
-            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
-        }
-    }
-
     /// All reservations, also those that would not persist through a power loss, for
-    /// [`VolumeState::restore_reservations`] in the process that serves the volume next.
+    /// [`VolumeState::restore_reservations`] in the process that serves the volume next. A change
+    /// that is being stored is included, because that process may load it.
     #[must_use]
     pub fn reservations_snapshot(&self) -> Vec<u8> {
-        to_snapshot(&self.lock().reservations)
+        to_snapshot(self.lock().newest())
     }
 
     /// Continues with the reservations of the process that served the volume before. Called before
@@ -422,6 +390,23 @@ impl VolumeState {
         table.reservations = reservations;
         self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         Ok(())
+    }
+
+    /// Makes `holder` the holder of an SPC-2 RESERVE; returns whether it is. `None` while a change
+    /// is being stored on which that depends.
+    pub(crate) fn reserve(&self, holder: Holder) -> Option<bool> {
+        let mut table = self.lock();
+        if table.proposed.is_some() {
+            return None;
+        }
+        // SPC-2, "Reservations", with CRH 0: RESERVE conflicts with existing registrations.
+        let is_free = table.reserved_by.is_none_or(|other| other == holder)
+            && table.reservations.registrations.is_empty();
+        if is_free {
+            table.reserved_by = Some(holder);
+            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+        }
+        Some(is_free)
     }
 
     /// Releases an SPC-2 RESERVE of `holder`; with `None`, of any holder.
@@ -475,8 +460,11 @@ impl VolumeState {
         }
     }
 
+    /// Locks the table, with every committed change.
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        self.settle(&mut table);
+        table
     }
 }
 

@@ -9,7 +9,7 @@ use super::{AoeTargetSession, MAX_BUFFERS, refusing};
 use crate::aoe::unit::{DiskSettings, MAX_MASKS, MAX_RESERVED, SettingsChange};
 use crate::aoe::{AoeAddress, sectors_in};
 use crate::driver::frames::{PortId, Station};
-use crate::volume_state::SaveTicket;
+use crate::volume_state::StateGeneration;
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::aoe::{
     AOE_FLAG_RESPONSE, AOE_MAX_CONFIG, AOE_VERSION, AoeCommand, ConfigCommand, ConfigMessage,
@@ -33,14 +33,14 @@ enum SaveOutcome {
     /// The answer: success, or an error code.
     Answer(Option<ErrorCode>),
     /// The change is being stored.
-    Wait(SaveTicket),
+    Wait(StateGeneration),
     /// The change cannot be started now; the request gets no answer.
     Silence,
 }
 
 /// A request that waits for its change to be stored.
 pub(super) struct SaveWaiter {
-    ticket: SaveTicket,
+    proposal: StateGeneration,
     answer: Header,
     from: Station,
     asked: SaveRequest,
@@ -254,7 +254,7 @@ impl AoeTargetSession {
             SettingsChange::Done => SaveOutcome::Answer(None),
             SettingsChange::Refused(code) => SaveOutcome::Answer(Some(code)),
             SettingsChange::Saving(_) if self.waiting.len() >= MAX_WAITING => SaveOutcome::Silence,
-            SettingsChange::Saving(ticket) => SaveOutcome::Wait(ticket),
+            SettingsChange::Saving(proposal) => SaveOutcome::Wait(proposal),
             SettingsChange::Busy => SaveOutcome::Silence,
         }
     }
@@ -270,7 +270,7 @@ impl AoeTargetSession {
     ) {
         match outcome {
             SaveOutcome::Answer(code) => self.answer_asked(at, answer, from, asked, code),
-            SaveOutcome::Wait(ticket) => self.waiting.push(SaveWaiter { ticket, answer, from, asked }),
+            SaveOutcome::Wait(proposal) => self.waiting.push(SaveWaiter { proposal, answer, from, asked }),
             SaveOutcome::Silence => {}
         }
     }
@@ -280,12 +280,12 @@ impl AoeTargetSession {
     pub(super) fn poll_changes(&mut self, now: Instant) {
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {
-            let SaveWaiter { ticket, answer, from, asked } = waiting;
+            let SaveWaiter { proposal, answer, from, asked } = waiting;
             let address = AoeAddress { shelf: answer.major.get(), slot: answer.minor };
             // The requests of a disk that is no longer served get no answer.
             let Some(at) = self.position(address) else { continue };
             let Some(disk) = self.disks.get_mut(at) else { continue };
-            match disk.unit.is_changed(ticket) {
+            match disk.unit.is_changed(proposal) {
                 None => still.push(waiting),
                 Some(is_saved) => {
                     disk.refresh();

@@ -5,6 +5,7 @@ use super::*;
 use crate::aoe::AoeAddress;
 use crate::aoe::identify::AtaDisk as Identified;
 use crate::exports::Export;
+use crate::volume_state::{Commit, SharedState, StateGeneration};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, MemVolume, Waker};
 use blockmux_wire::aoe::{AtaMessage, ConfigCommand, ConfigMessage, MacDirective, ReserveCommand};
@@ -524,7 +525,7 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 
 #[test]
 fn reservations_and_locks_of_other_protocols_are_respected() {
-    use crate::volume_state::{Notices, RangeGuard, Table};
+    use crate::volume_state::RangeGuard;
     let (exports, units) = units();
     let mut bench = AoeTargetBench::with(&exports, units);
     let volume_state = exports.volume_state(VolumeId(0)).unwrap();
@@ -532,11 +533,7 @@ fn reservations_and_locks_of_other_protocols_are_respected() {
     let mut ask =
         || bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
-    let reserve = |table: &mut Table| -> Result<Notices, ()> {
-        table.reserved_by = Some(holder);
-        Ok(Notices::new())
-    };
-    volume_state.change(false, reserve).unwrap();
+    assert_eq!(volume_state.reserve(holder), Some(true));
     assert_eq!(ask(), Some(ErrorCode::TARGET_IS_RESERVED.0));
     volume_state.release(Some(holder));
     assert_eq!(ask(), Some(0));
@@ -589,21 +586,23 @@ fn a_reserved_disk_refuses_others() {
 #[derive(Default)]
 struct Store(Mutex<(Vec<u8>, Option<bool>)>);
 
-impl crate::volume_state::ReservationStore for Store {
-    fn save(&self, image: &[u8]) -> crate::volume_state::SaveTicket {
+impl SharedState for Store {
+    fn propose(&self, _expected: StateGeneration, image: &[u8]) -> StateGeneration {
         self.0.lock().unwrap().0 = image.to_vec();
-        crate::volume_state::SaveTicket(1)
+        StateGeneration(1)
     }
 
-    fn is_saved(&self, _ticket: crate::volume_state::SaveTicket) -> Option<bool> {
-        self.0.lock().unwrap().1
+    fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
+        let is_stored = self.0.lock().unwrap().1?;
+        Some(if is_stored { Commit::Committed } else { Commit::Failed })
     }
 }
 
 fn stored(says: Option<bool>) -> (Arc<Store>, AoeTargetBench) {
     let store = Arc::new(Store(Mutex::new((Vec::new(), says))));
     let (exports, _) = units();
-    let unit = AoeUnit::new(E1_0, VolumeId(0), DiskSettings::default(), Some(store.clone()));
+    let shared: (Arc<dyn SharedState>, _) = (store.clone(), StateGeneration::default());
+    let unit = AoeUnit::new(E1_0, VolumeId(0), DiskSettings::default(), Some(shared));
     (store, AoeTargetBench::with(&exports, vec![unit]))
 }
 

@@ -6,41 +6,42 @@
 use super::ScsiStatus;
 use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome};
 use crate::scsi::sense::Sense;
-use crate::volume_state::{Drain, Notices};
+use crate::volume_state::Drain;
 use blockmux_volume::Output;
 
 pub(super) fn reserve(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check(cx)?;
-    let key = cx.unit.key;
-    let reserved = cx.unit.unit.volume_state.change(false, |table| {
-        // SPC-2, "Reservations", with CRH 0: RESERVE conflicts with existing registrations.
-        if table.reserved_by.is_some_and(|holder| holder != key)
-            || !table.reservations.registrations.is_empty()
-        {
-            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
-        }
-        table.reserved_by = Some(key);
-        Ok(Notices::new())
-    });
-    reserved?;
-    let mut drain = ReserveDrain(Drain::new(&cx.unit.unit.volume_state));
-    let outcome = drain.on_resume(cx);
+    let mut command = ReserveCommand::default();
+    let outcome = command.on_resume(cx);
     if matches!(outcome, Ok(HandlerAction::Wait)) {
-        cx.work(drain);
+        cx.work(command);
     }
     outcome
 }
 
-/// Waits for I/O of other nexuses that started before the reservation.
-struct ReserveDrain(Drain);
+/// A RESERVE in progress: reserves the unit, then waits for I/O of other nexuses that started
+/// before.
+#[derive(Default)]
+struct ReserveCommand(Option<Drain>);
 
-impl MultiStepCommand for ReserveDrain {
+impl MultiStepCommand for ReserveCommand {
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 
-    fn on_resume(&mut self, _cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if self.0.is_over() { Ok(HandlerAction::good()) } else { Ok(HandlerAction::Wait) }
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
+        if let Some(drain) = &self.0 {
+            return Ok(if drain.is_over() { HandlerAction::good() } else { HandlerAction::Wait });
+        }
+        let volume_state = &cx.unit.unit.volume_state;
+        match volume_state.reserve(cx.unit.key) {
+            None => Ok(HandlerAction::Wait),
+            Some(false) => Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT)),
+            Some(true) => {
+                self.0 = Some(Drain::new(volume_state));
+                self.on_resume(cx)
+            }
+        }
     }
 }
 

@@ -382,16 +382,11 @@ fn event_requests_are_bounded_and_can_be_aborted() {
 
 #[test]
 fn a_reservation_of_another_protocol_excludes_the_host() {
-    use crate::volume_state::{Notices, Table};
     let node = node();
     let (mut io, _admin) = FabricsTestHost::io(&node);
     let volume_state: std::sync::Arc<VolumeState> = node.1.volume_state(VolumeId(0)).unwrap();
     let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
-    let reserve = |table: &mut Table| -> Result<Notices, ()> {
-        table.reserved_by = Some(holder);
-        Ok(Notices::new())
-    };
-    volume_state.change(false, reserve).unwrap();
+    assert_eq!(volume_state.reserve(holder), Some(true));
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     assert_eq!(refusal(&cqe), NvmeStatus::RESERVATION_CONFLICT);
     assert_eq!(

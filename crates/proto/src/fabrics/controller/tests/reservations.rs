@@ -5,7 +5,7 @@ use crate::driver::session::Timed;
 use crate::exports::Export;
 use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, ScsiStatus, UnitIdentity};
-use crate::volume_state::{RangeGuard, ReservationStore, SaveTicket, VolumeState};
+use crate::volume_state::{Commit, RangeGuard, SharedState, StateGeneration, StoredState, VolumeState};
 use blockmux_volume::MemVolume;
 use blockmux_volume::Volume;
 use blockmux_wire::nvme::feature::FeatureId;
@@ -68,27 +68,28 @@ const OK: NvmeStatus = NvmeStatus::SUCCESSFUL_COMPLETION;
 const CONFLICT: NvmeStatus = NvmeStatus::RESERVATION_CONFLICT;
 const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD_IN_COMMAND;
 
-/// A reservation store in memory.
+/// A shared state in memory.
 #[derive(Default)]
 struct MemoryStore(Mutex<StoredImage>);
 
 #[derive(Default)]
 struct StoredImage {
     image: Vec<u8>,
-    tickets: u64,
+    proposals: u64,
     answer: Option<bool>,
 }
 
-impl ReservationStore for MemoryStore {
-    fn save(&self, image: &[u8]) -> SaveTicket {
+impl SharedState for MemoryStore {
+    fn propose(&self, _expected: StateGeneration, image: &[u8]) -> StateGeneration {
         let mut store = self.0.lock().unwrap();
         store.image = image.to_vec();
-        store.tickets += 1;
-        SaveTicket(store.tickets)
+        store.proposals += 1;
+        StateGeneration(store.proposals)
     }
 
-    fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
-        self.0.lock().unwrap().answer
+    fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
+        let is_stored = self.0.lock().unwrap().answer?;
+        Some(if is_stored { Commit::Committed } else { Commit::Failed })
     }
 }
 
@@ -328,7 +329,8 @@ fn a_persistent_change_completes_once_it_is_saved_and_is_restored() {
     let store = Arc::new(MemoryStore::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let volume_state = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
+        let stored = StoredState { image: image.to_vec(), ..StoredState::default() };
+        let volume_state = VolumeState::with_shared_state(volume.clone(), store.clone(), &stored).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
         let other_state = VolumeState::new(other.volume.clone());
@@ -428,7 +430,8 @@ fn a_record_without_an_nqn_goes_to_the_first_host_with_its_identifier() {
     let store = Arc::new(MemoryStore::default());
     let serve_image = |image: &[u8]| {
         let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(SIZE));
-        let volume_state = VolumeState::with_store(volume.clone(), store.clone(), image).unwrap();
+        let stored = StoredState { image: image.to_vec(), ..StoredState::default() };
+        let volume_state = VolumeState::with_shared_state(volume.clone(), store.clone(), &stored).unwrap();
         let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
         let other = super::export("b");
         let other_state = VolumeState::new(other.volume.clone());

@@ -6,7 +6,8 @@ use crate::scsi::device::task::{CommandContext, HandlerAction, MultiStepCommand,
 use crate::scsi::iscsi_name::Name;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{
-    Drain, Move, Notices, Preempt, Register, Registrant, ReservationRefused, Reservations, SaveTicket,
+    Drain, Move, NotChanged, Notices, Preempt, Register, Registrant, ReservationChange, ReservationRefused,
+    Reservations,
 };
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::persistent_reserve_out as out;
@@ -37,28 +38,26 @@ pub(in crate::scsi) fn reserve_out(cx: &mut CommandContext<'_>) -> TaskOutcome {
     cx.parameters(len, size_of::<ReserveOut>(), change)
 }
 
-/// Executes the service action, notifies the affected nexuses, and saves the state if required.
+/// Executes the service action.
 fn change(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     let action = u16::from(cx.command.cdb.byte(1) & 0x1f);
     let request = ReserveOutAction::parse(cx, action, bytes)?;
     let registrant = cx.unit.nexus().registrant();
     let volume_state = &cx.unit.unit.volume_state;
-    if request.persists() && volume_state.store().is_none() {
+    if request.persists() && !volume_state.has_shared_state() {
         return Err(Sense::in_parameters(20).into());
     }
-    let ticket = volume_state.change(action == out::PREEMPT_AND_ABORT, |table| {
-        // SPC-2, "Reservations": RESERVE conflicts with persistent reservations.
-        if table.reserved_by.is_some() {
-            return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
-        }
-        request.apply(&mut table.reservations, &registrant)
-    })?;
-    cx.unit.refresh();
-    let drain = revokes_access(action).then(|| Drain::new(&cx.unit.unit.volume_state));
-    let mut completion = ReserveOutCompletion { drain, ticket };
-    let outcome = completion.on_resume(cx);
+    let change = ReservationChange::new(volume_state, action == out::PREEMPT_AND_ABORT);
+    let mut command = ReserveOutCommand {
+        change,
+        request,
+        registrant,
+        revokes_access: revokes_access(action),
+        drain: None,
+    };
+    let outcome = command.on_resume(cx);
     if matches!(outcome, Ok(HandlerAction::Wait)) {
-        cx.work(completion);
+        cx.work(command);
     }
     outcome
 }
@@ -265,30 +264,45 @@ fn transport_ids(
     if rest.is_empty() { Ok(ids) } else { Err(Sense::in_parameters(field)) }
 }
 
-/// Completes a change: waits for I/O admitted earlier, over any protocol, and for the saved state.
-struct ReserveOutCompletion {
+/// A command in progress: makes its change, then waits for I/O admitted earlier, over any protocol.
+struct ReserveOutCommand {
+    change: ReservationChange,
+    request: ReserveOutAction,
+    registrant: Registrant,
+    revokes_access: bool,
+    /// Since the change.
     drain: Option<Drain>,
-    ticket: Option<SaveTicket>,
 }
 
-impl MultiStepCommand for ReserveOutCompletion {
+impl MultiStepCommand for ReserveOutCommand {
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         Err(TaskFailure::internal())
     }
 
     fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
+        if let Some(drain) = &self.drain {
+            return Ok(if drain.is_over() { HandlerAction::good() } else { HandlerAction::Wait });
+        }
+        let changed = self.change.poll(|table, reservations| {
+            // SPC-2, "Reservations": RESERVE conflicts with persistent reservations.
+            if table.reserved_by.is_some() {
+                return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
+            }
+            self.request.apply(reservations, &self.registrant)
+        });
+        let is_made = changed.map_err(|error| match error {
+            NotChanged::Refused(failure) => failure,
+            NotChanged::NotStored => Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into(),
+        })?;
+        if !is_made {
             return Ok(HandlerAction::Wait);
         }
-        let Some(ticket) = self.ticket else { return Ok(HandlerAction::good()) };
-        match cx.unit.unit.volume_state.store().and_then(|store| store.is_saved(ticket)) {
-            None => Ok(HandlerAction::Wait),
-            Some(true) => Ok(HandlerAction::good()),
-            Some(false) => {
-                cx.unit.unit.volume_state.take_back(ticket);
-                Err(Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into())
-            }
+        cx.unit.refresh();
+        if !self.revokes_access {
+            return Ok(HandlerAction::good());
         }
+        self.drain = Some(Drain::new(&cx.unit.unit.volume_state));
+        self.on_resume(cx)
     }
 }
 

@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
 pub(in crate::scsi) fn reserve_in(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let cdb = &cx.command.cdb;
-    let can_persist = cx.unit.unit.volume_state.store().is_some();
+    let can_persist = cx.unit.unit.volume_state.has_shared_state();
     let (is_reserved, all) = cx
         .unit
         .unit

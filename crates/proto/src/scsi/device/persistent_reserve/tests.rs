@@ -4,7 +4,7 @@ use super::report::full_status;
 use crate::scsi::device::testing::{DeviceBench, TestNexus, answer, command};
 use crate::scsi::{LogicalUnit, Lun, ScsiStatus, TaskStep, UnitIdentity};
 use crate::volume_state::{
-    Registrant, Registration, ReservationStore, Reservations, SaveTicket, VolumeState,
+    Commit, Registrant, Registration, Reservations, SharedState, StateGeneration, StoredState, VolumeState,
 };
 use blockmux_volume::MemVolume;
 use std::collections::BTreeMap;
@@ -328,22 +328,24 @@ struct Shelf {
     is_full: Mutex<bool>,
 }
 
-impl ReservationStore for Shelf {
-    fn save(&self, image: &[u8]) -> SaveTicket {
+impl SharedState for Shelf {
+    fn propose(&self, _expected: StateGeneration, image: &[u8]) -> StateGeneration {
         let mut images = self.images.lock().unwrap();
         images.push(image.to_vec());
-        SaveTicket(images.len() as u64)
+        StateGeneration(images.len() as u64)
     }
 
-    fn is_saved(&self, _ticket: SaveTicket) -> Option<bool> {
-        (!*self.is_slow.lock().unwrap()).then_some(!*self.is_full.lock().unwrap())
+    fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
+        let outcome = if *self.is_full.lock().unwrap() { Commit::Failed } else { Commit::Committed };
+        (!*self.is_slow.lock().unwrap()).then_some(outcome)
     }
 }
 
 #[test]
 fn a_registration_that_cannot_be_saved_is_undone() {
     let (shelf, volume) = (Arc::new(Shelf::default()), Arc::new(MemVolume::new(1 << 20)));
-    let volume_state = VolumeState::with_store(volume.clone(), shelf.clone(), &[]).unwrap();
+    let volume_state =
+        VolumeState::with_shared_state(volume.clone(), shelf.clone(), &StoredState::default()).unwrap();
     let bench = DeviceBench::around(LogicalUnit::over(UnitIdentity::of("a"), &volume_state), volume);
     let (mut a, mut b) = (bench.client("a"), bench.client("b"));
     assert_eq!(out(&mut a, 6, 0, &list(0, 1, 1)), ScsiStatus::GOOD);
@@ -362,7 +364,8 @@ fn persistent_registrations_are_saved_before_the_response_and_restored() {
     let shelf = Arc::new(Shelf::default());
     let volume = Arc::new(MemVolume::new(1 << 20));
     let bench = |image: &[u8]| {
-        let volume_state = VolumeState::with_store(volume.clone(), shelf.clone(), image).unwrap();
+        let stored = StoredState { image: image.to_vec(), ..StoredState::default() };
+        let volume_state = VolumeState::with_shared_state(volume.clone(), shelf.clone(), &stored).unwrap();
         DeviceBench::around(LogicalUnit::over(UnitIdentity::of("a"), &volume_state), volume.clone())
     };
     let first = bench(&[]);
