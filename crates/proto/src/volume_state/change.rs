@@ -314,9 +314,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Seen(Mutex<Notices>);
+    struct NoticeLog(Mutex<Notices>);
 
-    impl Watcher for Seen {
+    impl Watcher for NoticeLog {
         fn on_change(&self, change: &Change<'_>) {
             if let Change::Reservations { notices, .. } = change {
                 self.0.lock().unwrap().extend(notices.iter().cloned());
@@ -349,8 +349,8 @@ mod tests {
         // The other reservation is found only now.
         let refused = Err(NotChanged::Refused(ReservationRefused::Conflict));
         assert_eq!((commit(&one, |all| reserve(all, 1, 1)), keys(&one)), (refused, vec![1, 2]));
-        let seen = Arc::new(Seen::default());
-        let watcher: Weak<Seen> = Arc::downgrade(&seen);
+        let seen = Arc::new(NoticeLog::default());
+        let watcher: Weak<NoticeLog> = Arc::downgrade(&seen);
         one.watch(watcher);
         assert_eq!(commit(&other, |all| register(all, 1, 0, true)), Ok(true));
         assert_eq!(commit(&one, |all| register(all, 3, 3, true)), Ok(true));

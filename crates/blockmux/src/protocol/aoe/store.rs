@@ -8,15 +8,18 @@ use blockmux_proto::volume_state::{SharedState, StateGeneration};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Loads the settings of a disk and opens their store, which has them in that generation. Without a
-/// directory, the settings are the defaults and there is no store.
+/// Where the settings of a disk are stored, and the generation of those that are.
+pub(super) type DiskStore = (Arc<dyn SharedState>, StateGeneration);
+
+/// Loads the settings of a disk and opens their store. Without a directory, the settings are the
+/// defaults and there is no store.
 ///
 /// # Errors
 /// If the file cannot be read or is invalid.
 pub(super) fn open(
     directory: Option<&Path>,
     disk: AoeAddress,
-) -> Result<(DiskSettings, Option<(Arc<dyn SharedState>, StateGeneration)>), Failure> {
+) -> Result<(DiskSettings, Option<DiskStore>), Failure> {
     let Some(directory) = directory else { return Ok((DiskSettings::default(), None)) };
     let wrong = |what: String| Failure::request(format!("settings of {disk}: {what}"));
     let name = disk.to_string();
