@@ -37,9 +37,9 @@ impl IoCounter {
         })
     }
 
-    /// Admits an I/O of this operation on a range in bytes, unless its user is fenced, a byte of the
-    /// range is locked, or `check` fails. `check` runs after the I/O is counted, so a later change of its result waits
-    /// for the I/O.
+    /// Admits an I/O of this operation on a range in bytes, unless its user is fenced, a byte of
+    /// the range is locked, or `check` fails. `check` runs after the I/O is counted, so a later
+    /// change of its result waits for the I/O.
     ///
     /// # Errors
     /// If the I/O is not admitted.

@@ -10,16 +10,17 @@
 //!
 //! A thread that excludes I/O does the opposite: it first publishes the fence, the lock, the
 //! changed reservation or the watch, and then reads the counts. All of these accesses are
-//! sequentially consistent. So for every I/O and every such change, either the I/O sees the change and does not
-//! start, or its count is seen and waited for. If the I/O were counted after a check, a write that
-//! was checked just before a lock could land between the comparison and the write of a COMPARE AND
-//! WRITE, and a write that was admitted just before a PREEMPT could reach the volume after the
-//! PREEMPT was answered. `model.rs` runs this code through every interleaving of two threads.
+//! sequentially consistent. So for every I/O and every such change, either the I/O sees the change
+//! and does not start, or its count is seen and waited for. If the I/O were counted after a check,
+//! a write that was checked just before a lock could land between the comparison and the write of a
+//! COMPARE AND WRITE, and a write that was admitted just before a PREEMPT could reach the volume
+//! after the PREEMPT was answered. `model.rs` runs this code through every interleaving of two
+//! threads.
 //!
 //! # Epochs
-//! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The next
-//! epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). The epoch shares a word
-//! with the number of locks: without locks, an I/O of the current epoch passes both by one
+//! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The
+//! next epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). The epoch shares a
+//! word with the number of locks: without locks, an I/O of the current epoch passes both by one
 //! comparison.
 //!
 //! # Order of those that wait for a range
