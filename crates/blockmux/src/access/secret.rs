@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::process::privileges;
 use crate::process::regular;
-use rustix::fs::fgetxattr;
+use blockmux_engine::sys::acl::{self, AclSubject};
 use rustix::process::geteuid;
 use std::fmt::Display;
 use std::fs::File;
@@ -98,17 +98,14 @@ fn bytes(path: &Path, max: u64, (forbidden, problem): Forbidden) -> Result<Zeroi
 /// gives a service its credentials with such an ACL; the mode shows the mask of the ACL as the
 /// group's permissions.
 fn is_for_this_user(file: &File, forbidden: u32) -> bool {
-    let mut acl = [0; MAX_ACL];
-    let Ok(len) = fgetxattr(file, "system.posix_acl_access", &mut acl[..]) else { return false };
-    let Some((version, entries)) = acl[..len].split_first_chunk() else { return false };
-    let (entries, rest) = entries.as_chunks();
-    *version == ACL_VERSION
-        && rest.is_empty()
-        && entries.iter().all(|&[tag, _, permissions, _, id @ ..]: &[u8; 8]| match tag {
-            ACL_USER_OBJ | ACL_MASK => true,
-            ACL_USER => u32::from_le_bytes(id) == geteuid().as_raw(),
-            _ => u32::from(permissions) & forbidden == 0,
-        })
+    let Ok(Some(acl)) = acl::of(file) else { return false };
+    acl.iter().all(|entry| match entry.subject {
+        AclSubject::Owner | AclSubject::Mask => true,
+        AclSubject::User(id) => id == geteuid().as_raw(),
+        AclSubject::OwningGroup | AclSubject::Group(_) | AclSubject::Others => {
+            entry.permissions & forbidden == 0
+        }
+    })
 }
 
 fn line(path: &Path, min: usize) -> Result<Zeroizing<Vec<u8>>, String> {
@@ -129,13 +126,6 @@ const ROOT: u32 = 0;
 const READABLE: Forbidden = (0o077, "others can read or write it; run chmod 600 on it");
 /// Group and others must have no write access.
 const WRITABLE: Forbidden = (0o022, "others can write to it; run chmod go-w on it");
-/// Version of the extended attribute of an ACL, and tags of entries (`linux/posix_acl_xattr.h`).
-const ACL_VERSION: [u8; 4] = 2_u32.to_le_bytes();
-const ACL_USER_OBJ: u8 = 0x01;
-const ACL_USER: u8 = 0x02;
-const ACL_MASK: u8 = 0x10;
-/// Maximum length of an ACL, in bytes; with one entry for a user it has 44.
-const MAX_ACL: usize = 256;
 /// Minimum length of a secret that this program or a tool generates, in bytes: 96 bits.
 const MIN_LEN: usize = 12;
 /// Maximum length of a secret's file, in bytes; longer than the longest secret.
@@ -203,7 +193,7 @@ mod tests {
         ] {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), "twelve bytes").unwrap();
-            let mut acl = ACL_VERSION.to_vec();
+            let mut acl = 2_u32.to_le_bytes().to_vec();
             for &(tag, permissions, id) in entries {
                 let (tag, permissions): (u16, u16) = (tag, permissions);
                 acl.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());

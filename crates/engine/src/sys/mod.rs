@@ -1,6 +1,7 @@
 //! System calls of the data path that no safe crate offers in the needed form.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
+pub mod acl;
 pub mod congestion;
 pub mod memory;
 pub mod safe_path;

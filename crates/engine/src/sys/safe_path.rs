@@ -6,6 +6,7 @@
 //! have made leads only to what that user owns (`docs/decisions`, number 79). What the kernel
 //! checks when it follows a path for a user without root's rights is enough for everybody else.
 
+use super::acl::{self, AclSubject};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, open as open_at_cwd,
     openat, readlinkat, statat,
@@ -29,7 +30,7 @@ pub fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
         return Ok(open_at_cwd(path, flags, mode)?.into());
     }
     let place = Walk::along(path)?;
-    if !place.is_foreign && !others_write(&place.directory.stat) {
+    if !place.is_foreign && !place.directory.others_write() {
         return Ok(open_at_cwd(path, flags, mode)?.into());
     }
     let Some(entry) = &place.entry else {
@@ -130,6 +131,27 @@ pub fn resolve(path: &Path) -> io::Result<SafePath> {
 struct Entry {
     fd: OwnedFd,
     stat: Stat,
+}
+
+impl Entry {
+    /// Whether users other than root and its owner may make entries in a directory.
+    fn others_write(&self) -> bool {
+        let Stat { st_mode, st_gid, .. } = self.stat;
+        if st_mode & OTHERS_WRITE != 0 || st_mode & GROUP_WRITE == 0 {
+            return st_mode & OTHERS_WRITE != 0;
+        }
+        // With an ACL, these bits of the mode are its mask.
+        let Ok(acl) = acl::of(&self.fd) else { return true };
+        acl.map_or(st_gid != ROOT, |acl| {
+            acl.iter().filter(|entry| entry.permissions & OTHERS_WRITE != 0).any(|entry| {
+                match entry.subject {
+                    AclSubject::User(id) | AclSubject::Group(id) => id != ROOT,
+                    AclSubject::OwningGroup => st_gid != ROOT,
+                    AclSubject::Owner | AclSubject::Mask | AclSubject::Others => false,
+                }
+            })
+        })
+    }
 }
 
 /// Where a path leads.
@@ -240,8 +262,8 @@ impl Walk {
 
     /// Notes whether another user can replace entries of the present directory.
     fn pass_directory(&mut self) {
-        let stat = &self.directory.stat;
-        self.is_foreign |= self.is_another(stat.st_uid) || others_write(stat) && stat.st_mode & STICKY == 0;
+        let Stat { st_uid, st_mode, .. } = self.directory.stat;
+        self.is_foreign |= self.is_another(st_uid) || st_mode & STICKY == 0 && self.directory.others_write();
     }
 
     /// Notes that this user decides where the path leads.
@@ -258,12 +280,12 @@ impl Walk {
     /// Refuses a further name (hard link) of a file of somebody else, in a directory where others
     /// can make one.
     fn check_names(&self, entry: &Entry) -> io::Result<()> {
-        let (directory, owner) = (self.directory.stat, entry.stat.st_uid);
+        let (directory, owner) = (&self.directory, entry.stat.st_uid);
         let is_alone =
             FileType::from_raw_mode(entry.stat.st_mode) == FileType::Directory || entry.stat.st_nlink < 2;
-        let is_owners = match self.is_another(directory.st_uid) {
-            true => owner == directory.st_uid,
-            false => !others_write(&directory) || self.is_another(owner),
+        let is_owners = match self.is_another(directory.stat.st_uid) {
+            true => owner == directory.stat.st_uid,
+            false => self.is_another(owner) || !directory.others_write(),
         };
         if is_alone || is_owners { Ok(()) } else { Err(led()) }
     }
@@ -278,11 +300,6 @@ fn enter(directory: impl AsFd, name: &OsStr) -> rustix::io::Result<Entry> {
         opened => opened?,
     };
     Ok(Entry { stat: fstat(&fd)?, fd })
-}
-
-/// Whether users other than its owner may make entries in a directory.
-fn others_write(stat: &Stat) -> bool {
-    stat.st_mode & OTHERS_WRITE != 0 || stat.st_mode & GROUP_WRITE != 0 && stat.st_gid != ROOT
 }
 
 fn led() -> io::Error {
@@ -309,6 +326,7 @@ const MAX_LINKS: usize = 40;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{XattrFlags, setxattr};
     use std::fs;
     use std::os::unix::fs::{MetadataExt, chown, lchown, symlink};
     use tempfile::TempDir;
@@ -433,6 +451,48 @@ mod tests {
             fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
             fs::hard_link(at("own"), shared.join("fourth")).unwrap();
             assert_eq!(read(&shared.join("fourth")), REFUSED, "{name}");
+        }
+    }
+
+    /// Makes a directory of root's with this ACL: tag, permissions, ID.
+    fn with_acl(path: &Path, group: u32, named: &[(u8, u8, u32)]) -> rustix::io::Result<()> {
+        fs::create_dir(path).unwrap();
+        chown(path, None, Some(group)).unwrap();
+        let (own, others) = ([(1, 7, !0)], [(16, 7, !0), (32, 5, !0)]);
+        let entries = own.iter().chain(named).chain(&others);
+        let bytes = entries.flat_map(|&(tag, permissions, id): &(u8, u8, u32)| {
+            [[tag, 0, permissions, 0], id.to_le_bytes()].concat()
+        });
+        let acl: Vec<u8> = 2_u32.to_le_bytes().into_iter().chain(bytes).collect();
+        setxattr(path, "system.posix_acl_access", &acl, XattrFlags::empty())
+    }
+
+    #[test]
+    fn an_acl_says_who_may_write_and_not_the_group_bits_of_the_mode() {
+        let Some(home) = home() else { return };
+        let (users, no_group, group) = (|id| (2, 7, id), (4, 5, !0), (4, 7, !0));
+        for (nth, (gid, named, is_shared)) in [
+            (ROOT, &[users(ALICE), no_group][..], true),
+            (ROOT, &[users(ROOT), group], false),
+            (ALICE, &[users(ROOT), no_group], false),
+            (ALICE, &[users(ROOT), group], true),
+            (ROOT, &[no_group, (8, 7, ALICE)], true),
+            (ROOT, &[(2, 5, ALICE), no_group, (8, 7, ROOT)], false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let directory = home.path().join(nth.to_string());
+            let made = with_acl(&directory, gid, named);
+            if made == Err(Errno::OPNOTSUPP) {
+                println!("skipped: {} is on a file system without ACLs", directory.display());
+                return;
+            }
+            made.unwrap();
+            assert_eq!(fs::metadata(&directory).unwrap().mode() & GROUP_WRITE, GROUP_WRITE);
+            fs::hard_link(home.path().join("own"), directory.join("second")).unwrap();
+            assert_eq!(read(&directory.join("second")).is_err(), is_shared, "{named:?}");
+            assert_eq!(resolve(&directory.join("new")).unwrap().is_foreign(), is_shared, "{named:?}");
         }
     }
 
