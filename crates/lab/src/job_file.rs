@@ -422,6 +422,12 @@ mod tests {
             ("[a]\nrate_iops=100", "jobs.fio:2: fio option `rate_iops` is not supported: remove it, and "),
             ("[a]\ninclude other.fio", "jobs.fio:2: unknown fio option `include other.fio`; known are "),
             ("[global]\nbs=4q\n[a]", "jobs.fio:2: bad value `4q` for `bs`: a size ends in "),
+            (
+                "[a]\niodepth=8,16",
+                "jobs.fio:2: bad value `8,16` for `iodepth`: a job has one value; write one ",
+            ),
+            ("[a]\nrw=read,write", "jobs.fio:2: bad value `read,write` for `rw`: a job has one value; "),
+            ("[a]\nbs=4k,8k", "jobs.fio:2: bad value `4k,8k` for `bs`: give one block size; "),
             ("[a]\nbs", "jobs.fio:2: bad value `` for `bs`: not a number"),
             ("[a]\nsize=${UNSET}", "jobs.fio:2: bad value `` for `size`: not a number"),
             ("[a]\ntime_based=0", "jobs.fio:2: bad value `0` for `time_based`: jobs always run"),

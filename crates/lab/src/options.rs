@@ -58,6 +58,10 @@ impl Job {
         match key {
             "name" if value.is_empty() => return Err("a job's name is not empty".into()),
             "name" => value.clone_into(&mut self.name),
+            // fio has lists of block sizes only.
+            key if value.contains(',') && !["bs", "blocksize"].contains(&key) => {
+                return Err("a job has one value; write one [section] of a job file for each".into());
+            }
             "rw" | "readwrite" => self.rw = parse_rw(value)?,
             "bs" | "blocksize" => self.bs = parse_one_bs(value)?,
             "iodepth" => self.iodepth = parse_u32(value)?,

@@ -199,9 +199,10 @@ const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 const EXAMPLES: &str = "\
 Without arguments: three jobs on a RAM volume over every protocol that `serve`
 uses by default, in less than a minute; --full adds SRP. Several values of --rw,
---bs, --iodepth and --numjobs are measured in every combination. Volumes that
-existed before are written to only if --overwrite or --rw says so. Ctrl-C prints
-what has been measured. --suite aatrokoski-2007 needs root and `ip`.
+--bs, --iodepth and --numjobs are measured in every combination. A job file has
+one [section] for each combination instead. Volumes that existed before are
+written to only if --overwrite or --rw says so. Ctrl-C prints what has been
+measured. --suite aatrokoski-2007 needs root and `ip`.
 
 Examples:
   blockmux bench
