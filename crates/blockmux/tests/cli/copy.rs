@@ -191,6 +191,17 @@ fn a_destination_with_data_is_overwritten_only_on_request() {
             copy(&from, to, &["--overwrite", "--verify"]);
         }
     }
+    // The ends of this data are zeroes, and holes are known before it or only behind it.
+    for begin in [1 << 20, 0] {
+        let daemon = Daemon::serve(&["mem:6m"]);
+        let mut client = RawClient::connect(&daemon.socket());
+        let mut data = vec![0; 4 << 20];
+        data[(2 << 20) - 512..][..512].fill(7);
+        assert_eq!(client.write(0, begin, &data), 0);
+        let output = blockmux(["copy", &from, &daemon.url()]);
+        let expected = format!("has data at offset {}, and nothing was copied", begin + (2 << 20) - 512);
+        assert!(text(&output.stderr).contains(&expected), "{}", text(&output.stderr));
+    }
     // A copy overwrites nothing beyond the size of its source, and zeroes are no data.
     let daemon = Daemon::serve(&["mem:6m"]);
     let mut client = RawClient::connect(&daemon.socket());

@@ -235,8 +235,10 @@ const RECEIVE_POOL: usize = 64 << 20;
 const EXAMPLES: &str = "\
 Holes of the source become holes of the destination. Data of the destination
 beyond the source's size stays. A destination that has data is refused without
---overwrite: its block status is asked, and both ends of its data are read.
-After Ctrl-C the destination is incomplete, and the exit status is 130.
+--overwrite. If its block status tells holes from data, all its data is read. Of
+others, such as devices, only the first and last --bs bytes of each GiB are
+read, and data elsewhere is not found. After Ctrl-C the destination is
+incomplete, and the exit status is 130.
 
 Examples:
   blockmux copy nbd://192.0.2.7/disk0 file:disk.img

@@ -1,7 +1,7 @@
 //! The copy itself, as a task on one core.
 //!
 //! ```text
-//!   Look    ask the destination's block status ──▶ read both ends of each data range: all zeroes
+//!   Look    ask the destination's block status ──▶ read its data, or both ends of it: all zeroes
 //!   Copy    read source ──▶ write destination     zeroes: write zeroes, or nothing if the destination is new
 //!   Flush   one flush of the destination
 //!   Verify  read source ──▶ read destination ──▶ compare     zeroes: ask block status, else read and compare
@@ -71,6 +71,11 @@ pub(super) struct CopyTask {
     /// Zeroes of the source that the destination does not report as zeroes, and ranges of the
     /// destination that must be zeroes before it is overwritten; they must be read there.
     unconfirmed_zeroes: VecDeque<Segment>,
+    /// Parts of the destination that the look has left out, because its block status has not told
+    /// a hole from data yet.
+    left_out: Vec<Segment>,
+    /// Whether the destination's block status tells holes from data.
+    tells_holes: bool,
     slots: Vec<Slot>,
     free: Vec<u32>,
     done: Vec<Completion>,
@@ -152,6 +157,8 @@ impl CopyTask {
                 map: Map::new(plan.len, plan.block),
                 queried: (0, 0),
                 unconfirmed_zeroes: VecDeque::new(),
+                left_out: Vec::new(),
+                tells_holes: false,
                 slots: (0..plan.depth).map(|_| slot()).collect(),
                 free: (0..plan.depth).rev().collect(),
                 done: Vec::with_capacity(plan.depth as usize + 1),
@@ -355,13 +362,30 @@ impl CopyTask {
     }
 
     /// The beginning of the next range of the destination that may have data. Its end is looked at
-    /// afterwards: partition tables and file systems are in one of the two.
+    /// afterwards: partition tables and file systems are in one of the two. What is between them is
+    /// read only if the destination tells holes from data: otherwise all of it may be unused.
     fn next_look(&mut self) -> Option<Segment> {
-        let range = std::iter::from_fn(|| self.map.take(u64::MAX)).find(|range| !range.is_zero)?;
+        let range = loop {
+            match self.map.take(LOOK_SPAN)? {
+                range if !range.is_zero => break range,
+                _ if self.tells_holes => {}
+                _ => {
+                    self.tells_holes = true;
+                    self.unconfirmed_zeroes.extend(self.left_out.drain(..));
+                }
+            }
+        };
         let here = range.len.min(self.plan.piece);
+        let (between, last) = (range.offset + here, range.offset + range.len - here);
         if range.len > here {
-            let last = Segment { offset: range.offset + range.len - here, len: here, is_zero: true };
-            self.unconfirmed_zeroes.push_back(last);
+            self.unconfirmed_zeroes.push_back(Segment { offset: last, len: here, is_zero: true });
+        }
+        if between < last {
+            let between = Segment { offset: between, len: last - between, is_zero: true };
+            match self.tells_holes {
+                true => self.unconfirmed_zeroes.push_back(between),
+                false => self.left_out.push(between),
+            }
         }
         Some(Segment { len: here, is_zero: true, ..range })
     }
@@ -458,5 +482,7 @@ impl Task for CopyTask {
     }
 }
 
+/// Maximum length of a range of which the look reads only both ends, in bytes.
+const LOOK_SPAN: u64 = 1 << 30;
 /// The number of rounds after which other tasks of the core run.
 const ROUNDS_PER_TURN: usize = 16;
