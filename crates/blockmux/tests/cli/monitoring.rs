@@ -1,13 +1,15 @@
 //! Monitoring: metrics with Prometheus, and the live page in a browser.
 
-use crate::api::Tcp;
-use crate::control::eventually;
+use crate::api::{Tcp, exchange};
+use crate::control::{Controlled, eventually};
 use crate::program::{has, succeed, text};
 use crate::raw_client::{READ, RawClient};
 use crate::raw_iscsi::RawIscsi;
+use crate::raw_nvme::RawNvme;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -21,6 +23,31 @@ fn value(metrics: &str, series: &str) -> f64 {
 fn sum(metrics: &str, metric: &str, part: &str) -> f64 {
     let own = metrics.lines().filter(|line| line.starts_with(&format!("{metric}{{")) && line.contains(part));
     own.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn names_of_clients_leave_the_daemon_without_characters_that_must_not_be_printed() {
+    let controlled = Controlled::serve(&["a=mem:1m", "--nvme-tcp", "127.0.0.1:0"]);
+    let url = controlled.daemon.urls_of("nvme+tcp").remove(0);
+    let name = "nqn.2026-11.i:\u{202e}\u{e0041}\u{1b}[2J\n\"\\";
+    let _queues = RawNvme::controller(&url, name);
+    let raw = |path: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        exchange(UnixStream::connect(controlled.socket()).unwrap(), request.as_bytes()).1
+    };
+    let sessions = [raw("/v1/sessions"), controlled.said(&["sessions", "--json"])];
+    for json in &sessions {
+        let read: serde_json::Value = serde_json::from_str(json).unwrap();
+        assert_eq!(read[0]["initiator"], name, "the value stays the same");
+    }
+    let (metrics, text) = (raw("/metrics"), controlled.said(&["sessions"]));
+    let label = r#"initiator="nqn.2026-11.i:\\u{202e}\\u{e0041}\\u{1b}[2J\\n\"\\","#;
+    assert!(metrics.contains(label), "{metrics}");
+    assert!(text.contains(r#"nqn.2026-11.i:\u{202e}\u{e0041}\u{1b}[2J\n"\"#), "{text}");
+    let is_printed = |c: char| c == '\n' || !c.is_control() && !['\u{202e}', '\u{e0041}'].contains(&c);
+    for printed in sessions.iter().chain([&metrics, &text]) {
+        assert!(printed.chars().all(is_printed), "{printed:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use super::process::Process;
 use crate::daemon::control::{ControlServer, Snapshot, VolumeCounters};
+use crate::output::printable;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::volume_state::{ERROR_KINDS, LATENCY_BUCKETS, LatencyHistogram, VolumeTraffic};
 use prometheus_client::collector::Collector;
@@ -15,6 +16,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -302,6 +304,11 @@ fn in_floats<'a>(rows: impl Iterator<Item = (Labels<'a>, u64)>) -> impl Iterator
     rows.map(|(labels, value)| (labels, value as f64))
 }
 
+/// Labels as they are written: names of clients may have characters that must not be printed.
+fn shown<'a>(labels: &Labels<'a>) -> Vec<(&'static str, Cow<'a, str>)> {
+    labels.iter().map(|&(name, value)| (name, printable(value))).collect()
+}
+
 /// Writes metric families.
 struct Output<'a>(DescriptorEncoder<'a>);
 
@@ -326,8 +333,9 @@ impl Output<'_> {
         rows: impl IntoIterator<Item = (Labels<'l>, f64)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        rows.into_iter()
-            .try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
+        rows.into_iter().try_for_each(|(labels, value)| {
+            ConstGauge::new(value).encode(family.encode_family(&shown(&labels))?)
+        })
     }
 
     fn counter<'l, N: prometheus_client::encoding::EncodeCounterValue>(
@@ -338,8 +346,9 @@ impl Output<'_> {
         rows: impl IntoIterator<Item = (Labels<'l>, N)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
-        rows.into_iter()
-            .try_for_each(|(labels, value)| ConstCounter::new(value).encode(family.encode_family(&labels)?))
+        rows.into_iter().try_for_each(|(labels, value)| {
+            ConstCounter::new(value).encode(family.encode_family(&shown(&labels))?)
+        })
     }
 
     fn histogram<'l>(
@@ -355,6 +364,7 @@ impl Output<'_> {
             let seconds = bounds.map(|bound| bound.map_or(f64::INFINITY, |ns| ns as f64 / NS_PER_SECOND));
             let buckets: Vec<_> = seconds.zip(histogram.buckets).collect();
             let sum = histogram.sum_ns as f64 / NS_PER_SECOND;
+            let labels = shown(&labels);
             let mut metric = family.encode_family(&labels)?;
             metric.encode_histogram::<NoLabelSet>(sum, histogram.count(), &buckets, None)?;
         }

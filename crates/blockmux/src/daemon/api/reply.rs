@@ -1,6 +1,7 @@
 //! Responses, and extractors for requests whose errors have the API's format.
 
 use crate::api::{ApiError, ErrorBody, ErrorCode};
+use crate::output::printable_json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -64,17 +65,18 @@ pub(super) fn refusal(error: ApiError) -> Response {
     json(status, &ErrorBody { error })
 }
 
-/// A JSON response that must not be cached.
+/// A JSON response that must not be cached. Names of clients in it neither control a terminal nor
+/// hide or reorder what stands beside them.
 pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    let mut bytes = match serde_json::to_vec(body) {
-        Ok(bytes) => bytes,
+    let mut text = match serde_json::to_string(body) {
+        Ok(text) => printable_json(&text).into_owned(),
         Err(error) => return refusal(ApiError::failed(error)),
     };
-    bytes.push(b'\n');
+    text.push('\n');
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ];
-    (status, headers, bytes).into_response()
+    (status, headers, text.into_bytes()).into_response()
 }
