@@ -50,7 +50,7 @@ pub(crate) enum ErrorCode {
     Invalid,
     /// 500: the request was started and failed.
     Failed,
-    /// 503: too many requests at a time.
+    /// 503: too many requests at a time, or a reload or save is under way that takes long.
     Busy,
 }
 

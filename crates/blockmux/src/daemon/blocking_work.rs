@@ -69,6 +69,11 @@ impl Awaited {
 }
 
 impl BlockingWork {
+    /// Starts work that has this time instead of [`TIMEOUT`], and shares the limit and the stop.
+    pub(super) fn within(&self, timeout: Duration) -> BlockingWork {
+        BlockingWork { timeout, ..self.clone() }
+    }
+
     /// Runs `work`, which `what` names in messages and which changes nothing, and waits for its
     /// result. After an error the work may still be running; then its result is dropped when it
     /// ends.

@@ -4,17 +4,22 @@
 //! binds no listener.
 
 use super::ServeArgs;
+use super::blocking_work::BlockingWork;
 use super::inherited::InheritedListeners;
 use super::listen;
+use super::opening::NamedVolume;
 use super::setup::Setup;
 use crate::failure::Failure;
 use crate::output::printable;
+use crate::process::dead_paths::look_at_all;
 use crate::process::privileges::ServiceUser;
 use crate::process::stdout::print;
 use crate::protocol::Frontends;
 use crate::volume_kinds::open::unused_rest;
 use blockmux_volume::Spec;
+use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::path::PathBuf;
+use std::time::Duration;
 use tracing::warn;
 
 /// Arguments of `blockmux check`.
@@ -60,20 +65,18 @@ fn is_about_rights(message: &str) -> bool {
 fn validate(file: PathBuf) -> Result<(), Failure> {
     let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::empty(Frontends::default()) };
     let file = file.display().to_string();
-    let mut setup = Setup::gather(args, &InheritedListeners::default())?;
+    // A secret's file may be on a file system that does not answer.
+    let gather = || Setup::gather(args, &InheritedListeners::default());
+    let mut setup = BlockingWork::default().within(READ_TIMEOUT).run(&file, gather)??;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
-    for named in &setup.volumes {
-        let files = named.entry.spec.leaves().into_iter();
-        let files = files.filter_map(|leaf| if let Spec::File(file) = leaf { Some(file) } else { None });
-        for rest in files.filter_map(unused_rest) {
-            warn!(
-                "volume `{}`: {rest}; a reload refuses to take them from a volume that serves them",
-                named.name
-            );
-        }
-    }
+    let unused = |leaf: &Spec| match leaf {
+        Spec::File(file) => unused_rest(file)
+            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them")),
+        _ => None,
+    };
+    look_at_volumes(&setup, unused).iter().for_each(|line| warn!("{line}"));
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),
         number => format!("{number} {what}s"),
@@ -89,9 +92,45 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     print(format_args!("{}: {}", printable(&file), all.join(", ")))
 }
 
+/// Looks at the files and devices of all volumes; returns what `about` says about each, and a line
+/// for each that does not answer.
+pub(super) fn look_at_volumes(
+    setup: &Setup,
+    about: impl Fn(&Spec) -> Option<String> + Send + Sync + 'static,
+) -> Vec<String> {
+    let leaf = |named: &NamedVolume, leaf: &Spec| match leaf {
+        Spec::File(FileSpec { path, .. }) | Spec::Block(BlockSpec { path, .. }) => {
+            Some((named.name.clone(), leaf.clone(), path.clone()))
+        }
+        _ => None,
+    };
+    let leaves = |named: &NamedVolume| {
+        named.entry.spec.leaves().into_iter().filter_map(|own| leaf(named, own)).collect::<Vec<_>>()
+    };
+    let all: Vec<_> = setup.volumes.iter().flat_map(leaves).collect();
+    let names: Vec<_> = all.iter().map(|(name, _, path)| (name.clone(), path.clone())).collect();
+    let said = look_at_all(all, move |(_, leaf, path)| {
+        // It is only about whether it answers.
+        let _ = path.metadata();
+        about(leaf)
+    });
+    let line = |((name, path), said): ((String, PathBuf), Option<Option<String>>)| match said {
+        Some(said) => said.map(|said| format!("volume `{name}`: {said}")),
+        None => Some(format!(
+            "volume `{name}`: {} does not answer; find out why its file system or its server does not",
+            path.display()
+        )),
+    };
+    names.into_iter().zip(said).filter_map(line).collect()
+}
+
+/// Time for a config and the files that it names to be read, without opening a volume.
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
 const EXAMPLES: &str = "\
 Also reads secret and key files, with --user as that user. Opens no volume and
-binds no listener. The exit status is 0 if the file is valid and 2 if it is not.
+binds no listener. Paths of volumes that do not answer are warnings. The exit
+status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

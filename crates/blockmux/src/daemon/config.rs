@@ -7,6 +7,7 @@ use crate::access::networks;
 use crate::api::ControlPath;
 use crate::api::limits;
 use crate::failure::Failure;
+use crate::process::dead_paths::look_at_all;
 use crate::process::poll::Poll;
 use crate::protocol::address::ApiListener;
 use crate::protocol::{Frontends, KeyError};
@@ -183,20 +184,28 @@ impl Config {
 
     /// Makes relative paths relative to the config file's directory instead of the current one.
     fn anchor(&mut self, directory: &Path) -> Result<(), Failure> {
+        let mut moved = Vec::new();
         for volume in &mut self.volume {
             let spec = volume.spec.clone().below(directory);
-            for (file, before) in spec.files().into_iter().zip(volume.spec.files()) {
-                // Creating the file would export an empty disk.
-                if !file.exists() && before.exists() {
-                    return Err(Failure::request(format!(
-                        "{}: there is no such file, but a {} in the current directory: paths in a config file are \
-                         relative to that file; write the whole path",
-                        file.display(),
-                        before.display()
-                    )));
-                }
-            }
+            let both =
+                spec.files().into_iter().zip(volume.spec.files()).filter(|(file, before)| file != before);
+            moved.extend(both.map(|(file, before)| (file.to_owned(), before.to_owned())));
             volume.spec = spec;
+        }
+        // One that does not answer is reported when it is opened.
+        let wrong = look_at_all(moved, |(file, before)| {
+            // Creating the file would export an empty disk.
+            (before.exists() && !file.exists()).then(|| {
+                format!(
+                    "{}: there is no such file, but a {} in the current directory: paths in a config file are \
+                     relative to that file; write the whole path",
+                    file.display(),
+                    before.display()
+                )
+            })
+        });
+        if let Some(wrong) = wrong.into_iter().flatten().flatten().next() {
+            return Err(Failure::request(wrong));
         }
         let control = self.control.as_mut().map(|ControlPath(path)| path);
         let of_api = self.api_token_file.iter_mut().chain(&mut self.api_tls_certificates);

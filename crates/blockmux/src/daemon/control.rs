@@ -253,8 +253,8 @@ impl ControlServer {
         let planned = |report: PlanReport| Changed { effects: report.lines(), answer: Answer::Plan(report) };
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
-            Request::Reload => self.reloader.reload().map(planned),
-            Request::Apply { fragment } => self.reloader.apply_fragment(fragment).map(planned),
+            Request::Reload => self.reloader.reload(caller).map(planned),
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment, caller).map(planned),
             Request::Save => self.reloader.save(caller).map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();

@@ -31,6 +31,7 @@ mod sources;
 mod start;
 mod state;
 mod takeover;
+mod turn;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
@@ -55,7 +56,7 @@ use command::RunningCommand;
 use config::VolumeEntry;
 use control::{ConnectionLimits, ControlServer};
 use inherited::InheritedListeners;
-use reload::Reloader;
+use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use service_manager::Watchdog;
 use setup::Setup;
@@ -65,7 +66,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
@@ -319,7 +320,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         false => Some(Api::start(endpoints, control, successors)?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
-    let reloads = reload::on_request(&reloader)?;
+    let reloads = ReloadRequests::start(&reloader)?;
     let status = match command {
         Some(command) => {
             let running = RunningCommand::start(&command, &announcement, &sender)?;
@@ -434,12 +435,11 @@ fn wait(
     events: &Receiver<DaemonEvent>,
     running: Option<&RunningCommand>,
     reloader: &Reloader,
-    reloads: &Sender<()>,
+    reloads: &ReloadRequests,
 ) -> Result<End, Failure> {
     loop {
         match (events.recv(), running) {
-            // The thread that reloads ends with the daemon.
-            (Ok(DaemonEvent::Reload), _) => drop(reloads.send(())),
+            (Ok(DaemonEvent::Reload), _) => reloads.request(reloader),
             (Ok(DaemonEvent::Signal), None) | (Err(_), _) => return Ok(End::Stop(ExitCode::SUCCESS)),
             (Ok(DaemonEvent::HandOver(handover)), running) => {
                 if let Some(handover) = handover.accepted(reloader, running.is_some()) {

@@ -1,5 +1,6 @@
 //! The process: its log, privileges, signals, files and machine.
 
+pub(crate) mod dead_paths;
 pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod poll;

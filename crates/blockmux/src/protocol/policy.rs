@@ -256,6 +256,13 @@ impl Policy {
         self.current().serves(protocol, place, volume)
     }
 
+    /// Whether the listener with this address exports a volume by default.
+    pub(crate) fn serves_at(&self, address: &str, volume: &str) -> bool {
+        let shared = self.current();
+        let mut own = shared.listeners.iter().filter(|own| own.place.to_string() == address);
+        own.any(|own| shared.serves(own.protocol, &own.place, volume))
+    }
+
     /// Why the listener of the protocol at this place does not export a volume by default; `None`
     /// if it does.
     pub(crate) fn why_not(

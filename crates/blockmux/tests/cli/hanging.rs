@@ -316,17 +316,30 @@ fn a_reload_that_hangs_in_open_delays_neither_other_commands_nor_the_last_flush_
     let mut served = Configured::serve_in(files, &config(""));
     let socket = served.socket("control");
     served.write(&config("[[volume]]\nname = 'c'\nspec = 'file:leased.img'\n"));
+    let reloading = start(&socket, &["reload"]);
+    lease.wait_until_wanted();
     // A signal must not make the main thread hang either.
     served.daemon.signal(Signal::HUP);
-    lease.wait_until_wanted();
-    let reloading = start(&socket, &["reload"]);
-    eventually("the reload has begun", || action(&socket, "reload").is_some());
     query_all(&socket);
     let (status, diff) = ask(&socket, "GET", "/v1/config/diff", "", "");
     let expected = format!("+ volume c: file:{}", leased.display());
     assert_eq!((status, &diff["changes"][0]["change"]), (200, &expected.into()));
     served.said(&["limit", "b", "iops=100"]);
     served.said(&["add", "d=mem:1m"]);
+    let fragment = served.socket("fragment.toml");
+    fs::write(&fragment, "[[volume]]\nname = 'e'\nspec = 'mem:1m'\n").unwrap();
+    for command in [&["reload"][..], &["apply", fragment.to_str().unwrap()]] {
+        let output = served.ctl(command);
+        let (said, file) = (text(&output.stderr), served.config_path());
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let begin = format!("blockmux: a reload of {} from uid ", file.display());
+        let opening = format!(" has been opening file:{} (volume `c`) for ", leased.display());
+        assert!(said.starts_with(&begin) && said.contains(&opening), "{said}");
+        assert!(said.ends_with(" s; try again when it is done\n"), "{said}");
+    }
+    // A save needs no turn to reload.
+    served.write(&config(""));
+    assert_eq!(served.said(&["save"]), "2 changes saved\n");
     assert_eq!(action(&socket, "reload").as_deref(), Some("running"));
     served.daemon.signal(Signal::TERM);
     assert!(served.daemon.wait().success());
@@ -334,6 +347,52 @@ fn a_reload_that_hangs_in_open_delays_neither_other_commands_nor_the_last_flush_
     let records = fs::read_to_string(log).unwrap();
     assert!(records.lines().any(|line| line.contains(" flush ") && !line.contains("submitted")), "{records}");
     drop(lease);
+}
+
+#[test]
+fn a_signal_during_a_reload_that_hangs_is_remembered_with_one_line_of_the_log() {
+    let files = tempfile::tempdir().unwrap();
+    let Some(mut lease) = Lease::of_new(&files.path().join("leased.img")) else { return };
+    let volume = |name: &str, spec: &str| format!("[[volume]]\nname = '{name}'\nspec = '{spec}'\n");
+    let config = |more: &str| format!("nbd = ['unix:a.sock']\n{}{more}", volume("a", "null:1m"));
+    let mut served = Configured::serve_in(files, &config(""));
+    let socket = served.socket("control");
+    served.write(&config(&volume("c", "file:leased.img")));
+    let reloading = start(&socket, &["reload"]);
+    lease.wait_until_wanted();
+    served.write(&config(&volume("d", "mem:1m")));
+    for _ in 0..3 {
+        served.daemon.signal(Signal::HUP);
+        query_all(&socket);
+    }
+    drop(lease);
+    assert!(text(&reloading.wait_with_output().unwrap().stdout).contains("+ volume c: "));
+    let (mut log, done) = (String::new(), "config changed: reload protocol=\"api\" peer=\"SIGHUP\"");
+    while !log.contains(done) {
+        assert_ne!(served.daemon.stderr.read_line(&mut log).unwrap(), 0, "{log}");
+    }
+    let line = "SIGHUP: the config will be reloaded later, because a reload of ";
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+    assert!(log.contains("- volume c; + volume d: mem:1m"), "{log}");
+}
+
+#[test]
+fn a_path_that_does_not_answer_is_named_by_diff_and_check() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    hanging.file_system.hang("all");
+    let dead = hanging.served.socket("mounted/disk.img");
+    let expected = format!("volume `f`: {} does not answer", dead.display());
+    let said = hanging.served.said(&["diff"]);
+    assert!(said.starts_with(&format!("no changes\nwarning: {expected}")), "{said}");
+    let mut check = Command::new(BLOCKMUX);
+    let check = check.arg("check").arg(hanging.served.config_path());
+    let mut check = check.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(check.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains(&expected), "{line}");
+    // A thread in such a call keeps the process from ending.
+    hanging.file_system.hang("");
+    assert!(ended(&mut check).success());
 }
 
 #[test]

@@ -144,6 +144,32 @@ fn adding_and_removing_volumes_does_not_affect_clients_of_others() {
 }
 
 #[test]
+fn sessions_over_a_withdrawn_protocol_are_named_and_those_over_others_continue() {
+    let config = |protocols: &str| {
+        format!(
+            "nbd = ['unix:a.sock']\niscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n{protocols}\n\
+             [[volume]]\nname = 'b'\nspec = 'mem:1m'\n"
+        )
+    };
+    let served = Configured::serve(&config(""));
+    let mut nbd = RawClient::with_export(UnixStream::connect(served.socket("a.sock")).unwrap(), "a");
+    let urls = served.daemon.urls_of("iscsi");
+    let url = urls.iter().find(|url| url.contains("blockmux:a/")).unwrap();
+    let mut iscsi = RawIscsi::login(url, "iqn.2026-11.i:one");
+    for (protocols, is_nbd) in [("protocols = ['iscsi']", true), ("protocols = []", false)] {
+        served.write(&config(protocols));
+        let planned = served.said(&["diff"]);
+        let affected: Vec<_> = planned.lines().filter(|line| line.starts_with("    affects ")).collect();
+        let expected = if is_nbd { "nbd client " } else { "iscsi iqn.2026-11.i:one at " };
+        assert_eq!(affected.len(), 1, "{planned}");
+        assert!(affected[0].starts_with(&format!("    affects {expected}")), "{planned}");
+        assert_eq!((is_nbd || nbd.is_closed(), iscsi.access()), (true, [GOOD, GOOD]));
+        assert_eq!(served.said(&["reload"]), planned.replace("affects", "affected"));
+    }
+    assert!(nbd.is_closed());
+}
+
+#[test]
 fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     let config = |spec: &str| format!("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = '{spec}'\n");
     let served = Configured::serve(&config("mem:8m"));
@@ -482,6 +508,18 @@ fn ctl_warns_of_unsaved_changes_and_save_writes_them() {
     served.write(&main.replace("mem:8m", "mem:16m"));
     let output = served.ctl(&["save"]);
     assert!(text(&output.stderr).contains("was changed since it was loaded"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_a_killed_save_has_left_is_removed_by_the_next_save_and_by_a_start() {
+    let files = tempfile::tempdir().unwrap();
+    let left = files.path().join(".b.toml.new");
+    fs::write(&left, "of a save that was killed").unwrap();
+    let served = Configured::serve_in(files, "nbd = ['unix:a.sock']\n[[volume]]\nspec = 'mem:1m'\n");
+    assert!(!left.exists());
+    fs::write(&left, "of a save that was killed").unwrap();
+    assert_eq!(served.said(&["save"]), "nothing to save: the config file is up to date\n");
+    assert!(!left.exists());
 }
 
 #[test]

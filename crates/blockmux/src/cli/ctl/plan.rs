@@ -13,7 +13,7 @@ pub(crate) struct PlanReport {
     pub(crate) changes: Vec<PlannedChange>,
     /// Changes that take effect at the next start.
     pub(crate) next_start: Vec<String>,
-    /// Failures of steps that could not be undone.
+    /// Failures of steps that could not be undone, and paths that do not answer.
     pub(crate) warnings: Vec<String>,
 }
 

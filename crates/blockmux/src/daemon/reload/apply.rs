@@ -15,6 +15,7 @@ use crate::daemon::flush;
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::setup::{OpenedVolumes, Setup};
+use crate::daemon::turn::{Turn, WorkStep};
 use crate::data::layers;
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
@@ -27,7 +28,7 @@ use blockmux_proto::exports::{Export, Exports, Removed};
 use blockmux_proto::volume_state::{Settling, VolumeState};
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -70,19 +71,24 @@ impl Drop for ResizedVolumes {
 }
 
 impl Reloader {
-    /// Applies a new config. After an error nothing has changed.
+    /// Applies a new config, for which this command has the turn. After an error nothing has
+    /// changed.
     ///
     /// # Errors
     /// If it cannot be applied; the message says what to do.
-    pub(super) fn apply(self: &Arc<Reloader>, new: &NewConfig) -> Result<PlanReport, ApiError> {
-        let reloading = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn apply(
+        self: &Arc<Reloader>,
+        new: &NewConfig,
+        turn: Turn<'_>,
+    ) -> Result<PlanReport, ApiError> {
         for _ in 0..MAX_ATTEMPTS {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
-            let before = config.clone();
+            let (before, step) = (config.clone(), turn.step.clone());
             let prepare = move |awaited: &Awaited| {
-                reloader.prepare(&before, &new, awaited).map(|prepared| (prepared, new))
+                reloader.prepare(&before, &new, (awaited, &step)).map(|prepared| (prepared, new))
             };
-            let (prepared, new) = self.blocking.run_change("the config", prepare, drop)??;
+            let (prepared, new) = self.blocking.run_change(&turn.step, prepare, drop)??;
+            turn.step.begin("waiting for other changes and for sessions to end");
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
@@ -90,25 +96,26 @@ impl Reloader {
                 if let Err(what) = self.check_memory_kept(&config, &prepared.plan) {
                     drop(changing);
                     let refused = ApiError::invalid(prepared.setup.located(Failure::request(what)));
-                    self.undo(prepared)?;
+                    self.undo(prepared, &turn)?;
                     return Err(refused);
                 }
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
-                drop((changing, reloading));
+                drop((changing, turn));
                 report.warnings.extend(finish_removal(&removed));
                 return Ok(report);
             }
             drop(changing);
-            self.undo(prepared)?;
+            self.undo(prepared, &turn)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
     }
 
     /// Undoes what was prepared: closes volumes and resizes others, which may hang.
-    fn undo(&self, prepared: Prepared) -> Result<(), Failure> {
-        self.blocking.run("the config", move || drop(prepared))
+    fn undo(&self, prepared: Prepared, turn: &Turn<'_>) -> Result<(), Failure> {
+        turn.step.begin("closing what it has opened");
+        self.blocking.run(&turn.step, move || drop(prepared))
     }
 
     /// Executes the steps that can fail, while they are `awaited`. After an error, those that were
@@ -117,27 +124,31 @@ impl Reloader {
         &self,
         config: &RunningConfig,
         new: &NewConfig,
-        awaited: &Awaited,
+        (awaited, step): (&Awaited, &WorkStep),
     ) -> Result<Prepared, ApiError> {
-        let setup = match new {
+        step.begin("reading the config and its files");
+        let mut setup = match new {
             NewConfig::File => self.read_file()?,
             NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
         };
+        self.settle_policy(config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
         let mut plan = self.plan(config, &setup, &desired);
         let failed = |failure| ApiError::invalid(setup.located(failure));
+        step.begin("looking at the volumes that it would close");
         self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
-        let opened = self.open_new(&setup, &desired, &plan, awaited).map_err(failed)?;
+        let opened = self.open_new(&setup, &desired, &plan, (awaited, step)).map_err(failed)?;
         for named in &desired.volumes {
+            step.begin(format!("looking at {} (volume `{}`)", named.entry.spec, named.name));
             policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
         }
         let checked =
             desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
         checked.map_err(|what| failed(Failure::request(what)))?;
-        let resized = self.resize(config, &desired, &plan, awaited);
+        let resized = self.resize(config, &desired, &plan, (awaited, step));
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
         Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
     }
@@ -174,7 +185,7 @@ impl Reloader {
         setup: &Setup,
         desired: &Model,
         plan: &Plan,
-        awaited: &Awaited,
+        (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<OpenedVolumes, Failure> {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
@@ -191,6 +202,7 @@ impl Reloader {
         for (name, step) in &plan.steps {
             let Some(named) = desired.volume(name).filter(|_| step.opens()) else { continue };
             awaited.check()?;
+            step_now.begin(format!("opening {} (volume `{name}`)", named.entry.spec));
             let volume = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
                     VolumeStep::Replace => {
@@ -268,7 +280,7 @@ impl Reloader {
         config: &RunningConfig,
         desired: &Model,
         plan: &Plan,
-        awaited: &Awaited,
+        (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<ResizedVolumes, String> {
         let mut resized = ResizedVolumes::default();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
@@ -278,6 +290,7 @@ impl Reloader {
             let Some((size, volume_state)) = size.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
             awaited.check().map_err(|failure| failure.to_string())?;
+            step_now.begin(format!("resizing volume `{name}`"));
             let after = volume_state.resize(Resize::grow(size));
             let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
             resized.0.push(ResizedVolume { volume_state, before, after });
@@ -450,7 +463,7 @@ impl Reloader {
         }
         let running = desired.without_pending(&config.running, &plan);
         let (loaded, is_unsaved) = match new {
-            NewConfig::File => (desired, false),
+            NewConfig::File => (Arc::new(desired), false),
             NewConfig::Fragment(_) => (config.loaded.clone(), true),
         };
         self.publish(changing, RunningConfig { running, loaded, is_unsaved, listeners: Vec::new() });

@@ -16,25 +16,29 @@ mod model;
 mod plan;
 mod record;
 mod save;
+mod signal;
 
 pub(super) use self::apply::check_not_deleted;
 use self::apply::check_paths;
 use self::model::Model;
 pub(super) use self::plan::named_sessions;
 use self::plan::{
-    ConfigChange, Schema, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
+    ConfigChange, Schema, Served, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
 };
 pub(super) use self::record::Recorded;
+pub(super) use self::signal::ReloadRequests;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;
-use super::config_audit::{self, Caller};
+use super::check::{READ_TIMEOUT, look_at_volumes};
+use super::config_audit::Caller;
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::Setup;
+use super::turn::{Turn, Turns};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data::part::DataPart;
@@ -51,12 +55,10 @@ use blockmux_proto::exports::Exports;
 use blockmux_volume::Spec;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::thread;
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, watch};
-use tracing::{info, warn};
 
 /// A shared value that a reload replaces as a whole. Clones refer to the same value.
 pub(super) struct Current<T>(Arc<RwLock<Arc<T>>>);
@@ -109,8 +111,10 @@ pub(super) struct Reloader {
     config: Current<RunningConfig>,
     /// Locked by each change while it takes effect, and never while a path is opened.
     changes: Mutex<ChangeState>,
-    /// Locked during a whole reload, also while it opens paths: reloads run one after the other.
-    reloads: Mutex<()>,
+    /// Reloads run one after the other, also while they open paths.
+    reloads: Turns,
+    /// Saves run one after the other.
+    saves: Turns,
     /// Limits the queries that read the config file, which may hang.
     readings: Semaphore,
 }
@@ -120,8 +124,8 @@ pub(super) struct Reloader {
 struct RunningConfig {
     /// The config that runs.
     running: Model,
-    /// The config file as it was last loaded.
-    loaded: Model,
+    /// The config file as it was last loaded or saved.
+    loaded: Arc<Model>,
     /// `ctl` has changed the running config, and the config file does not have the changes.
     is_unsaved: bool,
     /// The listeners, each with its configured address.
@@ -178,8 +182,9 @@ impl Reloader {
         (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
-        let config =
-            RunningConfig { loaded: running.clone(), running, is_unsaved: false, listeners: Vec::new() };
+        let loaded = Arc::new(running.clone());
+        let config = RunningConfig { loaded, running, is_unsaved: false, listeners: Vec::new() };
+        setup.sources.iter().for_each(save::remove_leftovers);
         let reloader = Reloader {
             args,
             inherited: Mutex::new(inherited),
@@ -197,7 +202,8 @@ impl Reloader {
             blocking: BlockingWork::default(),
             config: Current::new(Arc::new(config.clone())),
             changes: Mutex::default(),
-            reloads: Mutex::default(),
+            reloads: Turns::default(),
+            saves: Turns::default(),
             readings: Semaphore::new(MAX_READINGS),
         };
         reloader.begin_protocols()?;
@@ -400,20 +406,32 @@ impl Reloader {
         self.args.config.is_some()
     }
 
+    /// Waits for the turn to reload the config file, at most for `timeout`.
+    fn turn_to_reload(&self, caller: &Caller, timeout: Duration) -> Result<Turn<'_>, ApiError> {
+        let title = format!("a reload of {}", self.file_name());
+        self.reloads.take(&title, caller, timeout).map_err(is_busy)
+    }
+
     /// Loads the config file again and applies it. After an error nothing has changed.
     ///
     /// # Errors
     /// The message names the file, the line and what to do.
-    pub(super) fn reload(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
-        self.apply(&NewConfig::File)
+    pub(super) fn reload(self: &Arc<Reloader>, caller: &Caller) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::File, self.turn_to_reload(caller, TURN_TIMEOUT)?)
     }
 
     /// Applies a fragment of a config. After an error nothing has changed.
     ///
     /// # Errors
     /// The message names the line of the fragment and what to do.
-    pub(super) fn apply_fragment(self: &Arc<Reloader>, fragment: &Fragment) -> Result<PlanReport, ApiError> {
-        self.apply(&NewConfig::Fragment(fragment.clone()))
+    pub(super) fn apply_fragment(
+        self: &Arc<Reloader>,
+        fragment: &Fragment,
+        caller: &Caller,
+    ) -> Result<PlanReport, ApiError> {
+        let title = format!("an apply of {}", fragment.path.display());
+        let turn = self.reloads.take(&title, caller, TURN_TIMEOUT).map_err(is_busy)?;
+        self.apply(&NewConfig::Fragment(fragment.clone()), turn)
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
@@ -427,17 +445,32 @@ impl Reloader {
             ApiError::new(ErrorCode::Busy, text)
         })?;
         let reloader = self.clone();
-        let mut setup = self.blocking.run("the config file", move || reloader.read_file())??;
+        let read = move || {
+            let setup = reloader.read_file()?;
+            let unanswered = look_at_volumes(&setup, |_| None);
+            Ok::<_, ApiError>((setup, unanswered))
+        };
+        let what = "the config file, or a file that it names";
+        let (mut setup, unanswered) = self.blocking.within(READ_TIMEOUT).run(what, read)??;
         let config = self.config.get();
         self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
         let mut plan = self.plan(&config, &setup, &Model::of(&setup));
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &setup.policy));
+        plan.report.warnings.extend(unanswered);
         Ok(plan.report)
     }
 
     /// The running config, as the text of a config file. During a reload it is the one before.
     pub(super) fn export(&self) -> String {
         self.config.get().running.text()
+    }
+
+    /// The name of the config file, for messages.
+    fn file_name(&self) -> String {
+        self.args
+            .config
+            .as_ref()
+            .map_or_else(|| "the config file".to_owned(), |path| path.display().to_string())
     }
 
     /// Reads the config file as it is now.
@@ -548,8 +581,13 @@ impl Reloader {
             }
         }
         let sessions = self.connection_limits.sessions().list();
-        let targets_of = |volume: &str| self.targets_of(volume);
-        let mut report = report(&schema, &changes, &steps, &sessions, targets_of);
+        let served = Served {
+            targets_of: &|volume| self.targets_of(volume),
+            withdraws: &|volume, listener| {
+                self.policy.serves_at(listener, volume) && !setup.policy.serves_at(listener, volume)
+            },
+        };
+        let mut report = report(&schema, &changes, &steps, &sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
         Plan { schema, changes, steps, report }
     }
@@ -620,50 +658,15 @@ fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
     before.with_size(size).filter(|resized| resized == after).map(|_| size)
 }
 
-/// Starts the thread that reloads the config whenever a signal requests it through the sender. The
-/// main thread must not do so: a reload may hang in a path.
-///
-/// # Errors
-/// If the thread cannot be started.
-pub(super) fn on_request(reloader: &Arc<Reloader>) -> Result<Sender<()>, Failure> {
-    let (sender, requests) = mpsc::channel::<()>();
-    let reloader = Arc::downgrade(reloader);
-    let run = move || {
-        while requests.recv().is_ok() {
-            // The config is read after all requests that have arrived.
-            while requests.try_recv().is_ok() {}
-            let Some(reloader) = reloader.upgrade() else { return };
-            let outcome = reloader.reload();
-            let lines = outcome.as_ref().map(PlanReport::lines);
-            config_audit::log(&Caller::Signal("SIGHUP"), "reload", lines.as_deref().map_err(|error| *error));
-            log(&outcome);
-        }
-    };
-    let started = thread::Builder::new().name("reload".to_owned()).spawn(run);
-    started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    Ok(sender)
+/// Why a reload or a save cannot begin now.
+fn is_busy(under_way: String) -> ApiError {
+    ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
 }
 
+/// Time for which a command waits for the reload or save before it, which may hang in a path.
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the check of paths in messages.
 const PATHS: &str = "the paths of the volumes";
 /// Maximum number of queries that read the config file at the same time. With the changes they take
 /// fewer threads than the API has.
 const MAX_READINGS: usize = 16;
-
-/// Logs the result of a reload that a signal requested.
-fn log(outcome: &Result<PlanReport, ApiError>) {
-    match outcome {
-        Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
-        Ok(report) => {
-            if report.is_empty() {
-                info!("reloaded: no changes; secrets and certificates were read again");
-            }
-            for change in &report.changes {
-                info!("reloaded: {}", change.change);
-                change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));
-            }
-            report.next_start.iter().for_each(|line| warn!("takes effect at the next start: {line}"));
-            report.warnings.iter().for_each(|line| warn!("{line}"));
-        }
-    }
-}

@@ -10,7 +10,7 @@ use crate::daemon::setup::VOLUMES;
 use crate::output::masked;
 use crate::protocol::address::{ListenerEntry, matches_listener, tcp_address};
 use crate::protocol::frontend::TargetTables;
-use crate::protocol::{Carrier, Frontends};
+use crate::protocol::{self, Carrier, Frontends};
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::ResizeError;
 use std::collections::BTreeSet;
@@ -329,14 +329,21 @@ pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String
     }
 }
 
-/// Describes all changes and the sessions that each of them affects. `targets_of` returns the names
-/// of the targets that have a volume.
+/// What the report of a plan asks about the running daemon.
+pub(in crate::daemon) struct Served<'a> {
+    /// The names of the targets that have a volume.
+    pub(in crate::daemon) targets_of: &'a dyn Fn(&str) -> Vec<String>,
+    /// Whether the listener with this address will no longer export a volume by default.
+    pub(in crate::daemon) withdraws: &'a dyn Fn(&str, &str) -> bool,
+}
+
+/// Describes all changes and the sessions that each of them affects.
 pub(in crate::daemon) fn report(
     schema: &Schema,
     changes: &[ConfigChange],
     steps: &[(String, VolumeStep)],
     sessions: &[SessionInfo],
-    targets_of: impl Fn(&str) -> Vec<String>,
+    served: &Served<'_>,
 ) -> PlanReport {
     let mut report = PlanReport::default();
     for change in changes {
@@ -360,7 +367,7 @@ pub(in crate::daemon) fn report(
             continue;
         }
         let affected = sessions.iter().filter(|session| {
-            affects(schema, change, steps, session, &targets_of) && !stays(schema, changes, change, session)
+            affects(schema, change, steps, session, served) && !stays(schema, changes, change, session)
         });
         let affected = affected.map(describe_session).collect();
         report.changes.push(PlannedChange { change: line, affected });
@@ -402,7 +409,7 @@ fn affects(
     change: &ConfigChange,
     steps: &[(String, VolumeStep)],
     session: &SessionInfo,
-    targets_of: &impl Fn(&str) -> Vec<String>,
+    served: &Served<'_>,
 ) -> bool {
     let login = &session.login;
     let is_loss = match change.path.last().map(String::as_str) {
@@ -416,8 +423,11 @@ fn affects(
         let loses =
             |step| matches!(step, VolumeStep::Replace | VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
         let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
-        let is_its = || login.target == name || targets_of(name).contains(&login.target);
-        return (is_loss && (is_gone || key == Some("spec") && loses_data) || is_kept_out) && is_its();
+        let is_withdrawn =
+            withdraws_from(change, login.protocol) && (served.withdraws)(name, &session.listener);
+        let is_its = || login.target == name || (served.targets_of)(name).contains(&login.target);
+        let is_lost = is_loss && (is_gone || key == Some("spec") && loses_data);
+        return (is_lost || is_withdrawn || is_kept_out) && is_its();
     }
     let [list, name, rest @ ..] = &change.path[..] else { return false };
     if schema.listeners.contains(list) {
@@ -441,6 +451,18 @@ fn affects(
         return named.zip(listener).is_none_or(|(named, own)| matches_listener(&named, &own));
     }
     part == "redirect" && change.after.is_some() || is_kept_out
+}
+
+/// Whether a change of a volume's `protocols` may withdraw the volume from this protocol.
+fn withdraws_from(change: &ConfigChange, protocol: &str) -> bool {
+    match &change.path[2..] {
+        [key, word] if key == "protocols" => {
+            let protocol = protocol::by_name(protocol);
+            protocol.is_some_and(|protocol| protocol.served_as() == word.replace('_', "-"))
+        }
+        [key] => key == "protocols",
+        _ => false,
+    }
 }
 
 /// Whether a removed listener is added again with other parameters that still admit the session.
@@ -592,8 +614,9 @@ mod tests {
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
-            let targets = |volume: &str| if volume == "a" { vec!["iqn.b".to_owned()] } else { Vec::new() };
-            let report = report(&schema(), &all, &steps, &sessions, targets);
+            let targets_of = |volume: &str| if volume == "a" { vec!["iqn.b".to_owned()] } else { Vec::new() };
+            let served = Served { targets_of: &targets_of, withdraws: &|_, _| true };
+            let report = report(&schema(), &all, &steps, &sessions, &served);
             assert_eq!(report.changes.len(), 1, "{report:?}");
             let is_named = |peer: &&String| peer.contains(" of ");
             let who = report.changes[0].affected.iter().filter(is_named).cloned();
@@ -603,6 +626,15 @@ mod tests {
         assert_eq!(affected(volume, ""), ["nbd client of a", "iscsi iqn.i of iqn.b"]);
         assert!(affected("", volume).is_empty());
         assert!(affected(volume, &format!("{volume}description = 'x'")).is_empty());
+        let over = |list: &str| format!("{volume}protocols = [{list}]");
+        let all = "'nbd', 'iscsi', 'aoe'";
+        assert_eq!(affected(&over(all), &over("'iscsi', 'aoe'")), ["nbd client of a"]);
+        assert_eq!(affected(&over(all), &over("'nbd', 'aoe'")), ["iscsi iqn.i of iqn.b"]);
+        assert!(affected(&over(all), &over("'nbd', 'iscsi'")).is_empty());
+        // What the default is depends on the targets.
+        let each = ["nbd client of a", "iscsi iqn.i of iqn.b"];
+        assert_eq!(affected(volume, &over("'aoe'")), each);
+        assert_eq!(affected(&over(all), volume), each);
         let target = |rest: &str| format!("[[iscsi_target]]\nTargetName = 'iqn.a'\n{rest}");
         let both = ["iscsi iqn.i of iqn.a", "iscsi iqn.j of iqn.a"];
         assert_eq!(affected(&target(""), ""), both);
@@ -639,7 +671,8 @@ mod tests {
         ];
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
-            let report = report(&schema(), &all, &[], &sessions, |_| vec!["iqn.a".to_owned()]);
+            let served = Served { targets_of: &|_| vec!["iqn.a".to_owned()], withdraws: &|_, _| false };
+            let report = report(&schema(), &all, &[], &sessions, &served);
             let all = report.changes.iter().flat_map(|change| change.affected.clone());
             let short = |who: String| who.split(['.', ' ']).next_back().unwrap_or_default().to_owned();
             all.map(short).collect::<Vec<_>>()
@@ -664,7 +697,8 @@ mod tests {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
-            report(&schema(), &all, &steps, &[], |_| Vec::new()).next_start
+            let served = Served { targets_of: &|_| Vec::new(), withdraws: &|_, _| false };
+            report(&schema(), &all, &steps, &[], &served).next_start
         };
         assert_eq!(next("cores = 1", "cores = 2"), ["~ cores: 1 -> 2"]);
         let line = "+ nvme_discovery unique_subnqn: true";

@@ -3,7 +3,7 @@
 
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
-use super::{Reloader, RunningConfig};
+use super::{Reloader, RunningConfig, TURN_TIMEOUT, is_busy};
 use crate::api::ApiError;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::config::current_directory;
@@ -11,6 +11,7 @@ use crate::daemon::config_audit::{self, Caller};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
+use crate::daemon::turn::WorkStep;
 use blockmux_engine::sys::safe_path::{self, SafePath};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use toml::Value;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike};
 
@@ -46,17 +47,19 @@ impl Reloader {
     /// If there is no config file, it was changed since it was loaded, it cannot have the running
     /// config, or it cannot be written. Then no file has changed, unless the message says so.
     pub(in crate::daemon) fn save(self: &Arc<Reloader>, caller: &Caller) -> Result<String, ApiError> {
-        let _reload = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let title = format!("a save of {}", self.file_name());
+        // It waits for no reload: it writes what runs now.
+        let turn = self.saves.take(&title, caller, TURN_TIMEOUT).map_err(is_busy)?;
         let config = self.config.get();
-        let (reloader, before) = (self.clone(), config.clone());
-        let write = move |awaited: &Awaited| reloader.write(&before, awaited);
+        let (reloader, before, step) = (self.clone(), config.clone(), turn.step.clone());
+        let write = move |awaited: &Awaited| reloader.write(&before, (awaited, &step));
         let (reloader, before, caller) = (self.clone(), config.clone(), caller.clone());
         let late = move |saved: Result<Option<SavedConfig>, ApiError>| {
             let summary = saved.map(|saved| saved.map(|saved| reloader.note_saved(&before, saved)));
             let lines = summary.map(|summary| summary.into_iter().collect::<Vec<_>>());
             config_audit::log(&caller, "save, given up before", lines.as_deref());
         };
-        let saved = self.blocking.run_change("the config file", write, late)??;
+        let saved = self.blocking.run_change(&turn.step, write, late)??;
         Ok(match saved {
             Some(saved) => self.note_saved(&config, saved),
             None => "nothing to save: the config file is up to date".to_owned(),
@@ -65,7 +68,8 @@ impl Reloader {
 
     /// Notes that the config files have what ran at the time of `before`; returns the summary.
     fn note_saved(&self, before: &Arc<RunningConfig>, saved: SavedConfig) -> String {
-        let SavedConfig { model: loaded, summary } = saved;
+        let SavedConfig { model, summary } = saved;
+        let loaded = Arc::new(model);
         let changing = self.begin_change();
         let now = self.config.get();
         // A change that was made while the files were written is not in them.
@@ -76,8 +80,15 @@ impl Reloader {
 
     /// Writes a running config into the config files, without a lock, because their file system may
     /// hang; `None` if they have it already.
-    fn write(&self, config: &RunningConfig, awaited: &Awaited) -> Result<Option<SavedConfig>, ApiError> {
+    fn write(
+        &self,
+        config: &RunningConfig,
+        (awaited, step): (&Awaited, &WorkStep),
+    ) -> Result<Option<SavedConfig>, ApiError> {
+        step.begin("reading the config and its files");
         let setup = self.read_file()?;
+        let sources = setup.sources.as_ref().ok_or_else(|| "the daemon has no config file".to_owned())?;
+        remove_leftovers(sources);
         let file = Model::of(&setup);
         let schema = self.schema(&setup);
         if !diff(&schema, &config.loaded.table, &file.table).is_empty() {
@@ -91,7 +102,6 @@ impl Reloader {
         if changes.is_empty() {
             return Ok(None);
         }
-        let sources = setup.sources.as_ref().ok_or_else(|| "the daemon has no config file".to_owned())?;
         let open = |(path, text): (&Path, &str)| {
             let document = text.parse::<DocumentMut>().map_err(|error| error.to_string())?;
             Ok(ConfigDocument { path: path.to_owned(), document, is_changed: false })
@@ -104,7 +114,14 @@ impl Reloader {
         let changed = documents.iter().zip(sources.files()).filter(|(document, _)| document.is_changed);
         let changed = changed
             .map(|(document, (_, before))| (document.path.as_path(), before, document.document.to_string()));
-        replace_all(changed, || awaited.begin().map_err(|failure| failure.to_string()))?;
+        step.begin("writing");
+        replace_all(changed, || {
+            // The file has perhaps been edited before that, and must not lose it.
+            if !Arc::ptr_eq(&self.config.get().loaded, &config.loaded) {
+                return Err("the config file was reloaded at the same time; try again".to_owned());
+            }
+            awaited.begin().map_err(|failure| failure.to_string())
+        })?;
         let mut summary = format!("{} changes saved", written.len());
         if !not_saved.is_empty() {
             let not_saved: Vec<_> = not_saved.iter().map(|change| change.path.join(" ")).collect();
@@ -459,6 +476,15 @@ fn replace_all<'a>(
     Ok(())
 }
 
+/// Removes the new texts that saves of these files have left behind, which were killed before they
+/// replaced a file.
+pub(in crate::daemon) fn remove_leftovers(sources: &Sources) {
+    for (path, _) in sources.files() {
+        // The next save reports a file that cannot be removed.
+        let _ = safe_path::resolve(path).and_then(|path| remove_if_there(&new_path(&path)));
+    }
+}
+
 /// The new text of a file, on stable storage beside it. [`Replacement::commit`] replaces the file
 /// atomically and keeps its permissions and, if this process may, its owner. A crash leaves the old
 /// file or the new one.
@@ -475,20 +501,15 @@ impl Replacement {
         // Replaces the file that a symbolic link refers to, not the link.
         let path = safe_path::resolve(path)?;
         let found = fs::symlink_metadata(path.as_path())?;
-        let directory = directory_of(&path);
-        let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
-        // Includes read *.toml only.
-        let new_path = directory.join(format!(".{name}.new"));
+        let (directory, new_path) = (directory_of(&path), new_path(&path));
+        remove_if_there(&new_path)?;
         let mut options = File::options();
         options.write(true).mode(0o600);
         let (file, has_name) =
             match options.clone().custom_flags(OFlags::TMPFILE.bits() as i32).open(directory) {
                 Ok(file) => (file, false),
                 // The file system has no files without a name.
-                Err(_) => {
-                    remove_if_there(&new_path)?;
-                    (options.create_new(true).open(&new_path)?, true)
-                }
+                Err(_) => (options.create_new(true).open(&new_path)?, true),
             };
         let mut replacement = Replacement { path, file, new_path, has_name };
         replacement.file.write_all(text.as_bytes())?;
@@ -501,8 +522,8 @@ impl Replacement {
 
     fn commit(mut self) -> io::Result<()> {
         if !self.has_name {
-            // A process that was killed between the next steps has left it there.
-            remove_if_there(&self.new_path)?;
+            // If the process is killed between the next steps, the name stays: see
+            // `remove_leftovers`.
             let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             linkat(CWD, unnamed, CWD, &self.new_path, AtFlags::SYMLINK_FOLLOW)?;
             self.has_name = true;
@@ -516,10 +537,16 @@ impl Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         if self.has_name {
-            // A file that stays is removed by the next save.
+            // A file that stays is removed by the next save or start.
             let _ = fs::remove_file(&self.new_path);
         }
     }
+}
+
+/// The name of a file's new text in the same directory. Includes read *.toml only.
+fn new_path(path: &SafePath) -> PathBuf {
+    let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
+    directory_of(path).join(format!(".{name}.new"))
 }
 
 /// The directory of a file, whose path stays valid while `path` lives.
@@ -622,7 +649,7 @@ mod tests {
                 fs::write(&stale, "of a save that was killed").unwrap();
             }
             let replacement = Replacement::prepare(&path, "after").unwrap();
-            assert_eq!(names(), 1 + usize::from(is_stale), "a crash now would leave no further file");
+            assert_eq!(names(), 1, "a crash now would leave no file");
             replacement.commit().unwrap();
             assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));
             let found = fs::metadata(&path).unwrap();

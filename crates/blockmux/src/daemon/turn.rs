@@ -1,0 +1,115 @@
+//! The right to do long work, such as a reload, which one command has at a time. A path may hang
+//! meanwhile, so others wait briefly and are then told who does what, and for how long.
+
+use super::config_audit::Caller;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The turns of one kind of work.
+#[derive(Default)]
+pub(super) struct Turns {
+    /// The work under way.
+    current: Mutex<Option<WorkStep>>,
+    ended: Condvar,
+}
+
+/// A turn, until it is dropped.
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    pub(super) step: WorkStep,
+}
+
+/// What the holder of a turn is doing, for messages. Clones share it.
+#[derive(Clone)]
+pub(super) struct WorkStep(Arc<Work>);
+
+struct Work {
+    /// The work and its caller.
+    title: String,
+    now: Mutex<(String, Instant)>,
+}
+
+impl Turns {
+    /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
+    /// messages.
+    ///
+    /// # Errors
+    /// What is under way, for a message.
+    pub(super) fn take(&self, title: &str, caller: &Caller, timeout: Duration) -> Result<Turn<'_>, String> {
+        let current = self.lock();
+        let waited = self.ended.wait_timeout_while(current, timeout, |current| current.is_some());
+        let (mut current, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(step) = &*current {
+            return Err(step.describe());
+        }
+        let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
+        let step = WorkStep(Arc::new(Work { title, now: Mutex::new(now) }));
+        *current = Some(step.clone());
+        Ok(Turn { turns: self, step })
+    }
+
+    /// What is under way, for a message; `None` if nothing is.
+    pub(super) fn current(&self) -> Option<String> {
+        self.lock().as_ref().map(WorkStep::describe)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<WorkStep>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.turns.lock() = None;
+        self.turns.ended.notify_one();
+    }
+}
+
+impl WorkStep {
+    /// Begins the next step, such as `opening file:a.img`.
+    pub(super) fn begin(&self, what: impl Into<String>) {
+        *self.lock() = (what.into(), Instant::now());
+    }
+
+    /// The work, its caller, its step, and for how long that has lasted.
+    fn describe(&self) -> String {
+        let (what, begun) = &*self.lock();
+        format!("{} has been {what} for {} s", self.0.title, begun.elapsed().as_secs())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (String, Instant)> {
+        self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The present step alone, to name work that hangs.
+impl fmt::Display for WorkStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lock().0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_too_long_is_told_what_is_under_way_and_the_next_one_gets_the_turn() {
+        let (turns, caller) = (Turns::default(), Caller::Signal("SIGHUP"));
+        let turn = turns.take("a reload", &caller, Duration::ZERO).unwrap();
+        turn.step.begin("opening file:a.img");
+        let refused = turns.take("a save", &caller, Duration::ZERO).err().unwrap();
+        assert_eq!(refused, "a reload from SIGHUP has been opening file:a.img for 0 s");
+        assert_eq!(
+            (turns.current(), turn.step.to_string()),
+            (Some(refused), "opening file:a.img".to_owned())
+        );
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| turns.take("a save", &caller, Duration::MAX).map(drop));
+            drop(turn);
+            assert_eq!(next.join().unwrap(), Ok(()));
+        });
+        assert_eq!(turns.current(), None);
+    }
+}
