@@ -155,7 +155,12 @@ mod tests {
 
     fn session(protocol: &'static str, initiator: &str, target: &str, peer: &str, reads: u64) -> SessionInfo {
         SessionInfo {
-            login: Login { protocol, initiator: initiator.to_owned(), target: target.to_owned() },
+            login: Login {
+                protocol,
+                initiator: initiator.to_owned(),
+                target: target.to_owned(),
+                is_authenticated: false,
+            },
             peer: peer.to_owned(),
             listener: "127.0.0.1:1".to_owned(),
             since: SystemTime::UNIX_EPOCH,

@@ -14,6 +14,7 @@ mod bad_input;
 mod bench;
 mod block_sizes;
 mod config;
+mod connection_places;
 mod control;
 mod copy;
 mod daemon;

@@ -18,16 +18,25 @@ impl RawIscsi {
     pub(crate) fn login(url: &str, initiator: &str) -> RawIscsi {
         let (address, path) = url.strip_prefix("iscsi://").unwrap().split_once('/').unwrap();
         let target = path.split('/').next().unwrap();
-        let mut session =
-            RawIscsi { socket: TcpStream::connect(address).unwrap(), lun: 0, itt: 0, stat_sn: 0 };
         let keys = format!("InitiatorName={initiator}\0TargetName={target}\0SessionType=Normal\0");
+        let mut session = RawIscsi::begin_session(TcpStream::connect(address).unwrap(), &keys);
+        assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+        session
+    }
+
+    /// Logs in for discovery.
+    pub(crate) fn discover(socket: TcpStream, initiator: &str) -> RawIscsi {
+        RawIscsi::begin_session(socket, &format!("InitiatorName={initiator}\0SessionType=Discovery\0"))
+    }
+
+    fn begin_session(socket: TcpStream, keys: &str) -> RawIscsi {
+        let mut session = RawIscsi { socket, lun: 0, itt: 0, stat_sn: 0 };
         let mut login = [0; 48];
         // Immediate; from operational negotiation to full feature; the ISID's type is "random".
         (login[0], login[1], login[8]) = (0x43, 0x87, 0x80);
         session.send(login, keys.as_bytes());
         let (head, _) = session.receive();
         assert_eq!((head[0], head[1] & 0x83, head[36]), (0x23, 0x83, 0), "it is logged in");
-        assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
         session
     }
 

@@ -14,6 +14,22 @@ use tracing::{info, warn};
 
 /// Tracing target of audit lines; log levels are set by it.
 pub const AUDIT: &str = "audit";
+/// Tracing target of the audit lines of peers that have not proved who they are. It is below
+/// [`AUDIT`], so it has its level; the log writes fewer of these lines.
+pub const UNAUTHENTICATED: &str = "audit::unauthenticated";
+
+/// Logs a line at a level. The tracing target has to be a constant.
+macro_rules! log_line {
+    ($level:ident, $audit:expr, $what:expr, $login:expr) => {{
+        let Login { protocol, initiator, target, is_authenticated } = $login;
+        let (peer, what) = (&*$audit.peer, $what);
+        let (protocol, initiator, target) = (or_dash(protocol), or_dash(initiator), or_dash(target));
+        match is_authenticated {
+            true => $level!(target: AUDIT, protocol, peer, initiator, target, "{what}"),
+            false => $level!(target: UNAUTHENTICATED, protocol, peer, initiator, target, "{what}"),
+        }
+    }};
+}
 
 /// Audit state of one connection.
 pub(crate) struct Audit {
@@ -114,15 +130,11 @@ impl Audit {
     }
 
     fn info(&self, what: &str, login: &Login) {
-        let Login { protocol, initiator, target } = login;
-        let (protocol, initiator, target) = (or_dash(protocol), or_dash(initiator), or_dash(target));
-        info!(target: AUDIT, protocol, peer = &*self.peer, initiator, target, "{what}");
+        log_line!(info, self, what, login);
     }
 
     fn warn(&self, what: &str, login: &Login) {
-        let Login { protocol, initiator, target } = login;
-        let (protocol, initiator, target) = (or_dash(protocol), or_dash(initiator), or_dash(target));
-        warn!(target: AUDIT, protocol, peer = &*self.peer, initiator, target, "{what}");
+        log_line!(warn, self, what, login);
     }
 }
 

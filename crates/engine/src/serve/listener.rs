@@ -11,13 +11,13 @@ use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker, bytes_from_system, peer_network};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -40,6 +40,8 @@ struct LimitHandle {
     orphaned: Arc<AtomicUsize>,
     /// Connections in their handshake.
     half_open: Arc<Mutex<Replaceable>>,
+    /// Connections that discover targets without having proved who they are.
+    discovering: Arc<Mutex<Replaceable>>,
     /// Closed connections whose sessions wait for a new one.
     lingering: Arc<Mutex<Replaceable>>,
     /// Address space that must stay free for existing connections, in bytes, including what the
@@ -110,20 +112,25 @@ pub struct Permit {
     peer: Option<IpAddr>,
     /// Login deadline. It stays the same if the connection moves to another core.
     login_by: Option<Instant>,
-    /// The list of replaceable connections that holds this one: during its handshake, or once it
-    /// lingers.
+    /// The list of replaceable connections that holds this one: during its handshake, for an open
+    /// discovery, or once it lingers.
     entry: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
 }
 
-/// Connections that may be closed for a new one: those in their handshake, and those that are
-/// closed while their session waits. The oldest connection of the source with most of them is
-/// closed first, so that one source cannot keep others out.
+/// Connections that may be closed for a new one: those in their handshake, those of open discovery,
+/// and those that are closed while their session waits. The oldest connection of the source with
+/// most of them is closed first, the new one included, so that one source cannot keep others out.
 #[derive(Default)]
 struct Replaceable {
-    /// Oldest first; no source is empty.
-    sources: BTreeMap<Source, VecDeque<Arc<ReplaceableConnection>>>,
+    /// The connections of each source by their number, so the oldest first; no source is empty.
+    sources: BTreeMap<Source, BTreeMap<u64, Arc<ReplaceableConnection>>>,
+    /// The sources in the order in which they lose a connection, the first one last.
+    ranking: BTreeSet<(Rank, Source)>,
     last_number: u64,
 }
+
+/// The number of a source's connections, and the number of the oldest one.
+type Rank = (usize, Reverse<u64>);
 
 /// Source of connections: the listener's protocol and the peer's [`peer_network`]; `None` for a
 /// Unix socket.
@@ -133,7 +140,7 @@ type Source = (&'static str, Option<IpAddr>);
 struct ReplaceableConnection {
     source: Source,
     /// Shuts the connection down.
-    hang_up: Box<dyn Fn() + Send + Sync>,
+    hang_up: Arc<dyn Fn() + Send + Sync>,
     /// Sequence number of its entry.
     number: u64,
     /// Its share of the limit was given to another connection.
@@ -142,39 +149,49 @@ struct ReplaceableConnection {
 
 impl Replaceable {
     fn len(&self) -> usize {
-        self.sources.values().map(VecDeque::len).sum()
+        self.sources.values().map(BTreeMap::len).sum()
     }
 
-    fn enter(
-        &mut self,
-        source: Source,
-        hang_up: impl Fn() + Send + Sync + 'static,
-    ) -> Arc<ReplaceableConnection> {
+    /// The source that loses a connection to a new one of `newcomer`, and the number of its
+    /// connections, which includes the new one.
+    fn loser(&self, newcomer: Source) -> Option<(usize, Source)> {
+        let most = self.ranking.last().map(|((len, _), source)| (*len, *source));
+        let own = self.sources.get(&newcomer).map(|own| (own.len() + 1, newcomer));
+        own.filter(|own| most.is_none_or(|most| own.0 > most.0)).or(most)
+    }
+
+    fn enter(&mut self, source: Source, hang_up: Arc<dyn Fn() + Send + Sync>) -> Arc<ReplaceableConnection> {
         self.last_number += 1;
-        let is_replaced = AtomicBool::new(false);
-        let entry = Arc::new(ReplaceableConnection {
-            source,
-            hang_up: Box::new(hang_up),
-            number: self.last_number,
-            is_replaced,
-        });
-        self.sources.entry(source).or_default().push_back(entry.clone());
+        let (number, is_replaced) = (self.last_number, AtomicBool::new(false));
+        let entry = Arc::new(ReplaceableConnection { source, hang_up, number, is_replaced });
+        self.change(source, |own| drop(own.insert(number, entry.clone())));
         entry
     }
 
     fn remove(&mut self, entry: &ReplaceableConnection) {
-        let Some(own) = self.sources.get_mut(&entry.source) else { return };
-        own.retain(|other| other.number != entry.number);
-        if own.is_empty() {
-            self.sources.remove(&entry.source);
+        self.change(entry.source, |own| drop(own.remove(&entry.number)));
+    }
+
+    /// Changes the connections of a source, and its rank accordingly.
+    fn change(
+        &mut self,
+        source: Source,
+        change: impl FnOnce(&mut BTreeMap<u64, Arc<ReplaceableConnection>>),
+    ) {
+        let rank = |own: &BTreeMap<u64, _>| Some((own.len(), Reverse(*own.keys().next()?)));
+        let own = self.sources.entry(source).or_default();
+        rank(own).map(|rank| self.ranking.remove(&(rank, source)));
+        change(own);
+        match rank(own) {
+            Some(rank) => drop(self.ranking.insert((rank, source))),
+            None => drop(self.sources.remove(&source)),
         }
     }
 
-    /// Closes one connection for a new one.
-    fn replace_one(&mut self) -> Option<Arc<ReplaceableConnection>> {
-        let oldest = self.sources.values().filter_map(|own| Some((own.len(), own.front()?)));
-        let (_, entry) = oldest.max_by_key(|(len, oldest)| (*len, Reverse(oldest.number)))?;
-        let entry = entry.clone();
+    /// Closes one connection for a new one of `newcomer`.
+    fn replace_one(&mut self, newcomer: Source) -> Option<Arc<ReplaceableConnection>> {
+        let (_, source) = self.loser(newcomer)?;
+        let entry = self.sources.get(&source)?.values().next()?.clone();
         self.remove(&entry);
         (entry.hang_up)();
         Some(entry)
@@ -191,6 +208,7 @@ impl ConnectionLimit {
             open_of_protocol: Arc::default(),
             orphaned: Arc::default(),
             half_open: Arc::default(),
+            discovering: Arc::default(),
             lingering: Arc::default(),
             reserved_space_bytes: 0,
             protocol: "",
@@ -304,26 +322,43 @@ impl ConnectionLimit {
 
     /// A share for a connection just accepted from `peer`, which `hang_up` shuts down. If too many
     /// connections are in their handshake, one of those is closed. If the limit is reached, the new
-    /// connection replaces a lingering one, else one in its handshake; `None` if there is none.
+    /// connection replaces a lingering one, else one that discovers or is in its handshake; `None`
+    /// if there is none.
     #[must_use]
     pub fn admit(&self, peer: Option<IpAddr>, hang_up: impl Fn() + Send + Sync + 'static) -> Option<Permit> {
-        let mut half_open = self.0.half_open.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = (self.0.protocol, peer.map(peer_network));
+        let mut half_open = lock(&self.0.half_open);
         if half_open.len() >= MAX_HALF_OPEN {
-            half_open.replace_one();
+            half_open.replace_one(source);
         }
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                let lingering = self.0.lingering.lock().unwrap_or_else(PoisonError::into_inner).replace_one();
-                let replaced = lingering.or_else(|| half_open.replace_one())?;
+                let lingering = lock(&self.0.lingering).replace_one(source);
+                let replaced = lingering.or_else(|| self.replace_unproved(&mut half_open, source))?;
                 replaced.is_replaced.store(true, Ordering::Relaxed);
                 self.share()
             }
         };
         permit.peer = peer;
-        let entry = half_open.enter((self.0.protocol, peer.map(peer_network)), hang_up);
+        let entry = half_open.enter(source, Arc::new(hang_up));
         permit.entry = Some((self.0.half_open.clone(), entry));
         Some(permit)
+    }
+
+    /// Closes a connection that discovers or is in its handshake: of the source with most of either
+    /// kind, so that neither a flood of connections nor one of discoveries displaces others.
+    fn replace_unproved(
+        &self,
+        half_open: &mut Replaceable,
+        newcomer: Source,
+    ) -> Option<Arc<ReplaceableConnection>> {
+        let mut discovering = lock(&self.0.discovering);
+        let most = |list: &Replaceable| list.loser(newcomer).map_or(0, |(len, _)| len);
+        match most(&discovering) >= most(half_open) {
+            true => discovering.replace_one(newcomer),
+            false => half_open.replace_one(newcomer),
+        }
     }
 
     fn share(&self) -> Permit {
@@ -392,19 +427,31 @@ impl Permit {
     /// Leaves the list of replaceable connections.
     fn leave(&self) {
         if let Some((entries, entry)) = &self.entry {
-            entries.lock().unwrap_or_else(PoisonError::into_inner).remove(entry);
+            lock(entries).remove(entry);
         }
+    }
+
+    /// Keeps the connection replaceable after its handshake, because its peer discovers targets and
+    /// has not proved who it is.
+    pub fn discover(&mut self) {
+        let hang_up = self.entry.as_ref().map(|(_, entry)| entry.hang_up.clone());
+        let discovering = self.limit.0.discovering.clone();
+        hang_up.into_iter().for_each(|hang_up| self.move_to(&discovering, hang_up));
     }
 
     /// Makes the connection replaceable, because it is closed and its session waits for a new one.
     pub fn linger(&mut self) {
+        let lingering = self.limit.0.lingering.clone();
+        self.move_to(&lingering, Arc::new(|| {}));
+    }
+
+    /// Moves the connection to another list of replaceable ones, unless it was replaced.
+    fn move_to(&mut self, list: &Arc<Mutex<Replaceable>>, hang_up: Arc<dyn Fn() + Send + Sync>) {
         self.leave();
-        if self.is_replaced() {
-            return;
+        if !self.is_replaced() {
+            let entry = lock(list).enter((self.limit.0.protocol, self.peer.map(peer_network)), hang_up);
+            self.entry = Some((list.clone(), entry));
         }
-        let mut lingering = self.limit.0.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = lingering.enter((self.limit.0.protocol, self.peer.map(peer_network)), || {});
-        self.entry = Some((self.limit.0.lingering.clone(), entry));
     }
 
     /// Whether a new connection has taken its share.
@@ -430,6 +477,10 @@ impl Permit {
             self.limit.0.open.fetch_sub(1, Ordering::Relaxed);
         }
     }
+}
+
+fn lock(list: &Mutex<Replaceable>) -> MutexGuard<'_, Replaceable> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Permit {
@@ -637,6 +688,36 @@ mod tests {
         assert_eq!(limit.open(), 2, "the new connection has one share");
         drop((new_one, handshake));
         assert_eq!((limit.open(), limit.0.lingering.lock().unwrap().len()), (0, 0));
+    }
+
+    #[test]
+    fn at_the_limit_a_new_connection_replaces_a_discovery_of_the_address_with_most() {
+        let (limit, hung_up) = (ConnectionLimit::new(5), HungUp::default());
+        let connect = |host: u8, number: usize| {
+            let hung_up = hung_up.clone();
+            let peer = Some([192, 0, 2, host].into());
+            limit.admit(peer, move || hung_up.lock().unwrap().push(number)).unwrap()
+        };
+        let mut logged_in = connect(1, 0);
+        logged_in.establish();
+        let mut honest = connect(2, 1);
+        honest.discover();
+        let mut strangers: Vec<_> = (2..5).map(|number| connect(3, number)).collect();
+        strangers.iter_mut().for_each(Permit::discover);
+        assert!(hung_up.lock().unwrap().is_empty(), "there were places");
+        // The honest host logs in with two connections; the stranger goes on.
+        let mut more: Vec<_> = [2, 2].map(|host| connect(host, 5)).into();
+        more.iter_mut().for_each(Permit::establish);
+        more.extend((6..9).map(|number| connect(3, number)));
+        assert_eq!(*hung_up.lock().unwrap(), [2, 3, 4, 6, 7]);
+        assert!(strangers.iter().all(Permit::is_replaced) && !honest.is_replaced());
+        strangers.clear();
+        assert_eq!(limit.open(), 5);
+        drop((logged_in, honest, more));
+        assert_eq!(
+            (limit.open(), lock(&limit.0.discovering).len(), lock(&limit.0.half_open).len()),
+            (0, 0, 0)
+        );
     }
 
     #[test]

@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_session_is_listed_with_its_traffic_until_it_ends() {
         let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
-        let login = Login { protocol: "nbd", initiator: String::new(), target: "a".to_owned() };
+        let login = Login { protocol: "nbd", target: "a".to_owned(), ..Login::default() };
         let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
         let meter = Meter::new(&served, Origin::default());
         one.add(&meter);

@@ -273,6 +273,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     /// Logs an orderly end of the connection, unless the session has logged it.
     fn log_end(&mut self) {
         match (self.is_stop_sent, self.served.session.is_close_a_logout()) {
+            _ if self.is_replaced() => self.audit.on_end(true, REPLACED),
             (true, _) if !self.core.is_stopping() => self.audit.on_end(true, self.end_reason()),
             (true, _) => self.audit.on_end(true, "the target stops"),
             (false, true) => self.audit.on_end(true, "the client closed the connection"),
@@ -329,6 +330,9 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
         self.carrier.end(&mut self.served.session);
         // The session may have a more precise reason.
         self.log_events();
+        if self.is_replaced() {
+            self.audit.on_end(true, REPLACED);
+        }
         self.audit.on_end(false, &reason);
         self.carrier.drop_output(&mut self.served.session);
         self.ending = Some(Ending::Closed);
@@ -339,7 +343,11 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     fn establish(&mut self) {
         self.is_established = true;
         self.carrier.end_handshake(&mut self.served.session);
-        self.permit.iter_mut().for_each(Permit::establish);
+        let is_discovery = self.served.session.stage() == SessionStage::Discovery;
+        self.permit.iter_mut().for_each(match is_discovery {
+            true => Permit::discover,
+            false => Permit::establish,
+        });
         self.moves.on_established(&self.carrier, self.permit.as_ref());
     }
 
@@ -389,10 +397,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
         let is_sent = !self.carrier.has_output(&mut self.served.session);
         if is_sent && self.lingers() {
             if self.is_replaced() {
-                info!(
-                    peer = &*self.carrier.peer(),
-                    "session dropped: a new connection needs its share of --max-connections"
-                );
+                info!(peer = &*self.carrier.peer(), "session dropped: {REPLACED}");
             }
             if self.core.is_stopping() || self.is_replaced() {
                 self.served.stop(now);
@@ -433,6 +438,8 @@ impl<S: TargetLifecycle, C: Carrier<S>> Task for TargetTask<S, C> {
 
 /// The logged reason when another process continues the session.
 const TAKEN_OVER: &str = "another process continues the session";
+/// The logged reason when the connection was closed for a new one.
+const REPLACED: &str = "a new connection needs its share of --max-connections";
 /// The logged reason when the listener no longer accepts the peer's address.
 const NOT_ALLOWED: &str = "the listener's `allow` list does not have its address any more";
 const LATE_LOGIN: ProtocolError =

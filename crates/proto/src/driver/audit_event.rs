@@ -20,6 +20,8 @@ pub struct Login {
     pub initiator: String,
     /// TargetName, subsystem NQN, export or disk; empty if the peer named none.
     pub target: String,
+    /// Whether the peer has proved who it is: by CHAP, DH-HMAC-CHAP, a TLS PSK or a certificate.
+    pub is_authenticated: bool,
 }
 
 /// An event for the audit log.

@@ -109,6 +109,9 @@ pub enum SessionStage {
     /// The handshake is not complete. A driver at its connection limit may close this connection in
     /// favor of a new one.
     Handshake,
+    /// The peer has logged in for discovery without proving who it is. A driver at its connection
+    /// limit may close this connection in favor of a new one.
+    Discovery,
     /// The login, or the protocol's equivalent, is complete.
     Established,
     /// The connection may be closed. The driver continues with deadlines, I/O and turns, but passes

@@ -47,9 +47,9 @@ struct Controller {
     is_enabled: bool,
     /// Whether its admin queue has ended.
     is_over: bool,
-    /// Whether its host is authenticated, or does not have to be. Until then it does not count
-    /// against the limits of the host that it claims to be.
-    is_authenticated: bool,
+    /// Whether its host is authenticated, or does not have to be to use the subsystem. Otherwise it
+    /// does not count against the limits of the host that it claims to be.
+    is_counted: bool,
 }
 
 /// A connected I/O queue.
@@ -119,10 +119,11 @@ impl Associations {
         self.live().last = cntlid.saturating_sub(1).min(CNTLID_MAX);
     }
 
-    /// Registers a new controller for a host, which is authenticated or still has to authenticate.
+    /// Registers a new controller for a host. `is_counted` says whether it counts against the
+    /// limits of that host and of the subsystem.
     pub(crate) fn connect_admin(
         self: &Arc<Associations>,
-        (host, is_authenticated): (HostIdentity, bool),
+        (host, is_counted): (HostIdentity, bool),
         hang_up: Option<HangUp>,
         events: Arc<EventQueue>,
     ) -> Result<AdminQueueGuard, ConnectRefusal> {
@@ -133,7 +134,7 @@ impl Associations {
         if live.controllers.values().any(|other| other.is_over && other.host == host) {
             return Err(ConnectRefusal::Later);
         }
-        if is_authenticated && !live.has_room_for(&host.nqn) {
+        if is_counted && !live.has_room_for(&host.nqn) {
             return Err(ConnectRefusal::Full);
         }
         let cntlid = live.next().ok_or(ConnectRefusal::Full)?;
@@ -151,7 +152,7 @@ impl Associations {
             queues,
             is_enabled,
             is_over,
-            is_authenticated,
+            is_counted,
         };
         live.controllers.insert(cntlid, controller);
         Ok(AdminQueueGuard { associations: self.clone(), cntlid, errors })
@@ -205,10 +206,10 @@ impl Associations {
         self.live().controllers.values().filter(|controller| controller.host.nqn == *host).for_each(each);
     }
 
-    /// Identifiers of all controllers of authenticated hosts, in ascending order.
+    /// Identifiers of all controllers that count, in ascending order.
     pub(crate) fn controllers(&self) -> Vec<u16> {
         let live = self.live();
-        let proved = live.controllers.iter().filter(|(_, controller)| controller.is_authenticated);
+        let proved = live.controllers.iter().filter(|(_, controller)| controller.is_counted);
         proved.map(|(cntlid, _)| *cntlid).collect()
     }
 
@@ -259,10 +260,10 @@ impl LiveControllers {
         Ok(controller)
     }
 
-    /// Whether the limits allow one more controller of an authenticated host. Others are bounded by
-    /// the limit of unconnected connections.
+    /// Whether the limits allow one more controller that counts. Others are bounded by the limits
+    /// of connections.
     fn has_room_for(&self, host: &Nqn) -> bool {
-        let proved = || self.controllers.values().filter(|other| other.is_authenticated);
+        let proved = || self.controllers.values().filter(|other| other.is_counted);
         proved().count() < MAX_CONTROLLERS
             && proved().filter(|other| other.host.nqn == *host).count() < MAX_OF_HOST
     }
@@ -292,9 +293,9 @@ impl AdminQueueGuard {
     pub(crate) fn set_authenticated(&self) -> bool {
         let mut live = self.associations.live();
         let Some(own) = live.controllers.get(&self.cntlid) else { return false };
-        let has_room = own.is_authenticated || live.has_room_for(&own.host.nqn);
+        let has_room = own.is_counted || live.has_room_for(&own.host.nqn);
         if let Some(own) = live.controllers.get_mut(&self.cntlid).filter(|_| has_room) {
-            own.is_authenticated = true;
+            own.is_counted = true;
         }
         has_room
     }
@@ -435,9 +436,9 @@ mod tests {
     #[test]
     fn controllers_are_limited_in_total_and_per_host() {
         let all = Arc::new(Associations::default());
-        let connect_as = |name: &str, n: u8, is_authenticated| {
+        let connect_as = |name: &str, n: u8, is_counted| {
             let host = HostIdentity { nqn: Nqn::new(name).unwrap(), id: [n; 16] };
-            all.connect_admin((host, is_authenticated), None, EventQueue::new(None))
+            all.connect_admin((host, is_counted), None, EventQueue::new(None))
         };
         let connect = |name: &str, n: u8| connect_as(name, n, true);
         // The host identifiers do not matter.

@@ -42,7 +42,7 @@ pub struct Subsystem {
     views: Mutex<BTreeMap<Option<Nqn>, SharedNamespaces>>,
     hosts: SubsystemHosts,
     pub(crate) associations: Arc<Associations>,
-    pub(super) is_discovery: bool,
+    pub(crate) is_discovery: bool,
     pub(crate) traffic: SubsystemTraffic,
     pub(super) ana: AnaGroups,
 }

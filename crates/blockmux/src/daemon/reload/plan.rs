@@ -595,7 +595,12 @@ mod tests {
 
     fn session(protocol: &'static str, initiator: &str, target: &str, listener: &str) -> SessionInfo {
         SessionInfo {
-            login: Login { protocol, initiator: initiator.to_owned(), target: target.to_owned() },
+            login: Login {
+                protocol,
+                initiator: initiator.to_owned(),
+                target: target.to_owned(),
+                is_authenticated: false,
+            },
             peer: "192.0.2.9:5".to_owned(),
             listener: listener.to_owned(),
             since: SystemTime::UNIX_EPOCH,

@@ -155,7 +155,8 @@ fn expires_at(station: &KnownStation) -> Instant {
 }
 
 fn login(mac: Mac, disk: AoeAddress) -> Login {
-    Login { protocol: "aoe", initiator: mac.to_string(), target: disk.to_string() }
+    let (initiator, target) = (mac.to_string(), disk.to_string());
+    Login { protocol: "aoe", initiator, target, is_authenticated: false }
 }
 
 /// A station without a frame for this long has expired. Linux sends a query every minute.

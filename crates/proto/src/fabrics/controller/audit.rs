@@ -26,7 +26,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// The host and subsystem of Connect, whether the host is authenticated or not.
     fn claimed_login(&self) -> Option<Login> {
         let queue = self.queue.as_ref()?;
-        Some(login::<T>(queue.host().as_str(), queue.subsystem().nqn.as_str()))
+        let login = login::<T>(queue.host().as_str(), queue.subsystem().nqn.as_str());
+        Some(Login { is_authenticated: self.has_proof(), ..login })
     }
 
     /// Records that an authenticated host gets no queue: it has too many controllers, or its
@@ -95,7 +96,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 }
 
 fn login<T: FabricsTransport>(host: &str, subsystem: &str) -> Login {
-    Login { protocol: T::NAME, initiator: host.to_owned(), target: subsystem.to_owned() }
+    let (initiator, target) = (host.to_owned(), subsystem.to_owned());
+    Login { protocol: T::NAME, initiator, target, is_authenticated: false }
 }
 
 /// A name from a NUL-terminated field, bounded in length.

@@ -175,6 +175,10 @@ pub(super) fn connect(
         }
     };
     let is_authenticated = authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done());
+    // Discovery is open to everybody, so its controllers have no limits that a stranger could use
+    // up for the host that it claims to be.
+    let has_proof = secured.is_some() || authenticator.is_some();
+    let is_counted = is_authenticated && (has_proof || !subsystem.is_discovery);
     let host = HostIdentity { nqn: host, id: connect_data.hostid };
     let (queue, events, cntlid) = match command.qid.get() {
         0 => {
@@ -185,7 +189,7 @@ pub(super) fn connect(
                 subsystem,
                 host,
                 (command, &connect_data),
-                (hang_up.clone(), &events, is_authenticated),
+                (hang_up.clone(), &events, is_counted),
             )?;
             (queue, Some(events), cntlid)
         }
@@ -210,12 +214,12 @@ fn admin(
     subsystem: &Arc<Subsystem>,
     (host, port, sgls): (HostIdentity, u16, u32),
     (command, connect_data): (&Connect, &ConnectData),
-    (hang_up, events, is_authenticated): (Option<HangUp>, &Arc<EventQueue>, bool),
+    (hang_up, events, is_counted): (Option<HangUp>, &Arc<EventQueue>, bool),
 ) -> Result<(ConnectedQueue, u16), NotConnected> {
     if connect_data.cntlid.get() != CNTLID_DYNAMIC {
         return Err(invalid(offset_of!(ConnectData, cntlid), true));
     }
-    let who = (host.clone(), is_authenticated);
+    let who = (host.clone(), is_counted);
     let guard =
         subsystem.associations.connect_admin(who, hang_up, events.clone()).map_err(|why| match why {
             ConnectRefusal::Later => NotConnected::Later,

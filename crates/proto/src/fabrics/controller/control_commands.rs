@@ -202,6 +202,22 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         Some(NvmeOutcome::data(Seg::from_slice(&message).into(), 0))
     }
 
+    /// Whether the queue is connected and its host authenticated.
+    pub(super) fn is_usable(&self) -> bool {
+        self.queue.is_some() && self.is_authenticated()
+    }
+
+    /// Whether the host is authenticated or does not have to be.
+    #[inline]
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
+    }
+
+    /// Whether authentication is in progress.
+    pub(super) fn is_authenticating(&self) -> bool {
+        self.queue.is_some() && !self.is_authenticated()
+    }
+
     /// Completes the command that waits for an authentication message, once that is computed.
     pub(super) fn go_on_authenticating(&mut self) {
         self.is_computing = self.authenticator.as_mut().is_some_and(|it| it.is_computing());
@@ -238,6 +254,17 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             (_, true) if !was_authenticated => self.audit_login(),
             _ => {}
         }
+    }
+
+    /// Whether the host has proved who it is, by DH-HMAC-CHAP or a TLS PSK.
+    pub(super) fn has_proof(&self) -> bool {
+        self.connection.secured.is_some()
+            || self.authenticator.as_ref().is_some_and(|authenticator| authenticator.is_done())
+    }
+
+    /// Whether this is a discovery controller of a host that was not authenticated.
+    pub(super) fn is_open_discovery(&self) -> bool {
+        !self.has_proof() && self.queue.as_ref().is_some_and(|queue| queue.subsystem().is_discovery)
     }
 
     /// Gives an authenticated host the queue that it asked for in Connect, unless limits or another

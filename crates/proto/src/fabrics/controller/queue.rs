@@ -688,22 +688,6 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
     }
 
-    /// Whether the queue is connected and its host authenticated.
-    fn is_usable(&self) -> bool {
-        self.queue.is_some() && self.is_authenticated()
-    }
-
-    /// Whether the host is authenticated or does not have to be.
-    #[inline]
-    pub(super) fn is_authenticated(&self) -> bool {
-        self.authenticator.as_ref().is_none_or(|authenticator| authenticator.is_done())
-    }
-
-    /// Whether authentication is in progress.
-    fn is_authenticating(&self) -> bool {
-        self.queue.is_some() && !self.is_authenticated()
-    }
-
     /// Whether the queue has to poll for events because it has no notifier.
     fn polls_events(&self) -> bool {
         let is_notified = self.events.as_ref().is_none_or(|events| events.notifies());
@@ -859,7 +843,11 @@ impl<T: FabricsTransport> TargetLifecycle for ControllerQueue<T> {
 
     #[inline]
     fn stage(&self) -> SessionStage {
-        if self.is_usable() { SessionStage::Established } else { SessionStage::Handshake }
+        match self.is_usable() {
+            true if self.is_open_discovery() => SessionStage::Discovery,
+            true => SessionStage::Established,
+            false => SessionStage::Handshake,
+        }
     }
 
     fn owed(&self) -> Option<u64> {

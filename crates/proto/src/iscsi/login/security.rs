@@ -16,7 +16,12 @@ pub(super) enum SecurityState {
     /// The initiator was challenged.
     Challenged { algorithm: ChapAlgorithm, challenge: ChapChallenge },
     /// Authentication is complete, or not required.
-    Done,
+    Done { is_authenticated: bool },
+}
+
+impl SecurityState {
+    /// No authentication is required.
+    pub(super) const NOT_REQUIRED: SecurityState = SecurityState::Done { is_authenticated: false };
 }
 
 /// The CHAP keys of one request.
@@ -45,7 +50,10 @@ impl TargetLogin {
             return Err(authentication_failure("offered no authentication method that this target accepts"));
         }
         out.push(pair.key, method);
-        self.security = if method == NONE { SecurityState::Done } else { SecurityState::Chap };
+        self.security = match method {
+            NONE => SecurityState::NOT_REQUIRED,
+            _ => SecurityState::Chap,
+        };
         Ok(())
     }
 
@@ -91,10 +99,10 @@ impl TargetLogin {
                 if let Some(peer) = peer {
                     answer_challenge(&chap, *algorithm, challenge, &peer, out)?;
                 }
-                self.security = SecurityState::Done;
+                self.security = SecurityState::Done { is_authenticated: true };
                 Ok(())
             }
-            SecurityState::NotStarted | SecurityState::Done => {
+            SecurityState::NotStarted | SecurityState::Done { .. } => {
                 Err(authentication_failure("sent CHAP keys out of order"))
             }
         }

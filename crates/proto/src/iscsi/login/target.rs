@@ -92,6 +92,8 @@ pub(in crate::iscsi) enum TargetSessionKind {
 pub(in crate::iscsi) struct TargetLoginResult {
     pub(in crate::iscsi) session: TargetSessionKind,
     pub(in crate::iscsi) initiator: Name,
+    /// Whether the initiator has proved by CHAP that it has this name.
+    pub(in crate::iscsi) is_authenticated: bool,
     pub(in crate::iscsi) isid: [u8; 6],
     pub(in crate::iscsi) cid: u16,
     pub(in crate::iscsi) parameters: OperationalParameters,
@@ -417,7 +419,7 @@ impl TargetLogin {
             if self.chap().is_some() {
                 return Err(authentication_failure("did not authenticate"));
             }
-            self.security = SecurityState::Done;
+            self.security = SecurityState::NOT_REQUIRED;
         }
         Ok(())
     }
@@ -462,9 +464,9 @@ impl TargetLogin {
                 if self.chap().is_some() {
                     return Err(authentication_failure("did not authenticate"));
                 }
-                self.security = SecurityState::Done;
+                self.security = SecurityState::NOT_REQUIRED;
             }
-            return Ok(matches!(self.security, SecurityState::Done));
+            return Ok(matches!(self.security, SecurityState::Done { .. }));
         }
         Ok(self.operational.is_answered())
     }
@@ -504,6 +506,7 @@ impl TargetLogin {
         let established = Box::new(TargetLoginResult {
             session,
             initiator,
+            is_authenticated: matches!(self.security, SecurityState::Done { is_authenticated: true }),
             isid: request.isid,
             cid: request.cid.get(),
             parameters: self.operational.agreed(),

@@ -102,6 +102,8 @@ pub struct IscsiTargetSession {
     waker: Waker,
     /// Over RDMA: what the initiator supports.
     over_rdma: Option<RdmaPeer>,
+    /// It is a discovery session of an initiator that was not authenticated.
+    is_open_discovery: bool,
 }
 
 enum IscsiPhase {
@@ -153,6 +155,7 @@ impl IscsiTargetSession {
             local: local.clone(),
             waker: Waker::idle(),
             over_rdma: None,
+            is_open_discovery: false,
         }
     }
 
@@ -214,14 +217,15 @@ impl IscsiTargetSession {
             TargetSessionKind::Normal { target, .. } => target.name.as_str(),
         };
         let initiator = established.initiator.as_str().to_owned();
-        Login { protocol: self.protocol(), initiator, target: target.to_owned() }
+        let (target, is_authenticated) = (target.to_owned(), established.is_authenticated);
+        Login { protocol: self.protocol(), initiator, target, is_authenticated }
     }
 
     /// Passes a login result on; records a failure as an audit event.
     fn with_audit<T>(&mut self, result: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
         if let (Err(error), IscsiPhase::Login(login)) = (&result, &self.phase) {
             let (initiator, target) = login.names();
-            let login = Login { protocol: self.protocol(), initiator, target };
+            let login = Login { protocol: self.protocol(), initiator, target, is_authenticated: false };
             self.events.push(AuditEvent::refused_by(error, login));
         }
         result
@@ -241,6 +245,8 @@ impl IscsiTargetSession {
             sender: std::mem::take(&mut self.sender),
         };
         self.events.push(AuditEvent::Login(self.login_of(&established)));
+        let is_discovery = matches!(established.session, TargetSessionKind::Discovery);
+        self.is_open_discovery = is_discovery && !established.is_authenticated;
         let is_solicited_only =
             established.parameters.is_on(OperationalKey::TaggedBufferForSolicitedDataOnly);
         let mut full = match joined {
@@ -416,6 +422,7 @@ impl TargetLifecycle for IscsiTargetSession {
     fn stage(&self) -> SessionStage {
         match &self.phase {
             IscsiPhase::Full(full) if full.lingers() => SessionStage::Lingering,
+            IscsiPhase::Full(_) if self.is_open_discovery => SessionStage::Discovery,
             IscsiPhase::Full(_) => SessionStage::Established,
             IscsiPhase::Login(_) | IscsiPhase::Closing => SessionStage::Handshake,
         }

@@ -335,5 +335,6 @@ impl TargetLifecycle for NbdTargetSession {
 
 /// The login for the log; an NBD client has no name unless TLS authenticates it.
 fn login(client: &str, export: String) -> Login {
-    Login { protocol: "nbd", initiator: client.to_owned(), target: export }
+    let is_authenticated = !client.is_empty();
+    Login { protocol: "nbd", initiator: client.to_owned(), target: export, is_authenticated }
 }

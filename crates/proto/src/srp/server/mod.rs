@@ -257,8 +257,7 @@ impl SrpTargetSession {
         self.tasks = TaskSet::new(Some(server));
         self.membership = Some(membership);
         self.immediate_offset = login.immediate_offset;
-        let event = Login { protocol: NAME, initiator: initiator.to_string(), target: target.to_string() };
-        self.events.push(AuditEvent::Login(event));
+        self.events.push(AuditEvent::Login(login_of((initiator.to_string(), target.to_string()))));
         let private_data = login.response(has_ended_others, has_others);
         self.phase = TargetPhase::Accepting { receives: 0, private_data };
         Ok(true)
@@ -272,11 +271,10 @@ impl SrpTargetSession {
     fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
         self.reject(refusal.reject());
         let error = login_error(refusal.what);
-        let (initiator, target) = match login::named(private_data) {
-            Some((initiator, target)) => (initiator.to_string(), target.to_string()),
-            None => Default::default(),
-        };
-        self.events.push(AuditEvent::refused_by(&error, Login { protocol: NAME, initiator, target }));
+        let names = login::named(private_data)
+            .map(|(initiator, target)| (initiator.to_string(), target.to_string()))
+            .unwrap_or_default();
+        self.events.push(AuditEvent::refused_by(&error, login_of(names)));
         error
     }
 
@@ -604,6 +602,11 @@ fn opcode(message: &Seg) -> SrpOpcode {
         message.slice(0, 1).copy_to(&mut opcode);
     }
     SrpOpcode(opcode[0])
+}
+
+/// The login for the log, of an initiator port at a target port. SRP has no authentication.
+fn login_of((initiator, target): (String, String)) -> Login {
+    Login { protocol: NAME, initiator, target, is_authenticated: false }
 }
 
 /// A protocol error that cites the section on logins.

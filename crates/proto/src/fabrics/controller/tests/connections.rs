@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::driver::session::{ProtocolError, Timed};
+use crate::driver::target::{SessionStage, TargetLifecycle};
 use crate::nvme::HangUp;
 use blockmux_wire::nvme::identify::{IdentifyController, LPA_EXTENDED, OFCS_DISCONNECT};
 use blockmux_wire::nvme::log::LogPage;
@@ -178,6 +179,21 @@ fn a_connection_without_a_queue_times_out() {
     assert_eq!(deadline, host.now + crate::fabrics::controller::queue::CONNECT_TIME);
     assert!(host.pump.session.on_timeout(deadline).is_err());
     assert!(host.is_closed());
+}
+
+#[test]
+fn open_discovery_takes_nothing_that_other_hosts_need() {
+    let node = node();
+    let discover = || {
+        let mut host = FabricsTestHost::new(&node);
+        let (command, data) = connect(DISCOVERY_NQN, 0, CNTLID_DYNAMIC, 0);
+        assert!(host.run(command, data.as_bytes()).1.status.is_success());
+        assert_eq!(host.pump.session.stage(), SessionStage::Discovery);
+        host
+    };
+    // All of them claim to be the same host, which has 512 controllers of a subsystem at most.
+    let mut all: Vec<_> = (0..1100).map(|_| discover()).collect();
+    all.last_mut().unwrap().enable();
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Successful and failing logins.
 
 use super::*;
+use crate::driver::audit_event::AuditEvent;
 use crate::driver::session::Timed;
+use crate::driver::target::{SessionStage, TargetLifecycle};
 use crate::iscsi::login::chap::ChapChallenge;
 use crate::iscsi::node::Redirect;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,7 +64,18 @@ fn chap_login(
     mutual: Option<(u8, &[u8])>,
 ) -> Result<TargetPdu, Box<ScriptedInitiator>> {
     let mut initiator = ScriptedInitiator::connect_to(node(Some(mutual_chap())), Pool::new(usize::MAX));
-    let first = initiator.login(0x00, format!("{}AuthMethod=CHAP\0", names()).as_bytes());
+    let last = authenticate(&mut initiator, &names(), (algorithm, secret), mutual);
+    last.ok_or(Box::new(initiator))
+}
+
+/// Completes the security stage of a login with these names by CHAP; returns the last response.
+fn authenticate(
+    initiator: &mut ScriptedInitiator,
+    names: &str,
+    (algorithm, secret): (ChapAlgorithm, &str),
+    mutual: Option<(u8, &[u8])>,
+) -> Option<TargetPdu> {
+    let first = initiator.login(0x00, format!("{names}AuthMethod=CHAP\0").as_bytes());
     assert_eq!((first.bhs.flags, first.value("AuthMethod")), (0, "CHAP".into()));
     let second = initiator.login(0x00, format!("CHAP_A=4,{}\0", algorithm.number()).as_bytes());
     assert_eq!(second.value("CHAP_A"), algorithm.number().to_string());
@@ -81,11 +94,34 @@ fn chap_login(
         out.push_binary("CHAP_C", bytes);
     }
     let bytes = initiator.frame(login_request(0x81).as_bytes(), out.as_bytes());
-    match initiator.pump.client_sends(&bytes) {
-        Ok(()) => {}
-        Err(_) => return Err(Box::new(initiator)),
+    initiator.pump.client_sends(&bytes).ok()?;
+    initiator.receive().pop()
+}
+
+#[test]
+fn a_discovery_session_can_be_replaced_unless_its_initiator_is_authenticated() {
+    let discovery = format!("InitiatorName={INITIATOR}\0SessionType=Discovery\0");
+    for (chap, stage) in [(None, SessionStage::Discovery), (Some(mutual_chap()), SessionStage::Established)] {
+        let (node, exports) = node(None);
+        node.set_discovery_chap(chap.clone());
+        let mut initiator = ScriptedInitiator::connect_to((node, exports), Pool::new(usize::MAX));
+        let names = match chap {
+            Some(_) => {
+                let right = (ChapAlgorithm::Sha256, "initiator-secret");
+                assert_eq!(authenticate(&mut initiator, &discovery, right, None).unwrap().bhs.flags, 0x81);
+                ""
+            }
+            None => &discovery,
+        };
+        assert_eq!(initiator.pump.session.stage(), SessionStage::Handshake);
+        assert_eq!(initiator.login(0x87, names.as_bytes()).bhs.flags, 0x87);
+        assert_eq!(initiator.pump.session.stage(), stage);
+        let Some(AuditEvent::Login(login)) = initiator.pump.session.poll_event() else { panic!("no login") };
+        assert_eq!(login.is_authenticated, stage == SessionStage::Established);
     }
-    initiator.receive().pop().ok_or(Box::new(initiator))
+    let mut initiator = ScriptedInitiator::connect();
+    assert_eq!(initiator.login(0x87, names().as_bytes()).bhs.flags, 0x87);
+    assert_eq!(initiator.pump.session.stage(), SessionStage::Established);
 }
 
 #[test]

@@ -78,7 +78,9 @@ fn over_tls_a_session_works_as_without_and_its_login_event_names_the_client() {
             assert!(list.ends_with(&ack(Opt::NBD_OPT_LIST)) && kind(&list) == Rep::NBD_REP_SERVER);
             let go = session.exchange(&option(Opt::NBD_OPT_GO, &info_data("disk0", &[])));
             assert!(go.ends_with(&ack(Opt::NBD_OPT_GO)));
-            let login = Login { protocol: "nbd", initiator: name.to_owned(), target: "disk0".to_owned() };
+            let (initiator, target, is_authenticated) =
+                (name.to_owned(), "disk0".to_owned(), !name.is_empty());
+            let login = Login { protocol: "nbd", initiator, target, is_authenticated };
             assert_eq!(session.session.poll_event(), Some(AuditEvent::Login(login)));
             assert_eq!(session.exchange(&request(Cmd::NBD_CMD_FLUSH, 0, 0, 0)), simple(0));
         }
