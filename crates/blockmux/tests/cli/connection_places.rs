@@ -55,3 +55,18 @@ fn idle_discoveries_make_room_for_logins_and_for_other_discoveries() {
     let reason = "logout: a new connection needs its share of --max-connections";
     assert_eq!(said.matches(reason).count(), 4, "{said}");
 }
+
+#[test]
+fn discoveries_that_are_repeated_for_ever_leave_a_few_lines() {
+    let (daemon, iscsi, _) = serve(&[]);
+    let portal = server(&iscsi);
+    for _ in 0..200 {
+        drop(discover(portal));
+    }
+    let honest = RawIscsi::login(&iscsi, "iqn.2026-11.test:honest");
+    drop(honest);
+    let said = stop(daemon);
+    let about_stranger = said.lines().filter(|line| line.contains("127.0.0.9")).count();
+    assert!(about_stranger < 3 * 17 && said.contains("184 more like this"), "{said}");
+    assert!(said.contains("initiator=\"iqn.2026-11.test:honest\""), "{said}");
+}

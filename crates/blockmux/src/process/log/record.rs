@@ -1,6 +1,7 @@
 //! A record of the log, and its formats: text, JSON, and the protocol of systemd's journal.
 
 use crate::output::{printable, printable_json, shortened};
+use blockmux_engine::serve::audit::UNAUTHENTICATED;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use std::fmt::{Debug, Write};
@@ -26,6 +27,8 @@ pub(crate) struct Record {
     level: Level,
     /// Area of the log; `None` for events that belong to no area.
     area: Option<&'static str>,
+    /// It is a line of the audit log about a peer that has not proved who it is.
+    is_unauthenticated: bool,
     message: String,
     fields: Vec<(&'static str, Value)>,
 }
@@ -35,6 +38,9 @@ pub(crate) struct Record {
 pub(super) enum LineClass {
     /// A login, a logout, a lost connection, or a change of a reservation or of the config.
     Session,
+    /// A login, a logout, a lost connection, or a change of a reservation, of a peer that has not
+    /// proved who it is: discovery, or a target that requires no authentication.
+    OpenSession,
     /// Something else that a peer caused, such as a refused login.
     Peer,
     /// An event of the daemon or of a volume.
@@ -42,27 +48,32 @@ pub(super) enum LineClass {
 }
 
 impl LineClass {
-    pub(super) const ALL: [LineClass; 3] = [LineClass::Session, LineClass::Peer, LineClass::Other];
+    pub(super) const ALL: [LineClass; 4] =
+        [LineClass::Session, LineClass::OpenSession, LineClass::Peer, LineClass::Other];
 }
 
 impl Record {
     /// The record of a tracing event.
     pub(super) fn of(event: &Event<'_>, area: Option<&'static str>) -> Record {
-        let level = *event.metadata().level();
-        let mut record = Record { level, area, message: String::new(), fields: Vec::new() };
+        let (level, is_unauthenticated) =
+            (*event.metadata().level(), event.metadata().target() == UNAUTHENTICATED);
+        let mut record =
+            Record { level, area, is_unauthenticated, message: String::new(), fields: Vec::new() };
         event.record(&mut record);
         record
     }
 
     /// A warning of the log itself.
     pub(super) fn warning(message: String) -> Record {
-        Record { level: Level::WARN, area: None, message, fields: Vec::new() }
+        let (level, area, fields) = (Level::WARN, None, Vec::new());
+        Record { level, area, is_unauthenticated: false, message, fields }
     }
 
     /// The class whose limits apply to this record. The audit log has what succeeded as `info`.
     pub(super) fn class(&self) -> LineClass {
         let is_done = self.level == Level::INFO || self.message.starts_with(CONNECTION_LOST);
         match self.peer() {
+            _ if self.is_unauthenticated && is_done => LineClass::OpenSession,
             _ if self.area == Some(AUDIT) && is_done => LineClass::Session,
             Some(_) => LineClass::Peer,
             None => LineClass::Other,
@@ -74,6 +85,11 @@ impl Record {
         self.fields.iter().find(|(name, _)| *name == PEER)?.1.as_str()
     }
 
+    /// The name that the initiator has given itself.
+    pub(super) fn initiator(&self) -> Option<&str> {
+        self.fields.iter().find(|(name, _)| *name == INITIATOR)?.1.as_str()
+    }
+
     /// What similar records share besides the peer's address, as text.
     pub(super) fn kind(&self) -> String {
         self.summary(None).text()
@@ -83,7 +99,7 @@ impl Record {
     /// the peer chooses, but with the target of a session, which exists; `source` replaces the
     /// peer.
     pub(super) fn summary(&self, source: Option<&str>) -> Record {
-        let is_session = self.class() == LineClass::Session;
+        let is_session = matches!(self.class(), LineClass::Session | LineClass::OpenSession);
         let is_varying = |name: &str| name == PEER || name == OFFSET;
         let begin = self.fields.iter().position(|(name, _)| is_varying(name)).unwrap_or(self.fields.len());
         let (shared, rest) = self.fields.split_at(begin);
@@ -91,7 +107,13 @@ impl Record {
         let mut fields = shared.to_vec();
         fields.extend(source.map(|source| (PEER, source.into())));
         fields.extend(target.cloned());
-        Record { level: self.level, area: self.area, message: shortened(&self.message).into(), fields }
+        Record { message: shortened(&self.message).into(), fields, ..*self }
+    }
+
+    /// This record with the field of a peer, if there is one.
+    pub(super) fn about_peer(mut self, peer: Option<&str>) -> Record {
+        self.fields.extend(peer.map(|peer| (PEER, peer.into())));
+        self
     }
 
     /// The record that counts records like this one.
@@ -221,6 +243,8 @@ const AUDIT: &str = "audit";
 const CONNECTION_LOST: &str = "connection lost: ";
 /// The field with the peer's address.
 const PEER: &str = "peer";
+/// The field with the initiator's name.
+const INITIATOR: &str = "initiator";
 /// The field with the offset on a volume.
 const OFFSET: &str = "offset";
 /// The field with the name of an export, target, subsystem or disk.
@@ -241,12 +265,19 @@ pub(super) mod tests {
         fields: &[(&'static str, &str)],
     ) -> Record {
         let fields = fields.iter().map(|&(name, value)| (name, value.into())).collect();
-        Record { level: level.parse().unwrap(), area: Some(AUDIT), message: message.to_owned(), fields }
+        let (level, area, message) = (level.parse().unwrap(), Some(AUDIT), message.to_owned());
+        Record { level, area, is_unauthenticated: false, message, fields }
+    }
+
+    /// A record of the audit log about a peer that has not proved who it is.
+    pub(in crate::process::log) fn open_line(message: &str, fields: &[(&'static str, &str)]) -> Record {
+        Record { is_unauthenticated: true, ..line("INFO", message, fields) }
     }
 
     fn login() -> Record {
         let fields = vec![("protocol", "nbd".into()), ("peer", "127.0.0.1:9".into()), ("offset", 512.into())];
-        Record { level: Level::INFO, area: Some(AUDIT), message: "login".to_owned(), fields }
+        let (level, area, message) = (Level::INFO, Some(AUDIT), "login".to_owned());
+        Record { level, area, is_unauthenticated: false, message, fields }
     }
 
     #[test]

@@ -5,14 +5,15 @@
 //! are written, and the rest within some seconds are counted.
 //!
 //! Places are counted for each [`LineClass`], so that refused peers cannot displace the line of a
-//! login. Once many addresses have places, further ones share one with their network, then with a
-//! larger network, then with all addresses. See
-//! `docs/decisions/0074-log-lines-are-limited-by-event.md`.
+//! login. One source has only some of the places of its class. Once many addresses have places,
+//! further ones share one with their network, then with a larger network, then with all addresses.
+//! See `docs/decisions/0074-log-lines-are-limited-by-event.md`.
 
 use super::record::{LineClass, Record};
 use blockmux_engine::net::zone;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -20,17 +21,27 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(super) struct Repeats {
     classes: [ClassLines; LineClass::ALL.len()],
+    /// Hashes the names of initiators.
+    hasher: RandomState,
 }
 
 /// The lines of one class.
 #[derive(Default)]
 struct ClassLines {
     /// Similar lines, by the width of the network whose addresses share a place.
-    places: [HashMap<(String, Source), LineCount>; LEVELS.len()],
+    places: [LinePlaces; LEVELS.len()],
     /// Lines that found no place.
     others: Option<LineCount>,
     /// When lines of this class were first written in this window, and how many.
     written: Option<(Instant, u32)>,
+}
+
+/// Similar lines, by their source and by what they share.
+#[derive(Default)]
+struct LinePlaces {
+    sources: HashMap<Source, HashMap<String, LineCount>>,
+    /// The number of places of all sources.
+    len: usize,
 }
 
 /// The number of similar lines.
@@ -38,6 +49,8 @@ struct LineCount {
     since: Instant,
     lines: u32,
     written: u32,
+    /// Hashes of the initiators' names of which a line was written.
+    initiators: Vec<u64>,
     /// The line that counts those that are left out, without their number.
     summary: Record,
 }
@@ -61,11 +74,15 @@ impl Repeats {
         let limits = class.limits();
         let Some(lines) = self.classes.get_mut(class as usize) else { return true };
         let all_written = lines.written.map_or(0, |(_, written)| written);
+        let initiator = line.initiator().map(|name| self.hasher.hash_one(name));
         let count = lines.place(line, limits.places, now);
         count.lines = count.lines.saturating_add(1);
-        let is_admitted = count.written < limits.alike && all_written < limits.written;
+        let is_new = count.initiators.len() < limits.initiators
+            && initiator.is_some_and(|name| !count.initiators.contains(&name));
+        let is_admitted = (is_new || count.written < limits.alike) && all_written < limits.written;
         if is_admitted {
             count.written += 1;
+            count.initiators.extend(initiator.filter(|_| is_new));
             lines.written.get_or_insert((now, 0)).1 += 1;
         }
         is_admitted
@@ -84,7 +101,7 @@ impl Repeats {
             has_expired(count.since)
         };
         for class in &mut self.classes {
-            class.places.iter_mut().for_each(|places| places.retain(|_, count| !is_over(count)));
+            class.places.iter_mut().for_each(|places| places.retain(|count| !is_over(count)));
             class.others.take_if(|count| is_over(count));
             class.written.take_if(|(since, _)| has_expired(*since));
         }
@@ -94,7 +111,9 @@ impl Repeats {
     /// Whether nothing is counted; otherwise `left_out` must be called later.
     pub(super) fn is_empty(&self) -> bool {
         self.classes.iter().all(|class| {
-            class.written.is_none() && class.others.is_none() && class.places.iter().all(HashMap::is_empty)
+            class.written.is_none()
+                && class.others.is_none()
+                && class.places.iter().all(|places| places.len == 0)
         })
     }
 }
@@ -102,26 +121,42 @@ impl Repeats {
 impl ClassLines {
     /// The count of the lines that are similar to this one.
     fn place(&mut self, line: &Record, max_places: usize, now: Instant) -> &mut LineCount {
-        let source = line.peer().map_or(Source::NoPeer, Source::of);
-        let mut key = (line.kind(), source);
-        let has_place =
-            |(places, max): (&HashMap<_, _>, usize), key: &_| places.len() < max || places.contains_key(key);
-        let mut width = 0;
-        while let Some((places, level)) = self.places.get(width).zip(LEVELS.get(width)) {
-            key.1 = key.1.within(level);
-            if has_place((places, level.max_places.min(max_places)), &key) {
-                break;
+        let (kind, mut source) = (line.kind(), line.peer().map_or(Source::NoPeer, Source::of));
+        let begin = |summary| LineCount { since: now, lines: 0, written: 0, initiators: Vec::new(), summary };
+        for (places, level) in self.places.iter_mut().zip(&LEVELS) {
+            source = source.within(level);
+            let is_other = places.has_too_many(&kind, &source);
+            let kind = if is_other { OTHERS } else { &kind };
+            let has_place = places.sources.get(&source).is_some_and(|kinds| kinds.contains_key(kind));
+            if has_place || places.len < level.max_places.min(max_places) {
+                places.len += usize::from(!has_place);
+                let name = Some(source.to_string()).filter(|name| !name.is_empty());
+                let summary = || match is_other {
+                    true => Record::warning(OTHERS.to_owned()).about_peer(name.as_deref()),
+                    false => line.summary(name.as_deref()),
+                };
+                let kinds = places.sources.entry(source).or_default();
+                return kinds.entry(kind.to_owned()).or_insert_with(|| begin(summary()));
             }
-            width += 1;
         }
-        let begin = |summary| LineCount { since: now, lines: 0, written: 0, summary };
-        match self.places.get_mut(width) {
-            Some(places) => {
-                let summary = || line.summary(Some(&*key.1.to_string()).filter(|source| !source.is_empty()));
-                places.entry(key.clone()).or_insert_with(|| begin(summary()))
-            }
-            None => self.others.get_or_insert_with(|| begin(Record::warning(OTHERS.to_owned()))),
-        }
+        self.others.get_or_insert_with(|| begin(Record::warning(OTHERS.to_owned())))
+    }
+}
+
+impl LinePlaces {
+    /// Whether the source has as many places as one may have, and none for this kind of lines.
+    fn has_too_many(&self, kind: &str, source: &Source) -> bool {
+        let is_bounded = !matches!(source, Source::NoPeer | Source::Everyone);
+        let kinds = self.sources.get(source).filter(|kinds| is_bounded && kinds.len() >= MAX_OF_SOURCE);
+        kinds.is_some_and(|kinds| !kinds.contains_key(kind))
+    }
+
+    fn retain(&mut self, mut stays: impl FnMut(&LineCount) -> bool) {
+        self.sources.retain(|_, kinds| {
+            kinds.retain(|_, count| stays(count));
+            !kinds.is_empty()
+        });
+        self.len = self.sources.values().map(HashMap::len).sum();
     }
 }
 
@@ -173,6 +208,8 @@ impl fmt::Display for Source {
 struct Limits {
     /// The maximum number of similar lines that are written.
     alike: u32,
+    /// The maximum number of initiators of which one similar line each is written beyond that.
+    initiators: usize,
     /// The maximum number of lines that are written.
     written: u32,
     /// The number of kinds of lines of single addresses.
@@ -183,11 +220,11 @@ impl LineClass {
     fn limits(self) -> Limits {
         match self {
             // Enough for all logins after a restart.
-            LineClass::Session => Limits { alike: 1000, written: u32::MAX, places: 1024 },
-            // With the lines that count the rest, this is less than 10,000 in 30 s, above which
-            // journald drops lines of all classes.
-            LineClass::Peer => Limits { alike: MAX_ALIKE, written: 1000, places: 512 },
-            LineClass::Other => Limits { alike: MAX_ALIKE, written: 4096, places: 4096 },
+            LineClass::Session => Limits { alike: 1000, initiators: 0, written: u32::MAX, places: 1024 },
+            // The connections of one client, and the clients behind one address.
+            LineClass::OpenSession => Limits { alike: 16, initiators: 64, written: 2000, places: 1024 },
+            LineClass::Peer => Limits { alike: MAX_ALIKE, initiators: 0, written: 1000, places: 512 },
+            LineClass::Other => Limits { alike: MAX_ALIKE, initiators: 0, written: 4096, places: 4096 },
         }
     }
 }
@@ -209,6 +246,8 @@ const LEVELS: [Level; 4] = [
 ];
 /// The line that counts all kinds of lines that found no place.
 const OTHERS: &str = "lines of other kinds are left out";
+/// The maximum number of places of one address or network, apart from the one for all other lines.
+const MAX_OF_SOURCE: usize = 64;
 /// The maximum number of similar lines within [`WINDOW`].
 const MAX_ALIKE: u32 = 5;
 /// The time for which lines are counted.
@@ -217,7 +256,7 @@ pub(super) const WINDOW: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::log::record::tests::line;
+    use crate::process::log::record::tests::{line, open_line};
 
     /// A refusal of a peer at this address.
     fn refused(peer: &str) -> Record {
@@ -336,7 +375,8 @@ mod tests {
             repeats.admits(&line("INFO", &format!("config changed: {nth}"), &peer), now);
             repeats.admits(&line("WARN", &format!("it failed: {nth}"), &[]), now);
         }
-        let places: usize = repeats.classes.iter().flat_map(|class| &class.places).map(HashMap::len).sum();
+        let places: usize =
+            repeats.classes.iter().flat_map(|class| &class.places).map(|places| places.len).sum();
         assert_eq!(places, 1024 + 512 + 4096 + 3 * 512);
     }
 
@@ -347,6 +387,65 @@ mod tests {
         let written = (0..5000).filter(|_| repeats.admits(&line("INFO", "login", &discovery), now)).count();
         assert_eq!(written, 1000);
         assert!(repeats.admits(&login("192.0.2.1:5"), now));
+    }
+
+    /// What an initiator without authentication at this address causes.
+    fn open(what: &str, peer: &str, initiator: &str, target: &str) -> Record {
+        let fields = [("protocol", "iscsi"), ("peer", peer), ("initiator", initiator), ("target", target)];
+        open_line(what, &fields)
+    }
+
+    #[test]
+    fn of_sessions_without_authentication_a_few_of_each_address_and_one_of_each_initiator_are_written() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        for what in ["login", "logout: done"] {
+            let mut written = |names: u32, peer: &str| {
+                let line = |nth: u32| open(what, peer, &format!("iqn.x:{}", nth % names), "discovery");
+                (0..5000).filter(|&nth| repeats.admits(&line(nth), now)).count()
+            };
+            assert_eq!((written(1, "192.0.2.1:5"), written(5000, "192.0.2.2:5")), (16, 64));
+            assert_eq!(written(20, "192.0.2.3:5"), 20);
+        }
+        assert!(repeats.admits(&open("login", "192.0.2.1:6", "iqn.y:a", "discovery"), now));
+        assert!(repeats.admits(&open("login", "192.0.2.2:6", "iqn.y:a", "iqn.y:t"), now));
+        let left_out = texts(repeats.left_out(now + WINDOW));
+        let expected = " INFO login: 4984 more like this in 10 seconds protocol=\"iscsi\" peer=\"192.0.2.1\" target=\"discovery\"";
+        assert!(left_out.iter().any(|line| line == expected), "{left_out:#?}");
+    }
+
+    #[test]
+    fn sessions_without_authentication_displace_no_line_of_others() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let many = |repeats: &mut Repeats| {
+            let line =
+                |nth: usize| open("login", &far_address(nth % 20_000), &format!("iqn.x:{nth}"), "iqn.x:t");
+            (0..40_000).filter(|&nth| repeats.admits(&line(nth), now)).count()
+        };
+        assert_eq!(many(&mut repeats), 2000);
+        assert!(repeats.admits(&login("192.0.2.1:5"), now), "an authenticated session");
+        assert!(repeats.admits(&refused("192.0.2.2:5"), now));
+    }
+
+    #[test]
+    fn one_address_leaves_places_for_others_whatever_it_does() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let mut written = 0;
+        for lun in 0..20_000 {
+            let what = format!("reservation changed: LUN {lun}: REGISTER");
+            written += u32::from(repeats.admits(&open(&what, "192.0.2.1:5", "iqn.x:a", "iqn.x:t"), now));
+            let refused = line("WARN", &format!("login refused: {lun}"), &[("peer", "192.0.2.1:5")]);
+            repeats.admits(&refused, now);
+        }
+        assert_eq!(written, 64 + 16);
+        for nth in 0..400 {
+            let peer = far_address(nth);
+            assert!(repeats.admits(&open("login", &peer, "iqn.x:b", "iqn.x:t"), now));
+            assert!(repeats.admits(&refused(&peer), now));
+        }
+        let left_out = texts(repeats.left_out(now + WINDOW));
+        let expected =
+            " WARN lines of other kinds are left out: 19920 more like this in 10 seconds peer=\"192.0.2.1\"";
+        assert!(left_out.iter().any(|line| line == expected), "{left_out:#?}");
     }
 
     #[test]
