@@ -6,6 +6,7 @@ use crate::program::{BLOCKMUX, blockmux, text};
 use crate::raw_client::RawClient;
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs;
 use std::io::BufRead;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -94,6 +95,16 @@ fn a_log_of_json_has_an_object_for_each_event_with_the_fields_of_the_audit_log()
     }
     assert!(event["time"].as_str().unwrap().ends_with('Z') && event["peer"].is_string(), "{line}");
     drop(client);
+}
+
+#[test]
+fn in_the_shipped_units_only_the_daemon_limits_its_lines() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/systemd");
+    let files =
+        fs::read_dir(directory).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+    let units: Vec<_> = files.filter(|unit| unit.contains("\nExecStart=")).collect();
+    assert_eq!(units.len(), 2);
+    assert!(units.iter().all(|unit| unit.contains("\nLogRateLimitIntervalSec=0\n")));
 }
 
 #[test]
