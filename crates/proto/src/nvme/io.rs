@@ -183,6 +183,10 @@ impl IoCommand {
         }
     }
 
+    pub(crate) fn is_reservation(&self) -> bool {
+        matches!(self.kind, IoCommandKind::Reserve(_))
+    }
+
     /// Whether the command accesses this volume.
     pub(crate) fn is_for(&self, volume: VolumeId) -> bool {
         self.volume == volume

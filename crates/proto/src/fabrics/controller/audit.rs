@@ -80,18 +80,16 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Records the end of a command that may have changed reservations.
-    #[inline]
-    pub(super) fn audit_command(&mut self, opcode: NvmOpcode, nsid: u32, is_done: bool) {
+    #[cold]
+    pub(super) fn audit_reservation(&mut self, (opcode, nsid): (NvmOpcode, u32), is_done: bool) {
         let change = match opcode {
             NvmOpcode::RESERVATION_REGISTER => "Reservation Register",
             NvmOpcode::RESERVATION_ACQUIRE => "Reservation Acquire",
             NvmOpcode::RESERVATION_RELEASE => "Reservation Release",
             _ => return,
         };
-        if matches!(self.queue, Some(ConnectedQueue::Io(_))) {
-            let unit = format!("namespace {nsid}");
-            self.audit.push(AuditEvent::Reservation { unit, change, is_done });
-        }
+        let unit = format!("namespace {nsid}");
+        self.audit.push(AuditEvent::Reservation { unit, change, is_done });
     }
 }
 

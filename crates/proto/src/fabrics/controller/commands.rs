@@ -7,10 +7,11 @@ use crate::nvme::io::IoCommand;
 use crate::volume_state::{AtomicRange, IoGuard};
 use blockmux_volume::{Seg, SgList, Slab};
 use blockmux_wire::nvme::Sqe;
+use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::NvmeStatus;
 
 /// An outstanding command.
-pub struct CommandSlot<P> {
+pub struct CommandSlot<T> {
     pub(crate) sqe: Sqe,
     pub(super) work: CommandWork,
     pub(super) state: CommandState,
@@ -18,8 +19,7 @@ pub struct CommandSlot<P> {
     pub(crate) data_out: usize,
     /// Memory for the host's data, or the borrowed receive buffer that holds it.
     pub(crate) memory: Option<Seg>,
-    /// Progress of the data transfer, as the transport counts it.
-    pub(crate) progress: P,
+    pub(crate) transfer: T,
     /// Sequence number in the order in which commands began or their data was fetched.
     pub(super) begun: u64,
     /// Length of the payload that the command transfers, in bytes.
@@ -77,9 +77,8 @@ pub(super) enum CommandState {
 
 /// The command table. Slots are reused, so that the table grows only to the largest number of
 /// commands that were ever outstanding.
-#[derive(Default)]
-pub(super) struct CommandTable<P> {
-    entries: Slab<CommandSlot<P>>,
+pub(super) struct CommandTable<T> {
+    entries: Slab<CommandSlot<T>>,
     /// The CID of each slot, or [`NO_CID`], contiguous for a fast search.
     cids: Vec<u32>,
     /// Number of commands that wait for events.
@@ -92,15 +91,21 @@ pub(super) struct CommandTable<P> {
     begun: u64,
 }
 
-impl<P: Default> CommandSlot<P> {
-    pub(super) fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize) -> CommandSlot<P> {
+impl<T> CommandSlot<T> {
+    pub(super) fn new(
+        sqe: Sqe,
+        work: CommandWork,
+        data_out: usize,
+        payload: usize,
+        transfer: T,
+    ) -> CommandSlot<T> {
         CommandSlot {
             sqe,
             work,
             state: CommandState::Data,
             data_out,
             memory: None,
-            progress: P::default(),
+            transfer,
             begun: 0,
             payload,
             is_counted: false,
@@ -129,13 +134,31 @@ impl<P: Default> CommandSlot<P> {
         }
     }
 
+    /// The reservation command and its namespace, if the command is one.
+    #[inline]
+    pub(super) fn reservation(&self) -> Option<(NvmOpcode, u32)> {
+        match &self.work {
+            CommandWork::Io(command) if command.is_reservation() => {
+                Some((NvmOpcode(self.sqe.opcode), self.sqe.nsid.get()))
+            }
+            _ => None,
+        }
+    }
+
     /// Takes the received data, once it is complete.
     pub(crate) fn take_memory(&mut self) -> SgList {
         self.memory.take().map_or_else(SgList::default, SgList::one)
     }
 }
 
-impl<P> CommandTable<P> {
+impl<T> Default for CommandTable<T> {
+    fn default() -> CommandTable<T> {
+        let (entries, cids) = (Slab::default(), Vec::new());
+        CommandTable { entries, cids, events: 0, payload: 0, fetching: 0, begun: 0 }
+    }
+}
+
+impl<T> CommandTable<T> {
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -189,7 +212,7 @@ impl<P> CommandTable<P> {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, entry: CommandSlot<P>) -> usize {
+    pub(super) fn insert(&mut self, entry: CommandSlot<T>) -> usize {
         let cid = entry.sqe.cid.get().into();
         let slot = self.entries.insert(entry);
         match self.cids.get_mut(slot) {
@@ -205,7 +228,7 @@ impl<P> CommandTable<P> {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut CommandSlot<P>> {
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut CommandSlot<T>> {
         self.entries.get_mut(slot)
     }
 

@@ -29,7 +29,7 @@ use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
 use crate::volume_state::{AtomicRange, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Completion, Cost, Io, IoError, Op, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
+use blockmux_wire::nvme::opcode::AdminOpcode;
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Fuse, PSDT_MASK, PSDT_SGL, Sqe};
 use core::net::SocketAddr;
@@ -52,7 +52,7 @@ pub struct ControllerQueue<T: FabricsTransport> {
     pub(super) depth: u16,
     /// SQHD; `None` if SQ flow control is disabled.
     pub(super) sqhd: Option<u16>,
-    pub(super) commands: CommandTable<T::Progress>,
+    pub(super) commands: CommandTable<T::Transfer>,
     /// I/O that the driver has not taken yet.
     io: VecDeque<(VolumeId, Io)>,
     /// Commands that poll whether they can continue.
@@ -255,18 +255,18 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             // elsewhere or later. A completion would use up one of its few retries.
             return Ok(());
         }
+        let descriptor = T::descriptor(sqe);
         let first = if sqe.fuse() == Fuse::NORMAL && self.fusing == FusedState::None {
             None
         } else {
             match self.first_half(sqe) {
                 Ok(first) => first,
                 Err(status) => {
-                    self.complete(sqe, &NvmeOutcome::failure(status));
+                    self.complete(sqe, descriptor.transfer, &NvmeOutcome::failure(status));
                     return Ok(());
                 }
             }
         };
-        let descriptor = T::descriptor(sqe);
         let accepted = if !is_intact {
             Err(NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR))
         } else if self.is_taken(sqe.cid.get()) {
@@ -281,14 +281,14 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let (work, out, in_capsule) = match accepted {
             Ok(accepted) => accepted,
             Err(outcome) => {
-                self.complete(sqe, &outcome);
+                self.complete(sqe, descriptor.transfer, &outcome);
                 self.half_refused(sqe, first);
                 return Ok(());
             }
         };
         // Commands whose real length differs from the descriptor were refused above.
         let payload = descriptor.len.min(MAX_DATA);
-        let slot = self.commands.insert(CommandSlot::new(*sqe, work, out, payload));
+        let slot = self.commands.insert(CommandSlot::new(*sqe, work, out, payload, descriptor.transfer));
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }
@@ -407,7 +407,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// The command in this slot, if its data is being fetched.
     #[inline]
-    pub(crate) fn fetching(&mut self, slot: usize) -> Option<&mut CommandSlot<T::Progress>> {
+    pub(crate) fn fetching(&mut self, slot: usize) -> Option<&mut CommandSlot<T::Transfer>> {
         let entry = self.commands.get_mut(slot)?;
         (entry.state == CommandState::Data && entry.data_out > 0 && entry.is_counted).then_some(entry)
     }
@@ -619,32 +619,37 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             return self.finish_failed(slot, outcome);
         }
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);
-        self.transport.complete(&entry.sqe, outcome, sqhd);
-        let (opcode, nsid) = (NvmOpcode(entry.sqe.opcode), entry.sqe.nsid.get());
+        self.transport.complete(entry.sqe.cid.get(), entry.transfer, outcome, sqhd);
+        let reservation = entry.reservation();
         self.commands.remove(slot);
-        self.audit_command(opcode, nsid, true);
+        if let Some(reservation) = reservation {
+            self.audit_reservation(reservation, true);
+        }
     }
 
     #[cold]
     fn finish_failed(&mut self, slot: usize, outcome: &NvmeOutcome) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
-        let sqe = entry.sqe;
-        self.audit_command(NvmOpcode(sqe.opcode), sqe.nsid.get(), false);
+        let (sqe, transfer, reservation) = (entry.sqe, entry.transfer, entry.reservation());
         self.commands.remove(slot);
-        self.complete(&sqe, outcome);
+        if let Some(reservation) = reservation {
+            self.audit_reservation(reservation, false);
+        }
+        self.complete(&sqe, transfer, outcome);
     }
 
     /// Completes a failed command that is not in the table: adds it to the controller's error log,
     /// if there is a controller, and sends the completion.
     #[cold]
-    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome) {
+    fn complete(&mut self, sqe: &Sqe, transfer: T::Transfer, outcome: &NvmeOutcome) {
         let status = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => admin.guard.errors.add(0, sqe, outcome.status),
             Some(ConnectedQueue::Io(queue)) => queue.guard.errors.add(queue.guard.qid, sqe, outcome.status),
             Some(ConnectedQueue::Claimed(_)) | None => outcome.status,
         };
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);
-        self.transport.complete(sqe, &NvmeOutcome { status, ..outcome.clone() }, sqhd);
+        let outcome = NvmeOutcome { status, ..outcome.clone() };
+        self.transport.complete(sqe.cid.get(), transfer, &outcome, sqhd);
     }
 
     /// Handles the events from other cores.

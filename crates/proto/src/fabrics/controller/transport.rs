@@ -29,11 +29,11 @@ pub trait FabricsTransport {
     /// of Identify Controller.
     const SGLS: u32 = SGLS_TRANSPORT;
 
-    /// Progress of one command's data transfer.
-    type Progress: Default;
+    /// State of one command's data transfer, which begins with what the data pointer says.
+    type Transfer: Copy;
 
-    /// Reads the data pointer (DPTR) of a command.
-    fn descriptor(sqe: &Sqe) -> Descriptor;
+    /// Reads the data pointer (DPTR) of a command; called once for each.
+    fn descriptor(sqe: &Sqe) -> Descriptor<Self::Transfer>;
 
     /// Whether data of `len` bytes needs memory of the queue before it is fetched. Other data is
     /// borrowed from the transport's receive buffer.
@@ -41,22 +41,23 @@ pub trait FabricsTransport {
 
     /// Fetches all data of the command in this slot from the host, by an R2T or an RDMA Read. Slots
     /// are below 2,048.
-    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Self::Progress>);
+    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Self::Transfer>);
 
-    /// Sends a command's data, if any, and then its completion. `sqhd` is `None` if SQ flow control
-    /// is disabled.
-    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>);
+    /// Sends the data of the command with this CID, if any, and then its completion. `sqhd` is
+    /// `None` if SQ flow control is disabled.
+    fn complete(&mut self, cid: u16, transfer: Self::Transfer, outcome: &NvmeOutcome, sqhd: Option<u16>);
 
     /// Data and completions that were not sent yet, in bytes.
     fn unsent(&self) -> usize;
 }
 
 /// Length and location of a command's data.
-pub struct Descriptor {
+pub struct Descriptor<T> {
     /// Length in bytes.
     pub(crate) len: usize,
     /// Location of the data, or the status if the descriptor is invalid for this transport.
     pub(crate) place: Result<DataPlace, NvmeStatus>,
+    pub(crate) transfer: T,
 }
 
 /// Location of a command's data.
@@ -67,7 +68,7 @@ pub(crate) enum DataPlace {
     Host,
 }
 
-impl Descriptor {
+impl<T> Descriptor<T> {
     /// Whether the transport transfers the data.
     #[inline]
     pub(super) fn is_at_host(&self) -> bool {

@@ -50,7 +50,7 @@ impl UnstartedCommands {
     /// The slot of the next command to begin or to fetch; `None` if all wait for data that is being
     /// fetched.
     #[inline]
-    pub(super) fn next<P>(&mut self, commands: &mut CommandTable<P>) -> Option<usize> {
+    pub(super) fn next<T>(&mut self, commands: &mut CommandTable<T>) -> Option<usize> {
         if let Some(&slot) = self.unfetched.front()
             && self.may_fetch(slot, commands)
         {
@@ -77,7 +77,7 @@ impl UnstartedCommands {
     }
 
     /// Whether so little data is being fetched that this command's may be fetched too.
-    fn may_fetch<P>(&self, slot: usize, commands: &mut CommandTable<P>) -> bool {
+    fn may_fetch<T>(&self, slot: usize, commands: &mut CommandTable<T>) -> bool {
         let asked = commands.fetching;
         let Some(entry) = commands.get_mut(slot) else { return true };
         asked.saturating_add(entry.data_out) <= self.max_fetching

@@ -130,21 +130,23 @@ impl FabricsTransport for RdmaTargetLink {
     const TRTYPE: TransportType = TransportType::RDMA;
     const SGLS: u32 = SGLS_KEYED;
 
-    type Progress = ();
+    type Transfer = Option<HostBuffer>;
 
     #[inline]
-    fn descriptor(sqe: &Sqe) -> Descriptor {
+    fn descriptor(sqe: &Sqe) -> Descriptor<Option<HostBuffer>> {
         let dptr = &sqe.dptr;
-        let place = match (dptr.kind(), dptr.subtype()) {
-            (SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS | SglSubtype::INVALIDATE_KEY) => {
-                Ok(DataPlace::Host)
-            }
-            (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(dptr.address.get())),
-            _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
-        };
         let is_keyed = dptr.kind() == SglType::KEYED_DATA_BLOCK;
-        let len = if is_keyed { dptr.length_and_key().0 } else { dptr.length.get() };
-        Descriptor { len: len as usize, place }
+        let (len, key) = if is_keyed { dptr.length_and_key() } else { (dptr.length.get(), 0) };
+        let (place, invalidates) = match (dptr.kind(), dptr.subtype()) {
+            (SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS) => (Ok(DataPlace::Host), false),
+            (SglType::KEYED_DATA_BLOCK, SglSubtype::INVALIDATE_KEY) => (Ok(DataPlace::Host), true),
+            (SglType::DATA_BLOCK, SglSubtype::OFFSET) => (Ok(DataPlace::Capsule(dptr.address.get())), false),
+            _ => (Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID), false),
+        };
+        let remote = Remote { stag: Stag(key), address: dptr.address.get(), len };
+        let is_at_host = len > 0 && matches!(place, Ok(DataPlace::Host));
+        let transfer = is_at_host.then_some(HostBuffer { remote, invalidates });
+        Descriptor { len: len as usize, place, transfer }
     }
 
     /// Always true: an RDMA Read needs memory to write to.
@@ -153,17 +155,16 @@ impl FabricsTransport for RdmaTargetLink {
         true
     }
 
-    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<()>) {
-        if let (Some(local), Some((remote, _))) = (command.memory.clone(), host_buffer(&command.sqe)) {
-            self.mover.read(slot as u32, local, remote); // at most as many slots as entries
+    fn fetch(&mut self, slot: usize, command: &mut CommandSlot<Option<HostBuffer>>) {
+        if let (Some(local), Some(host)) = (command.memory.clone(), command.transfer) {
+            self.mover.read(slot as u32, local, host.remote); // at most as many slots as entries
         }
     }
 
     #[inline]
-    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
-        let (cid, len) = (sqe.cid.get(), outcome.data.len());
-        let memory = host_buffer(sqe);
-        let data = memory.filter(|(remote, _)| len > 0 && remote.len as usize >= len);
+    fn complete(&mut self, cid: u16, host: Option<HostBuffer>, outcome: &NvmeOutcome, sqhd: Option<u16>) {
+        let len = outcome.data.len();
+        let data = host.filter(|host| len > 0 && host.remote.len as usize >= len);
         let cqe = if len > 0 && data.is_none() {
             // The queue has checked the lengths already; this check guards the host's memory once
             // more.
@@ -173,9 +174,9 @@ impl FabricsTransport for RdmaTargetLink {
         };
         self.mover.add_unsent(data.map_or(0, |_| len));
         self.completions.push_back(PostableCompletion {
-            data: data.map(|(remote, _)| (outcome.data.clone(), remote)),
+            data: data.map(|host| (outcome.data.clone(), host.remote)),
             cqe,
-            invalidate: memory.filter(|(_, invalidates)| *invalidates).map(|(remote, _)| remote.stag),
+            invalidate: host.filter(|host| host.invalidates).map(|host| host.remote.stag),
         });
     }
 
@@ -273,16 +274,12 @@ impl RdmaSession for NvmeRdmaTargetSession {
     }
 }
 
-/// The host's data buffer, and whether the completion has to invalidate its key.
-#[inline]
-fn host_buffer(sqe: &Sqe) -> Option<(Remote, bool)> {
-    let (len, key) = sqe.dptr.length_and_key();
-    let invalidates = match (sqe.dptr.kind(), sqe.dptr.subtype()) {
-        (SglType::KEYED_DATA_BLOCK, SglSubtype::ADDRESS) => false,
-        (SglType::KEYED_DATA_BLOCK, SglSubtype::INVALIDATE_KEY) => true,
-        _ => return None,
-    };
-    (len > 0).then(|| (Remote { stag: Stag(key), address: sqe.dptr.address.get(), len }, invalidates))
+/// The host's data buffer.
+#[derive(Clone, Copy)]
+pub struct HostBuffer {
+    remote: Remote,
+    /// Whether the completion has to invalidate its key.
+    invalidates: bool,
 }
 
 /// Most sends, reads and writes that are posted at a time.

@@ -49,7 +49,7 @@ pub struct TcpTargetLink {
 }
 
 /// Progress of a command's data transfer.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub struct DataProgress {
     /// Received data, in bytes.
     pub(super) received: usize,
@@ -164,17 +164,17 @@ impl TcpTargetLink {
 impl FabricsTransport for TcpTargetLink {
     const NAME: &'static str = "nvme-tcp";
 
-    type Progress = DataProgress;
+    type Transfer = DataProgress;
 
     #[inline]
-    fn descriptor(sqe: &Sqe) -> Descriptor {
+    fn descriptor(sqe: &Sqe) -> Descriptor<DataProgress> {
         let dptr = &sqe.dptr;
         let place = match (dptr.kind(), dptr.subtype()) {
             (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(dptr.address.get())),
             (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
             _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
         };
-        Descriptor { len: dptr.length.get() as usize, place }
+        Descriptor { len: dptr.length.get() as usize, place, transfer: DataProgress::default() }
     }
 
     #[inline]
@@ -198,8 +198,7 @@ impl FabricsTransport for TcpTargetLink {
 
     /// Sends data and completion. A success may be implied by the last C2HData.
     #[inline]
-    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
-        let cid = sqe.cid.get();
+    fn complete(&mut self, cid: u16, _transfer: DataProgress, outcome: &NvmeOutcome, sqhd: Option<u16>) {
         // TCP Transport 1.0 §3.3.2.1: allowed only if the completion carries neither SQHD nor a
         // result.
         let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();

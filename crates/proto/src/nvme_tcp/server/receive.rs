@@ -201,9 +201,9 @@ impl NvmeTcpTargetSession {
             ));
         }
         let (offset, left) =
-            (data.datao.get() as usize, entry.data_out.saturating_sub(entry.progress.received));
+            (data.datao.get() as usize, entry.data_out.saturating_sub(entry.transfer.received));
         let is_last = data.common.flags & FLAG_LAST != 0;
-        if offset != entry.progress.received || data_len > left {
+        if offset != entry.transfer.received || data_len > left {
             let what = "sent data outside of the requested range";
             // FEI is reserved for this error (TCP Transport 1.0 §3.6.2.4).
             return Err(HostViolation::new(FatalError::DATA_TRANSFER_OUT_OF_RANGE, 0, what));
@@ -227,7 +227,7 @@ impl NvmeTcpTargetSession {
         let Some(entry) = self.fetching(arriving.slot) else { return };
         if let Some(memory) = &entry.memory {
             self.transport.awaiting =
-                AwaitedNvmePdu::Place(arriving, memory.slice(entry.progress.received, arriving.len));
+                AwaitedNvmePdu::Place(arriving, memory.slice(entry.transfer.received, arriving.len));
         }
     }
 
@@ -238,7 +238,7 @@ impl NvmeTcpTargetSession {
             entry.memory = Some(borrowed);
             return self.arrived(arriving, is_good);
         }
-        let received = entry.progress.received;
+        let received = entry.transfer.received;
         match self.memory_for(arriving.slot) {
             Some(memory) => {
                 borrowed.copy_to_seg(&memory.slice(received, arriving.len));
@@ -247,7 +247,7 @@ impl NvmeTcpTargetSession {
             // Without memory for a piece of short data, the command fails and the host retries.
             None => {
                 if let Some(entry) = self.fetching(arriving.slot) {
-                    entry.progress.is_damaged = true;
+                    entry.transfer.is_damaged = true;
                 }
                 self.arrived(arriving, is_good);
             }
@@ -257,12 +257,12 @@ impl NvmeTcpTargetSession {
     /// Handles the end of an H2CData.
     fn arrived(&mut self, arriving: ArrivingH2cData, is_good: bool) {
         let Some(entry) = self.fetching(arriving.slot) else { return };
-        entry.progress.is_damaged |= !is_good;
-        entry.progress.received = entry.progress.received.saturating_add(arriving.len);
-        if entry.progress.received < entry.data_out {
+        entry.transfer.is_damaged |= !is_good;
+        entry.transfer.received = entry.transfer.received.saturating_add(arriving.len);
+        if entry.transfer.received < entry.data_out {
             return;
         }
-        if entry.progress.is_damaged {
+        if entry.transfer.is_damaged {
             // Not fatal (TCP Transport 1.0 §3.5.2): the command fails and may be retried.
             return self.on_data_lost(arriving.slot);
         }

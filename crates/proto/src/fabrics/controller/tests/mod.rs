@@ -55,15 +55,15 @@ impl FabricsTransport for LoopbackTransport {
     const NAME: &'static str = "loopback";
 
     /// Delivered data, in bytes.
-    type Progress = usize;
+    type Transfer = usize;
 
-    fn descriptor(sqe: &Sqe) -> Descriptor {
+    fn descriptor(sqe: &Sqe) -> Descriptor<usize> {
         let place = match (sqe.dptr.kind(), sqe.dptr.subtype()) {
             (SglType::DATA_BLOCK, SglSubtype::OFFSET) => Ok(DataPlace::Capsule(sqe.dptr.address.get())),
             (SglType::TRANSPORT_DATA_BLOCK, SglSubtype::TRANSPORT) => Ok(DataPlace::Host),
             _ => Err(NvmeStatus::SGL_DESCRIPTOR_TYPE_INVALID),
         };
-        Descriptor { len: sqe.dptr.length.get() as usize, place }
+        Descriptor { len: sqe.dptr.length.get() as usize, place, transfer: 0 }
     }
 
     fn needs_memory(len: usize) -> bool {
@@ -76,8 +76,8 @@ impl FabricsTransport for LoopbackTransport {
         self.sent.push(TransportCall::Fetch(FetchCall { slot, len }));
     }
 
-    fn complete(&mut self, sqe: &Sqe, outcome: &NvmeOutcome, sqhd: Option<u16>) {
-        let cqe = outcome.cqe(sqe.cid.get(), sqhd);
+    fn complete(&mut self, cid: u16, _delivered: usize, outcome: &NvmeOutcome, sqhd: Option<u16>) {
+        let cqe = outcome.cqe(cid, sqhd);
         self.sent.push(TransportCall::Done { data: outcome.data.to_vec(), cqe });
     }
 
@@ -247,8 +247,8 @@ impl FabricsTestHost {
         let memory = session.memory_for(fetch.slot).unwrap();
         memory.slice(offset, data.len()).copy_from(data);
         let entry = session.fetching(fetch.slot).unwrap();
-        entry.progress += data.len();
-        if entry.progress == fetch.len {
+        entry.transfer += data.len();
+        if entry.transfer == fetch.len {
             session.on_data(fetch.slot);
         }
         self.pump.turn();
