@@ -126,8 +126,10 @@ struct Replaceable {
     sources: BTreeMap<Source, BTreeMap<u64, Arc<ReplaceableConnection>>>,
     /// The sources in the order in which they lose a connection, the first one last.
     ranking: BTreeSet<(Rank, Source)>,
-    last_number: u64,
 }
+
+/// Numbers the entries of all lists, so that the older one of two lists is known.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// The number of a source's connections, and the number of the oldest one.
 type Rank = (usize, Reverse<u64>);
@@ -152,17 +154,19 @@ impl Replaceable {
         self.sources.values().map(BTreeMap::len).sum()
     }
 
-    /// The source that loses a connection to a new one of `newcomer`, and the number of its
-    /// connections, which includes the new one.
-    fn loser(&self, newcomer: Source) -> Option<(usize, Source)> {
-        let most = self.ranking.last().map(|((len, _), source)| (*len, *source));
-        let own = self.sources.get(&newcomer).map(|own| (own.len() + 1, newcomer));
-        own.filter(|own| most.is_none_or(|most| own.0 > most.0)).or(most)
+    /// The source that loses a connection to a new one of `newcomer`, and its rank, which includes
+    /// the new one.
+    fn loser(&self, newcomer: Source) -> Option<(Rank, Source)> {
+        let most = self.ranking.last().copied();
+        let own = self.sources.get(&newcomer).and_then(|own| {
+            let oldest = Reverse(*own.keys().next()?);
+            Some(((own.len() + 1, oldest), newcomer))
+        });
+        own.filter(|own| most.is_none_or(|most| own.0.0 > most.0.0)).or(most)
     }
 
     fn enter(&mut self, source: Source, hang_up: Arc<dyn Fn() + Send + Sync>) -> Arc<ReplaceableConnection> {
-        self.last_number += 1;
-        let (number, is_replaced) = (self.last_number, AtomicBool::new(false));
+        let (number, is_replaced) = (NUMBERS.fetch_add(1, Ordering::Relaxed), AtomicBool::new(false));
         let entry = Arc::new(ReplaceableConnection { source, hang_up, number, is_replaced });
         self.change(source, |own| drop(own.insert(number, entry.clone())));
         entry
@@ -188,13 +192,16 @@ impl Replaceable {
         }
     }
 
-    /// Closes one connection for a new one of `newcomer`.
-    fn replace_one(&mut self, newcomer: Source) -> Option<Arc<ReplaceableConnection>> {
-        let (_, source) = self.loser(newcomer)?;
-        let entry = self.sources.get(&source)?.values().next()?.clone();
+    /// Closes one connection for a new one of `newcomer`, which gets its share of the limit if
+    /// `gives_share`; returns whether there was one.
+    fn replace_one(&mut self, newcomer: Source, gives_share: bool) -> bool {
+        let oldest = self.loser(newcomer).and_then(|(_, source)| self.sources.get(&source)?.values().next());
+        let Some(entry) = oldest.cloned() else { return false };
         self.remove(&entry);
+        // Set under the lock and before it is closed: its permit asks once it is in no list.
+        entry.is_replaced.store(gives_share, Ordering::Relaxed);
         (entry.hang_up)();
-        Some(entry)
+        true
     }
 }
 
@@ -329,15 +336,14 @@ impl ConnectionLimit {
         let source = (self.0.protocol, peer.map(peer_network));
         let mut half_open = lock(&self.0.half_open);
         if half_open.len() >= MAX_HALF_OPEN {
-            half_open.replace_one(source);
+            half_open.replace_one(source, false);
         }
         let mut permit = match self.permit() {
             Some(permit) => permit,
             None => {
-                let lingering = lock(&self.0.lingering).replace_one(source);
-                let replaced = lingering.or_else(|| self.replace_unproved(&mut half_open, source))?;
-                replaced.is_replaced.store(true, Ordering::Relaxed);
-                self.share()
+                let has_replaced = lock(&self.0.lingering).replace_one(source, true)
+                    || self.replace_unproved(&mut half_open, source);
+                has_replaced.then(|| self.share())?
             }
         };
         permit.peer = peer;
@@ -347,17 +353,14 @@ impl ConnectionLimit {
     }
 
     /// Closes a connection that discovers or is in its handshake: of the source with most of either
-    /// kind, so that neither a flood of connections nor one of discoveries displaces others.
-    fn replace_unproved(
-        &self,
-        half_open: &mut Replaceable,
-        newcomer: Source,
-    ) -> Option<Arc<ReplaceableConnection>> {
+    /// kind, else the oldest one, so that neither a flood of connections nor one of discoveries
+    /// displaces others.
+    fn replace_unproved(&self, half_open: &mut Replaceable, newcomer: Source) -> bool {
         let mut discovering = lock(&self.0.discovering);
-        let most = |list: &Replaceable| list.loser(newcomer).map_or(0, |(len, _)| len);
-        match most(&discovering) >= most(half_open) {
-            true => discovering.replace_one(newcomer),
-            false => half_open.replace_one(newcomer),
+        let rank = |list: &Replaceable| list.loser(newcomer).map(|(rank, _)| rank);
+        match rank(&discovering) > rank(half_open) {
+            true => discovering.replace_one(newcomer, true),
+            false => half_open.replace_one(newcomer, true),
         }
     }
 
@@ -688,6 +691,46 @@ mod tests {
         assert_eq!(limit.open(), 2, "the new connection has one share");
         drop((new_one, handshake));
         assert_eq!((limit.open(), limit.0.lingering.lock().unwrap().len()), (0, 0));
+    }
+
+    #[test]
+    fn a_discovery_survives_as_many_handshakes_of_other_addresses_as_there_are_places() {
+        let (limit, hung_up) = (ConnectionLimit::new(4), HungUp::default());
+        let connect = |host: u8| {
+            let hung_up = hung_up.clone();
+            let peer = Some([192, 0, 2, host].into());
+            limit.admit(peer, move || hung_up.lock().unwrap().push(host.into())).unwrap()
+        };
+        let mut flood: Vec<_> = (2..5).map(connect).collect();
+        let mut honest = connect(1);
+        honest.discover();
+        for host in 5..8 {
+            flood.push(connect(host));
+        }
+        assert_eq!(*hung_up.lock().unwrap(), [2, 3, 4]);
+        flood.push(connect(8));
+        assert_eq!(hung_up.lock().unwrap().last(), Some(&1), "it is the oldest");
+    }
+
+    #[test]
+    fn a_connection_that_ends_while_it_is_replaced_gives_no_share_back() {
+        for _ in 0..200 {
+            let limit = ConnectionLimit::new(1);
+            let (permit, end) = (Arc::new(Mutex::new(None::<Permit>)), Arc::new(Mutex::new(None)));
+            let (own_permit, own_end) = (permit.clone(), end.clone());
+            let hang_up = move || {
+                let permit = own_permit.lock().unwrap().take();
+                *own_end.lock().unwrap() = Some(std::thread::spawn(|| drop(permit)));
+            };
+            let mut first = limit.admit(None, hang_up).unwrap();
+            first.discover();
+            *permit.lock().unwrap() = Some(first);
+            let second = limit.admit(None, || ()).unwrap();
+            end.lock().unwrap().take().unwrap().join().unwrap();
+            assert_eq!(limit.open(), 1);
+            drop(second);
+            assert_eq!(limit.open(), 0);
+        }
     }
 
     #[test]

@@ -441,7 +441,7 @@ const TAKEN_OVER: &str = "another process continues the session";
 /// The logged reason when the connection was closed for a new one.
 const REPLACED: &str = "a new connection needs its share of --max-connections";
 /// The logged reason when the listener no longer accepts the peer's address.
-const NOT_ALLOWED: &str = "the listener's `allow` list does not have its address any more";
+const NOT_ALLOWED: &str = "the listener's `allow` list no longer has its address";
 const LATE_LOGIN: ProtocolError =
     ProtocolError { what: "did not log in within `login_timeout`", reference: "this server's limit" };
 

@@ -149,7 +149,7 @@ impl Throttles {
     fn update_free(&mut self) {
         let generation = self.limiter.generation();
         // Stations that have sent nothing since the limits changed would not notice that there are
-        // none any more.
+        // none left.
         self.all.retain(|(_, throttle)| !throttle.is_empty() || throttle.generation() == Some(generation));
         let is_free = self.all.iter().all(|(_, throttle)| throttle.free_at() == Some(generation));
         self.free_at = if is_free { generation } else { NEVER };
