@@ -4,27 +4,36 @@ use super::{Fabric, Setup, StreamFabric};
 use blockmux_proto::rdma::Endpoint;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, KEY_REQUEST};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The initiator's side of software iWARP.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct IwarpFabric {
     has_crc: bool,
-    /// Whether to connect by RFC 5044 alone. RFC 6581 is tried first.
-    is_plain: Arc<AtomicBool>,
+    /// How many paths have learnt to connect by RFC 5044 alone; all do so then. RFC 6581 is tried
+    /// first.
+    plain: Arc<AtomicUsize>,
+    /// Whether this path has learnt it; a clone may be another path.
+    has_learnt: AtomicBool,
+}
+
+impl Clone for IwarpFabric {
+    fn clone(&self) -> IwarpFabric {
+        IwarpFabric { has_crc: self.has_crc, plain: self.plain.clone(), has_learnt: false.into() }
+    }
 }
 
 impl IwarpFabric {
     /// Requests CRCs of frames with `has_crc`; the peer may require them, too.
     #[must_use]
     pub fn new(has_crc: bool) -> IwarpFabric {
-        IwarpFabric { has_crc, is_plain: Arc::default() }
+        IwarpFabric { has_crc, ..IwarpFabric::default() }
     }
 
     /// Begins with RFC 5044 if `is_plain`.
     #[must_use]
     pub fn with_plain(self, is_plain: bool) -> IwarpFabric {
-        IwarpFabric { is_plain: Arc::new(is_plain.into()), ..self }
+        IwarpFabric { plain: Arc::new(usize::from(is_plain).into()), ..self }
     }
 }
 
@@ -32,7 +41,7 @@ impl Fabric for IwarpFabric {
     type QueuePair = Iwarp;
 
     fn connect(&self, endpoint: &Endpoint, setup: Setup) -> Iwarp {
-        let is_enhanced = !self.is_plain.load(Ordering::Relaxed);
+        let is_enhanced = self.plain.load(Ordering::Relaxed) == 0;
         let config = IwarpConfig { has_crc: self.has_crc, is_enhanced, ..config(&setup) };
         Iwarp::active(endpoint, config, setup.pool, setup.seed, setup.now)
     }
@@ -42,13 +51,18 @@ impl Fabric for IwarpFabric {
     }
 
     /// Whether the peer may support only RFC 5044 (RFC 6581 §10). If it takes no request of that
-    /// form either, the form was not the reason, and later connections begin with RFC 6581 again.
+    /// form either, the form was not the reason, and later connections begin with RFC 6581 again,
+    /// unless another path needs RFC 5044.
     fn retries(&self, closed: &Iwarp) -> bool {
         if closed.has_answered() {
             return false;
         }
         let was_enhanced = closed.is_enhanced();
-        self.is_plain.store(was_enhanced, Ordering::Relaxed);
+        match (self.has_learnt.swap(was_enhanced, Ordering::Relaxed), was_enhanced) {
+            (false, true) => drop(self.plain.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.plain.fetch_sub(1, Ordering::Relaxed)),
+            (true, true) | (false, false) => {}
+        }
         was_enhanced
     }
 }
