@@ -58,7 +58,11 @@ fn begins_of_urls(text: &str) -> Vec<usize> {
         let is_own = begins.last().is_none_or(|&last| {
             let before = text.get(last..at).filter(|before| before.len() <= MAX_USER);
             let Some(before) = before else { return true };
-            let separator = before.rfind([',', '=', ' ', '\n', '\t', '\'', '"', '`']);
+            let is_separator = |&(at, mark): &(usize, char)| match mark {
+                '=' => !means_secret(before[..at].rsplit(['?', '&']).next().unwrap_or_default()),
+                mark => [',', ' ', '\n', '\t', '\'', '"', '`'].contains(&mark),
+            };
+            let separator = before.char_indices().rev().find(is_separator).map(|(at, _)| at);
             separator
                 .is_some_and(|end| before[..end].contains('@') || is_plain_authority(host(&before[..end])))
         });
@@ -161,14 +165,19 @@ fn secret_parameters(url: &str) -> Vec<Range<usize>> {
     let Some(query) = url.find('?') else { return Vec::new() };
     let (mut found, mut at) = (Vec::new(), query + 1);
     for parameter in url[at..].split('&') {
-        let key = parameter.split('=').next().unwrap_or_default().to_ascii_lowercase();
-        let means_secret = SECRETS.iter().any(|word| key.contains(word)) && !key.ends_with("file");
-        if means_secret && key.len() + 1 < parameter.len() {
+        let key = parameter.split('=').next().unwrap_or_default();
+        if means_secret(key) && key.len() + 1 < parameter.len() {
             found.push(at + key.len() + 1..at + parameter.len());
         }
         at += parameter.len() + 1;
     }
     found
+}
+
+/// Whether a parameter with this key is a secret.
+fn means_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    SECRETS.iter().any(|word| key.contains(word)) && !key.ends_with("file")
 }
 
 /// Parts of the keys of parameters that mean secrets, unless the key ends in `file`.
@@ -230,6 +239,8 @@ mod tests {
                 "a=delay:1ms:iscsi://u%...@h/iqn.a",
             ),
             ("iscsi://u%SE://CRET@h/iqn.a/0", "iscsi://u@h/iqn.a/0", "iscsi://u%...@h/iqn.a/0"),
+            ("nbd://h?psk=S:00://E=&a=b", "nbd://h?psk=...&a=b", "nbd://h?psk=...&a=b"),
+            ("nbd://h?x=http://u:SECRET@g", "nbd://h?x=http://u@g", "nbd://h?x=http://u:...@g"),
             ("nbd://u:SE://CRET@h/a", "nbd://u:SE://CRET@h/a", "nbd://u:...@h/a"),
             (
                 "iscsi://u%SE,CR=E://T@h/iqn.a,nbd://h/b",
