@@ -48,7 +48,7 @@ impl CheckArgs {
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let CheckArgs { file, user } = args;
     // Files of this user's, and files that this user cannot read, are as the daemon finds them.
-    user.as_ref().map_or(Ok(()), |user| user.switch(None, None))?;
+    user.as_ref().map_or(Ok(()), |user| user.switch(None, &[], None))?;
     validate(file).map_err(|failure| match &user {
         Some(user) if is_about_rights(&failure.to_string()) => {
             Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))

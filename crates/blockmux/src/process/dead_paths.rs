@@ -65,11 +65,11 @@ impl<I: Send + Sync + 'static, F: Send + Sync + 'static> Looks<I, F> {
             loop {
                 let nth = looks.next.fetch_add(1, Ordering::AcqRel);
                 let Some(item) = looks.items.get(nth) else { return };
-                // Nobody may wait for it any more.
+                // The caller may have given up.
                 let _ = sender.send((nth, (looks.look)(item)));
             }
         };
-        thread::Builder::new().name("look".to_owned()).spawn(run).is_ok()
+        thread::Builder::new().name("dead paths".to_owned()).spawn(run).is_ok()
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,11 +90,16 @@ impl ServiceUser {
     }
 
     /// Switches the process to this user, and makes the user the owner of the state directory, the
-    /// files in it and the control socket. Capabilities stay until [`drop_capabilities`] is called.
+    /// state in it and the control socket. The directory may also have the files `served`. Capabilities stay until [`drop_capabilities`] is called.
     ///
     /// # Errors
     /// If the process does not run as root, or the owner of a file cannot be changed.
-    pub(crate) fn switch(&self, state: Option<&Path>, control: Option<&Path>) -> Result<(), Failure> {
+    pub(crate) fn switch(
+        &self,
+        state: Option<&Path>,
+        served: &[PathBuf],
+        control: Option<&Path>,
+    ) -> Result<(), Failure> {
         let cannot = |what: &str, error: io::Errno| {
             Failure::request(format!(
                 "--user {}: cannot {what}: {error}; start the daemon as root",
@@ -102,7 +107,7 @@ impl ServiceUser {
             ))
         };
         if let Some(directory) = state {
-            state::give_directory(directory, self.uid, self.gid)
+            state::give_directory(directory, self.uid, self.gid, served)
                 .map_err(|error| Failure::request(format!("--user {}: {error}", self.name)))?;
         }
         if let Some(path) = control {

@@ -108,6 +108,19 @@ fn a_dangling_link_in_the_state_directory_creates_nothing() {
 }
 
 #[test]
+fn a_state_directory_may_have_the_volumes_that_are_served() {
+    let Some(place) = Place::new() else { return };
+    fs::create_dir(place.at("state")).unwrap();
+    let state = place.at("state").display().to_string();
+    let volume = format!("delay:1us:file:{state}/disk.img?size=1m");
+    for _ in 0..2 {
+        drop(Daemon::serve(&["--user", "nobody", "--state", &state, &volume]));
+    }
+    let owner = |name: &str| fs::metadata(place.at(name)).unwrap().uid();
+    assert_eq!((owner("state"), owner("state/disk.img")), (NOBODY, 0));
+}
+
+#[test]
 fn a_directory_of_roots_with_other_files_does_not_go_to_the_service_user() {
     let Some(place) = Place::new() else { return };
     fs::create_dir(place.at("etc")).unwrap();

@@ -99,6 +99,6 @@ pub enum Awaited {
     Message,
     /// The rest of a message, for which it may hold buffers.
     Rest,
-    /// It takes no input any more: the end of the connection.
+    /// It has stopped taking input: the end of the connection.
     End,
 }

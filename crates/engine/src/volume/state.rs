@@ -21,7 +21,7 @@ use crate::volume::file::lock_exclusive;
 use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
-    unlinkat,
+    stat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -33,6 +33,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tracing::warn;
 
 /// Saves the image of one volume's reservations, or of one disk's settings, to a file.
@@ -65,7 +66,7 @@ pub enum StateError {
         path: PathBuf,
     },
     /// The directory to give away has a file that is no saved state.
-    #[error("{}: is not the saved state of a volume or disk, and would belong to the user; name a directory of its own with --state", path.display())]
+    #[error("{}: is not the saved state of a volume or disk, and would belong to the user; name another directory with --state", path.display())]
     NotState {
         /// The file.
         path: PathBuf,
@@ -157,13 +158,14 @@ pub fn has_note(directory: &Path, name: &str) -> bool {
     entry.is_some_and(|entry| is_file(&entry))
 }
 
-/// Makes a user the owner of a state directory of root's and its files. A directory that does not
-/// exist, or is the user's already, stays as it is.
+/// Makes a user the owner of a state directory of root's and its state files. It may also have the
+/// files `served`, whose owner stays. A directory that does not exist, or is the user's already,
+/// stays as it is.
 ///
 /// # Errors
 /// If the directory belongs to somebody else, others may write it or it has other files, or the
 /// system does not permit it.
-pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), StateError> {
+pub fn give_directory(directory: &Path, user: u32, group: u32, served: &[PathBuf]) -> Result<(), StateError> {
     let open = match OpenDirectory::open(directory).and_then(OpenDirectory::checked) {
         Err(StateError::Io { error, .. }) if error.kind() == ErrorKind::NotFound => return Ok(()),
         open => open?,
@@ -175,10 +177,12 @@ pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), Sta
     let entries = Dir::read_from(&open.fd).map_err(|error| at(directory)(error.into()))?;
     let names = entries.flatten().map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
     let names: Vec<_> = names.filter(|name| name != "." && name != "..").collect();
-    if let Some(other) = names.iter().find(|name| !is_name_of_state(name)) {
+    let served: Vec<_> = served.iter().filter_map(|path| stat(path).ok()).map(inode).collect();
+    let is_served = |name: &OsStr| entry_stat(&open.fd, name).is_ok_and(|file| served.contains(&inode(file)));
+    if let Some(other) = names.iter().find(|name| !is_name_of_state(name) && !is_served(name)) {
         return Err(StateError::NotState { path: directory.join(other) });
     }
-    for name in &names {
+    for name in names.iter().filter(|name| is_name_of_state(name)) {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(file) = openat(&open.fd, name, flags, Mode::empty()) else { continue };
         // Another name of the file may be in another directory.
@@ -190,11 +194,19 @@ pub fn give_directory(directory: &Path, user: u32, group: u32) -> Result<(), Sta
     fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
 }
 
+/// A generation that no other process chooses, too: a proposal may build on one that was refused,
+/// and must not be taken to build on what another process has stored.
+fn generation_after(last: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+    now.max(last.saturating_add(1))
+}
+
 impl SharedState for StateFile {
     fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.shared.state();
-        state.last += 1;
+        state.last = generation_after(state.last);
         let generation = StateGeneration(state.last);
         state.queue.push_back(Proposal { expected, generation, image: image.to_vec() });
         if writer.is_none() {
@@ -373,7 +385,11 @@ impl StatePaths {
         let generation = match head.strip_prefix(self.identity.as_bytes())? {
             // Of an earlier version.
             [] => 0,
-            [0, generation @ ..] => u64::from_be_bytes(generation.try_into().ok()?),
+            [0, generation @ ..] => {
+                let generation = u64::from_be_bytes(generation.try_into().ok()?);
+                // Others can follow it.
+                i64::try_from(generation).is_ok().then_some(generation)?
+            }
             _ => return None,
         };
         // An empty image is never written: the file was truncated.
@@ -570,6 +586,11 @@ fn step(_next: CommitStep) -> Result<(), StateError> {
 #[cfg(test)]
 use tests::step;
 
+/// What identifies a file.
+fn inode(stat: Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
 /// Whether a state directory has files with such a name.
 fn is_name_of_state(name: &OsStr) -> bool {
     let Some((stem, extension)) = name.to_str().and_then(|name| name.rsplit_once('.')) else { return false };
@@ -756,14 +777,17 @@ mod tests {
     fn a_proposal_from_a_state_that_another_process_has_replaced_is_stale() {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = (open(dir.path()).unwrap().0, open(dir.path()).unwrap().0);
-        assert!(save(&theirs, b"1") && save(&theirs, b"2"));
+        let first = theirs.propose(StateGeneration(0), b"2");
+        assert_eq!(outcome(&theirs, first), Commit::Committed);
         drop(theirs);
-        let stored = StoredState { generation: StateGeneration(2), image: b"2".to_vec() };
+        let stored = StoredState { generation: first, image: b"2".to_vec() };
         let stale = ours.propose(StateGeneration(0), b"3");
         assert_eq!(outcome(&ours, stale), Commit::Stale(stored.clone()));
+        let on_stale = ours.propose(stale, b"4");
+        assert_eq!(outcome(&ours, on_stale), Commit::Stale(stored.clone()), "both were their first");
         let next = ours.propose(stored.generation, b"3");
         assert_eq!((outcome(&ours, next), outcome(&ours, stale)), (Commit::Committed, Commit::Stale(stored)));
-        assert!(next > StateGeneration(2));
+        assert!(next > first);
         drop(ours);
         let (_, stored) = StateFile::open(dir.path(), "uuid").unwrap();
         assert_eq!((stored.generation, stored.image), (next, b"3".to_vec()));
@@ -792,7 +816,7 @@ mod tests {
         let (file, stored) = StateFile::open(dir.path(), "uuid").unwrap();
         assert_eq!((stored.generation, &stored.image[..]), (StateGeneration(0), &b"image"[..]));
         let next = file.propose(stored.generation, b"next");
-        assert_eq!((outcome(&file, next), next), (Commit::Committed, StateGeneration(1)));
+        assert!(outcome(&file, next) == Commit::Committed && next > stored.generation);
     }
 
     thread_local! {

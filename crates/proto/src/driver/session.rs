@@ -48,7 +48,7 @@ pub enum Demand {
     StartTls,
     /// Nothing now (back-pressure): the session waits for completions or for its outbox to drain.
     Nothing,
-    /// Nothing any more: close the connection once the outbox is empty and no I/O is in flight.
+    /// Nothing more: close the connection once the outbox is empty and no I/O is in flight.
     Close,
 }
 

@@ -6,9 +6,9 @@
 //!      └──── reload ◀── stale ─┘
 //! ```
 //! A change that must survive a restart is stored first and takes effect afterwards (decision 92).
-//! One is being stored at a time, and others wait: what a command is answered, also that it is
-//! refused, then depends on nothing that a crash may undo. Whoever takes the lock of the table next
-//! puts a committed change into effect, because the command that has made it may have ended.
+//! One is stored at a time, and others wait, so no answer, not even a refusal, depends on a change
+//! that a crash may undo. The next user of the table puts a committed change into effect, because
+//! the command that has made it may have ended.
 
 use super::image::{from_image, to_image};
 use super::reservations::{Notice, Notices, Registrant, Reservations};
