@@ -99,6 +99,9 @@ impl BlockingWork {
         work: impl FnOnce(&Awaited) -> T + Send + 'static,
         late: impl FnOnce(T) + Send + 'static,
     ) -> Result<T, Failure> {
+        if self.is_stopping.load(Ordering::Acquire) {
+            return Err(Failure::run(format!("{what}: the daemon stops")));
+        }
         if self.running.fetch_add(1, Ordering::AcqRel) >= MAX_RUNNING {
             self.running.fetch_sub(1, Ordering::AcqRel);
             return Err(Failure::run(format!(
@@ -153,7 +156,12 @@ impl BlockingWork {
         Err(Failure::run(format!("{what}: {reason}{still}{advice}")))
     }
 
-    /// Ends all waits, because the daemon stops.
+    /// Number of operations that have not ended, of which some may have been given up.
+    pub(super) fn running(&self) -> usize {
+        self.running.load(Ordering::Acquire)
+    }
+
+    /// Begins no further work and ends all waits, because the daemon stops.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }
@@ -185,17 +193,29 @@ mod tests {
         assert_eq!(blocking.run("a", || 5).unwrap(), 5);
         let panicked: Result<(), Failure> = blocking.run("b", || panic!("injected by a test"));
         assert_eq!(panicked.unwrap_err().to_string(), "b: failed; the daemon's log has the reason");
-        blocking.stop();
         let mut gates = Vec::new();
         for _ in 0..MAX_RUNNING {
             let (gate, closed) = mpsc::channel::<()>();
-            let hanging = blocking.run("c", move || closed.recv().is_ok());
-            assert_eq!(hanging.unwrap_err().to_string(), "c: the daemon stops before it is done");
+            let hanging = blocking.within(Duration::ZERO).run("c", move || closed.recv().is_ok());
+            assert!(hanging.unwrap_err().to_string().starts_with("c: hangs for 0 s"));
             gates.push(gate);
         }
+        assert_eq!(blocking.running(), MAX_RUNNING);
         let refused = blocking.run("d", || ()).unwrap_err().to_string();
         assert!(refused.starts_with("d: 64 earlier operations hang"), "{refused}");
-        drop(gates);
+        drop(gates.pop());
+        while blocking.running() == MAX_RUNNING {
+            thread::yield_now();
+        }
+        let (gate, closed) = mpsc::channel::<()>();
+        let stopping = blocking.clone();
+        let hanging = blocking.run("e", move || {
+            stopping.stop();
+            closed.recv().is_ok()
+        });
+        assert_eq!(hanging.unwrap_err().to_string(), "e: the daemon stops before it is done");
+        assert_eq!(blocking.run("f", || ()).unwrap_err().to_string(), "f: the daemon stops");
+        drop((gate, gates));
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod identity;
 mod idle;
 mod inherited;
 mod listen;
+mod named_lock;
 mod offer;
 mod opening;
 mod reload;
@@ -31,7 +32,6 @@ mod sources;
 mod start;
 mod state;
 mod takeover;
-mod turn;
 
 pub(crate) use self::check::{CheckArgs, run as check};
 
@@ -63,7 +63,7 @@ use setup::Setup;
 use signal_hook::consts::SIGHUP;
 use std::io;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -276,7 +276,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
     if let Some(user) = &user {
         let control = setup.control.as_ref().map(|ControlPath(path)| path.as_path());
-        user.switch(setup.state.as_deref(), control)?;
+        let served = setup.volumes.iter().flat_map(|named| named.entry.spec.files());
+        let served: Vec<_> = served.map(Path::to_owned).collect();
+        user.switch(setup.state.as_deref(), &served, control)?;
     }
     // The command of --run keeps the privileges of the user who started it.
     if command.is_none() && !keep_privileges {

@@ -14,8 +14,8 @@ use crate::daemon::blocking_work::Awaited;
 use crate::daemon::flush;
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
+use crate::daemon::named_lock::{NamedGuard, WorkStep};
 use crate::daemon::setup::{OpenedVolumes, Setup};
-use crate::daemon::turn::{Turn, WorkStep};
 use crate::data::layers;
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
@@ -71,7 +71,7 @@ impl Drop for ResizedVolumes {
 }
 
 impl Reloader {
-    /// Applies a new config, for which this command has the turn. After an error nothing has
+    /// Applies a new config, whose lock this command has. After an error nothing has
     /// changed.
     ///
     /// # Errors
@@ -79,16 +79,16 @@ impl Reloader {
     pub(super) fn apply(
         self: &Arc<Reloader>,
         new: &NewConfig,
-        turn: Turn<'_>,
+        guard: NamedGuard,
     ) -> Result<PlanReport, ApiError> {
         for _ in 0..MAX_ATTEMPTS {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
-            let (before, step) = (config.clone(), turn.step.clone());
+            let (before, step) = (config.clone(), guard.step.clone());
             let prepare = move |awaited: &Awaited| {
                 reloader.prepare(&before, &new, (awaited, &step)).map(|prepared| (prepared, new))
             };
-            let (prepared, new) = self.blocking.run_change(&turn.step, prepare, drop)??;
-            turn.step.begin("waiting for other changes and for sessions to end");
+            let (prepared, new) = self.blocking.run_change(&guard.step, prepare, drop)??;
+            guard.step.begin("waiting for other changes and for sessions to end");
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
@@ -96,26 +96,26 @@ impl Reloader {
                 if let Err(what) = self.check_memory_kept(&config, &prepared.plan) {
                     drop(changing);
                     let refused = ApiError::invalid(prepared.setup.located(Failure::request(what)));
-                    self.undo(prepared, &turn)?;
+                    self.undo(prepared, &guard)?;
                     return Err(refused);
                 }
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
-                drop((changing, turn));
+                drop((changing, guard));
                 report.warnings.extend(finish_removal(&removed));
                 return Ok(report);
             }
             drop(changing);
-            self.undo(prepared, &turn)?;
+            self.undo(prepared, &guard)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
     }
 
     /// Undoes what was prepared: closes volumes and resizes others, which may hang.
-    fn undo(&self, prepared: Prepared, turn: &Turn<'_>) -> Result<(), Failure> {
-        turn.step.begin("closing what it has opened");
-        self.blocking.run(&turn.step, move || drop(prepared))
+    fn undo(&self, prepared: Prepared, guard: &NamedGuard) -> Result<(), Failure> {
+        guard.step.begin("closing what it has opened");
+        self.blocking.run(&guard.step, move || drop(prepared))
     }
 
     /// Executes the steps that can fail, while they are `awaited`. After an error, those that were

@@ -35,10 +35,10 @@ use super::config_audit::Caller;
 use super::control::ConnectionLimits;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
+use super::named_lock::{NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::Setup;
-use super::turn::{Turn, Turns};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data::part::DataPart;
@@ -112,9 +112,9 @@ pub(super) struct Reloader {
     /// Locked by each change while it takes effect, and never while a path is opened.
     changes: Mutex<ChangeState>,
     /// Reloads run one after the other, also while they open paths.
-    reloads: Turns,
+    reloads: NamedLock,
     /// Saves run one after the other.
-    saves: Turns,
+    saves: NamedLock,
     /// Limits the queries that read the config file, which may hang.
     readings: Semaphore,
 }
@@ -202,8 +202,8 @@ impl Reloader {
             blocking: BlockingWork::default(),
             config: Current::new(Arc::new(config.clone())),
             changes: Mutex::default(),
-            reloads: Turns::default(),
-            saves: Turns::default(),
+            reloads: NamedLock::default(),
+            saves: NamedLock::default(),
             readings: Semaphore::new(MAX_READINGS),
         };
         reloader.begin_protocols()?;
@@ -406,8 +406,18 @@ impl Reloader {
         self.args.config.is_some()
     }
 
-    /// Waits for the turn to reload the config file, at most for `timeout`.
-    fn turn_to_reload(&self, caller: &Caller, timeout: Duration) -> Result<Turn<'_>, ApiError> {
+    /// What still uses the volumes, because it is under way or hangs, for a message.
+    pub(super) fn under_way(&self) -> Option<String> {
+        let current = self.reloads.current().or_else(|| self.saves.current());
+        current.or_else(|| match self.blocking.running() {
+            0 => None,
+            1 => Some("an operation waits for a file system or a server".to_owned()),
+            count => Some(format!("{count} operations wait for file systems or servers")),
+        })
+    }
+
+    /// Waits for the lock of reloads, at most for `timeout`.
+    fn lock_reloads(&self, caller: &Caller, timeout: Duration) -> Result<NamedGuard, ApiError> {
         let title = format!("a reload of {}", self.file_name());
         self.reloads.take(&title, caller, timeout).map_err(is_busy)
     }
@@ -417,7 +427,7 @@ impl Reloader {
     /// # Errors
     /// The message names the file, the line and what to do.
     pub(super) fn reload(self: &Arc<Reloader>, caller: &Caller) -> Result<PlanReport, ApiError> {
-        self.apply(&NewConfig::File, self.turn_to_reload(caller, TURN_TIMEOUT)?)
+        self.apply(&NewConfig::File, self.lock_reloads(caller, LOCK_TIMEOUT)?)
     }
 
     /// Applies a fragment of a config. After an error nothing has changed.
@@ -430,8 +440,8 @@ impl Reloader {
         caller: &Caller,
     ) -> Result<PlanReport, ApiError> {
         let title = format!("an apply of {}", fragment.path.display());
-        let turn = self.reloads.take(&title, caller, TURN_TIMEOUT).map_err(is_busy)?;
-        self.apply(&NewConfig::Fragment(fragment.clone()), turn)
+        let guard = self.reloads.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
+        self.apply(&NewConfig::Fragment(fragment.clone()), guard)
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
@@ -664,7 +674,7 @@ fn is_busy(under_way: String) -> ApiError {
 }
 
 /// Time for which a command waits for the reload or save before it, which may hang in a path.
-const TURN_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the check of paths in messages.
 const PATHS: &str = "the paths of the volumes";
 /// Maximum number of queries that read the config file at the same time. With the changes they take

@@ -3,15 +3,15 @@
 
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
-use super::{Reloader, RunningConfig, TURN_TIMEOUT, is_busy};
+use super::{LOCK_TIMEOUT, Reloader, RunningConfig, is_busy};
 use crate::api::ApiError;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::{self, Caller};
+use crate::daemon::named_lock::{NamedGuard, WorkStep};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
-use crate::daemon::turn::WorkStep;
 use blockmux_engine::sys::safe_path::{self, SafePath};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use std::fs::{self, File};
@@ -49,18 +49,20 @@ impl Reloader {
     pub(in crate::daemon) fn save(self: &Arc<Reloader>, caller: &Caller) -> Result<String, ApiError> {
         let title = format!("a save of {}", self.file_name());
         // It waits for no reload: it writes what runs now.
-        let turn = self.saves.take(&title, caller, TURN_TIMEOUT).map_err(is_busy)?;
+        let guard = self.saves.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
         let config = self.config.get();
-        let (reloader, before, step) = (self.clone(), config.clone(), turn.step.clone());
-        let write = move |awaited: &Awaited| reloader.write(&before, (awaited, &step));
+        let (reloader, before, step) = (self.clone(), config.clone(), guard.step.clone());
+        let its_step = step.clone();
+        // Also a save that was given up ends before the next one begins.
+        let write = move |awaited: &Awaited| (reloader.write(&before, (awaited, &its_step)), guard);
         let (reloader, before, caller) = (self.clone(), config.clone(), caller.clone());
-        let late = move |saved: Result<Option<SavedConfig>, ApiError>| {
+        let late = move |(saved, _guard): (Result<Option<SavedConfig>, ApiError>, NamedGuard)| {
             let summary = saved.map(|saved| saved.map(|saved| reloader.note_saved(&before, saved)));
             let lines = summary.map(|summary| summary.into_iter().collect::<Vec<_>>());
             config_audit::log(&caller, "save, given up before", lines.as_deref());
         };
-        let saved = self.blocking.run_change(&turn.step, write, late)??;
-        Ok(match saved {
+        let (saved, _guard) = self.blocking.run_change(&step, write, late)?;
+        Ok(match saved? {
             Some(saved) => self.note_saved(&config, saved),
             None => "nothing to save: the config file is up to date".to_owned(),
         })

@@ -33,9 +33,9 @@ impl ReloadRequests {
             while requests.recv().is_ok() {
                 let Some(reloader) = reloader.upgrade() else { return };
                 let caller = Caller::Signal(SIGNAL);
-                let turn = reloader.turn_to_reload(&caller, Duration::MAX);
+                let guard = reloader.lock_reloads(&caller, Duration::MAX);
                 pending.store(false, Ordering::Release);
-                let outcome = turn.and_then(|turn| reloader.apply(&NewConfig::File, turn));
+                let outcome = guard.and_then(|guard| reloader.apply(&NewConfig::File, guard));
                 let lines = outcome.as_ref().map(PlanReport::lines);
                 config_audit::log(&caller, "reload", lines.as_deref().map_err(|error| *error));
                 log(&outcome);

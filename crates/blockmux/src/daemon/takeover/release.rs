@@ -130,23 +130,25 @@ fn refuse(connection: &TakeoverConnection, reason: &str) {
 }
 
 impl Handover {
-    /// Checks that the config has not changed since the offer and that no NBD connection uses TLS:
-    /// such a client does not reconnect, and its session cannot be handed over. `None` if a check
-    /// fails: the new process is refused, and the daemon continues to serve.
+    /// Checks that the config has not changed since the offer, that nothing hangs that uses the
+    /// volumes, and that no NBD connection uses TLS: such a client does not reconnect, and its
+    /// session cannot be handed over. `None` if a check fails: the new process is refused, and the
+    /// daemon continues to serve.
     pub(in crate::daemon) fn accepted(
         self: Box<Self>,
         reloader: &Reloader,
         has_command: bool,
     ) -> Option<Box<Handover>> {
         let session_handover = reloader.connection_limits.session_handover();
-        let reason = match session_handover.secured() {
+        let reason = match (reloader.under_way(), session_handover.secured()) {
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
-            0 if reloader.export() == self.offered => {
+            (Some(work), _) => format!("{work}; try again when it is done"),
+            (None, 0) if reloader.export() == self.offered => {
                 info!("another process takes over");
                 return Some(self);
             }
-            0 => "the daemon's config has changed since the takeover began; try again".to_owned(),
-            number => {
+            (None, 0) => "the daemon's config has changed since the takeover began; try again".to_owned(),
+            (None, number) => {
                 let connections = if number == 1 { "connection uses" } else { "connections use" };
                 format!(
                     "{number} NBD {connections} TLS, and cannot be handed over; disconnect those clients ('ctl \

@@ -1,4 +1,4 @@
-//! The right to do long work, such as a reload, which one command has at a time. A path may hang
+//! A lock of long work, such as a reload, which one command does at a time. A path may hang
 //! meanwhile, so others wait briefly and are then told who does what, and for how long.
 
 use super::config_audit::Caller;
@@ -6,21 +6,24 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The turns of one kind of work.
+/// The lock of one kind of work; clones share it.
+#[derive(Clone, Default)]
+pub(super) struct NamedLock(Arc<Holder>);
+
 #[derive(Default)]
-pub(super) struct Turns {
+struct Holder {
     /// The work under way.
     current: Mutex<Option<WorkStep>>,
     ended: Condvar,
 }
 
-/// A turn, until it is dropped.
-pub(super) struct Turn<'a> {
-    turns: &'a Turns,
+/// Holds a lock until it is dropped.
+pub(super) struct NamedGuard {
+    lock: NamedLock,
     pub(super) step: WorkStep,
 }
 
-/// What the holder of a turn is doing, for messages. Clones share it.
+/// What the holder of a lock is doing, for messages. Clones share it.
 #[derive(Clone)]
 pub(super) struct WorkStep(Arc<Work>);
 
@@ -30,15 +33,15 @@ struct Work {
     now: Mutex<(String, Instant)>,
 }
 
-impl Turns {
+impl NamedLock {
     /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
     /// messages.
     ///
     /// # Errors
     /// What is under way, for a message.
-    pub(super) fn take(&self, title: &str, caller: &Caller, timeout: Duration) -> Result<Turn<'_>, String> {
-        let current = self.lock();
-        let waited = self.ended.wait_timeout_while(current, timeout, |current| current.is_some());
+    pub(super) fn take(&self, title: &str, caller: &Caller, timeout: Duration) -> Result<NamedGuard, String> {
+        let current = self.current_work();
+        let waited = self.0.ended.wait_timeout_while(current, timeout, |current| current.is_some());
         let (mut current, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(step) = &*current {
             return Err(step.describe());
@@ -46,23 +49,23 @@ impl Turns {
         let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
         let step = WorkStep(Arc::new(Work { title, now: Mutex::new(now) }));
         *current = Some(step.clone());
-        Ok(Turn { turns: self, step })
+        Ok(NamedGuard { lock: self.clone(), step })
     }
 
     /// What is under way, for a message; `None` if nothing is.
     pub(super) fn current(&self) -> Option<String> {
-        self.lock().as_ref().map(WorkStep::describe)
+        self.current_work().as_ref().map(WorkStep::describe)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<WorkStep>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current_work(&self) -> MutexGuard<'_, Option<WorkStep>> {
+        self.0.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for NamedGuard {
     fn drop(&mut self) {
-        *self.turns.lock() = None;
-        self.turns.ended.notify_one();
+        *self.lock.current_work() = None;
+        self.lock.0.ended.notify_one();
     }
 }
 
@@ -95,21 +98,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_too_long_is_told_what_is_under_way_and_the_next_one_gets_the_turn() {
-        let (turns, caller) = (Turns::default(), Caller::Signal("SIGHUP"));
-        let turn = turns.take("a reload", &caller, Duration::ZERO).unwrap();
-        turn.step.begin("opening file:a.img");
-        let refused = turns.take("a save", &caller, Duration::ZERO).err().unwrap();
+    fn who_waits_too_long_is_told_what_is_under_way_and_the_next_one_gets_the_lock() {
+        let (lock, caller) = (NamedLock::default(), Caller::Signal("SIGHUP"));
+        let guard = lock.take("a reload", &caller, Duration::ZERO).unwrap();
+        guard.step.begin("opening file:a.img");
+        let refused = lock.take("a save", &caller, Duration::ZERO).err().unwrap();
         assert_eq!(refused, "a reload from SIGHUP has been opening file:a.img for 0 s");
         assert_eq!(
-            (turns.current(), turn.step.to_string()),
+            (lock.current(), guard.step.to_string()),
             (Some(refused), "opening file:a.img".to_owned())
         );
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| turns.take("a save", &caller, Duration::MAX).map(drop));
-            drop(turn);
+            let next = scope.spawn(|| lock.take("a save", &caller, Duration::MAX).map(drop));
+            drop(guard);
             assert_eq!(next.join().unwrap(), Ok(()));
         });
-        assert_eq!(turns.current(), None);
+        assert_eq!(lock.current(), None);
     }
 }
