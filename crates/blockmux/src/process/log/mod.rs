@@ -3,8 +3,8 @@
 //! The thread that logs an event queues a [`Record`], and a separate thread writes it. A slow
 //! reader of the log or peers that cause many lines must not block a core, so records that do not
 //! fit into the queue are counted instead. Records about refused peers do not fit when the queue is
-//! half full, so that they do not displace those about logins and changes; nor do those about peers
-//! without authentication when it is three quarters full.
+//! half full, so that they do not displace those about logins and changes; nor do those about
+//! reservations and about peers without authentication when it is three quarters full.
 
 pub(crate) mod levels;
 mod record;
@@ -133,7 +133,7 @@ impl LineClass {
     fn max_queued(self) -> usize {
         match self {
             LineClass::Session => QUEUE_RECORDS,
-            LineClass::OpenSession | LineClass::Other => QUEUE_RECORDS * 3 / 4,
+            LineClass::Reservation | LineClass::OpenSession | LineClass::Other => QUEUE_RECORDS * 3 / 4,
             LineClass::Peer => QUEUE_RECORDS / 2,
         }
     }
@@ -142,6 +142,7 @@ impl LineClass {
     fn about(self) -> &'static str {
         match self {
             LineClass::Session => "logins, logouts and changes",
+            LineClass::Reservation => "changes of reservations",
             LineClass::OpenSession => "logins and logouts without authentication",
             LineClass::Peer => "refused peers",
             LineClass::Other => "the daemon and its volumes",

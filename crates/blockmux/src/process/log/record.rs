@@ -36,8 +36,10 @@ pub(crate) struct Record {
 /// What a record is about: the limits of each class are its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LineClass {
-    /// A login, a logout, a lost connection, or a change of a reservation or of the config.
+    /// A login, a logout, a lost connection, or a change of the config.
     Session,
+    /// A change of a reservation, which an initiator can repeat as often as it likes.
+    Reservation,
     /// A login, a logout, a lost connection, or a change of a reservation, of a peer that has not
     /// proved who it is: discovery, or a target that requires no authentication.
     OpenSession,
@@ -48,8 +50,13 @@ pub(super) enum LineClass {
 }
 
 impl LineClass {
-    pub(super) const ALL: [LineClass; 4] =
-        [LineClass::Session, LineClass::OpenSession, LineClass::Peer, LineClass::Other];
+    pub(super) const ALL: [LineClass; 5] = [
+        LineClass::Session,
+        LineClass::Reservation,
+        LineClass::OpenSession,
+        LineClass::Peer,
+        LineClass::Other,
+    ];
 }
 
 impl Record {
@@ -74,7 +81,10 @@ impl Record {
         let is_done = self.level == Level::INFO || self.message.starts_with(CONNECTION_LOST);
         match self.peer() {
             _ if self.is_unauthenticated && is_done => LineClass::OpenSession,
-            _ if self.area == Some(AUDIT) && is_done => LineClass::Session,
+            _ if self.area == Some(AUDIT) && is_done => match self.message.starts_with(RESERVATION_CHANGED) {
+                true => LineClass::Reservation,
+                false => LineClass::Session,
+            },
             Some(_) => LineClass::Peer,
             None => LineClass::Other,
         }
@@ -99,7 +109,8 @@ impl Record {
     /// the peer chooses, but with the target of a session, which exists; `source` replaces the
     /// peer.
     pub(super) fn summary(&self, source: Option<&str>) -> Record {
-        let is_session = matches!(self.class(), LineClass::Session | LineClass::OpenSession);
+        let is_session =
+            matches!(self.class(), LineClass::Session | LineClass::Reservation | LineClass::OpenSession);
         let is_varying = |name: &str| name == PEER || name == OFFSET;
         let begin = self.fields.iter().position(|(name, _)| is_varying(name)).unwrap_or(self.fields.len());
         let (shared, rest) = self.fields.split_at(begin);
@@ -241,6 +252,8 @@ const AUDIT: &str = "audit";
 /// The beginning of the audit log's warnings about peers that have logged in. Other warnings, such
 /// as refused changes of reservations, are as frequent as the peer likes.
 const CONNECTION_LOST: &str = "connection lost: ";
+/// The beginning of the audit log's lines about changes of reservations.
+const RESERVATION_CHANGED: &str = "reservation changed: ";
 /// The field with the peer's address.
 const PEER: &str = "peer";
 /// The field with the initiator's name.

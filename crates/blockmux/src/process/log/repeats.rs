@@ -5,8 +5,9 @@
 //! are written, and the rest within some seconds are counted.
 //!
 //! Places are counted for each [`LineClass`], so that refused peers cannot displace the line of a
-//! login. One source has only some of the places of its class. Once many addresses have places,
-//! further ones share one with their network, then with a larger network, then with all addresses.
+//! login. One source has only some of the places and lines of its class, and the first line of a
+//! place is always written. Once many addresses have places, further ones share one with their
+//! network, then with a larger network, then with all addresses.
 //! See `docs/decisions/0074-log-lines-are-limited-by-event.md`.
 
 use super::record::{LineClass, Record};
@@ -32,23 +33,35 @@ struct ClassLines {
     places: [LinePlaces; LEVELS.len()],
     /// Lines that found no place.
     others: Option<LineCount>,
-    /// When lines of this class were first written in this window, and how many.
-    written: Option<(Instant, u32)>,
+    written: WrittenLines,
 }
 
 /// Similar lines, by their source and by what they share.
 #[derive(Default)]
 struct LinePlaces {
-    sources: HashMap<Source, HashMap<String, LineCount>>,
+    sources: HashMap<Source, SourceLines>,
     /// The number of places of all sources.
     len: usize,
 }
+
+/// The lines of one source.
+#[derive(Default)]
+struct SourceLines {
+    kinds: HashMap<String, LineCount>,
+    written: WrittenLines,
+}
+
+/// When lines were first written in this window, and how many.
+#[derive(Default)]
+struct WrittenLines(Option<(Instant, u32)>);
 
 /// The number of similar lines.
 struct LineCount {
     since: Instant,
     lines: u32,
     written: u32,
+    /// The maximum number of lines that are written, apart from those of new initiators.
+    alike: u32,
     /// Hashes of the initiators' names of which a line was written.
     initiators: Vec<u64>,
     /// The line that counts those that are left out, without their number.
@@ -73,17 +86,21 @@ impl Repeats {
         let class = line.class();
         let limits = class.limits();
         let Some(lines) = self.classes.get_mut(class as usize) else { return true };
-        let all_written = lines.written.map_or(0, |(_, written)| written);
         let initiator = line.initiator().map(|name| self.hasher.hash_one(name));
-        let count = lines.place(line, limits.places, now);
+        let (count, of_source) = place(&mut lines.places, &mut lines.others, line, &limits, now);
         count.lines = count.lines.saturating_add(1);
         let is_new = count.initiators.len() < limits.initiators
             && initiator.is_some_and(|name| !count.initiators.contains(&name));
-        let is_admitted = (is_new || count.written < limits.alike) && all_written < limits.written;
+        let is_within = lines.written.number() < limits.written
+            && of_source.as_ref().is_none_or(|written| written.number() < limits.of_source);
+        let is_admitted = count.written == 0 || (is_new || count.written < count.alike) && is_within;
         if is_admitted {
             count.written += 1;
             count.initiators.extend(initiator.filter(|_| is_new));
-            lines.written.get_or_insert((now, 0)).1 += 1;
+            lines.written.add(now);
+            if let Some(written) = of_source {
+                written.add(now);
+            }
         }
         is_admitted
     }
@@ -91,19 +108,18 @@ impl Repeats {
     /// Removes kinds of lines whose window has expired. Returns a line for each kind of which lines
     /// were suppressed, with their number.
     pub(super) fn left_out(&mut self, now: Instant) -> Vec<Record> {
-        let has_expired = |since: Instant| now.saturating_duration_since(since) >= WINDOW;
         let mut summaries = Vec::new();
         let mut is_over = |count: &LineCount| {
             let more = count.lines - count.written;
-            if has_expired(count.since) && more > 0 {
+            if has_expired(count.since, now) && more > 0 {
                 summaries.push(count.summary.counting(more, WINDOW));
             }
-            has_expired(count.since)
+            has_expired(count.since, now)
         };
         for class in &mut self.classes {
-            class.places.iter_mut().for_each(|places| places.retain(|count| !is_over(count)));
+            class.places.iter_mut().for_each(|places| places.retain(now, |count| !is_over(count)));
             class.others.take_if(|count| is_over(count));
-            class.written.take_if(|(since, _)| has_expired(*since));
+            class.written.expire(now);
         }
         summaries
     }
@@ -111,52 +127,85 @@ impl Repeats {
     /// Whether nothing is counted; otherwise `left_out` must be called later.
     pub(super) fn is_empty(&self) -> bool {
         self.classes.iter().all(|class| {
-            class.written.is_none()
+            class.written.0.is_none()
                 && class.others.is_none()
                 && class.places.iter().all(|places| places.len == 0)
         })
     }
 }
 
-impl ClassLines {
-    /// The count of the lines that are similar to this one.
-    fn place(&mut self, line: &Record, max_places: usize, now: Instant) -> &mut LineCount {
-        let (kind, mut source) = (line.kind(), line.peer().map_or(Source::NoPeer, Source::of));
-        let begin = |summary| LineCount { since: now, lines: 0, written: 0, initiators: Vec::new(), summary };
-        for (places, level) in self.places.iter_mut().zip(&LEVELS) {
-            source = source.within(level);
-            let is_other = places.has_too_many(&kind, &source);
-            let kind = if is_other { OTHERS } else { &kind };
-            let has_place = places.sources.get(&source).is_some_and(|kinds| kinds.contains_key(kind));
-            if has_place || places.len < level.max_places.min(max_places) {
-                places.len += usize::from(!has_place);
-                let name = Some(source.to_string()).filter(|name| !name.is_empty());
-                let summary = || match is_other {
-                    true => Record::warning(OTHERS.to_owned()).about_peer(name.as_deref()),
-                    false => line.summary(name.as_deref()),
-                };
-                let kinds = places.sources.entry(source).or_default();
-                return kinds.entry(kind.to_owned()).or_insert_with(|| begin(summary()));
-            }
+/// The count of the lines that are similar to this one, and the lines written of its source.
+fn place<'a>(
+    levels: &'a mut [LinePlaces],
+    others: &'a mut Option<LineCount>,
+    line: &Record,
+    limits: &Limits,
+    now: Instant,
+) -> (&'a mut LineCount, Option<&'a mut WrittenLines>) {
+    let (kind, mut source) = (line.kind(), line.peer().map_or(Source::NoPeer, Source::of));
+    for (places, level) in levels.iter_mut().zip(&LEVELS) {
+        source = source.within(level);
+        let is_other = places.has_too_many(&kind, &source);
+        let kind = if is_other { OTHERS } else { &kind };
+        let has_place = places.sources.get(&source).is_some_and(|lines| lines.kinds.contains_key(kind));
+        if has_place || places.len < level.max_places.min(limits.places) {
+            places.len += usize::from(!has_place);
+            let name = Some(source.to_string()).filter(|name| !name.is_empty());
+            let begin = || match is_other {
+                true => LineCount::of_others(name.as_deref(), limits.of_source, now),
+                false => LineCount::new(line.summary(name.as_deref()), limits.alike, now),
+            };
+            let lines = places.sources.entry(source).or_default();
+            return (lines.kinds.entry(kind.to_owned()).or_insert_with(begin), Some(&mut lines.written));
         }
-        self.others.get_or_insert_with(|| begin(Record::warning(OTHERS.to_owned())))
     }
+    (others.get_or_insert_with(|| LineCount::of_others(None, limits.alike, now)), None)
+}
+
+impl LineCount {
+    fn new(summary: Record, alike: u32, now: Instant) -> LineCount {
+        LineCount { since: now, lines: 0, written: 0, alike, initiators: Vec::new(), summary }
+    }
+
+    /// Counts lines of all other kinds of a source.
+    fn of_others(source: Option<&str>, alike: u32, now: Instant) -> LineCount {
+        LineCount::new(Record::warning(OTHERS.to_owned()).about_peer(source), alike, now)
+    }
+}
+
+impl WrittenLines {
+    fn number(&self) -> u32 {
+        self.0.map_or(0, |(_, written)| written)
+    }
+
+    fn add(&mut self, now: Instant) {
+        self.0.get_or_insert((now, 0)).1 += 1;
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.0.take_if(|(since, _)| has_expired(*since, now));
+    }
+}
+
+fn has_expired(since: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= WINDOW
 }
 
 impl LinePlaces {
     /// Whether the source has as many places as one may have, and none for this kind of lines.
     fn has_too_many(&self, kind: &str, source: &Source) -> bool {
         let is_bounded = !matches!(source, Source::NoPeer | Source::Everyone);
-        let kinds = self.sources.get(source).filter(|kinds| is_bounded && kinds.len() >= MAX_OF_SOURCE);
-        kinds.is_some_and(|kinds| !kinds.contains_key(kind))
+        let kinds = self.sources.get(source).filter(|_| is_bounded).map(|lines| &lines.kinds);
+        kinds.is_some_and(|kinds| kinds.len() >= MAX_KINDS_OF_SOURCE && !kinds.contains_key(kind))
     }
 
-    fn retain(&mut self, mut stays: impl FnMut(&LineCount) -> bool) {
-        self.sources.retain(|_, kinds| {
-            kinds.retain(|_, count| stays(count));
-            !kinds.is_empty()
+    fn retain(&mut self, now: Instant, mut stays: impl FnMut(&LineCount) -> bool) {
+        self.sources.retain(|_, lines| {
+            lines.written.expire(now);
+            lines.kinds.retain(|_, count| stays(count));
+            !lines.kinds.is_empty()
         });
-        self.len = self.sources.values().map(HashMap::len).sum();
+        self.len = self.sources.values().map(|lines| lines.kinds.len()).sum();
     }
 }
 
@@ -196,7 +245,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::NoPeer => Ok(()),
-            Source::Network(ip @ IpAddr::V4(_), 32) | Source::Network(ip, 128) => write!(f, "{ip}"),
+            Source::Network(ip @ IpAddr::V4(_), 32) => write!(f, "{ip}"),
             Source::Network(ip, len) => write!(f, "{ip}/{len}"),
             Source::Named(name) => f.write_str(name),
             Source::Everyone => f.write_str("other addresses"),
@@ -210,7 +259,10 @@ struct Limits {
     alike: u32,
     /// The maximum number of initiators of which one similar line each is written beyond that.
     initiators: usize,
-    /// The maximum number of lines that are written.
+    /// The maximum number of lines of one source that are written, apart from the first of each
+    /// kind.
+    of_source: u32,
+    /// The maximum number of lines that are written, apart from the first of each kind and source.
     written: u32,
     /// The number of kinds of lines of single addresses.
     places: usize,
@@ -220,11 +272,23 @@ impl LineClass {
     fn limits(self) -> Limits {
         match self {
             // Enough for all logins after a restart.
-            LineClass::Session => Limits { alike: 1000, initiators: 0, written: u32::MAX, places: 1024 },
+            LineClass::Session => {
+                Limits { alike: 1000, initiators: 0, of_source: 1000, written: u32::MAX, places: 1024 }
+            }
+            // A node of a cluster registers and reserves on 64 LUNs.
+            LineClass::Reservation => {
+                Limits { alike: 50, initiators: 0, of_source: 250, written: u32::MAX, places: 1024 }
+            }
             // The connections of one client, and the clients behind one address.
-            LineClass::OpenSession => Limits { alike: 16, initiators: 64, written: 2000, places: 1024 },
-            LineClass::Peer => Limits { alike: MAX_ALIKE, initiators: 0, written: 1000, places: 512 },
-            LineClass::Other => Limits { alike: MAX_ALIKE, initiators: 0, written: 4096, places: 4096 },
+            LineClass::OpenSession => {
+                Limits { alike: 16, initiators: 64, of_source: 160, written: 2000, places: 1024 }
+            }
+            LineClass::Peer => {
+                Limits { alike: MAX_ALIKE, initiators: 0, of_source: 80, written: 1000, places: 512 }
+            }
+            LineClass::Other => {
+                Limits { alike: MAX_ALIKE, initiators: 0, of_source: u32::MAX, written: 4096, places: 4096 }
+            }
         }
     }
 }
@@ -236,18 +300,19 @@ struct Level {
     max_places: usize,
 }
 
-/// The levels, from one address to all. Those of the first are limited by [`Limits::places`].
+/// The levels, from one host to all. Those of the first are limited by [`Limits::places`].
 const LEVELS: [Level; 4] = [
-    Level { v4_bits: 32, v6_bits: 128, max_places: usize::MAX },
-    // A network of a site: a host can choose any address in a /64.
-    Level { v4_bits: 24, v6_bits: 64, max_places: 256 },
+    // A host can choose any address in a /64, as in `blockmux_volume::peer_network`.
+    Level { v4_bits: 32, v6_bits: 64, max_places: usize::MAX },
+    // A network of a site.
+    Level { v4_bits: 24, v6_bits: 56, max_places: 256 },
     Level { v4_bits: 16, v6_bits: 48, max_places: 128 },
     Level { v4_bits: 0, v6_bits: 0, max_places: 128 },
 ];
 /// The line that counts all kinds of lines that found no place.
 const OTHERS: &str = "lines of other kinds are left out";
 /// The maximum number of places of one address or network, apart from the one for all other lines.
-const MAX_OF_SOURCE: usize = 64;
+const MAX_KINDS_OF_SOURCE: usize = 64;
 /// The maximum number of similar lines within [`WINDOW`].
 const MAX_ALIKE: u32 = 5;
 /// The time for which lines are counted.
@@ -355,9 +420,9 @@ mod tests {
         }
         for host in 0..100 {
             repeats.admits(&refused(&format!("192.0.2.{host}:1")), now);
-            repeats.admits(&refused(&format!("[2001:db8:0:1::{host:x}]:1")), now);
+            repeats.admits(&refused(&format!("[2001:db8:0:1{host:02x}::1]:1")), now);
         }
-        let expected = ["192.0.2.0/24", "2001:db8:0:1::/64"].map(|network| {
+        let expected = ["192.0.2.0/24", "2001:db8:0:100::/56"].map(|network| {
             format!(
                 " WARN login refused: peer may not: 95 more like this in 10 seconds \
                  protocol=\"iscsi\" peer=\"{network}\""
@@ -436,7 +501,7 @@ mod tests {
             let refused = line("WARN", &format!("login refused: {lun}"), &[("peer", "192.0.2.1:5")]);
             repeats.admits(&refused, now);
         }
-        assert_eq!(written, 64 + 16);
+        assert_eq!(written, 160);
         for nth in 0..400 {
             let peer = far_address(nth);
             assert!(repeats.admits(&open("login", &peer, "iqn.x:b", "iqn.x:t"), now));
@@ -446,6 +511,76 @@ mod tests {
         let expected =
             " WARN lines of other kinds are left out: 19920 more like this in 10 seconds peer=\"192.0.2.1\"";
         assert!(left_out.iter().any(|line| line == expected), "{left_out:#?}");
+    }
+
+    #[test]
+    fn the_initiators_of_one_address_leave_lines_for_others() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let many = |repeats: &mut Repeats, peer: &str| {
+            let line = |nth: u32| {
+                let (name, target) = (format!("iqn.x:{nth}"), format!("iqn.x:t{}", nth / 82));
+                [open("login", peer, &name, &target), open("logout: done", peer, &name, &target)]
+            };
+            (0..16 * 82).flat_map(line).filter(|line| repeats.admits(line, now)).count()
+        };
+        assert_eq!(many(&mut repeats, "127.0.0.9:1"), 160 + 28, "and the first to each target");
+        for host in 10..30 {
+            assert!(many(&mut repeats, &format!("127.0.0.{host}:1")) >= 32);
+        }
+        assert!(repeats.admits(&open("login", "127.0.0.50:1", "iqn.x:b", "iqn.x:t0"), now));
+    }
+
+    #[test]
+    fn the_refusals_of_one_address_leave_lines_for_others() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let many = |repeats: &mut Repeats, peer: &str| {
+            let line = |nth: u32| line("WARN", &format!("login refused: {}", nth / 150), &[("peer", peer)]);
+            (0..3000).filter(|&nth| repeats.admits(&line(nth), now)).count()
+        };
+        assert_eq!(many(&mut repeats, "127.0.0.9:1"), 80 + 4, "and the first of each kind");
+        for host in 10..30 {
+            many(&mut repeats, &format!("127.0.0.{host}:1"));
+        }
+        assert!(repeats.admits(&refused("127.0.0.50:1"), now));
+    }
+
+    #[test]
+    fn the_addresses_of_one_ipv6_network_are_one_source() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let login = |nth: u32| {
+            open("login", &format!("[2001:db8:0:1::{nth:x}]:1"), &format!("iqn.x:{nth}"), "iqn.x:t")
+        };
+        assert_eq!((0..20_000).filter(|&nth| repeats.admits(&login(nth), now)).count(), 64);
+        assert!(repeats.admits(&open("login", "[2001:db8:0:2::1]:1", "iqn.x:b", "iqn.x:t"), now));
+        let expected = " INFO login: 19936 more like this in 10 seconds protocol=\"iscsi\" \
+                        peer=\"2001:db8:0:1::/64\" target=\"iqn.x:t\"";
+        assert_eq!(texts(repeats.left_out(now + WINDOW)), [expected]);
+    }
+
+    #[test]
+    fn an_authenticated_address_causes_a_limited_number_of_lines() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let register = |nth: u32, peer: &str| {
+            let what = format!("reservation changed: LUN {}: REGISTER AND IGNORE EXISTING KEY", nth % 64);
+            line("INFO", &what, &[("protocol", "iscsi"), ("peer", peer), ("target", "iqn.x:t")])
+        };
+        let written = (0..20_000).filter(|&nth| repeats.admits(&register(nth, "192.0.2.1:5"), now)).count();
+        assert_eq!(written, 250);
+        assert!((0..250).all(|nth| repeats.admits(&register(nth, "192.0.2.2:5"), now)), "another address");
+        let login = |nth: u32| {
+            let target = format!("iqn.x:t{}", nth % 64);
+            line("INFO", "login", &[("protocol", "iscsi"), ("peer", "192.0.2.1:5"), ("target", &target)])
+        };
+        assert_eq!((0..20_000).filter(|&nth| repeats.admits(&login(nth), now)).count(), 1000);
+        let left_out = texts(repeats.left_out(now + WINDOW));
+        assert_eq!(left_out.len(), 2 * 64, "a line with the number of each kind: {left_out:#?}");
+    }
+
+    #[test]
+    fn one_change_of_a_reservation_is_written_fifty_times() {
+        let (mut repeats, now) = (Repeats::default(), Instant::now());
+        let change = line("INFO", "reservation changed: LUN 1: RESERVE", &[("peer", "192.0.2.1:5")]);
+        assert_eq!((0..1000).filter(|_| repeats.admits(&change, now)).count(), 50);
     }
 
     #[test]
