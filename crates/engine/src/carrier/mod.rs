@@ -21,7 +21,7 @@ pub trait Carrier<S> {
     /// The core that runs the carrier.
     type Host: Host;
     /// What another core or process needs to continue the connection.
-    type Handle;
+    type Handle: 'static;
 
     /// Receives, and passes what has arrived to the session.
     ///

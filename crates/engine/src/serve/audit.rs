@@ -41,29 +41,33 @@ pub(crate) struct Audit {
     is_refused: bool,
     /// The connection is not the first of its session; the first one logs the session's lines.
     is_member: bool,
-    sessions: Sessions,
     /// The entry in the list of sessions.
     session: Option<Arc<Session>>,
 }
 
 impl Audit {
-    /// State of a new connection; `sessions` lists the session after its login.
-    pub(crate) fn new(peer: Arc<str>, sessions: Sessions) -> Audit {
-        let (login, session) = (None, None);
-        Audit { peer, login, is_refused: false, is_member: false, sessions, session }
+    /// State of a new connection.
+    pub(crate) fn new(peer: Arc<str>) -> Audit {
+        Audit { peer, login: None, is_refused: false, is_member: false, session: None }
     }
 
-    /// Logs an event; `volume` returns a volume's name.
+    /// Logs an event; `sessions` lists a session that has logged in, and `volume` returns a volume's
+    /// name.
     #[cold]
-    pub(crate) fn on_event(&mut self, event: AuditEvent, volume: impl Fn(VolumeId) -> String) {
+    pub(crate) fn on_event(
+        &mut self,
+        event: AuditEvent,
+        sessions: &Sessions,
+        volume: impl Fn(VolumeId) -> String,
+    ) {
         match event {
             AuditEvent::Login(login) => {
                 self.info("login", &login);
-                self.begin(login);
+                self.begin(login, sessions);
             }
             AuditEvent::Joined(login) => {
                 self.is_member = true;
-                self.begin(login);
+                self.begin(login, sessions);
             }
             // Events of stations go to `StationAudits`.
             AuditEvent::StationLoggedIn { .. } | AuditEvent::ByStation { .. } => {}
@@ -113,9 +117,9 @@ impl Audit {
         }
     }
 
-    fn begin(&mut self, login: Login) {
+    fn begin(&mut self, login: Login, sessions: &Sessions) {
         let login = Arc::new(login);
-        self.session = Some(self.sessions.begin(login.clone(), self.peer.clone()));
+        self.session = Some(sessions.begin(login.clone(), self.peer.clone()));
         self.login = Some(login);
     }
 
@@ -161,8 +165,8 @@ impl StationAudits {
                 if self.entries.len() >= MAX_STATIONS {
                     self.entries.remove(0);
                 }
-                let mut audit = Audit::new(login.initiator.as_str().into(), self.sessions.clone());
-                audit.on_event(AuditEvent::Login(login.clone()), volume);
+                let mut audit = Audit::new(login.initiator.as_str().into());
+                audit.on_event(AuditEvent::Login(login.clone()), &self.sessions, volume);
                 if let Some(session) = audit.session() {
                     session.add_reader(meter);
                 }
@@ -170,17 +174,18 @@ impl StationAudits {
             }
             AuditEvent::ByStation { login, event } => {
                 let is_departure = matches!(*event, AuditEvent::Logout { .. });
+                let sessions = &self.sessions;
                 match self.entries.iter().position(|(other, _)| *other == login) {
-                    Some(at) if is_departure => self.entries.remove(at).1.on_event(*event, volume),
-                    Some(at) => self.entries[at].1.on_event(*event, volume),
+                    Some(at) if is_departure => self.entries.remove(at).1.on_event(*event, sessions, volume),
+                    Some(at) => self.entries[at].1.on_event(*event, sessions, volume),
                     None => {
-                        let mut audit = Audit::new(login.initiator.as_str().into(), self.sessions.clone());
+                        let mut audit = Audit::new(login.initiator.as_str().into());
                         audit.login = Some(login.into());
-                        audit.on_event(*event, volume);
+                        audit.on_event(*event, sessions, volume);
                     }
                 }
             }
-            event => Audit::new("".into(), Sessions::default()).on_event(event, volume),
+            event => Audit::new("".into()).on_event(event, &self.sessions, volume),
         }
     }
 }

@@ -268,6 +268,11 @@ impl Channels {
         }
     }
 
+    /// Wakes the source's task.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
     /// Whether nothing is in flight.
     #[inline]
     #[must_use]

@@ -410,13 +410,18 @@ impl Permit {
         self.limit.0.listener.admits(self.peer)
     }
 
-    /// Login deadline, if there is a login timeout; `now` is when the connection was accepted.
-    pub(crate) fn login_by(&mut self, now: Instant) -> Option<Instant> {
-        let timeout = match self.limit.0.login_timeout_s.load(Ordering::Relaxed) {
-            0 => return None,
-            seconds => Duration::from_secs(seconds),
+    /// Sets the login deadline, unless it is set already, if there is a login timeout; `now` is when
+    /// the connection was accepted.
+    pub(crate) fn begin_login(&mut self, now: Instant) {
+        self.login_by = match self.limit.0.login_timeout_s.load(Ordering::Relaxed) {
+            0 => None,
+            seconds => self.login_by.or_else(|| now.checked_add(Duration::from_secs(seconds))),
         };
-        Some(*self.login_by.get_or_insert_with(|| now.checked_add(timeout).unwrap_or(now)))
+    }
+
+    /// The login deadline, if there is one.
+    pub(crate) fn login_by(&self) -> Option<Instant> {
+        self.login_by
     }
 
     /// Makes the connection no longer replaceable, because its handshake is complete.

@@ -28,11 +28,11 @@ impl<T> ArrivedConnection<T> {
 }
 
 /// Where the connection of a session `S` may continue; `T` is what the owner there needs.
-pub enum Elsewhere<S, T> {
+pub enum Elsewhere<S: 'static, T: 'static> {
     /// On the core that its session belongs to.
-    Core(Relocate<S, T>),
+    Core(Box<Relocate<S, T>>),
     /// In the process that takes over from this one.
-    Process(ProcessHandover<S, T>),
+    Process(&'static ProcessHandover<S, T>),
 }
 
 /// How a connection moves to another core, for protocols that need it.
@@ -57,23 +57,35 @@ pub struct ProcessHandover<S, T> {
 }
 
 /// The moves of one connection.
-pub(crate) struct Moves<S, T> {
+pub(crate) struct Moves<S: 'static, T: 'static> {
     elsewhere: Option<Elsewhere<S, T>>,
-    /// While connections move to another process: when an unfinished handshake is given up.
-    handshake_until: Option<Instant>,
-    /// Set while the connection should move to another process and cannot, because it uses TLS.
-    secured: Option<SecuredConnection>,
+    process: ProcessState,
 }
 
-impl<S: TargetLifecycle, T> Moves<S, T> {
+/// What keeps a connection that moves to processes from moving.
+enum ProcessState {
+    Nothing,
+    /// Its handshake, which is given up then.
+    HandshakeUntil(Instant),
+    /// It uses TLS.
+    Secured {
+        _count: SecuredConnection,
+    },
+}
+
+impl<S: TargetLifecycle + 'static, T: 'static> Moves<S, T> {
     pub(crate) fn new(elsewhere: Option<Elsewhere<S, T>>) -> Moves<S, T> {
-        Moves { elsewhere, handshake_until: None, secured: None }
+        Moves { elsewhere, process: ProcessState::Nothing }
     }
 
-    /// The handshake is complete.
+    /// The handshake is complete: the connection stays on its core.
     pub(crate) fn on_established(&mut self, carrier: &impl Carrier<S, Handle = T>, permit: Option<&Permit>) {
-        if self.to_process().is_some() && carrier.is_secured() {
-            self.secured = permit.map(|permit| permit.session_handover().count_secured());
+        self.elsewhere.take_if(|elsewhere| matches!(elsewhere, Elsewhere::Core(_)));
+        if let Some(permit) = permit
+            && self.to_process().is_some()
+            && carrier.is_secured()
+        {
+            self.process = ProcessState::Secured { _count: permit.session_handover().count_secured() };
         }
     }
 
@@ -112,11 +124,12 @@ impl<S: TargetLifecycle, T> Moves<S, T> {
             return true;
         }
         let now = core.now();
-        let until = *self.handshake_until.get_or_insert_with(|| {
-            core.wake_at(now + HANDSHAKE_TIME, waker);
-            now + HANDSHAKE_TIME
-        });
-        now < until
+        if let ProcessState::HandshakeUntil(until) = self.process {
+            return now < until;
+        }
+        core.wake_at(now + HANDSHAKE_TIME, waker);
+        self.process = ProcessState::HandshakeUntil(now + HANDSHAKE_TIME);
+        true
     }
 
     /// Hands the connection to another process once nothing is in flight; returns whether it did.

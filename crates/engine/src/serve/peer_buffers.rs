@@ -14,7 +14,7 @@ use crate::serve::served_session::ServedSession;
 use crate::serve::stall::StallWatch;
 use blockmux_proto::driver::session::ProtocolError;
 use blockmux_proto::driver::target::TargetLifecycle;
-use blockmux_volume::{Core, Waker};
+use blockmux_volume::Core;
 use std::time::{Duration, Instant};
 
 /// Observes the buffers that one peer holds.
@@ -22,6 +22,13 @@ use std::time::{Duration, Instant};
 pub(crate) struct PeerBuffers {
     /// Number of times that the output was sent completely.
     sent_outputs: u64,
+    /// Made when the peer holds buffers, and kept for [`HELD_BUFFERS_TIMEOUT`], so that requests
+    /// allocate nothing. Most connections idle.
+    observation: Option<Box<Observation>>,
+}
+
+#[derive(Default)]
+struct Observation {
     /// Set while the peer holds buffers.
     held: Option<HeldBuffers>,
     /// Set while the peer holds payload buffers: observes whether it transfers data.
@@ -55,16 +62,20 @@ impl PeerBuffers {
         served: &mut ServedSession<S>,
         carrier: &C,
         core: &PeerCore<C::Host>,
-        waker: &Waker,
     ) -> Result<(), Broken> {
-        if let Some(held) = self.held {
+        if let Some(held) = self.observation.as_ref().and_then(|observation| observation.held) {
             self.check_held(held, served, carrier, core)?;
         }
         let Some(account) = core.pool.account() else { return Ok(()) };
         if account.is_waiting() || core.pool.is_short() {
             account.set_moved(carrier.moved_bytes());
         }
-        if self.stall.is_none() { Ok(()) } else { self.check_stall(served, carrier, core, waker) }
+        if self.stall().is_none() { Ok(()) } else { self.check_stall(served, carrier, core) }
+    }
+
+    #[inline]
+    fn stall(&mut self) -> Option<&mut StallWatch> {
+        self.observation.as_mut()?.stall.as_mut()
     }
 
     /// Disconnects a peer that has held buffers without progress since the last check, if others
@@ -80,7 +91,8 @@ impl PeerBuffers {
         if core.now() < held.until {
             return Ok(());
         }
-        self.held = None;
+        self.observation.iter_mut().for_each(|observation| observation.held = None);
+        self.observation.take_if(|observation| observation.stall.is_none());
         let is_still = held.moved == self.moved(served);
         if is_still && is_abandoned(served, carrier) {
             return Err(ProtocolError {
@@ -107,16 +119,15 @@ impl PeerBuffers {
         served: &mut ServedSession<S>,
         carrier: &C,
         core: &PeerCore<C::Host>,
-        waker: &Waker,
     ) -> Result<(), Broken> {
-        let (Some(account), Some(stall)) = (core.pool.account(), &mut self.stall) else { return Ok(()) };
+        let (Some(account), Some(stall)) = (core.pool.account(), self.stall()) else { return Ok(()) };
         if account.is_evicted() {
             return Err(Broken::Evicted(account.held_bytes()));
         }
         let is_moving = account.is_stalled() && stall.has_transferred(carrier.transferred_bytes());
         if is_moving || !holds_buffers(served, carrier) || account.caused_bytes() == 0 {
             account.resume();
-            self.stall = None;
+            self.observation.iter_mut().for_each(|observation| observation.stall = None);
             return Ok(());
         }
         let now = core.now();
@@ -127,7 +138,7 @@ impl PeerBuffers {
         if account.is_evicted() {
             return Err(Broken::Evicted(account.held_bytes()));
         }
-        core.wake_at(stall.next_check(), waker);
+        core.wake_at(stall.next_check(), served.channels.waker());
         Ok(())
     }
 
@@ -137,20 +148,25 @@ impl PeerBuffers {
         served: &mut ServedSession<S>,
         carrier: &C,
         core: &PeerCore<C::Host>,
-        waker: &Waker,
     ) {
-        if self.held.is_none() && (holds_buffers(served, carrier) || is_abandoned(served, carrier)) {
-            let until = core.now() + HELD_BUFFERS_TIMEOUT;
-            self.held = Some(HeldBuffers { until, moved: self.moved(served), owed: served.session.owed() });
-            core.wake_at(until, waker);
+        let holds = holds_buffers(served, carrier);
+        if !holds && !is_abandoned(served, carrier) {
+            return;
         }
-        if self.stall.is_none()
+        let moved = self.moved(served);
+        let observation = self.observation.get_or_insert_default();
+        if observation.held.is_none() {
+            let until = core.now() + HELD_BUFFERS_TIMEOUT;
+            observation.held = Some(HeldBuffers { until, moved, owed: served.session.owed() });
+            core.wake_at(until, served.channels.waker());
+        }
+        if observation.stall.is_none()
             && core.pool.account().is_some_and(|account| account.held_bytes() > 0)
-            && holds_buffers(served, carrier)
+            && holds
         {
             let stall = StallWatch::new(core.now(), carrier.moved_bytes());
-            core.wake_at(stall.next_check(), waker);
-            self.stall = Some(stall);
+            core.wake_at(stall.next_check(), served.channels.waker());
+            observation.stall = Some(stall);
         }
     }
 

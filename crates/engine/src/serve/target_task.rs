@@ -26,12 +26,11 @@ use std::time::Instant;
 use tracing::{debug, info};
 
 /// Serves one connection until either side closes it.
-pub struct TargetTask<S, C: Carrier<S>> {
+pub struct TargetTask<S: 'static, C: Carrier<S>> {
     carrier: C,
     served: ServedSession<S>,
     /// The core, with the peer's account.
     core: Rc<PeerCore<C::Host>>,
-    waker: Waker,
     buffers: PeerBuffers,
     moves: Moves<S, C::Handle>,
     /// Set when receiving has stopped. The connection ends when no I/O is in flight and all output
@@ -42,8 +41,6 @@ pub struct TargetTask<S, C: Carrier<S>> {
     is_stop_sent: bool,
     /// The handshake is complete, and the permit was notified.
     is_established: bool,
-    /// Configured deadline of the handshake, in addition to the session's own.
-    login_by: Option<Instant>,
     /// Released when the connection ends, here or on the core that it moved to.
     permit: Option<Permit>,
     audit: Audit,
@@ -61,14 +58,14 @@ pub struct NewSession<S> {
 }
 
 /// What the connection of a session `S` over a stream `T` may do.
-pub struct StreamOptions<S, T> {
+pub struct StreamOptions<S: 'static, T: 'static> {
     /// TLS, if the listener requires or permits it.
     pub secure: Option<Secure>,
     /// Where the connection may continue.
     pub elsewhere: Option<Elsewhere<S, T>>,
 }
 
-impl<S, T> Default for StreamOptions<S, T> {
+impl<S: 'static, T: 'static> Default for StreamOptions<S, T> {
     fn default() -> StreamOptions<S, T> {
         StreamOptions { secure: None, elsewhere: None }
     }
@@ -113,32 +110,30 @@ impl<S: TargetLifecycle + 'static, C: Carrier<S> + 'static> TargetTask<S, C> {
         elsewhere: Option<Elsewhere<S, C::Handle>>,
     ) {
         let NewSession { session, pool, exports } = session;
-        let login_by = permit.login_by(core.now());
+        permit.begin_login(core.now());
         let peer_core = Rc::new(PeerCore { core: core.clone(), pool });
         core.spawn(|waker| {
             let carrier = carrier(waker);
             peer_core.pool.account().into_iter().for_each(|account| account.set_waker(waker));
-            login_by.into_iter().for_each(|login_by| core.wake_at(login_by, waker));
+            permit.login_by().into_iter().for_each(|login_by| core.wake_at(login_by, waker));
             TargetTask {
-                audit: Audit::new(carrier.peer(), permit.sessions().clone()),
+                audit: Audit::new(carrier.peer()),
                 carrier,
                 served: ServedSession::start(session, exports, peer_core.clone(), waker, permit.origin()),
                 core: peer_core,
-                waker: waker.clone(),
                 buffers: PeerBuffers::default(),
                 moves: Moves::new(elsewhere),
                 ending: None,
                 has_logged_out: false,
                 is_stop_sent: false,
                 is_established: false,
-                login_by,
                 permit: Some(permit),
             }
         });
     }
 }
 
-impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
+impl<S: TargetLifecycle + 'static, C: Carrier<S>> TargetTask<S, C> {
     /// The protocol of the connection, as its listener or its first bytes tell.
     fn protocol(&self) -> &'static str {
         let of_listener = || self.permit.as_ref().map_or("", Permit::protocol);
@@ -149,7 +144,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     fn turn(&mut self, now: Instant) -> Result<Progress, Broken> {
         self.check_end(now)?;
         self.carrier.check_deadline(&mut self.served.session)?;
-        self.buffers.check(&mut self.served, &self.carrier, &self.core, &self.waker)?;
+        self.buffers.check(&mut self.served, &self.carrier, &self.core)?;
         let mut progress = Progress::Idle;
         loop {
             let inflow = match self.ending {
@@ -197,7 +192,8 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
         if must_close {
             return Err(Broken::SessionEnded(self.end_reason()));
         }
-        if !self.is_established && self.login_by.is_some_and(|login_by| now >= login_by) {
+        let login_by = || self.permit.as_ref().and_then(Permit::login_by);
+        if !self.is_established && login_by().is_some_and(|login_by| now >= login_by) {
             return Err(LATE_LOGIN.into());
         }
         Ok(())
@@ -263,7 +259,9 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     fn log_events(&mut self) {
         while let Some(event) = self.served.session.poll_event() {
             self.has_logged_out |= matches!(event, AuditEvent::Logout { .. });
-            self.audit.on_event(event, |volume| self.served.channels.name(volume));
+            if let Some(permit) = &self.permit {
+                self.audit.on_event(event, permit.sessions(), |volume| self.served.channels.name(volume));
+            }
             if let Some(session) = self.audit.session() {
                 self.served.channels.count_for(session);
             }
@@ -284,8 +282,8 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     /// Whether the connection should move to another process instead of ending.
     #[cold]
     fn is_due_in_process(&mut self) -> bool {
-        let (session, permit) = (&self.served.session, self.permit.as_ref());
-        self.moves.is_due_in_process(session, &self.carrier, permit, &*self.core, &self.waker)
+        let (session, waker) = (&self.served.session, self.served.channels.waker());
+        self.moves.is_due_in_process(session, &self.carrier, self.permit.as_ref(), &*self.core, waker)
     }
 
     /// Moves the connection elsewhere if it should; returns whether it did.
@@ -416,7 +414,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> TargetTask<S, C> {
     }
 }
 
-impl<S: TargetLifecycle, C: Carrier<S>> Task for TargetTask<S, C> {
+impl<S: TargetLifecycle + 'static, C: Carrier<S>> Task for TargetTask<S, C> {
     #[inline]
     fn run(&mut self) -> Progress {
         let progress = self.take_turn();
@@ -430,7 +428,7 @@ impl<S: TargetLifecycle, C: Carrier<S>> Task for TargetTask<S, C> {
 
     fn park(&mut self) {
         if !self.is_closed() {
-            self.buffers.park(&mut self.served, &self.carrier, &self.core, &self.waker);
+            self.buffers.park(&mut self.served, &self.carrier, &self.core);
             self.carrier.park();
         }
     }
@@ -469,6 +467,13 @@ mod tests {
     use std::io;
     use std::sync::Arc;
     use std::time::Duration;
+
+    /// The task of an idle NBD connection, which is most of its memory.
+    #[test]
+    fn a_task_of_nbd_has_at_most_1024_bytes() {
+        let len = size_of::<TargetTask<NbdTargetSession, Connection>>();
+        assert!(len <= 1024, "{len} bytes");
+    }
 
     /// A target with 16 MiB of buffers; long payload may use half of them.
     struct BufferTest {

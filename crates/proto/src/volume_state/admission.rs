@@ -85,10 +85,10 @@ pub(crate) struct Admission {
     /// Made for the first I/O, because many clients idle.
     counter: OnceCell<Rc<IoCounter>>,
     /// The client's identity for reservations, if it has one.
-    who: Option<Registrant>,
+    who: Option<Box<Registrant>>,
     reservations: Cell<SeenReservations>,
     /// The generation of the last logged refusal, and whether the client was fenced.
-    complained_of: Option<(u64, bool)>,
+    complained_of: Option<Box<(u64, bool)>>,
 }
 
 /// A copy of the reservations, as far as they concern the client.
@@ -128,6 +128,7 @@ impl Admission {
         let seen = SeenReservations { generation: 0, access: BlockAccess::ALL, is_retired: false };
         let reservations = Cell::new(seen);
         who.iter().for_each(|who| volume_state.adopt_record(who));
+        let who = who.map(Box::new);
         let (volume_state, counter) = (volume_state.clone(), OnceCell::new());
         let admission = Admission { volume_state, epoch, counter, who, reservations, complained_of: None };
         admission.refresh();
@@ -193,9 +194,10 @@ impl Admission {
     pub(crate) fn complaint(&mut self) -> Option<&'static str> {
         let is_fenced = self.volume_state.in_flight.is_fenced(self.epoch.0);
         let seen = (self.reservations.get().generation, is_fenced);
-        if self.complained_of.replace(seen) == Some(seen) {
+        if self.complained_of.as_deref() == Some(&seen) {
             return None;
         }
+        self.complained_of = Some(Box::new(seen));
         if is_fenced {
             return Some("the volume was fenced; the client must connect again");
         }
@@ -219,7 +221,7 @@ impl Admission {
             let access = match table.reserved_by {
                 Some(_) => BlockAccess::NONE,
                 None if table.is_closed || table.is_retired => BlockAccess::NONE,
-                None => table.reservations.access(self.who.as_ref()),
+                None => table.reservations.access(self.who.as_deref()),
             };
             (access, table.is_retired)
         });

@@ -95,7 +95,7 @@ impl Portal {
             }
         });
         let moves_to = |session: &PortSession<IscsiConnection>| session.tcp()?.moves_to();
-        let elsewhere = Elsewhere::Core(Relocate { moves_to, hand_over });
+        let elsewhere = Elsewhere::Core(Box::new(Relocate { moves_to, hand_over }));
         let session = NewSession { session, pool, exports: self.exports.clone() };
         let options = StreamOptions { secure: None, elsewhere: Some(elsewhere) };
         TargetTask::spawn(core, arrival, session, options);

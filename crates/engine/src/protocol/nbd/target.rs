@@ -70,9 +70,11 @@ pub fn resume(
 
 /// NBD sessions move to another process, because NBD clients do not reconnect when their connection
 /// ends.
+static HANDOVER: ProcessHandover<NbdTargetSession, Stream> =
+    ProcessHandover { hand_over: NbdTargetSession::hand_over, store: keep };
+
 fn options(secure: Option<Secure>) -> StreamOptions<NbdTargetSession, Stream> {
-    let handover = ProcessHandover { hand_over: NbdTargetSession::hand_over, store: keep };
-    StreamOptions { secure, elsewhere: Some(Elsewhere::Process(handover)) }
+    StreamOptions { secure, elsewhere: Some(Elsewhere::Process(&HANDOVER)) }
 }
 
 fn keep(session_handover: &SessionHandover, handed_over: HandedOverConnection<Stream>) {
