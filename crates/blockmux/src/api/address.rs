@@ -38,18 +38,33 @@ impl FromStr for ApiAddress {
             match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
                 (Some(rest), _) => (rest, ApiAddress::Http),
                 (_, Some(rest)) => (rest, ApiAddress::Https),
+                _ if is_host_and_port(text) => return Err(WRITE_URL),
                 _ => return text.parse().map(ApiAddress::Unix),
             };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none() || authority.contains('/') {
-            return Err("write the daemon's address as http://HOST:PORT or https://HOST:PORT");
+            return Err(WRITE_URL);
         }
         Ok(kind(authority.to_owned()))
     }
 }
 
+/// Whether a text is an address without a scheme, and not the path of a socket.
+fn is_host_and_port(text: &str) -> bool {
+    let parts = text.rsplit_once(':').filter(|(host, _)| *host != "unix" && !host.contains('/'));
+    parts.is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+}
+
+const WRITE_URL: &str = "write the daemon's address as http://HOST:PORT or https://HOST:PORT";
+
 impl ApiAddress {
+    /// The address with TLS, if this one is over TCP without it.
+    pub(crate) fn encrypted(&self) -> Option<ApiAddress> {
+        let ApiAddress::Http(authority) = self else { return None };
+        Some(ApiAddress::Https(authority.clone()))
+    }
+
     /// The host that the certificate of an https address must be for.
     pub(crate) fn certified_host(&self) -> Option<&str> {
         let ApiAddress::Https(authority) = self else { return None };
@@ -90,7 +105,8 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ApiAddress>().unwrap().to_string(), shown);
         }
-        for text in ["http://host", "http://host:port", "http://host:1/v1", "https://host", "unix:"] {
+        let no_port = ["http://host", "http://host:port", "http://host:1/v1", "https://host", "unix:"];
+        for text in no_port.into_iter().chain(["127.0.0.1:9180", "storage:9180", "[::1]:9180"]) {
             assert!(text.parse::<ApiAddress>().is_err(), "{text}");
         }
         let host = |text: &str| text.parse::<ApiAddress>().unwrap().certified_host().map(str::to_owned);

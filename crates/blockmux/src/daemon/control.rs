@@ -238,10 +238,25 @@ impl ControlServer {
     /// Executes a request that changes something, and logs it with its caller. If it takes long, it
     /// reports its progress to `progress`.
     pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
+        let request = &self.with_exact_target(request);
         let changed = self.make_change(request, caller, progress);
         let effects = changed.as_ref().map(|changed| &*changed.effects);
         config_audit::log(caller, &request.to_string(), effects);
         changed.map_or_else(Answer::Failed, |changed| changed.answer)
+    }
+
+    /// A request that names its target as the daemon does: iSCSI names have no case.
+    fn with_exact_target(&self, request: &Request) -> Request {
+        let mut request = request.clone();
+        if let Request::Attach { target, .. }
+        | Request::Detach { target, .. }
+        | Request::Change(Change { target, .. }) = &mut request
+        {
+            let served = self.live_protocols.get();
+            let exact = served.iter().find_map(|(_, live)| live.access_of(target));
+            exact.into_iter().for_each(|exact| *target = exact.target);
+        }
+        request
     }
 
     fn make_change(
@@ -254,7 +269,12 @@ impl ControlServer {
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
             Request::Reload => self.reloader.reload(caller).map(planned),
-            Request::Apply { fragment } => self.reloader.apply_fragment(fragment, caller).map(planned),
+            Request::Apply { fragment } => {
+                let report = self.reloader.apply_fragment(fragment, caller)?;
+                let note = self.reloader.note_of_applied(&report);
+                let Changed { answer, effects } = planned(report);
+                Ok(Changed { answer: answer.noted(note), effects })
+            }
             Request::Save => self.reloader.save(caller).map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();
@@ -336,11 +356,7 @@ impl ControlServer {
                 _ => None,
             });
         }
-        let answer = match note {
-            Some(note) => Answer::Noted { answer: Box::new(answer), note },
-            None => answer,
-        };
-        Changed { answer, effects }
+        Changed { answer: answer.noted(note), effects }
     }
 
     /// Exports a new volume. It is opened without the right to change the daemon, because its path

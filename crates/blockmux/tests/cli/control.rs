@@ -219,7 +219,7 @@ fn the_status_counts_connections_and_io() {
     );
     let shown = controlled.said(&["status"]);
     assert!(
-        shown.starts_with("connections  0 of 4096\n  nbd listeners  0\n  iscsi listeners  0\na  8388608 (8 MiB)  read-only\n"),
+        shown.starts_with("connections  0 of 4096\n  nbd connections  0\n  iscsi connections  0\na  8388608 (8 MiB)  read-only\n"),
         "{shown}"
     );
     assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
@@ -253,7 +253,7 @@ fn the_status_counts_lost_connections_with_io_in_flight() {
     assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
     let shown = controlled.said(&["status"]);
     let head =
-        "connections  1 of 4096\n  nbd listeners  1\nlost         2, with I/O that has not ended\ndisk0  ";
+        "connections  1 of 4096\n  nbd connections  1\nlost         2, with I/O that has not ended\ndisk0  ";
     assert!(shown.starts_with(head), "{shown}");
     let volume = "\n  connections  1\n  lost         2, with I/O that has not ended\n  reads        2 ";
     assert!(shown.contains(volume), "{shown}");
@@ -474,7 +474,8 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(info(&unit).unwrap()["size"], 2 << 20);
     let used = controlled.refusal(&["detach", iqn, "7"]);
     assert!(used.contains(&format!("{iqn} 7: is in use by iscsi ")) && used.contains("--force"), "{used}");
-    controlled.said(&["detach", iqn, "7", "--force"]);
+    // iSCSI names have no case.
+    controlled.said(&["detach", &iqn.to_uppercase(), "7", "--force"]);
     assert_eq!(controlled.said(&["attach", "b", iqn, "--json"]), "{\"number\":1}\n");
     assert_eq!(controlled.said(&["detach", iqn, "1", "--force", "--json"]), "{}\n");
     assert!(info(&unit).is_err());

@@ -190,7 +190,7 @@ impl fmt::Display for Request {
             Request::Reload => f.write_str("reload"),
             Request::Diff => f.write_str("diff"),
             Request::Export => f.write_str("export"),
-            Request::Apply { fragment } => write!(f, "apply {}", fragment.path.display()),
+            Request::Apply { fragment } => write!(f, "apply {}", fragment.title().display()),
             Request::Save => f.write_str("save"),
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
@@ -238,6 +238,14 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
+    /// This answer with a note, if there is one.
+    pub(crate) fn noted(self, note: Option<String>) -> Answer {
+        match note {
+            Some(note) => Answer::Noted { answer: Box::new(self), note },
+            None => self,
+        }
+    }
+
     /// The body of the HTTP response, which `--json` prints.
     pub(crate) fn json(&self) -> Value {
         match self {
@@ -425,13 +433,12 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls, without_listener }, Request::Add { .. }) => {
+        (Answer::Added { name, urls, without_listener }, Request::Add { protocols, .. }) => {
             let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
             print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
             if urls.is_empty() {
-                tracing::warn!(
-                    "{name} is not exported yet: attach it to a target, or add it with --protocols"
-                );
+                let why = why_not_exported(&name, protocols.as_deref(), &without_listener);
+                why.into_iter().for_each(|why| tracing::warn!("{}", printable(&why)));
             }
             if !without_listener.is_empty() {
                 let protocols = printable(&without_listener.join(", ")).to_string();
@@ -458,6 +465,27 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
+/// Why a volume that was added with these `protocols` has no URL yet, apart from protocols
+/// `without_listener`.
+fn why_not_exported(name: &str, protocols: Option<&[String]>, without_listener: &[String]) -> Option<String> {
+    let Some(protocols) = protocols else {
+        return Some(format!(
+            "{name} is not exported yet: attach it to a target, or add it with --protocols"
+        ));
+    };
+    let listens = |word: &&String| !without_listener.contains(&word.replace('_', "-"));
+    let listening: Vec<_> = protocols.iter().filter(listens).map(String::as_str).collect();
+    match &listening[..] {
+        [] => None,
+        // NBD has no targets.
+        ["nbd"] => Some(format!("no nbd listener exports it: their `?volumes=` lists lack `{name}`")),
+        several => Some(format!(
+            "{name} is not exported over {} yet: attach it to a target, or add it to the `?volumes=` list of a listener",
+            several.join(", ")
+        )),
+    }
+}
+
 impl DaemonArgs {
     /// A client of the daemon.
     ///
@@ -468,6 +496,9 @@ impl DaemonArgs {
         let token = token_file.as_deref().map(|path| secret::read("--token-file", path, api_token));
         let token = token.transpose()?;
         if token.is_none() && matches!(address, ApiAddress::Http(_)) {
+            if let Some(own) = address.encrypted().filter(|_| tls_certificates.is_some()) {
+                return Err(Failure::request(format!("{address}: --tls-certs needs TLS; use {own}")));
+            }
             return Err(Failure::request(format!(
                 "{address}: the API requires a token over TCP; add --token-file with the file of \
                  `serve --api-token-file`"
@@ -498,8 +529,9 @@ pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> 
 
 fn status_text(status: &Status) -> String {
     let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
-    let of_protocol =
-        |ProtocolStatus { name, connections }: &ProtocolStatus| format!("  {name} listeners  {connections}");
+    let of_protocol = |ProtocolStatus { name, connections }: &ProtocolStatus| {
+        format!("  {name} connections  {connections}")
+    };
     lines.extend(status.protocols.iter().map(of_protocol));
     lines.extend(lost_connections("", status.orphaned_connections));
     for volume in &status.volumes {

@@ -70,11 +70,7 @@ pub(super) fn call(request: &Request) -> Call {
 /// If it has another format.
 pub(super) fn answer(request: &Request, body: Value) -> Result<Answer, serde_json::Error> {
     let note = body.get("note").and_then(Value::as_str).map(str::to_owned);
-    let answer = plain_answer(request, body)?;
-    Ok(match note {
-        Some(note) => Answer::Noted { answer: Box::new(answer), note },
-        None => answer,
-    })
+    Ok(plain_answer(request, body)?.noted(note))
 }
 
 fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Error> {

@@ -27,7 +27,7 @@ pub(super) fn merged(
     fragment: &Fragment,
 ) -> Result<Setup, ApiError> {
     let named = Setup::named_lists(&reloader.frontends.get());
-    let sources = Sources::of_text(&fragment.path, fragment.text.clone()).with_named(named);
+    let sources = Sources::of_text(fragment.title(), fragment.text.clone()).with_named(named);
     let located = |failure| ApiError::invalid(sources.located(failure));
     let written = sources.table().map_err(ApiError::invalid)?;
     let span = written.span();

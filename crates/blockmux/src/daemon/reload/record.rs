@@ -4,7 +4,7 @@
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Changing, Reloader, RunningConfig};
-use crate::cli::ctl::{Answer, Request};
+use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::VOLUMES;
 use crate::protocol::frontend::{Change as ProtocolChange, TargetTables};
@@ -38,7 +38,7 @@ impl Reloader {
         self.publish(changing, RunningConfig { is_unsaved: true, ..config });
         let note = match (self.has_file(), is_expressible) {
             (false, _) => None,
-            (true, true) => Some("this change is not in the config file; 'ctl save' writes it there"),
+            (true, true) => Some(NOT_IN_FILE),
             (true, false) => Some(
                 "this change is not in the config file, which has no key for it: the next reload undoes it",
             ),
@@ -47,11 +47,19 @@ impl Reloader {
         Recorded { note: note.map(str::to_owned), effects }
     }
 
+    /// A note about the config file for the user, after changes that were applied.
+    pub(in crate::daemon) fn note_of_applied(&self, report: &PlanReport) -> Option<String> {
+        (self.has_file() && !report.changes.is_empty()).then(|| NOT_IN_FILE.to_owned())
+    }
+
     /// The spec of a volume; `None` if no volume has the name.
     pub(in crate::daemon) fn spec(&self, name: &str) -> Option<Spec> {
         Some(self.config.get().running.volume(name)?.entry.spec.clone())
     }
 }
+
+/// The note about a change that a save would write into the config file.
+const NOT_IN_FILE: &str = "this change is not in the config file; 'ctl save' writes it there";
 
 /// Writes a change into a config; returns whether a config file can express it, or `None` if
 /// nothing has changed.

@@ -55,7 +55,8 @@ impl LiveTargets {
     }
 
     fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
-        let found = self.node.targets().into_iter().find(|target| target.name.as_str() == name);
+        let is_it = |target: &Arc<TargetNode>| Name::new(name).is_ok_and(|name| name == target.name);
+        let found = self.node.targets().into_iter().find(is_it);
         found.ok_or_else(|| format!("no target has the name `{name}`"))
     }
 
