@@ -18,7 +18,8 @@ use crate::protocol::Frontends;
 use crate::volume_kinds::open::unused_rest;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::warn;
 
@@ -71,12 +72,14 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
-    let unused = |leaf: &Spec| match leaf {
+    let about = |leaf: &Spec| match leaf {
         Spec::File(file) => unused_rest(file)
-            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them")),
+            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them"))
+            .or_else(|| missing(&file.path, file.size.is_some() && !file.read_only)),
+        Spec::Block(block) => missing(&block.path, false),
         _ => None,
     };
-    look_at_volumes(&setup, unused).iter().for_each(|line| warn!("{line}"));
+    look_at_volumes(&setup, about).iter().for_each(|line| warn!("{line}"));
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),
         number => format!("{number} {what}s"),
@@ -90,6 +93,12 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
         count(targets, "target"),
     ];
     print(format_args!("{}: {}", printable(&file), all.join(", ")))
+}
+
+/// What to say about a path that leads to nothing, unless opening it creates a file.
+fn missing(path: &Path, is_created: bool) -> Option<String> {
+    let error = path.metadata().err().filter(|_| !is_created)?;
+    (error.kind() == ErrorKind::NotFound).then(|| format!("{} does not exist", path.display()))
 }
 
 /// Looks at the files and devices of all volumes; returns what `about` says about each, and a line
@@ -129,8 +138,8 @@ pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Also reads secret and key files, with --user as that user. Opens no volume and
-binds no listener. Paths of volumes that do not answer are warnings. The exit
-status is 0 if the file is valid and 2 if it is not.
+binds no listener. Paths of volumes that do not exist or do not answer are
+warnings. The exit status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

@@ -46,7 +46,7 @@ impl Sources {
     pub(super) fn read(path: &Path, named: Vec<(&'static str, &'static str)>) -> Result<Sources, Failure> {
         let mut budget = MAX_LEN;
         let text = read_text(path, &mut budget).map_err(|reason| {
-            Failure::request(format!("cannot read config file {}: {reason}; check --config", path.display()))
+            Failure::request(format!("cannot read config file {}: {reason}; check its path", path.display()))
         })?;
         let mut sources = Sources::of_text(path, text).with_named(named);
         for (span, directory) in sources.includes()? {

@@ -77,7 +77,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "--config", "/dev/zero"],
-        "cannot read config file /dev/zero: is not a regular file; give a regular file; check --config",
+        "cannot read config file /dev/zero: is not a regular file; give a regular file; check its path",
     ),
     (
         &["serve", "mem:1m", "--max-connections", "99999999999999"],
@@ -109,7 +109,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["serve", "mem:1m", "--config", "/nowhere/b.toml"],
-        "cannot read config file /nowhere/b.toml: No such file or directory (os error 2); check --config",
+        "cannot read config file /nowhere/b.toml: No such file or directory (os error 2); check its path",
     ),
     (
         &["serve", "mem:1m", "--nbd", "unix:/nowhere/socket"],

@@ -187,7 +187,7 @@ fn an_endless_config_file_is_refused() {
         ("/dev/zero", "is not a regular file; give a regular file"),
     ] {
         let output = blockmux(["serve", "--config", path]);
-        let expected = format!("blockmux: cannot read config file {path}: {reason}; check --config\n");
+        let expected = format!("blockmux: cannot read config file {path}: {reason}; check its path\n");
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), expected));
     }
 }
