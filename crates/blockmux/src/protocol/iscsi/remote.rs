@@ -230,7 +230,11 @@ impl<D: Datamover> IscsiRemote<D> {
                 }
                 IscsiRefused::MutualAuthFailed => "check mutual_user and mutual_secret_file".to_owned(),
                 IscsiRefused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
-                    format!("add {} to the target's ACL, or give another ?initiator=NAME", self.initiator)
+                    format!(
+                        "add {} to the target's ACL, or this machine's address to its `allow` list, or give another \
+                         ?initiator=NAME",
+                        self.initiator
+                    )
                 }
                 IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::MISSING_PARAMETER)
                     if url.rdma.is_none() =>

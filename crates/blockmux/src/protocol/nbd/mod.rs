@@ -27,7 +27,7 @@ use std::any::Any;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use tls::TlsSettings;
+use tls::{CLIENT_DIRECTORY, TlsSettings};
 use toml::de::Deserializer;
 
 pub(crate) const NBD: Protocol = Protocol {
@@ -60,6 +60,8 @@ struct Nbd {
     settings: TlsSettings,
     /// TLS with the loaded credentials; `None` before [`Frontend::check`] and without TLS.
     tls: Option<NbdServerTls>,
+    /// TLS of a client on this machine.
+    client_tls: Option<UriTls>,
 }
 
 /// The running frontend. Clients see the exports that exist when they connect.
@@ -183,6 +185,7 @@ impl Frontend for Nbd {
 
     fn check(&mut self, _: &[&str]) -> Result<(), String> {
         self.tls = self.settings.load().map_err(|failure| failure.to_string())?;
+        self.client_tls = self.tls.as_ref().map(|_| self.settings.of_client());
         Ok(())
     }
 
@@ -203,8 +206,7 @@ impl Frontend for Nbd {
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(address) = portal.reached_at.socket() else { return Vec::new() };
-        let with_tls =
-            self.tls.as_ref().map(|_| connect_info(address, named, Some(self.settings.of_client())));
+        let with_tls = self.client_tls.clone().map(|tls| connect_info(address, named, Some(tls)));
         let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
         let plain = (!is_required).then(|| connect_info(address, named, None));
         with_tls.into_iter().chain(plain).collect()
@@ -256,6 +258,11 @@ fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
             "qemu-img info --object {} --image-opts {}",
             shell_word(&object),
             shell_word(&image)
+        ));
+    }
+    if matches!(&tls.credentials, TlsFiles::Certificates(Some(directory)) if directory == CLIENT_DIRECTORY) {
+        commands.push(format!(
+            "# {CLIENT_DIRECTORY}: a directory of the client with ca-cert.pem, client-cert.pem and client-key.pem"
         ));
     }
     commands

@@ -98,8 +98,13 @@ fn refused(uri: &NbdUri, error: &NbdConnectError) -> Failure {
                 _ => "check tls-certificates, tls-hostname and the server's certificate".to_owned(),
             }
         }
-        NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { .. }, .. } => {
-            "use nbds:// instead of nbd://, with tls-certificates=DIR or tls-psk-file=FILE".to_owned()
+        NbdConnectError::Refused { refused: NbdHandshakeRefusal::TlsRequired { message, .. }, .. } => {
+            let credentials = "with tls-certificates=DIR or tls-psk-file=FILE";
+            // Our own server says it already.
+            match message.contains("nbds://") {
+                true => credentials.to_owned(),
+                false => format!("use nbds:// instead of nbd://, {credentials}"),
+            }
         }
         NbdConnectError::Refused { refused: NbdHandshakeRefusal::NoTls { .. }, .. } => {
             "use nbd:// to connect without TLS".to_owned()

@@ -154,7 +154,10 @@ impl TlsSettings {
     pub(super) fn of_client(&self) -> UriTls {
         let credentials = match &self.nbd_tls_psk {
             Some(file) => TlsFiles::Psk { file: file.clone(), username: first_user(file) },
-            None => TlsFiles::Certificates(self.nbd_tls_certificates.first().cloned()),
+            None => TlsFiles::Certificates(self.nbd_tls_certificates.first().map(|own| {
+                let is_usable = !self.verifies_clients() || own.join("client-cert.pem").exists();
+                if is_usable { own.clone() } else { CLIENT_DIRECTORY.into() }
+            })),
         };
         UriTls { credentials, hostname: None, verify_peer: true, ktls: true }
     }
@@ -166,6 +169,9 @@ impl TlsSettings {
         }
     }
 }
+
+/// Stands for the client's directory of certificates if the server's has none for a client.
+pub(super) const CLIENT_DIRECTORY: &str = "CLIENT_CERTIFICATES";
 
 /// The first user in a file of pre-shared keys.
 fn first_user(file: &Path) -> Option<String> {
