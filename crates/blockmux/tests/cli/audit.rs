@@ -262,6 +262,7 @@ fn reloads_are_lines_with_the_signal_or_the_address_of_the_client() {
         line.starts_with("WARN config change refused: reload protocol=\"api\" peer=\"SIGHUP\""),
         "{line}"
     );
+    assert!(line.contains(" reason=\"the config was not reloaded and nothing has changed: "), "{line}");
     served.write(&config("4m"));
     let api = served.daemon.json["api"].as_str().unwrap().to_owned();
     let place = api.trim_start_matches("http://").trim_end_matches('/');

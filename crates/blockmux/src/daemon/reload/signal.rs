@@ -36,9 +36,16 @@ impl ReloadRequests {
                 let guard = reloader.lock_reloads(&caller, Duration::MAX);
                 pending.store(false, Ordering::Release);
                 let outcome = guard.and_then(|guard| reloader.apply(&NewConfig::File, guard));
+                let outcome = outcome.map_err(|error| ApiError {
+                    message: format!(
+                        "the config was not reloaded and nothing has changed: {}",
+                        error.message
+                    ),
+                    ..error
+                });
                 let lines = outcome.as_ref().map(PlanReport::lines);
                 config_audit::log(&caller, "reload", lines.as_deref().map_err(|error| *error));
-                log(&outcome);
+                outcome.iter().for_each(log);
             }
         };
         let started = thread::Builder::new().name("reload".to_owned()).spawn(run);
@@ -62,20 +69,15 @@ impl ReloadRequests {
 
 const SIGNAL: &str = "SIGHUP";
 
-/// Logs the result of a reload that a signal requested.
-fn log(outcome: &Result<PlanReport, ApiError>) {
-    match outcome {
-        Err(reason) => warn!("the config was not reloaded and nothing has changed: {reason}"),
-        Ok(report) => {
-            if report.is_empty() {
-                info!("reloaded: no changes; secrets and certificates were read again");
-            }
-            for change in &report.changes {
-                info!("reloaded: {}", change.change);
-                change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));
-            }
-            report.next_start.iter().for_each(|line| warn!("takes effect at the next start: {line}"));
-            report.warnings.iter().for_each(|line| warn!("{line}"));
-        }
+/// Logs what a reload that a signal requested has changed.
+fn log(report: &PlanReport) {
+    if report.is_empty() {
+        info!("reloaded: no changes; secrets and certificates were read again");
     }
+    for change in &report.changes {
+        info!("reloaded: {}", change.change);
+        change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));
+    }
+    report.next_start.iter().for_each(|line| warn!("takes effect at the next start: {line}"));
+    report.warnings.iter().for_each(|line| warn!("{line}"));
 }
