@@ -396,8 +396,19 @@ fn set(table: &mut dyn TableLike, key: &str, value: &Value, directory: &Path) {
             *new = as_before(before, text, directory).into();
         }
         *new.decor_mut() = old.decor().clone();
+    } else if let (Some(last), Some(new)) = (last_value(table), new.as_value_mut()) {
+        // The blank before the brace of an inline table belongs to its last value.
+        let blank = last.decor().suffix().and_then(|suffix| suffix.as_str()).unwrap_or_default().to_owned();
+        if !blank.is_empty() && blank.trim_matches(' ').is_empty() {
+            last.decor_mut().set_suffix("");
+            new.decor_mut().set_suffix(blank);
+        }
     }
     table.insert(key, new);
+}
+
+fn last_value(table: &mut dyn TableLike) -> Option<&mut toml_edit::Value> {
+    table.iter_mut().last()?.1.as_value_mut()
 }
 
 fn is_same_text(own: &toml_edit::Value, text: &str) -> bool {
@@ -591,11 +602,13 @@ mod tests {
                      spec = 'mem:2m'\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'c' }\n\
                      [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\nluns = [1]\n";
         let text = saved(text, after);
-        for kept in
-            ["# Our disks.\n", "':1', # inside", "name = 'a' # the first\n", "luns = { 0 = 'a', 1 = \"c\"}"]
-        {
-            let spaceless = |text: &str| text.replace(' ', "");
-            assert!(spaceless(&text).contains(&spaceless(kept)), "{kept}: {text}");
+        for kept in [
+            "# Our disks.\n",
+            "':1', # inside",
+            "name = 'a' # the first\n",
+            "luns = { 0 = 'a', 1 = \"c\" } # units\n",
+        ] {
+            assert!(text.contains(kept), "{kept}: {text}");
         }
         assert!(text.contains("spec = \"mem:4m\"") && !text.contains("name = 'b'"), "{text}");
         assert!(text.contains("[[iscsi_target.acl]]\nInitiatorName = \"iqn.i\"\nluns = [1]\n"), "{text}");
