@@ -2,7 +2,7 @@
 //! `apply`.
 
 use crate::daemon::Daemon;
-use crate::program::{blockmux, has, qemu_io, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, has, qemu_io, succeed, text};
 use crate::raw_client::RawClient;
 use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
 use crate::raw_nvme::RawNvme;
@@ -200,8 +200,30 @@ fn a_larger_size_keeps_the_data_and_another_spec_replaces_it() {
     );
     assert!(served.said(&["export"]).contains("spec = \"mem:4m?block_size=4k\""));
     served.reload(&config("file:disk.img?size=4m"));
-    let refused = served.refused(&config("file:disk.img?size=4m&block_size=4096"));
-    assert!(refused.contains("remove the volume, reload, and add it again"), "{refused}");
+    // One file cannot be open for writing twice, under this name or another.
+    let once = "one file cannot be open twice; remove the volume, reload, and add it again";
+    for other in
+        ["file:disk.img?size=4m&block_size=4096", "file:disk.img?direct=off", "delay:1ms:file:disk.img"]
+    {
+        let refused = served.refused(&config(other));
+        let expected = format!("/disk.img is served by this daemon as `a`; {once}\n");
+        assert!(refused.ends_with(&expected), "{refused}");
+        let planned = served.said(&["diff"]);
+        assert!(planned.contains(&format!("; refused: {once}\n")), "{planned}");
+        assert!(!planned.contains("another disk"), "{planned}");
+    }
+    let refused = served.refused(&config("file:disk.img").replace("'a'", "'b'"));
+    assert!(refused.contains("volume `b`: spec: ") && refused.contains(" as `a`; "), "{refused}");
+    // The file has the size, whether the spec repeats it or not.
+    let mut nbd = served.nbd("a.sock");
+    for spec in ["file:disk.img", "file:disk.img?size=4m"] {
+        let done = served.reload(&config(spec));
+        assert!(!done.contains("another disk") && !done.contains("affected"), "{done}");
+        assert_eq!(
+            (nbd.read(0, 512).len(), served.status()["volumes"][0]["size"].as_u64()),
+            (512, Some(4 << 20))
+        );
+    }
     served.reload(&config("file:disk.img?size=4m"));
     // The length of a slice is its size. A slice with another offset is another disk.
     served.reload(&config("slice:1m,1m:file:other.img?size=8m"));
@@ -453,6 +475,8 @@ fn sighup_reloads_the_config_and_an_invalid_one_changes_nothing() {
     served.daemon.wait_for_line("the config was not reloaded and nothing has changed: ");
     assert_eq!((served.volumes(), nbd.read(0, 512)), (vec!["a".to_owned(), "d".to_owned()], vec![0; 512]));
     drop(nbd);
+    let said = text(&served.ctl(&["add", "x=mem:1m", "--protocols", "nbd"]).stderr);
+    assert!(said.contains("no nbd listener exports it: their `?volumes=` lists lack `x`"), "{said}");
     served.daemon.signal(Signal::TERM);
     assert!(served.daemon.wait().success());
 }
@@ -633,7 +657,9 @@ fn a_fragment_adds_and_changes_only_its_own_entries() {
     let part = format!(
         "[[volume]]\nname = 'b'\nspec = 'file:b.img?size=1m'\n[[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 1 = 'b' }}\n"
     );
-    let done = served.said(&["apply", &fragment(&part)]);
+    let output = served.ctl(&["apply", &fragment(&part)]);
+    let (done, note) = (text(&output.stdout), text(&output.stderr));
+    assert!(note.contains("this change is not in the config file; 'ctl save' writes it there"), "{note}");
     assert!(done.contains("+ volume b: file:") && done.contains("luns: 1 added: \"b\""), "{done}");
     assert!(there.path().join("b.img").exists(), "paths in a fragment are relative to the fragment");
     assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "the initiator gets a unit attention");
@@ -648,6 +674,15 @@ fn a_fragment_adds_and_changes_only_its_own_entries() {
         )),
         "{said}"
     );
+    let control = format!("unix:{}", served.socket("control").display());
+    let wrong = fs::File::open(there.path().join("part.toml")).unwrap();
+    let mut apply = Command::new(BLOCKMUX);
+    let output = apply.args(["ctl", &control, "apply", "-"]).stdin(wrong).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.starts_with("blockmux: standard input:3: iscsi_target "), "{said}");
+    let missing = there.path().join("nosuch.toml").display().to_string();
+    let said = text(&served.ctl(&["apply", &missing]).stderr);
+    assert!(said.contains(&format!("{missing}: No such file or directory")), "{said}");
     assert_eq!(served.volumes(), ["a", "b"]);
 }
 
@@ -664,6 +699,9 @@ fn a_config_is_checked_without_serving_it() {
     let good = "nbd = ['unix:a.sock']\n[[volume]]\nspec = 'file:new.img?size=1m'\n";
     assert_eq!(check(good), (Some(0), format!("{path}: 1 file, 1 volume, 1 listener, 0 targets\n")));
     assert!(!files.path().join("new.img").exists() && !files.path().join("a.sock").exists());
+    let (status, said) = check("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'file:nosuch.img'\n");
+    let missing = format!("volume `a`: {} does not exist\n", files.path().join("nosuch.img").display());
+    assert!(status == Some(0) && said.contains(&missing), "{said}");
     let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'disk0' }\n[[iscsi_target.acl]]\nCHAP_N = 'u'\nsecret_file = 'none'\n";
     let (status, said) = check(&format!("iscsi = [':0']\n[[volume]]\nspec = 'mem:1m'\n{target}"));
     assert_eq!(status, Some(2));

@@ -5,7 +5,7 @@ use super::fragment;
 use super::model::Model;
 use super::plan::{named_sessions, would_lose_ram};
 use super::{
-    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, other_size,
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, resize_between,
 };
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
@@ -241,14 +241,16 @@ impl Reloader {
         })
     }
 
-    /// Checks that a plan loses no data that a user has not given up by a command of its own.
+    /// Checks that a plan opens no file twice and loses no data that a user has not given up by a
+    /// command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
         for (name, _) in plan.steps.iter().filter(|(_, step)| step.closes()) {
             let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
         }
-        Ok(())
+        // Comes last, because its advice is to remove the volume.
+        plan.open_twice.clone().map_or(Ok(()), Err)
     }
 
     /// The part of [`Reloader::check_kept`] that calls no file system.
@@ -285,13 +287,16 @@ impl Reloader {
         let mut resized = ResizedVolumes::default();
         for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
             let specs = config.running.volume(name).zip(desired.volume(name));
-            let size = specs.and_then(|(before, after)| other_size(&before.entry.spec, &after.entry.spec));
+            let to = specs.and_then(|(before, after)| resize_between(&before.entry.spec, &after.entry.spec));
             let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
-            let Some((size, volume_state)) = size.zip(volume_state) else { continue };
+            let Some((to, volume_state)) = to.zip(volume_state) else { continue };
             let before = volume_state.volume().info().size;
+            if to == Resize::grow(before) {
+                continue;
+            }
             awaited.check().map_err(|failure| failure.to_string())?;
             step_now.begin(format!("resizing volume `{name}`"));
-            let after = volume_state.resize(Resize::grow(size));
+            let after = volume_state.resize(to);
             let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
             resized.0.push(ResizedVolume { volume_state, before, after });
         }

@@ -13,6 +13,7 @@
 mod apply;
 mod fragment;
 mod model;
+mod open_twice;
 mod plan;
 mod record;
 mod save;
@@ -52,7 +53,7 @@ use blockmux_engine::core::reactor::Inbox;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
 use blockmux_proto::exports::Exports;
-use blockmux_volume::Spec;
+use blockmux_volume::{Resize, Spec};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -439,7 +440,7 @@ impl Reloader {
         fragment: &Fragment,
         caller: &Caller,
     ) -> Result<PlanReport, ApiError> {
-        let title = format!("an apply of {}", fragment.path.display());
+        let title = format!("an apply of {}", fragment.title().display());
         let guard = self.reloads.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
         self.apply(&NewConfig::Fragment(fragment.clone()), guard)
     }
@@ -565,9 +566,9 @@ impl Reloader {
         let changes = diff(&schema, &config.running.table, &desired.table);
         let is_resize = |name: &str| {
             let [before, after] = [&config.running, desired].map(|model| model.volume(name));
-            before
-                .zip(after)
-                .is_some_and(|(before, after)| other_size(&before.entry.spec, &after.entry.spec).is_some())
+            before.zip(after).is_some_and(|(before, after)| {
+                resize_between(&before.entry.spec, &after.entry.spec).is_some()
+            })
         };
         let mut steps = volume_steps(&changes, is_resize);
         for (name, step) in steps.iter_mut().filter(|(_, step)| *step == VolumeStep::Resize) {
@@ -590,6 +591,7 @@ impl Reloader {
                 *step = VolumeStep::Lose { bytes };
             }
         }
+        let open_twice = open_twice::mark(&mut steps, &config.running, desired);
         let sessions = self.connection_limits.sessions().list();
         let served = Served {
             targets_of: &|volume| self.targets_of(volume),
@@ -599,7 +601,7 @@ impl Reloader {
         };
         let mut report = report(&schema, &changes, &steps, &sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
-        Plan { schema, changes, steps, report }
+        Plan { schema, changes, steps, open_twice, report }
     }
 
     /// Size in bytes of what a volume has in RAM, which is lost when it is closed; `None` if nobody
@@ -647,6 +649,8 @@ struct Plan {
     schema: Schema,
     changes: Vec<ConfigChange>,
     steps: Vec<(String, VolumeStep)>,
+    /// Why a volume cannot be opened while another one is served.
+    open_twice: Option<String>,
     report: PlanReport,
 }
 
@@ -662,10 +666,17 @@ fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Optio
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
-/// The new size, in bytes, if the specs differ only in the size; `None` otherwise.
-fn other_size(before: &Spec, after: &Spec) -> Option<u64> {
-    let size = after.size().filter(|size| before.size() != Some(*size))?;
-    before.with_size(size).filter(|resized| resized == after).map(|_| size)
+/// How to resize a volume if the specs differ only in the size; `None` otherwise.
+fn resize_between(before: &Spec, after: &Spec) -> Option<Resize> {
+    if before == after {
+        return None;
+    }
+    let is_same = |spec: &Spec, size, other| spec.with_size(size).as_ref() == Some(other);
+    match after.size() {
+        Some(size) => is_same(before, size, after).then(|| Resize::grow(size)),
+        // Without `size` in the spec the file itself has the size.
+        None => is_same(after, before.size()?, before).then_some(Resize::Own),
+    }
 }
 
 /// Why a reload or a save cannot begin now.

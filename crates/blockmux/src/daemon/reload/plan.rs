@@ -58,14 +58,16 @@ pub(in crate::daemon) enum VolumeStep {
         /// Size of what is in RAM, in bytes.
         bytes: u64,
     },
+    /// Open a file or device that the daemon still serves, which a reload refuses.
+    OpenTwice,
     /// Change its description or its protocols.
     Describe,
 }
 
 impl VolumeStep {
-    /// Whether it closes the volume that is served.
+    /// Whether it would close the volume that is served.
     pub(super) fn closes(self) -> bool {
-        matches!(self, VolumeStep::Remove | VolumeStep::Replace)
+        matches!(self, VolumeStep::Remove | VolumeStep::Replace | VolumeStep::OpenTwice)
     }
 
     /// Whether it opens a volume.
@@ -322,7 +324,8 @@ pub(in crate::daemon) fn volume_steps(
 pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
-            let is_opened = |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. });
+            let is_opened =
+                |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::OpenTwice);
             !steps.iter().any(|(own, step)| own == name && is_opened(*step))
         }
         _ => false,
@@ -355,6 +358,7 @@ pub(in crate::daemon) fn report(
                 format!("; refused: {}", would_lose_ram(name, bytes))
             }
             Some(VolumeStep::Replace) => "; removed and added as another disk".to_owned(),
+            Some(VolumeStep::OpenTwice) => format!("; refused: {OPEN_TWICE}"),
             Some(VolumeStep::Shrink { now, size }) => {
                 format!("; refused: {}", ResizeError::WouldLose { now, size })
             }
@@ -382,6 +386,10 @@ pub(in crate::daemon) fn would_lose_ram(name: &str, bytes: u64) -> String {
          'blockmux ctl remove {name}', with --force while it is in use, and reload then"
     )
 }
+
+/// Why a volume is not opened while another one has its file, and what to do.
+pub(super) const OPEN_TWICE: &str =
+    "one file cannot be open twice; remove the volume, reload, and add it again";
 
 /// Sessions in a message, at most [`SHOWN_SESSIONS`] of them.
 pub(in crate::daemon) fn named_sessions(sessions: &[String]) -> String {
@@ -420,8 +428,9 @@ fn affects(
         is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
+        let is_replaced = |step| matches!(step, VolumeStep::Replace | VolumeStep::OpenTwice);
         let loses =
-            |step| matches!(step, VolumeStep::Replace | VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
+            |step| is_replaced(step) || matches!(step, VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
         let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
         let is_withdrawn =
             withdraws_from(change, login.protocol) && (served.withdraws)(name, &session.listener);
