@@ -23,7 +23,7 @@
 //!
 //! Latency is the time between two polls, which is read anyway. I/O that completes in the poll that
 //! submitted it would need another reading of the clock: one such request is timed every
-//! [`SAMPLE_EVERY_NS`], and its latency is counted for all others until the next one is timed.
+//! `SAMPLE_EVERY_NS`, and its latency is counted for all others until the next one is timed.
 
 use crate::core::reactor::Progress;
 use crate::serve::locked::LockedIo;
@@ -333,7 +333,7 @@ impl Channels {
     }
 
     /// Submits the source's I/O to its channels and passes completions back. A completion may lead
-    /// to the next I/O; after [`ROUNDS_PER_TURN`] rounds or [`BYTES_PER_TURN`] bytes the rest waits
+    /// to the next I/O; after `ROUNDS_PER_TURN` rounds or `BYTES_PER_TURN` bytes the rest waits
     /// for the next poll, and `Progress::More` is returned.
     #[inline]
     pub fn move_io(&mut self, source: &mut impl IoSource, now: Instant) -> Progress {

@@ -4,7 +4,7 @@
 //! its remaining input, unless I/O for it is in flight.
 //!
 //! The two checks are separate: one looks after a minute whether the peer owes data, the other
-//! every half second whether it transfers data ([`StallWatch`]). Each ends connections that the
+//! every half second whether it transfers data (`StallWatch`). Each ends connections that the
 //! other must not end.
 
 use crate::carrier::connection::Broken;

@@ -38,7 +38,7 @@ pub struct AclEntry {
 /// The list of an open file, also of one that is open with `O_PATH`; `None` if it has none.
 ///
 /// # Errors
-/// As `getxattr(2)`, or if the list is longer than [`MAX_LEN`] or has an unknown form.
+/// As `getxattr(2)`, or if the list is longer than `MAX_LEN` or has an unknown form.
 pub fn of(file: impl AsFd) -> io::Result<Option<Vec<AclEntry>>> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let mut bytes = [0; MAX_LEN];

@@ -10,14 +10,9 @@ use blockmux_wire::nvmeof::fabrics::TransportType;
 
 /// The transport of a controller's queue.
 ///
-/// The transport passes commands to the queue ([`ControllerQueue::on_command`]) and reports when
-/// fetched data has arrived ([`ControllerQueue::on_data`]) or was lost
-/// ([`ControllerQueue::on_data_lost`]). It must not call these from within its own methods. A
-/// completed command is never referred to again.
-///
-/// [`ControllerQueue::on_command`]: super::ControllerQueue::on_command
-/// [`ControllerQueue::on_data`]: super::ControllerQueue::on_data
-/// [`ControllerQueue::on_data_lost`]: super::ControllerQueue::on_data_lost
+/// The transport passes commands to the queue (`on_command`) and reports when fetched data has
+/// arrived (`on_data`) or was lost (`on_data_lost`). It must not call these from within its own
+/// methods. A completed command is never referred to again.
 pub trait FabricsTransport {
     /// Name of the protocol in audit events.
     const NAME: &'static str;
