@@ -90,7 +90,8 @@ impl ServiceUser {
     }
 
     /// Switches the process to this user, and makes the user the owner of the state directory, the
-    /// state in it and the control socket. The directory may also have the files `served`. Capabilities stay until [`drop_capabilities`] is called.
+    /// state in it and the control socket. The directory may also have the files `served`.
+    /// Capabilities stay until [`drop_capabilities`] is called.
     ///
     /// # Errors
     /// If the process does not run as root, or the owner of a file cannot be changed.

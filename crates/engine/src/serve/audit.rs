@@ -51,8 +51,8 @@ impl Audit {
         Audit { peer, login: None, is_refused: false, is_member: false, session: None }
     }
 
-    /// Logs an event; `sessions` lists a session that has logged in, and `volume` returns a volume's
-    /// name.
+    /// Logs an event; `sessions` lists a session that has logged in, and `volume` returns a
+    /// volume's name.
     #[cold]
     pub(crate) fn on_event(
         &mut self,

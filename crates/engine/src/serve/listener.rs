@@ -410,8 +410,8 @@ impl Permit {
         self.limit.0.listener.admits(self.peer)
     }
 
-    /// Sets the login deadline, unless it is set already, if there is a login timeout; `now` is when
-    /// the connection was accepted.
+    /// Sets the login deadline, unless it is set already, if there is a login timeout; `now` is
+    /// when the connection was accepted.
     pub(crate) fn begin_login(&mut self, now: Instant) {
         self.login_by = match self.limit.0.login_timeout_s.load(Ordering::Relaxed) {
             0 => None,
