@@ -7,10 +7,12 @@
 
 pub mod iwarp;
 
+use crate::core::reactor::EngineCore;
+use crate::net::socket::Stream;
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_rdma::{Driven, Provider, Seed};
-use blockmux_volume::Pool;
+use blockmux_volume::{Core, Pool};
 use std::time::Instant;
 
 /// How the connections of one fabric are made.
@@ -49,6 +51,14 @@ pub struct Setup {
     pub segment_len: Option<usize>,
     /// The current time.
     pub now: Instant,
+}
+
+impl Setup {
+    /// For a connection that a peer has made. The pool has an account for that peer.
+    pub(crate) fn for_peer(core: &EngineCore, stream: &Stream, seed: Seed) -> Setup {
+        let pool = core.pool().for_peer_at(stream.peer_ip());
+        Setup { pool, seed, segment_len: stream.segment_len(), now: core.now() }
+    }
 }
 
 /// Accepts a connection that requests a queue pair ([`is_request`]).

@@ -1,7 +1,7 @@
 //! Changes of the reservations by commands.
 //!
 //! ```text
-//!   evaluate ──▶ propose ──▶ commit ──▶ in effect ──▶ users are notified ──▶ the command is answered
+//!   evaluate ──▶ propose ──▶ commit ──▶ in effect ──▶ users notified ──▶ command answered
 //!      ▲                       │
 //!      └──── reload ◀── stale ─┘
 //! ```

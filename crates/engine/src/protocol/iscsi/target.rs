@@ -68,13 +68,8 @@ impl Portal {
                 return;
             }
         };
-        let pool = core.pool().for_peer_at(stream.peer_ip());
-        let setup = Setup {
-            pool: pool.clone(),
-            seed: region_seed,
-            segment_len: stream.segment_len(),
-            now: core.now(),
-        };
+        let setup = Setup::for_peer(core, stream, region_seed);
+        let pool = setup.pool.clone();
         let connection = IscsiConnection {
             sessions: (*core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())))).clone(),
             node: self.node.clone(),

@@ -52,13 +52,8 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
                 return;
             }
         };
-        let pool = core.pool().for_peer_at(stream.peer_ip());
-        let setup = Setup {
-            pool: pool.clone(),
-            seed: region_seed,
-            segment_len: stream.segment_len(),
-            now: core.now(),
-        };
+        let setup = Setup::for_peer(core, &stream, region_seed);
+        let pool = setup.pool.clone();
         let connection = NvmeConnection {
             core: core.clone(),
             node: node.clone(),

@@ -9,7 +9,6 @@ use crate::sys;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::srp::node::SrpNode;
 use blockmux_proto::srp::server::SrpTargetSession;
-use blockmux_volume::Core;
 use std::sync::Arc;
 use tracing::warn;
 
@@ -28,11 +27,10 @@ pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
                 return;
             }
         };
-        let pool = core.pool().for_peer_at(stream.peer_ip());
-        let (hang_up, now) = (Arc::new(stream.hang_up()), core.now());
-        let session = SrpTargetSession::new(node.clone(), pool.clone(), hang_up, now);
+        let setup = Setup::for_peer(core, &stream, seed);
+        let (pool, hang_up) = (setup.pool.clone(), Arc::new(stream.hang_up()));
+        let session = SrpTargetSession::new(node.clone(), pool.clone(), hang_up, setup.now);
         let session = session.with_client(stream.peer_ip());
-        let setup = Setup { pool: pool.clone(), seed, segment_len: stream.segment_len(), now };
         let session = fabric::accept(session, setup);
         let arrival = ArrivedConnection::new(stream, permit);
         let session = NewSession { session, pool, exports: exports.clone() };
