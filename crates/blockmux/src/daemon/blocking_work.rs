@@ -18,12 +18,14 @@ pub(super) struct BlockingWork {
     /// Number of threads whose work has not ended.
     running: Arc<AtomicUsize>,
     is_stopping: Arc<AtomicBool>,
+    is_closed: Arc<AtomicBool>,
     timeout: Duration,
 }
 
 impl Default for BlockingWork {
     fn default() -> BlockingWork {
-        BlockingWork { running: Arc::default(), is_stopping: Arc::default(), timeout: TIMEOUT }
+        let (running, is_stopping, is_closed) = Default::default();
+        BlockingWork { running, is_stopping, is_closed, timeout: TIMEOUT }
     }
 }
 
@@ -92,15 +94,16 @@ impl BlockingWork {
     /// up after [`Awaited::begin`], `late` gets the result when the work ends.
     ///
     /// # Errors
-    /// If it does not end within [`TIMEOUT`], the daemon stops, or [`MAX_RUNNING`] others run.
+    /// If it does not end within [`TIMEOUT`], or within [`STOP_TIMEOUT`] while the daemon stops, or
+    /// if [`MAX_RUNNING`] others run or [`BlockingWork::close`] was called.
     pub(super) fn run_change<T: Send + 'static>(
         &self,
         what: impl Display,
         work: impl FnOnce(&Awaited) -> T + Send + 'static,
         late: impl FnOnce(T) + Send + 'static,
     ) -> Result<T, Failure> {
-        if self.is_stopping.load(Ordering::Acquire) {
-            return Err(Failure::run(format!("{what}: the daemon stops")));
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Failure::run(format!("{what}: another process takes over; try again")));
         }
         if self.running.fetch_add(1, Ordering::AcqRel) >= MAX_RUNNING {
             self.running.fetch_sub(1, Ordering::AcqRel);
@@ -128,21 +131,28 @@ impl BlockingWork {
         };
         let started = thread::Builder::new().name("blocking".to_owned()).spawn(run);
         started.map_err(|error| Failure::run(format!("{what}: cannot start a thread: {error}")))?;
-        let deadline = Instant::now() + self.timeout;
+        let mut deadline = Instant::now() + self.timeout;
+        let mut is_stopping = false;
         let reason = loop {
             match result.recv_timeout(POLL) {
                 Ok(done) => return Ok(done),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::run(format!("{what}: failed; the daemon's log has the reason")));
                 }
-                Err(RecvTimeoutError::Timeout) if self.is_stopping.load(Ordering::Acquire) => {
+                Err(RecvTimeoutError::Timeout)
+                    if !is_stopping && self.is_stopping.load(Ordering::Acquire) =>
+                {
+                    is_stopping = true;
+                    deadline = deadline.min(Instant::now() + STOP_TIMEOUT);
+                }
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(RecvTimeoutError::Timeout) if is_stopping => {
                     break ("the daemon stops before it is done".to_owned(), "");
                 }
-                Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
+                Err(RecvTimeoutError::Timeout) => {
                     let advice = "; find out why its file system or server does not answer, then try again";
                     break (format!("hangs for {} s", self.timeout.as_secs()), advice);
                 }
-                Err(RecvTimeoutError::Timeout) => {}
             }
         };
         let mut progress = awaited.lock();
@@ -161,9 +171,15 @@ impl BlockingWork {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Begins no further work and ends all waits, because the daemon stops.
+    /// Shortens all waits to [`STOP_TIMEOUT`], because the daemon stops. A request that has arrived
+    /// before is still served, unless its work hangs.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
+    }
+
+    /// Begins no further work, because another process takes the volumes over.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
     }
 }
 
@@ -180,6 +196,8 @@ impl Drop for RunningWork {
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of threads whose work has not ended.
 const MAX_RUNNING: usize = 64;
+/// Time for work while the daemon stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of checks whether the daemon stops.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -214,7 +232,11 @@ mod tests {
             closed.recv().is_ok()
         });
         assert_eq!(hanging.unwrap_err().to_string(), "e: the daemon stops before it is done");
-        assert_eq!(blocking.run("f", || ()).unwrap_err().to_string(), "f: the daemon stops");
+        assert_eq!(blocking.run("f", || 6).unwrap(), 6);
+        blocking.close();
+        assert!(
+            blocking.run("g", || ()).unwrap_err().to_string().starts_with("g: another process takes over")
+        );
         drop((gate, gates));
     }
 

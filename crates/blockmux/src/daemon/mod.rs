@@ -344,6 +344,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     reloader.blocking.stop();
     let hands_over = match &status {
         Ok(End::HandOver(handover)) => {
+            reloader.blocking.close();
             handover.begin(limit.session_handover());
             true
         }
