@@ -309,6 +309,33 @@ fn discovery_need_not_prove_itself_where_the_targets_that_it_names_have_to() {
 }
 
 #[test]
+fn a_wrong_secret_is_sent_once() {
+    let files = tempfile::tempdir().unwrap();
+    let [right, wrong] = [("right", "a secret of twelve"), ("wrong", "another secret of twelve")]
+        .map(|(name, secret)| in_place(files.path(), name, secret));
+    let content = format!(
+        "iscsi = ['127.0.0.1:0']\n[[volume]]\nname = 'vault'\nspec = 'mem:1m'\n\
+         [iscsi_discovery]\nCHAP_N = 'me'\nsecret_file = '{right}'\n\
+         [[iscsi_target]]\nTargetName = '{TARGET}'\nluns = {{ 0 = 'vault' }}\n\
+         [[iscsi_target.acl]]\nCHAP_N = 'me'\nsecret_file = '{right}'\n"
+    );
+    let mut daemon = Daemon::serve_only(&["--config", &in_place(files.path(), "blockmux.toml", &content)]);
+    let place = daemon.urls_of("iscsi")[0].split('/').nth(2).unwrap().replace("me@", "");
+    let portal = format!("iscsi://me@{place}");
+    let unit = format!("{portal}/{TARGET}/0");
+    for (command, url, secret, line) in [
+        ("info", &unit, &wrong, "WARN login refused"),
+        ("discover", &portal, &wrong, "WARN login refused"),
+        ("info", &unit, &right, "INFO login"),
+    ] {
+        let done = blockmux([command, &format!("{url}?secret_file={secret}")]);
+        assert_eq!(done.status.success(), secret == &right, "{}", text(&done.stderr));
+        let said = daemon.log_line(" login");
+        assert!(said.starts_with(line), "{command}: {said}");
+    }
+}
+
+#[test]
 fn a_target_without_a_listener_is_refused() {
     let files = tempfile::tempdir().unwrap();
     let with = |content: &str| in_place(files.path(), "blockmux.toml", content);

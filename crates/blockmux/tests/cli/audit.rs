@@ -19,7 +19,7 @@ const INITIATOR: &str = "iqn.2026-11.com.example:host";
 
 impl Daemon {
     /// The next line of the log with `part` in it, without its time, which is checked.
-    fn log_line(&mut self, part: &str) -> String {
+    pub(crate) fn log_line(&mut self, part: &str) -> String {
         let mut line = String::new();
         while !line.contains(part) {
             line.clear();

@@ -221,12 +221,12 @@ impl<D: Datamover> IscsiRemote<D> {
                 {
                     "give a user, as user@host and ?secret_file=PATH".to_owned()
                 }
-                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) if url.mutual_user.is_some() => {
-                    "check the user and the secret, and that the target is configured for mutual CHAP"
-                        .to_owned()
-                }
-                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) => {
-                    "check the user and the secret".to_owned()
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::ChapResponse => {
+                    let mutual = match url.mutual_user {
+                        Some(_) => ", and that the target is configured for mutual CHAP",
+                        None => "",
+                    };
+                    format!("check the user and the secret{mutual}")
                 }
                 IscsiRefused::MutualAuthFailed => "check mutual_user and mutual_secret_file".to_owned(),
                 IscsiRefused::Login(LoginStatus::AUTHORIZATION_FAILURE) => {
@@ -392,7 +392,9 @@ fn requires_chap(error: &IscsiConnectError) -> bool {
     let IscsiConnectError::Refused { refused, .. } = error else { return false };
     matches!(
         refused,
-        IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::NoCommonAuthMethod
+        IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE)
+            | IscsiRefused::ChapResponse
+            | IscsiRefused::NoCommonAuthMethod
     )
 }
 

@@ -151,11 +151,7 @@ pub fn discover<D: Datamover>(
     over: &D,
 ) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
     let random = IscsiRandomness::new(address)?;
-    let mut last = None;
-    // A portal that authenticates initiators in discovery may have no secret to prove itself.
-    let one_way = chap.as_ref().filter(|chap| chap.target.is_some());
-    let one_way = one_way.map(|chap| Some(Chap { target: None, ..chap.clone() }));
-    for chap in attempts(chap).chain(one_way.into_iter().flat_map(attempts)) {
+    let discover = |chap: Option<Chap>| {
         let open = || {
             let with = random.with(Pool::new(LOG_IN_POOL), None, Instant::now());
             over.discovery(initiator.clone(), chap.clone(), random.isid(0), with)
@@ -163,18 +159,23 @@ pub fn discover<D: Datamover>(
         let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
         let run = |session: &mut D::Discovery| run_session(address, session, LOG_IN_TIMEOUT, is_over);
         let (session, ran) = run_retried(open, run, |closed| over.retries_discovery(closed));
-        let session = D::found(&session);
-        match session.refused() {
-            Some(refused) if is_about_chap(refused) => last = Some(refused.clone()),
-            Some(refused) => return Err(IscsiConnectError::refused(address, refused.clone())),
-            None => {
-                ran.map_err(|broken| IscsiConnectError::broken(address, broken))?;
-                return Ok((session.targets().to_vec(), session.left_out()));
-            }
+        if D::found(&session).refused().is_none() {
+            ran.map_err(|broken| IscsiConnectError::broken(address, broken))?;
         }
+        Ok(session)
+    };
+    let refused = |session: &D::Discovery| D::found(session).refused().cloned();
+    let mut session = try_algorithms(chap.clone(), discover, refused)?.0;
+    // A portal that authenticates initiators in discovery may have no secret to prove itself.
+    let one_way = chap.filter(|chap| chap.target.is_some()).map(|chap| Chap { target: None, ..chap });
+    if one_way.is_some() && refused(&session).is_some_and(|refused| refused.is_about_chap()) {
+        session = try_algorithms(one_way, discover, refused)?.0;
     }
-    let refused = |refused| IscsiConnectError::refused(address, refused);
-    Err(last.map_or_else(|| IscsiConnectError::silent(address), refused))
+    let found = D::found(&session);
+    match found.refused() {
+        Some(refused) => Err(IscsiConnectError::refused(address, refused.clone())),
+        None => Ok((found.targets().to_vec(), found.left_out())),
+    }
 }
 
 /// Result of one login, after redirections; it may be a refusal.
@@ -254,14 +255,8 @@ fn query<D: Datamover>(
     over: &D,
     purpose: SessionPurpose,
 ) -> Result<(D::Session, Option<Chap>), IscsiConnectError> {
-    let mut attempts = attempts(endpoint.chap.clone()).peekable();
-    loop {
-        let chap = attempts.next().flatten();
-        let session = ask_once(&IscsiEndpoint { chap: chap.clone(), ..endpoint.clone() }, over, purpose)?;
-        if attempts.peek().is_none() || !D::iscsi(&session).refused().is_some_and(is_about_chap) {
-            return Ok((session, chap));
-        }
-    }
+    let ask = |chap| ask_once(&IscsiEndpoint { chap, ..endpoint.clone() }, over, purpose);
+    try_algorithms(endpoint.chap.clone(), ask, |session| D::iscsi(session).refused().cloned())
 }
 
 /// Runs one blocking session with one set of CHAP credentials.
@@ -296,20 +291,25 @@ fn ask_once<D: Datamover>(
     }
 }
 
-/// The CHAP variants to try: as configured, and with MD5 alone if MD5 is among the algorithms.
-fn attempts(chap: Option<Chap>) -> impl Iterator<Item = Option<Chap>> {
+/// Runs a session with these CHAP credentials. If the target refuses them before it has chosen an
+/// algorithm, and MD5 is one of several, runs a second one that offers MD5 alone: some targets
+/// understand no list. Also returns the credentials of the last session.
+fn try_algorithms<S>(
+    chap: Option<Chap>,
+    run: impl Fn(Option<Chap>) -> Result<S, IscsiConnectError>,
+    refused: impl Fn(&S) -> Option<IscsiRefused>,
+) -> Result<(S, Option<Chap>), IscsiConnectError> {
+    let session = run(chap.clone())?;
     let has_others =
         |chap: &&Chap| chap.algorithms.len() > 1 && chap.algorithms.contains(&ChapAlgorithm::Md5);
-    let plain = chap.as_ref().filter(has_others).map(|chap| {
-        let algorithms = vec![ChapAlgorithm::Md5];
-        Some(Chap { algorithms, ..chap.clone() })
-    });
-    std::iter::once(chap).chain(plain)
-}
-
-/// Whether another CHAP algorithm may help.
-fn is_about_chap(refused: &IscsiRefused) -> bool {
-    matches!(refused, IscsiRefused::Login(LoginStatus::INITIATOR_ERROR | LoginStatus::AUTHENTICATION_FAILURE))
+    let plain = chap.as_ref().filter(has_others);
+    match (plain, refused(&session)) {
+        (Some(plain), Some(refused)) if refused.is_about_chap() && refused != IscsiRefused::ChapResponse => {
+            let plain = Some(Chap { algorithms: vec![ChapAlgorithm::Md5], ..plain.clone() });
+            Ok((run(plain.clone())?, plain))
+        }
+        _ => Ok((session, chap)),
+    }
 }
 
 impl IscsiEndpoint {
@@ -414,7 +414,11 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn renews_secrets(&self, session: &D::Session) -> bool {
         let is_about_secrets = matches!(
             D::iscsi(session).refused(),
-            Some(IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) | IscsiRefused::MutualAuthFailed)
+            Some(
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE)
+                    | IscsiRefused::ChapResponse
+                    | IscsiRefused::MutualAuthFailed
+            )
         );
         let secrets = self.endpoint.current_chap.as_ref().filter(|_| is_about_secrets);
         secrets.inspect(|secrets| secrets.read_again()).is_some()

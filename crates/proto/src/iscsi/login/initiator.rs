@@ -158,7 +158,13 @@ impl InitiatorLogin {
         let status = LoginStatus(response.status.get());
         if status != LoginStatus::SUCCESS {
             let whole = std::mem::take(&mut self.text);
-            return Ok(InitiatorLoginProgress::Refused(refused(status, &whole)));
+            let refused = match refused(status, &whole) {
+                IscsiRefused::Login(LoginStatus::AUTHENTICATION_FAILURE) if self.chap.is_answered() => {
+                    IscsiRefused::ChapResponse
+                }
+                refused => refused,
+            };
+            return Ok(InitiatorLoginProgress::Refused(refused));
         }
         if response.flags & FLAG_CONTINUE != 0 {
             self.requested_stage = None;

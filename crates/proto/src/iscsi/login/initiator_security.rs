@@ -58,6 +58,11 @@ impl ChapExchange {
         self.chap.is_some()
     }
 
+    /// Whether the target's challenge was answered, and the target has not accepted the answer.
+    pub(super) fn is_answered(&self) -> bool {
+        matches!(self.state, ChapState::Answered(_))
+    }
+
     /// Processes a complete text of the target. The inner error is a refusal by either side.
     pub(super) fn on_text(
         &mut self,

@@ -31,6 +31,9 @@ pub enum IscsiRefused {
     /// Both sides have no authentication method in common.
     #[error("target accepts none of the offered authentication methods")]
     NoCommonAuthMethod,
+    /// The target refused the answer to its CHAP challenge, so another algorithm does not help.
+    #[error("target refused the login: authentication failure")]
+    ChapResponse,
     /// The target failed mutual authentication.
     #[error("target failed mutual authentication: its CHAP response is wrong or missing")]
     MutualAuthFailed,
@@ -40,6 +43,17 @@ pub enum IscsiRefused {
 }
 
 impl IscsiRefused {
+    /// Whether other CHAP credentials or algorithms may help.
+    #[must_use]
+    pub fn is_about_chap(&self) -> bool {
+        let statuses = [LoginStatus::INITIATOR_ERROR, LoginStatus::AUTHENTICATION_FAILURE];
+        match self {
+            IscsiRefused::Login(status) => statuses.contains(status),
+            IscsiRefused::ChapResponse => true,
+            _ => false,
+        }
+    }
+
     /// Whether a later attempt may succeed with a target that accepted logins before: it has a
     /// temporary problem or was just started. Many targets listen before they are configured.
     #[must_use]
@@ -58,6 +72,7 @@ impl IscsiRefused {
             IscsiRefused::Moved { .. }
             | IscsiRefused::BadRedirect { .. }
             | IscsiRefused::NoCommonAuthMethod
+            | IscsiRefused::ChapResponse
             | IscsiRefused::MutualAuthFailed => false,
         }
     }
