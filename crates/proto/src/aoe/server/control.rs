@@ -120,6 +120,11 @@ impl AoeTargetSession {
         to: Station,
         code: Option<ErrorCode>,
     ) {
+        match command {
+            ConfigCommand::SET => self.audit_change(at, to, "config string set", code.is_none()),
+            ConfigCommand::FORCE_SET => self.audit_change(at, to, "config string force set", code.is_none()),
+            _ => {}
+        }
         let Some((port, disk)) = self.port(to.port).zip(self.disks.get(at)) else { return };
         let message = ConfigMessage {
             buffer_count: (port.buffers.clamp(1, MAX_BUFFERS) as u16).into(),

@@ -485,6 +485,16 @@ fn config_strings_are_read_tested_and_set() {
         let expected = expected.map(|(code, string)| (code, string.to_vec()));
         assert_eq!(bench.config(STATION, command, string), expected, "{command} {string:?}");
     }
+    let changes = std::iter::from_fn(|| bench.target.poll_event()).filter_map(|event| match event {
+        AuditEvent::ByStation { event, .. } => match *event {
+            AuditEvent::Reservation { change, is_done, .. } => Some((change, is_done)),
+            _ => None,
+        },
+        _ => None,
+    });
+    let set = "config string set";
+    let expected = [(set, true), (set, true), (set, false), ("config string force set", true)];
+    assert_eq!(changes.collect::<Vec<_>>(), expected);
     let long = bench.config(STATION, C::FORCE_SET, &[b'x'; 1025]).unwrap();
     assert_eq!(long.0, ErrorCode::BAD_ARGUMENT_PARAMETER.0);
     assert_eq!(bench.config(STATION, C::FORCE_SET, &[b'y'; 1024]), Some((0, vec![b'y'; 1024])));
