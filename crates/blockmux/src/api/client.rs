@@ -141,7 +141,10 @@ impl Client {
             ),
             (_, Some(why), _) => format!("the daemon {why}; check --tls-certs"),
             (ApiAddress::Http(authority), None, UnexpectedEof | ConnectionReset) => {
-                format!("{CLOSED}; if it serves the API with TLS, use https://{authority}")
+                format!(
+                    "{CLOSED}; if it serves the API with TLS, use https://{authority}; if its `api` has ?allow=, add \
+                     this machine"
+                )
             }
             (ApiAddress::Https(_), None, UnexpectedEof) => {
                 format!("{CLOSED}; check that --tls-certs has a client certificate that it accepts")
