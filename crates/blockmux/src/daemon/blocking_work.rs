@@ -232,12 +232,15 @@ mod tests {
             closed.recv().is_ok()
         });
         assert_eq!(hanging.unwrap_err().to_string(), "e: the daemon stops before it is done");
+        drop((gate, gates));
+        while blocking.running() > 0 {
+            thread::yield_now();
+        }
         assert_eq!(blocking.run("f", || 6).unwrap(), 6);
         blocking.close();
         assert!(
             blocking.run("g", || ()).unwrap_err().to_string().starts_with("g: another process takes over")
         );
-        drop((gate, gates));
     }
 
     #[test]
