@@ -14,8 +14,8 @@
 //! and does not start, or its count is seen and waited for. If the I/O were counted after a check,
 //! a write that was checked just before a lock could land between the comparison and the write of a
 //! COMPARE AND WRITE, and a write that was admitted just before a PREEMPT could reach the volume
-//! after the PREEMPT was answered. `model.rs` runs this code through every interleaving of two
-//! threads.
+//! after the PREEMPT was answered. `model.rs` runs this code through every interleaving of up to
+//! four threads.
 //!
 //! # Epochs
 //! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The
@@ -39,6 +39,8 @@
 use super::sync::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError, fence,
 };
+#[cfg(test)]
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// The I/O in flight on one volume, and the locks and watches of its ranges.
@@ -497,6 +499,26 @@ impl Held {
         if let Some(emptied) = self.emptied.get_mut(place) {
             *emptied = self.clock;
         }
+    }
+}
+
+/// For `model.rs`, which has to know whether two states are the same.
+#[cfg(test)]
+impl Hash for Held {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Held { epoch, fenced_at, locked, waiting, last_ticket, watched, clock, emptied } = self;
+        (epoch, fenced_at, locked, last_ticket, watched.len(), clock, emptied).hash(state);
+        for Waiting { ticket, needed, wake: _, is_tried, overtaken } in waiting {
+            (ticket, needed.range, needed.locks, is_tried, overtaken).hash(state);
+        }
+    }
+}
+
+/// The model knows the counts themselves.
+#[cfg(test)]
+impl Hash for Counter {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.epoch.hash(state);
     }
 }
 

@@ -27,6 +27,8 @@ mod shared_state;
 mod traffic;
 
 #[cfg(test)]
+mod interleavings;
+#[cfg(test)]
 mod model;
 
 /// The synchronization primitives of `in_flight`, which its model check replaces.

@@ -1,11 +1,17 @@
-//! Model check of `in_flight`: this module compiles that file again, with atomics and locks that
-//! yield to another thread at each access, and runs every interleaving. Each test describes what
-//! would be lost without a step of the order.
+//! Model check of `in_flight`: this module compiles that file again, over the atomics and locks of
+//! `interleavings`, and runs every interleaving. Each test describes what would be lost without a
+//! step of the order.
+//!
+//! A throttled write that begins, a drain, a preempt and a fence run together, and so do a write,
+//! the lock of its range, and each of a preempt and a fence. All five threads at once are not run:
+//! whatever excludes a write, it has to see each of the others alone, and these meet only in the
+//! mutex and in the counts, which three drains at once already share.
 
 mod sync {
-    pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-    pub(super) use shuttle::sync::{Mutex, MutexGuard};
+    pub(super) use super::super::interleavings::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+    pub(super) use super::super::interleavings::{Mutex, MutexGuard};
     pub(super) use std::sync::PoisonError;
+    pub(super) use std::sync::atomic::Ordering;
 
     /// No-op: the model runs one thread at a time, so all accesses are in one order.
     pub(super) fn fence(_order: Ordering) {}
@@ -20,154 +26,154 @@ mod sync {
 )]
 mod in_flight;
 
+use super::interleavings::{call, in_every_interleaving, pause};
 use in_flight::{AdmissionRequest, Counter, Fenced, InFlight, NeededRange, NotAdmitted};
-use shuttle::scheduler::RandomScheduler;
-use shuttle::sync::atomic::{AtomicU32, Ordering};
-use shuttle::{Runner, thread};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// State that the writer and the other threads share.
+/// State that the writer and the other threads share. The atomics of `std` are not of the model:
+/// what they contain follows from what the threads have done.
 struct Shared {
     in_flight: InFlight,
-    /// Counts of the two writers' I/O, in epoch 0.
+    /// Counts of the I/O of the writer and of the thread that locks, in epoch 0.
     counters: [Arc<Counter>; 2],
     /// The reservation table's generation: a different one excludes the writer.
-    generation: AtomicU32,
+    generation: sync::AtomicU32,
+    /// Number of requests that limits hold back.
+    throttled: sync::AtomicU32,
+    /// Whether the writer's request is throttled.
+    is_throttled: AtomicBool,
     /// Number of writes in progress.
     writing: AtomicU32,
-    /// Whether an epoch has begun that fences the writer. Not of the model: reading it adds no
-    /// interleaving.
+    /// Whether an epoch has begun that fences the writer.
     is_next_epoch: AtomicBool,
 }
 
-/// Why the writer's I/O is denied.
-#[derive(Debug)]
-enum Denial {
-    Reserved,
-    Fenced,
+/// Why an I/O has not begun.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum NotBegun {
+    Locked,
+    Denied,
 }
 
-impl From<Fenced> for Denial {
-    fn from(_: Fenced) -> Denial {
-        Denial::Fenced
+/// The writer is excluded by a reservation or fenced.
+struct Excluded;
+
+impl From<Fenced> for Excluded {
+    fn from(_: Fenced) -> Excluded {
+        Excluded
     }
 }
+
+const RANGE: (u64, u64) = (0, 512);
 
 impl Shared {
-    fn new() -> Arc<Shared> {
+    fn new() -> Shared {
         let in_flight = InFlight::default();
-        let counters = [0, 0].map(|epoch| in_flight.add_counter(epoch));
-        let (generation, writing) = (AtomicU32::new(0), AtomicU32::new(0));
-        Arc::new(Shared { in_flight, counters, generation, writing, is_next_epoch: AtomicBool::new(false) })
+        Shared {
+            counters: [0, 0].map(|epoch| in_flight.add_counter(epoch)),
+            in_flight,
+            generation: sync::AtomicU32::new(0),
+            throttled: sync::AtomicU32::new(1),
+            is_throttled: AtomicBool::new(true),
+            writing: AtomicU32::new(0),
+            is_next_epoch: AtomicBool::new(false),
+        }
     }
 
-    /// Writes once, if admitted. A throttled write does the same later: until it begins, it is not
-    /// counted, and nobody waits for it.
-    fn write(&self) -> Result<(), NotAdmitted<Denial>> {
-        self.write_as(&self.counters[0], false)
+    /// A throttled write begins. It does so at any time, and until then it is not counted as in
+    /// flight. If its range is locked, it is tried once more.
+    fn write(&self) {
+        let mut begun = self.begin(&self.counters[0], false);
+        self.is_throttled.store(false, Ordering::Relaxed);
+        // After it was counted as in flight, as `Channels` does: one who waits for both misses
+        // nothing.
+        self.throttled.store(0, Ordering::Relaxed);
+        if begun == Err(NotBegun::Locked) {
+            begun = self.begin(&self.counters[0], false);
+        }
+        if let Ok(place) = begun {
+            pause();
+            self.end(&self.counters[0], place);
+        }
     }
 
-    fn write_as(&self, counter: &Counter, owns_lock: bool) -> Result<(), NotAdmitted<Denial>> {
-        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock };
+    fn begin(&self, counter: &Counter, owns_lock: bool) -> Result<usize, NotBegun> {
+        let wanted = AdmissionRequest { range: RANGE, changes: true, owns_lock };
         let check = || match self.generation.load(Ordering::SeqCst) {
             0 => Ok(()),
-            _ => Err(Denial::Reserved),
+            _ => Err(Excluded),
         };
-        let place = self.in_flight.admit(counter, wanted, check)?;
-        self.writing.fetch_add(1, Ordering::SeqCst);
-        assert!(!self.is_next_epoch.load(Ordering::SeqCst), "it is fenced");
-        self.writing.fetch_sub(1, Ordering::SeqCst);
+        let admitted = call(|| {
+            self.in_flight.admit(counter, wanted, check).map_err(|why| match why {
+                NotAdmitted::Locked(_) | NotAdmitted::Draining => NotBegun::Locked,
+                NotAdmitted::Denied(Excluded) => NotBegun::Denied,
+            })
+        });
+        if admitted.is_ok() {
+            assert_eq!(self.writing.fetch_add(1, Ordering::Relaxed), 0, "the range is locked");
+            assert!(!self.is_next_epoch.load(Ordering::Relaxed), "it is fenced");
+        }
+        admitted
+    }
+
+    fn end(&self, counter: &Counter, place: usize) {
+        self.writing.fetch_sub(1, Ordering::Relaxed);
         counter.end(place);
-        Ok(())
     }
 
     /// Locks the range of a write, and writes if it need not wait.
     fn lock_and_write(&self) {
-        if let Some(since) = self.in_flight.lock((0, 512)) {
-            if self.in_flight.is_over_since(since) {
-                assert!(!self.is_writing(), "the range is locked");
-                _ = self.write_as(&self.counters[1], true);
+        let Some(since) = call(|| self.in_flight.lock(RANGE)) else { return };
+        if call(|| self.in_flight.is_over_since(since)) {
+            assert!(!self.is_writing(), "the range is locked");
+            if let Ok(place) = self.begin(&self.counters[1], true) {
+                pause();
+                self.end(&self.counters[1], place);
             }
-            self.in_flight.unlock((0, 512));
         }
+        call(|| self.in_flight.unlock(RANGE));
     }
 
     /// Fences the writer, and begins the next epoch if the writer's I/O is complete.
     fn fence(&self) {
-        let fenced_at = self.in_flight.fence();
-        if self.in_flight.begin_epoch(fenced_at, || 1) {
-            self.is_next_epoch.store(true, Ordering::SeqCst);
+        let fenced_at = call(|| self.in_flight.fence());
+        if call(|| self.in_flight.begin_epoch(fenced_at, || 1)) {
+            self.is_next_epoch.store(true, Ordering::Relaxed);
             assert!(!self.is_writing(), "the next epoch has begun");
         }
     }
 
     fn preempt(&self) {
         self.generation.store(1, Ordering::SeqCst);
-        let since = self.in_flight.now();
-        assert!(!self.in_flight.is_over_since(since) || !self.is_writing());
+        let since = call(|| self.in_flight.now());
+        assert!(!call(|| self.in_flight.is_over_since(since)) || !self.is_writing());
+    }
+
+    /// Waits for all I/O that was throttled or in flight, as `Settling` does.
+    fn settle(&self) {
+        if self.throttled.load(Ordering::Relaxed) == 0 {
+            let since = call(|| self.in_flight.now());
+            if call(|| self.in_flight.is_over_since(since)) {
+                assert!(!self.is_throttled.load(Ordering::Relaxed) && !self.is_writing());
+            }
+        }
     }
 
     fn is_writing(&self) -> bool {
-        self.writing.load(Ordering::SeqCst) != 0
+        self.writing.load(Ordering::Relaxed) != 0
     }
 }
 
 /// Runs a write and `other` in every interleaving. `other` checks once whether all I/O is complete;
 /// further checks would add no other outcome.
 fn beside_a_write(other: fn(&Shared)) {
-    in_every_order(|_| (), |shared| _ = shared.write(), other);
-}
-
-/// Runs `one` and `other` in every interleaving, after `first`. They do as little as possible: a
-/// few steps more make it too much.
-fn in_every_order(first: fn(&Shared), one: fn(&Shared), other: fn(&Shared)) {
-    shuttle::check_dfs(
-        move || {
-            let shared = Shared::new();
-            first(&shared);
-            let beside = shared.clone();
-            let thread = thread::spawn(move || one(&beside));
-            other(&shared);
-            thread.join().unwrap();
-        },
-        None,
-    );
-}
-
-#[test]
-fn a_command_gets_its_range_or_is_woken_when_it_may() {
-    shuttle::check_dfs(
-        || {
-            let in_flight = Arc::new(InFlight::default());
-            in_flight.lock((0, 512)).unwrap();
-            let beside = in_flight.clone();
-            let other = thread::spawn(move || {
-                let woken = Arc::new(std::sync::atomic::AtomicBool::new(false));
-                let wake = woken.clone();
-                let ticket = beside
-                    .wait(
-                        NeededRange::to_lock((256, 512)),
-                        Arc::new(move || wake.store(true, Ordering::SeqCst)),
-                    )
-                    .unwrap();
-                (ticket, beside.is_next(ticket), woken)
-            });
-            in_flight.unlock((0, 512));
-            let (ticket, was_next, woken) = other.join().unwrap();
-            assert!(was_next || woken.load(Ordering::SeqCst), "nobody wakes the one that waits");
-            assert!(in_flight.is_next(ticket) && in_flight.lock((256, 512)).is_some());
-        },
-        None,
-    );
+    in_every_interleaving(Shared::new, [Shared::write, other], |_| ());
 }
 
 #[test]
 fn a_write_sees_the_lock_or_is_waited_for() {
-    beside_a_write(|shared| {
-        let since = shared.in_flight.lock((0, 512)).unwrap();
-        assert!(!shared.in_flight.is_over_since(since) || !shared.is_writing());
-    });
+    beside_a_write(Shared::lock_and_write);
 }
 
 #[test]
@@ -181,41 +187,74 @@ fn a_write_is_fenced_or_complete_when_the_next_epoch_begins() {
 }
 
 #[test]
-fn a_command_that_has_locked_its_range_is_fenced_or_complete_when_the_next_epoch_begins() {
-    let lock = |shared: &Shared| _ = shared.in_flight.lock((0, 512)).unwrap();
-    in_every_order(lock, |shared| _ = shared.write_as(&shared.counters[0], true), Shared::fence);
-}
-
-/// Every interleaving of four threads is too much, so a part of them, the same in each run.
-#[test]
-fn a_write_sees_whatever_excludes_it_or_is_waited_for_if_all_happens_at_once() {
-    let beside = [Shared::preempt, Shared::fence, Shared::lock_and_write];
-    Runner::new(RandomScheduler::new_from_seed(1, 20_000), shuttle::Config::new()).run(move || {
-        let shared = Shared::new();
-        let others = beside.map(|other| {
-            let shared = shared.clone();
-            thread::spawn(move || other(&shared))
-        });
-        // Throttled once, or locked out.
-        if shared.write().is_err() {
-            thread::yield_now();
-            _ = shared.write();
-        }
-        others.into_iter().for_each(|other| other.join().unwrap());
-        // A new session is admitted as soon as an epoch has begun.
-        let new = shared.in_flight.add_counter(1);
-        let wanted = AdmissionRequest { range: (0, 512), changes: true, owns_lock: false };
-        let admitted = shared.in_flight.admit::<Denial>(&new, wanted, || Ok(()));
-        assert_eq!(admitted.is_ok(), shared.is_next_epoch.load(Ordering::SeqCst));
-    });
+fn a_write_is_throttled_or_in_flight_until_it_is_complete() {
+    beside_a_write(Shared::settle);
 }
 
 #[test]
 fn a_write_notifies_the_watch_or_is_waited_for() {
     beside_a_write(|shared| {
-        let (watched, since) = shared.in_flight.watch([(0, 512)].into());
+        let (watched, since) = shared.in_flight.watch([RANGE].into());
         if shared.in_flight.is_over_since(since) {
             assert!(!shared.is_writing() || watched.has_changed(), "the watch has missed a write");
         }
+    });
+}
+
+#[test]
+fn a_write_sees_the_lock_and_the_reservation_or_is_waited_for() {
+    in_every_interleaving(Shared::new, [Shared::write, Shared::lock_and_write, Shared::preempt], |_| ());
+}
+
+#[test]
+fn a_write_sees_the_lock_and_is_fenced_or_is_waited_for() {
+    in_every_interleaving(Shared::new, [Shared::write, Shared::lock_and_write, Shared::fence], |_| ());
+}
+
+#[test]
+fn a_write_is_throttled_begins_is_drained_preempted_and_fenced_in_any_order() {
+    let threads = [Shared::write, Shared::settle, Shared::preempt, Shared::fence];
+    in_every_interleaving(Shared::new, threads, |shared| {
+        // A new session is admitted as soon as an epoch has begun.
+        let new = shared.in_flight.add_counter(1);
+        let wanted = AdmissionRequest { range: RANGE, changes: true, owns_lock: false };
+        let admitted = shared.in_flight.admit::<Excluded>(&new, wanted, || Ok(()));
+        assert_eq!(admitted.is_ok(), shared.is_next_epoch.load(Ordering::Relaxed));
+    });
+}
+
+/// One that waits for a range that is locked.
+struct Waiter {
+    in_flight: InFlight,
+    ticket: AtomicU64,
+    was_next: AtomicBool,
+    was_woken: Arc<AtomicBool>,
+}
+
+impl Waiter {
+    fn new() -> Waiter {
+        let in_flight = InFlight::default();
+        in_flight.lock(RANGE).unwrap();
+        let (ticket, was_next, was_woken) = Default::default();
+        Waiter { in_flight, ticket, was_next, was_woken }
+    }
+
+    fn wait(&self) {
+        let woken = self.was_woken.clone();
+        let wake = Arc::new(move || woken.store(true, Ordering::Relaxed));
+        let ticket = self.in_flight.wait(NeededRange::to_lock((256, 512)), wake).unwrap();
+        self.ticket.store(ticket, Ordering::Relaxed);
+        self.was_next.store(self.in_flight.is_next(ticket), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_command_gets_its_range_or_is_woken_when_it_may() {
+    in_every_interleaving(Waiter::new, [Waiter::wait, |waiter| waiter.in_flight.unlock(RANGE)], |waiter| {
+        let [was_next, was_woken] =
+            [&waiter.was_next, &waiter.was_woken].map(|was| was.load(Ordering::Relaxed));
+        assert!(was_next || was_woken, "nobody wakes the one that waits");
+        let ticket = waiter.ticket.load(Ordering::Relaxed);
+        assert!(waiter.in_flight.is_next(ticket) && waiter.in_flight.lock((256, 512)).is_some());
     });
 }
