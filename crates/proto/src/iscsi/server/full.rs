@@ -14,8 +14,7 @@ use super::receive::{AwaitedIscsiPdu, DataSegment, SegmentPurpose};
 use super::sequence::CmdSnCheck;
 use super::shared::{ConnectionEvent, SharedSession};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::session::{Demand, ProtocolError};
-use crate::driver::target::Charge;
+use crate::driver::session::ProtocolError;
 use crate::exports::VolumeId;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::login::target::TargetLoginResult;
@@ -26,7 +25,7 @@ use crate::iscsi::sessions::SessionRegistration;
 use crate::rdma::target_mover::TargetMover;
 use crate::scsi::task_set::TaskRouter;
 use crate::volume_state::NotAdmitted;
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Seg, Tag, Waker};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Seg, Waker};
 use blockmux_wire::iscsi::scsi::{FLAG_READ, FunctionResponse, ScsiCommand};
 use blockmux_wire::iscsi::session::*;
 use blockmux_wire::iscsi::{Bhs, IscsiOpcode, RESERVED_TAG};
@@ -99,11 +98,6 @@ impl FullFeatureConnection {
         FullFeatureConnection { connection, shared: shared.clone() }
     }
 
-    /// The oldest data-out transfer that holds memory, by the order in which memory was allocated.
-    pub(super) fn owed(&self) -> Option<u64> {
-        self.shared.borrow().tasks.owed(self.connection.key)
-    }
-
     #[inline]
     pub(super) fn sender(&mut self) -> &mut Sender {
         &mut self.connection.replies.sender
@@ -113,24 +107,6 @@ impl FullFeatureConnection {
     #[inline]
     pub(super) fn set_now(&mut self, now: Instant) {
         self.connection.now = now;
-    }
-
-    pub(super) fn demand(&self) -> Demand {
-        self.connection.demand()
-    }
-
-    /// Consumes complete PDUs from `at` on; returns the offset of the first unread byte.
-    #[inline]
-    pub(super) fn on_bytes(&mut self, input: &Chunk, at: usize) -> Result<usize, ProtocolError> {
-        self.turn(|turn| turn.on_bytes(input, at))
-    }
-
-    /// Called when the memory of [`Demand::Place`] is full.
-    pub(super) fn on_placed(&mut self) {
-        self.turn(|turn| {
-            turn.on_placed();
-            turn.deliver_early();
-        });
     }
 
     /// The initiator closed its side of the stream. A logout should come first, but killed
@@ -151,62 +127,16 @@ impl FullFeatureConnection {
         }
     }
 
-    /// The target stops: see `connection_table`.
-    pub(super) fn on_stop(&mut self) {
-        self.turn(|turn| turn.on_stop());
-    }
-
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.connection.poll_timeout()
-    }
-
-    pub(super) fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.turn(|turn| turn.on_timeout(now))
-    }
-
-    #[inline]
-    pub(super) fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
-        self.connection.queue.poll_io()
-    }
-
-    #[inline]
-    pub(super) fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
-        self.connection.queue.poll_cancel()
-    }
-
-    #[inline]
-    pub(super) fn on_io(&mut self, done: Completion) {
-        self.turn(|turn| turn.on_io(done));
-    }
-
-    pub(super) fn charge(&mut self, io: &Io) -> Charge {
-        self.shared.borrow_mut().tasks.charge(io)
-    }
-
-    #[inline]
-    pub(super) fn begin(
-        &mut self,
-        volume: VolumeId,
-        io: &Io,
-        is_late: bool,
-    ) -> Result<(), NotAdmitted<IoError>> {
-        self.turn(|turn| turn.begin(volume, io, is_late))
-    }
-
-    #[inline]
-    pub(super) fn poll_event(&mut self) -> Option<AuditEvent> {
-        self.connection.events.pop()
-    }
-
     /// Whether work remains after the connection failed.
     pub(super) fn lingers(&self) -> bool {
         self.connection.is_failed && !self.connection.is_over
     }
 
-    /// Called at the start of each driver turn.
+    /// Sets the current time, and changes the connection and its session.
     #[inline]
-    pub(super) fn on_turn(&mut self) {
-        self.turn(|turn| turn.on_turn());
+    pub(super) fn turn_at<T>(&mut self, now: Instant, act: impl FnOnce(&mut ConnectionTurn<'_>) -> T) -> T {
+        self.set_now(now);
+        self.turn(act)
     }
 
     #[inline]
@@ -304,7 +234,12 @@ impl ConnectionTurn<'_> {
     }
 
     #[inline]
-    fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
+    pub(super) fn begin(
+        &mut self,
+        volume: VolumeId,
+        io: &Io,
+        is_late: bool,
+    ) -> Result<(), NotAdmitted<IoError>> {
         let admitted = self.begin_io(volume, io, is_late);
         if matches!(admitted, Err(NotAdmitted::Denied(_))) {
             self.resume();

@@ -62,7 +62,7 @@ impl IserTargetSession {
         session.over_rdma = Some(RdmaPeer { invalidates: false, reads: READS });
         session.sender = Sender::new(true);
         if let IscsiPhase::Login(login) = &mut session.phase {
-            login.set_over_rdma();
+            login.login.set_over_rdma();
         }
         IserTargetSession {
             session,

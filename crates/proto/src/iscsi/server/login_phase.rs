@@ -13,7 +13,6 @@ use crate::iscsi::sender::Sender;
 use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
 use blockmux_wire::iscsi::session::{IscsiLoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
-use core::net::IpAddr;
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use zerocopy::transmute_ref;
 
 /// A connection in the login phase.
 pub(super) struct ConnectionLogin {
-    login: TargetLogin,
+    pub(super) login: TargetLogin,
     /// Number of contiguous bytes needed for the next PDU, as far as known.
     needs: usize,
     deadline: Instant,
@@ -66,21 +65,6 @@ impl ConnectionLogin {
     pub(super) fn admit(&mut self, permit: LoginPermit, hang_up: ConnectionHandle) {
         self._permit = Some(permit);
         self.login.set_hang_up(hang_up);
-    }
-
-    /// Sets the initiator's IP address.
-    pub(super) fn set_client(&mut self, client: Option<IpAddr>) {
-        self.login.set_client(client);
-    }
-
-    /// Marks the connection as one over RDMA.
-    pub(super) fn set_over_rdma(&mut self) {
-        self.login.set_over_rdma();
-    }
-
-    /// The initiator and target names, as far as they were received.
-    pub(super) fn names(&self) -> (String, String) {
-        self.login.names()
     }
 
     /// Whether the login waits for something other than a request.

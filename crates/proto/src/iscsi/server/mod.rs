@@ -181,7 +181,7 @@ impl IscsiTargetSession {
     #[must_use]
     pub fn with_client(mut self, client: Option<IpAddr>) -> IscsiTargetSession {
         if let IscsiPhase::Login(login) = &mut self.phase {
-            login.set_client(client);
+            login.login.set_client(client);
         }
         self.addresses.client = client;
         self
@@ -224,7 +224,7 @@ impl IscsiTargetSession {
     /// Passes a login result on; records a failure as an audit event.
     fn with_audit<T>(&mut self, result: Result<T, ProtocolError>) -> Result<T, ProtocolError> {
         if let (Err(error), IscsiPhase::Login(login)) = (&result, &self.phase) {
-            let (initiator, target) = login.names();
+            let (initiator, target) = login.login.names();
             let login = Login { protocol: self.protocol(), initiator, target, is_authenticated: false };
             self.events.push(AuditEvent::refused_by(error, login));
         }
@@ -264,7 +264,7 @@ impl Timed for IscsiTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
             IscsiPhase::Login(login) => Some(login.deadline()),
-            IscsiPhase::Full(full) => full.poll_timeout(),
+            IscsiPhase::Full(full) => full.connection.poll_timeout(),
             IscsiPhase::Closing => None,
         }
     }
@@ -279,10 +279,7 @@ impl Timed for IscsiTargetSession {
                 }
                 Ok(())
             }
-            IscsiPhase::Full(full) => {
-                full.set_now(now);
-                full.on_timeout(now)
-            }
+            IscsiPhase::Full(full) => full.turn_at(now, |turn| turn.on_timeout(now)),
             IscsiPhase::Closing => Ok(()),
         }
     }
@@ -292,7 +289,7 @@ impl StreamSession for IscsiTargetSession {
     fn demand(&self) -> Demand {
         match &self.phase {
             IscsiPhase::Login(login) => login.demand(),
-            IscsiPhase::Full(full) => full.demand(),
+            IscsiPhase::Full(full) => full.connection.demand(),
             IscsiPhase::Closing => Demand::Close,
         }
     }
@@ -310,18 +307,17 @@ impl StreamSession for IscsiTargetSession {
             }
         }
         match &mut self.phase {
-            IscsiPhase::Full(full) => {
-                full.set_now(now);
-                full.on_bytes(input, taken)
-            }
+            IscsiPhase::Full(full) => full.turn_at(now, |turn| turn.on_bytes(input, taken)),
             IscsiPhase::Login(_) | IscsiPhase::Closing => Ok(taken),
         }
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let IscsiPhase::Full(full) = &mut self.phase {
-            full.set_now(now);
-            full.on_placed();
+            full.turn_at(now, |turn| {
+                turn.on_placed();
+                turn.deliver_early();
+            });
         }
         Ok(())
     }
@@ -353,7 +349,7 @@ impl IoSource for IscsiTargetSession {
     #[inline]
     fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.poll_io(),
+            IscsiPhase::Full(full) => full.connection.queue.poll_io(),
             IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
@@ -361,7 +357,7 @@ impl IoSource for IscsiTargetSession {
     #[inline]
     fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.poll_cancel(),
+            IscsiPhase::Full(full) => full.connection.queue.poll_cancel(),
             IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
@@ -369,14 +365,13 @@ impl IoSource for IscsiTargetSession {
     #[inline]
     fn on_io(&mut self, done: Completion, now: Instant) {
         if let IscsiPhase::Full(full) = &mut self.phase {
-            full.set_now(now);
-            full.on_io(done);
+            full.turn_at(now, |turn| turn.on_io(done));
         }
     }
 
     fn charge(&mut self, io: &Io) -> Charge {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.charge(io),
+            IscsiPhase::Full(full) => full.shared.borrow_mut().tasks.charge(io),
             IscsiPhase::Login(_) | IscsiPhase::Closing => Charge { cost: None, station: None },
         }
     }
@@ -384,7 +379,7 @@ impl IoSource for IscsiTargetSession {
     #[inline]
     fn begin(&mut self, volume: VolumeId, io: &Io, is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         match &mut self.phase {
-            IscsiPhase::Full(full) => full.begin(volume, io, is_late),
+            IscsiPhase::Full(full) => full.turn(|turn| turn.begin(volume, io, is_late)),
             IscsiPhase::Login(_) | IscsiPhase::Closing => Err(NotAdmitted::Denied(IoError::Aborted)),
         }
     }
@@ -401,7 +396,7 @@ impl TargetLifecycle for IscsiTargetSession {
     #[inline]
     fn poll_event(&mut self) -> Option<AuditEvent> {
         self.events.pop().or_else(|| match &mut self.phase {
-            IscsiPhase::Full(full) => full.poll_event(),
+            IscsiPhase::Full(full) => full.connection.events.pop(),
             IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         })
     }
@@ -413,8 +408,7 @@ impl TargetLifecycle for IscsiTargetSession {
     #[inline]
     fn on_turn(&mut self, now: Instant) {
         if let IscsiPhase::Full(full) = &mut self.phase {
-            full.set_now(now);
-            full.on_turn();
+            full.turn_at(now, |turn| turn.on_turn());
         }
     }
 
@@ -430,7 +424,7 @@ impl TargetLifecycle for IscsiTargetSession {
 
     fn owed(&self) -> Option<u64> {
         match &self.phase {
-            IscsiPhase::Full(full) => full.owed(),
+            IscsiPhase::Full(full) => full.shared.borrow().tasks.owed(full.connection.key),
             IscsiPhase::Login(_) | IscsiPhase::Closing => None,
         }
     }
@@ -441,10 +435,7 @@ impl TargetLifecycle for IscsiTargetSession {
                 login.on_stop(&mut self.sender);
                 self.phase = IscsiPhase::Closing;
             }
-            IscsiPhase::Full(full) => {
-                full.set_now(now);
-                full.on_stop();
-            }
+            IscsiPhase::Full(full) => full.turn_at(now, |turn| turn.on_stop()),
             IscsiPhase::Closing => {}
         }
     }
