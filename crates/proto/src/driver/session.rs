@@ -364,30 +364,44 @@ pub trait Overdue {
     fn abort_overdue(&mut self, ticks: u32) -> Option<&'static str>;
 }
 
-/// The connections of an initiator's session. Connection 0 exists before the session.
+/// The connections of an initiator's session. Connection 0 exists before the session; the defaults
+/// are for sessions that have no other.
 pub trait Connections {
     /// The next connection to open, to the address of the first one, and when. Each connection is
     /// returned once until it is lost.
-    fn poll_connect(&mut self) -> Option<(usize, Instant)>;
+    #[inline]
+    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
+        None
+    }
 
     /// A connection is established; its outbox contains its first bytes.
-    fn on_connected(&mut self, connection: usize, now: Instant);
+    fn on_connected(&mut self, _connection: usize, _now: Instant) {}
 
     /// A connection is lost or could not be established. Returns whether the session continues,
     /// without it or with another one from [`Connections::poll_connect`]. If not, the driver takes
     /// all requests back.
-    fn on_lost(&mut self, connection: usize, now: Instant) -> bool;
+    fn on_lost(&mut self, _connection: usize, _now: Instant) -> bool {
+        false
+    }
 
     /// The connection with the latest requests. To deliver requests in order, the driver sends the
     /// outboxes of the other connections first.
-    fn latest(&self) -> usize;
+    #[inline]
+    fn latest(&self) -> usize {
+        0
+    }
 
     /// Whether an answer is pending on a connection. The driver need not receive from other
     /// connections in each turn.
-    fn is_awaited(&self, connection: usize) -> bool;
+    #[inline]
+    fn is_awaited(&self, _connection: usize) -> bool {
+        true
+    }
 
     /// How long to wait before a new session replaces this one after its connection is lost.
-    fn reconnects_after(&self) -> Duration;
+    fn reconnects_after(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// A session whose connections are byte streams.

@@ -16,7 +16,7 @@ use crate::driver::session::{
 };
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The I/O queues of one session and their connections.
 pub struct HostQueues<T: HostTransport> {
@@ -247,21 +247,6 @@ impl<T: HostTransport> Connections for HostQueues<T> {
         }
         lost.abandon();
         !self.is_over()
-    }
-
-    /// Always 0: each queue has its own order.
-    #[inline]
-    fn latest(&self) -> usize {
-        0
-    }
-
-    #[inline]
-    fn is_awaited(&self, _connection: usize) -> bool {
-        true
-    }
-
-    fn reconnects_after(&self) -> Duration {
-        Duration::ZERO
     }
 }
 

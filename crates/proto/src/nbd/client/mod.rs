@@ -377,32 +377,7 @@ impl Overdue for NbdInitiatorSession {
     }
 }
 
-impl Connections for NbdInitiatorSession {
-    #[inline]
-    fn poll_connect(&mut self) -> Option<(usize, Instant)> {
-        None
-    }
-
-    fn on_connected(&mut self, _connection: usize, _now: Instant) {}
-
-    fn on_lost(&mut self, _connection: usize, _now: Instant) -> bool {
-        false
-    }
-
-    #[inline]
-    fn latest(&self) -> usize {
-        0
-    }
-
-    #[inline]
-    fn is_awaited(&self, _connection: usize) -> bool {
-        true
-    }
-
-    fn reconnects_after(&self) -> Duration {
-        Duration::ZERO
-    }
-}
+impl Connections for NbdInitiatorSession {}
 
 impl StreamConnections for NbdInitiatorSession {
     #[inline]

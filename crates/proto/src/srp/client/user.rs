@@ -4,7 +4,7 @@ use super::channel::{Channel, InitiatorChannelPhase};
 use super::{Ending, LOGIN_TIMEOUT, SrpInitiatorSession, SrpSessionMode};
 use crate::driver::session::{Connections, Initiator, PathRank};
 use blockmux_volume::{Completion, Io};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Initiator for SrpInitiatorSession {
     fn is_ready(&self) -> bool {
@@ -106,9 +106,5 @@ impl Connections for SrpInitiatorSession {
         self.channels
             .get(connection)
             .is_none_or(|channel| channel.commands.in_flight() > 0 || !channel.is_open())
-    }
-
-    fn reconnects_after(&self) -> Duration {
-        Duration::ZERO
     }
 }
