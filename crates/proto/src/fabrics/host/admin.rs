@@ -83,7 +83,7 @@ impl<T: HostTransport> HostAdmin<T> {
     /// The controller, once everything requested is known.
     #[must_use]
     pub fn controller(&self) -> Option<&ControllerInfo> {
-        self.admin.is_known().then_some(&self.admin.bring_up.controller)
+        self.admin.bring_up.is_known().then_some(&self.admin.bring_up.controller)
     }
 
     /// The requested namespaces, once they are known; at most 1,024.
@@ -143,7 +143,7 @@ impl<T: HostTransport> HostAdmin<T> {
 
     /// Handles the end of the connection by the controller.
     pub(crate) fn on_lost(&mut self) -> Result<(), ProtocolError> {
-        if self.is_over || (self.admin.is_known() && self.transport.may_end()) {
+        if self.is_over || (self.admin.bring_up.is_known() && self.transport.may_end()) {
             self.is_over = true;
             return Ok(());
         }
@@ -162,7 +162,7 @@ impl<T: HostTransport> HostAdmin<T> {
         while let Some(request) = self.admin.next() {
             self.transport.send(&request, &mut self.admin);
         }
-        let is_all = self.admin.is_known() && !self.admin.stays;
+        let is_all = self.admin.bring_up.is_known() && !self.admin.stays;
         if is_all || self.refused().is_some() || self.generated().is_some() {
             self.end();
         }
@@ -174,7 +174,7 @@ impl<T: HostTransport> HostAdmin<T> {
         }
         self.admin.is_shutting_down = true;
         // The completion of the shutdown is not awaited.
-        if self.transport.is_open() && self.admin.is_enabled() {
+        if self.transport.is_open() && self.admin.bring_up.is_enabled() {
             let request = self.admin.last();
             self.transport.send(&request, &mut self.admin);
         }
@@ -306,14 +306,9 @@ impl AdminCommands {
         self.timers.now
     }
 
-    /// Whether everything requested is known.
-    pub(crate) fn is_known(&self) -> bool {
-        self.bring_up.is_known()
-    }
-
     /// Whether I/O queues may connect.
     pub(crate) fn is_ready(&self) -> bool {
-        self.is_known() && self.changes.as_ref().is_none_or(NamespaceChanges::knows_access)
+        self.bring_up.is_known() && self.changes.as_ref().is_none_or(NamespaceChanges::knows_access)
     }
 
     /// The next command to send.
@@ -325,7 +320,7 @@ impl AdminCommands {
             let sqe = command::admin(AdminOpcode::KEEP_ALIVE);
             return Some(self.begin(AdminPurpose::KeepAlive, sqe, DataTransfer::Nothing, SgList::default()));
         }
-        if self.is_known() && self.stays {
+        if self.bring_up.is_known() && self.stays {
             let (controller, namespace) = (&self.bring_up.controller, self.bring_up.namespaces.first()?);
             let changes = self.changes.get_or_insert_with(|| NamespaceChanges::new(controller, namespace));
             let (sqe, transfer, payload, topic) = changes.next()?;
@@ -347,11 +342,6 @@ impl AdminCommands {
         let sizes = 6 << CC_IOSQES_SHIFT | 4 << CC_IOCQES_SHIFT;
         let sqe = command::property_set(CC, sizes | CC_SHN_NORMAL << CC_SHN_SHIFT | CC_EN);
         self.begin(AdminPurpose::Shutdown, sqe, DataTransfer::Nothing, SgList::default())
-    }
-
-    /// Whether the controller is enabled and has to be shut down.
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.bring_up.is_enabled()
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -391,7 +381,7 @@ impl AdminCommands {
                 });
             }
             // Keep Alive is not allowed before the controller is enabled.
-            self.is_due = self.is_enabled();
+            self.is_due = self.bring_up.is_enabled();
             // Sent after half of the timeout, which leaves the other half for the transfer.
             self.timers.next_keep_alive = half(now, self.keep_alive);
         }
