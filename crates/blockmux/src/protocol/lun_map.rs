@@ -1,16 +1,19 @@
 //! `luns` in the config file: which volume is which LUN of an iSCSI or SRP target, and what the
 //! initiators of an ACL entry see of it.
 
-use super::policy::PublicAccess;
+use super::policy::{LiveAccess, PublicAccess};
 use super::units::VolumeUnit;
 use blockmux_proto::exports::VolumeId;
-use blockmux_proto::scsi::{LunMapping, MAX_LUN, ScsiTarget, ShownLuns, UnitChange};
+use blockmux_proto::scsi::{
+    ListedTarget, LunMapping, MAX_LUN, ScsiTarget, ShownLuns, TargetList, UnitChange,
+};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Iter;
 use std::fmt;
+use std::sync::Arc;
 
 /// Maximum number of logical units of one target.
 pub(super) const MAX_LUNS: usize = 4096;
@@ -85,10 +88,28 @@ pub(super) fn public_access<'a>(
     volumes.into_iter().map(|(name, public)| (name.to_owned(), public)).collect()
 }
 
-/// What everybody can do with a volume through a view of a target, which everybody gets if it
-/// `is_open`; `None` if the view does not show the volume.
-pub(super) fn public_access_by(view: &ScsiTarget, volume: VolumeId, is_open: bool) -> Option<PublicAccess> {
-    Some(PublicAccess::of_lun(!view.may_write(volume)?).only_if(is_open))
+/// The access that everybody has to a target through which everybody gets this.
+fn live_access(target: &impl ListedTarget, public: PublicAccess) -> LiveAccess {
+    let networks = target.networks().clone();
+    let public = public.only_if(networks.is_everyone());
+    LiveAccess { target: target.name().to_string(), public, networks }
+}
+
+/// The access that everybody has to the volumes attached to a target, which are not in the LUN map
+/// of an ACL entry.
+pub(super) fn access_of(target: &impl ListedTarget) -> LiveAccess {
+    let is_open = target.views().any(|(view, is_open)| is_open && !view.has_own_luns());
+    live_access(target, PublicAccess::all_if(is_open))
+}
+
+/// The targets that show a volume, and the access that everybody has to it there.
+pub(super) fn targets_of(targets: &TargetList<impl ListedTarget>, volume: VolumeId) -> Vec<LiveAccess> {
+    let public_by = |(view, is_open): (&Arc<ScsiTarget>, bool)| {
+        Some(PublicAccess::of_lun(!view.may_write(volume)?).only_if(is_open))
+    };
+    let all = targets.all();
+    let shown = all.iter().filter_map(|target| Some((target, target.views().filter_map(public_by).max()?)));
+    shown.map(|(target, public)| live_access(&**target, public)).collect()
 }
 
 impl AclLuns {

@@ -3,7 +3,7 @@
 use crate::output::both_sizes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::scsi::initiator::UnitInfo;
-use blockmux_proto::scsi::{LogicalUnit, MAX_LUN, ScsiTarget, UnitIdentity};
+use blockmux_proto::scsi::{ListedTarget, LogicalUnit, MAX_LUN, TargetList, UnitChange, UnitIdentity};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,18 +66,20 @@ impl LogicalUnits {
     }
 }
 
-/// Adds the unit to the `views` of a target that have no LUN map of their own, at the requested LUN
+/// Adds the unit to the views of a target that have no LUN map of their own, at the requested LUN
 /// or the first free one. Returns the LUN.
 ///
 /// # Errors
-/// If the LUN does not exist, is in use, or no initiator would see it.
-pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
-    views: impl Fn() -> V,
-    target: &str,
-    (volume, unit): &VolumeUnit,
+/// If the volume was removed, or the LUN does not exist, is in use, or no initiator would see it.
+pub(super) fn attach<T: ListedTarget>(
+    targets: &TargetList<T>,
+    of: &T,
+    unit: Option<VolumeUnit>,
     place: &TargetPlace,
 ) -> Result<u32, String> {
-    let views = || views().filter(|view| !view.has_own_luns());
+    let (volume, unit) = unit.ok_or("the volume has been removed")?;
+    let target = of.name().to_string();
+    let views = || of.views().map(|(view, _)| view).filter(|view| !view.has_own_luns());
     let number = match place.number {
         Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
         // A free LUN that an `acl` names is not used: the volume would be visible to its
@@ -95,24 +97,21 @@ pub(super) fn attach<'a, V: Iterator<Item = &'a Arc<ScsiTarget>>>(
         ));
     }
     views().for_each(|view| {
-        view.add(number, *volume, unit.clone());
+        view.add(number, volume, unit.clone());
     });
+    targets.notify(UnitChange::Added(volume, &unit));
     Ok(number.into())
 }
 
-/// Removes the unit with this LUN from the `views` of a target that have no LUN map of their own.
+/// Removes the unit with this LUN from the views of a target that have no LUN map of their own.
 ///
 /// # Errors
 /// If there is none.
-pub(super) fn detach<'a>(
-    views: impl Iterator<Item = &'a Arc<ScsiTarget>>,
-    target: &str,
-    number: u32,
-) -> Result<(), String> {
-    let views = views.filter(|view| !view.has_own_luns());
+pub(super) fn detach(of: &impl ListedTarget, number: u32) -> Result<(), String> {
+    let views = of.views().map(|(view, _)| view).filter(|view| !view.has_own_luns());
     let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
     match gone {
-        0 => Err(format!("{target}: has no LUN {number}; 'ctl export' lists its LUNs")),
+        0 => Err(format!("{}: has no LUN {number}; 'ctl export' lists its LUNs", of.name().to_string())),
         _ => Ok(()),
     }
 }

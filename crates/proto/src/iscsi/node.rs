@@ -7,19 +7,17 @@ use super::login::chap::{ChapAlgorithm, ChapCredentials};
 use super::login::operational::{CRC32C, OperationalKey, OperationalParameters};
 use super::name::Name;
 use super::sessions::{LoginPermit, SessionTable};
-use crate::exports::VolumeId;
 use crate::names::networks::AllowedNetworks;
-use crate::scsi::{self, LogicalUnit, TargetPort, UnitChange, UnitSource, UnitWatcher};
+use crate::scsi::{ListedTarget, ScsiTarget, TargetList, TargetPort};
 use core::net::SocketAddr;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// All targets that share a set of portals.
 pub struct IscsiNode {
-    targets: RwLock<Vec<Arc<TargetNode>>>,
+    /// The targets.
+    pub targets: Arc<TargetList<TargetNode>>,
     discovery: RwLock<Option<Chap>>,
     pub(super) sessions: Arc<SessionTable>,
-    /// Callback for added and removed units.
-    watcher: OnceLock<UnitWatcher>,
 }
 
 /// One target.
@@ -61,7 +59,7 @@ pub struct IscsiAccess {
     /// Required credentials; `None` requires no authentication.
     pub chap: Option<Chap>,
     /// The logical units that these initiators can access.
-    pub target: Arc<scsi::ScsiTarget>,
+    pub target: Arc<ScsiTarget>,
 }
 
 /// CHAP credentials and algorithms.
@@ -89,65 +87,13 @@ impl IscsiNode {
     /// A node with these targets, and discovery without authentication.
     #[must_use]
     pub fn new(targets: Vec<TargetNode>) -> IscsiNode {
-        let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        IscsiNode {
-            targets,
-            discovery: RwLock::default(),
-            sessions: Arc::default(),
-            watcher: OnceLock::new(),
-        }
-    }
-
-    /// Adds a target; returns whether its name was free.
-    pub fn add(&self, target: TargetNode) -> bool {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        if targets.iter().any(|other| other.name == target.name) {
-            return false;
-        }
-        targets.push(Arc::new(target));
-        true
-    }
-
-    /// Removes a target from discovery and login. Existing sessions stay until its units are
-    /// removed.
-    pub fn remove(&self, name: &Name) {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        targets.retain(|target| target.name != *name);
-    }
-
-    /// Adds a target, or replaces the one with its name. Sessions keep the units of the access that
-    /// they got at login.
-    pub fn replace(&self, target: TargetNode) {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        match targets.iter_mut().find(|other| other.name == target.name) {
-            Some(own) => *own = Arc::new(target),
-            None => targets.push(Arc::new(target)),
-        }
+        let (discovery, sessions) = Default::default();
+        IscsiNode { targets: TargetList::new(targets), discovery, sessions }
     }
 
     /// Changes the credentials that discovery requires, from the next login on.
     pub fn set_discovery_chap(&self, chap: Option<Chap>) {
         *self.discovery.write().unwrap_or_else(PoisonError::into_inner) = chap;
-    }
-
-    /// Notifies the watcher of an added or removed unit.
-    pub fn notify_units(&self, change: UnitChange<'_>) {
-        if let Some(watcher) = self.watcher.get() {
-            watcher(change);
-        }
-    }
-
-    /// Requires CHAP for discovery sessions.
-    #[must_use]
-    pub fn with_discovery_chap(self, chap: Chap) -> IscsiNode {
-        self.set_discovery_chap(Some(chap));
-        self
-    }
-
-    /// All current targets, in order.
-    #[must_use]
-    pub fn targets(&self) -> Vec<Arc<TargetNode>> {
-        self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// CHAP credentials for discovery, if required.
@@ -159,9 +105,9 @@ impl IscsiNode {
     /// The target with this name that has a portal at this listener, and the portal group tag.
     #[must_use]
     pub fn find(&self, name: &Name, listener: u16) -> Option<(Arc<TargetNode>, u16)> {
-        let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
-        let target = targets.iter().find(|target| target.name == *name)?;
-        Some((target.clone(), target.group_at(listener)?))
+        let target = self.targets.find(name)?;
+        let group_tag = target.group_at(listener)?;
+        Some((target, group_tag))
     }
 
     /// Permission for one more login; `None` if too many are in progress.
@@ -171,16 +117,19 @@ impl IscsiNode {
     }
 }
 
-impl UnitSource for IscsiNode {
-    fn watch_units(&self, watcher: UnitWatcher) {
-        // The first registrant serves all units.
-        let _ = self.watcher.set(watcher);
+impl ListedTarget for TargetNode {
+    type Name = Name;
+
+    fn name(&self) -> &Name {
+        &self.name
     }
 
-    fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)> {
-        let targets = self.targets();
-        let units = targets.iter().flat_map(|target| &target.access).flat_map(|access| access.target.units());
-        units.map(|(_, volume, unit)| (volume, unit)).collect()
+    fn networks(&self) -> &AllowedNetworks {
+        &self.networks
+    }
+
+    fn views(&self) -> impl Iterator<Item = (&Arc<ScsiTarget>, bool)> {
+        self.access.iter().map(|access| (&access.target, access.initiator.is_none() && access.chap.is_none()))
     }
 }
 

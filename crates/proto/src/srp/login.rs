@@ -92,7 +92,7 @@ impl CheckedLogin {
             );
         }
         let nexus = (SrpPortId(request.initiator_port_id), SrpPortId(request.target_port_id));
-        let Some(target) = node.find(nexus.1) else {
+        let Some(target) = node.targets.find(&nexus.1) else {
             let what = "named a target port that does not exist";
             return refuse(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL, what);
         };

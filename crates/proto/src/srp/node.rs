@@ -6,12 +6,11 @@
 //! closed, because a late write of theirs could overwrite data that the new channel has written.
 
 use crate::driver::session::HangUp;
-use crate::exports::VolumeId;
 use crate::names::networks::AllowedNetworks;
-use crate::scsi::{LogicalUnit, OpenNexus, ScsiTarget, TargetPort, UnitChange, UnitSource, UnitWatcher};
+use crate::scsi::{ListedTarget, OpenNexus, ScsiTarget, TargetList, TargetPort};
 use data_encoding::HEXLOWER;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The identifier of an initiator port or a target port: an 8-byte extension and an 8-byte GUID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,88 +97,33 @@ pub struct SrpAccess {
 }
 
 /// All target ports that are reached through the same listeners.
-#[derive(Default)]
 pub struct SrpNode {
-    targets: RwLock<Vec<Arc<SrpTarget>>>,
-    channels: Arc<Channels>,
-    /// Gets every change to the set of logical units.
-    watcher: OnceLock<UnitWatcher>,
+    /// The target ports.
+    pub targets: Arc<TargetList<SrpTarget>>,
+    pub(super) channels: Arc<Channels>,
 }
 
 impl SrpNode {
     /// Creates a node with these target ports.
     #[must_use]
     pub fn new(targets: Vec<SrpTarget>) -> SrpNode {
-        let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        SrpNode { targets, ..SrpNode::default() }
-    }
-
-    /// Adds a target port; returns `false` without a change if its identifier is taken.
-    pub fn add(&self, target: SrpTarget) -> bool {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        let is_free = targets.iter().all(|other| other.id != target.id);
-        if is_free {
-            targets.push(Arc::new(target));
-        }
-        is_free
-    }
-
-    /// Stops serving a volume: removes its logical units. Target ports stay, so that logical units
-    /// can be added to them again.
-    pub fn remove(&self, volume: VolumeId) {
-        for access in self.targets().iter().flat_map(|target| &target.access) {
-            access.target.remove(|_, other| other == volume);
-        }
-        self.notify(UnitChange::Removed(volume));
-    }
-
-    /// Adds a target port, or replaces the one with the same identifier. Initiators that are logged
-    /// in keep the logical units of their old access list entry.
-    pub fn replace(&self, target: SrpTarget) {
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        match targets.iter_mut().find(|other| other.id == target.id) {
-            Some(own) => *own = Arc::new(target),
-            None => targets.push(Arc::new(target)),
-        }
-    }
-
-    /// Removes a target port for new logins.
-    pub fn withdraw(&self, id: SrpPortId) {
-        self.targets.write().unwrap_or_else(PoisonError::into_inner).retain(|target| target.id != id);
-    }
-
-    /// Reports to the watcher that a logical unit was added or removed.
-    pub fn notify(&self, change: UnitChange<'_>) {
-        if let Some(watcher) = self.watcher.get() {
-            watcher(change);
-        }
-    }
-
-    /// All target ports, in the order of their creation.
-    #[must_use]
-    pub fn targets(&self) -> Vec<Arc<SrpTarget>> {
-        self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn find(&self, id: SrpPortId) -> Option<Arc<SrpTarget>> {
-        self.targets().into_iter().find(|target| target.id == id)
-    }
-
-    pub(super) fn channels(&self) -> &Arc<Channels> {
-        &self.channels
+        SrpNode { targets: TargetList::new(targets), channels: Arc::default() }
     }
 }
 
-impl UnitSource for SrpNode {
-    fn watch_units(&self, watcher: UnitWatcher) {
-        // All watchers of a node do the same, so the first one is enough.
-        let _ = self.watcher.set(watcher);
+impl ListedTarget for SrpTarget {
+    type Name = SrpPortId;
+
+    fn name(&self) -> &SrpPortId {
+        &self.id
     }
 
-    fn units(&self) -> Vec<(VolumeId, Arc<LogicalUnit>)> {
-        let targets = self.targets();
-        let units = targets.iter().flat_map(|target| &target.access).flat_map(|access| access.target.units());
-        units.map(|(_, volume, unit)| (volume, unit)).collect()
+    fn networks(&self) -> &AllowedNetworks {
+        &self.networks
+    }
+
+    fn views(&self) -> impl Iterator<Item = (&Arc<ScsiTarget>, bool)> {
+        self.access.iter().map(|access| (&access.target, access.initiator.is_none()))
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Iscsi, IscsiCtlCommand, default_target, name};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::lun_map;
-use crate::protocol::policy::{LiveAccess, PublicAccess};
+use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::target;
@@ -13,8 +13,7 @@ use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
-use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, TargetNode};
-use blockmux_proto::scsi::UnitChange;
+use blockmux_proto::iscsi::node::{IscsiNode, TargetNode};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +54,7 @@ impl LiveTargets {
     }
 
     fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
-        let is_it = |target: &Arc<TargetNode>| Name::new(name).is_ok_and(|name| name == target.name);
-        let found = self.node.targets().into_iter().find(is_it);
+        let found = Name::new(name).ok().and_then(|name| self.node.targets.find(&name));
         found.ok_or_else(|| format!("no target has the name `{name}`"))
     }
 
@@ -81,18 +79,6 @@ impl LiveTargets {
     }
 }
 
-/// Whether every initiator may log in without authentication.
-fn admits_all(access: &IscsiAccess) -> bool {
-    access.initiator.is_none() && access.chap.is_none()
-}
-
-/// The access that everybody has who is not kept out by the target's networks.
-fn live_access(target: &TargetNode, public: PublicAccess) -> LiveAccess {
-    let networks = target.networks.clone();
-    let public = public.only_if(networks.is_everyone());
-    LiveAccess { target: target.name.as_str().to_owned(), public, networks }
-}
-
 impl LiveFrontend for LiveTargets {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
@@ -107,20 +93,20 @@ impl LiveFrontend for LiveTargets {
         let IscsiState { portals, has_default_targets, before } = &mut *state;
         *portals = Portals::new(service, &own.targets, Some(portals));
         *has_default_targets = own.targets.is_empty();
-        *before = self.node.targets();
+        *before = self.node.targets.all();
         let removable = own.targets.iter().filter(|target| target.removable);
         self.units.set_removable(removable.flat_map(|target| target.volumes().map(str::to_owned)));
         self.node.set_discovery_chap(own.discovery.clone());
         let wanted = wanted(own, &self.exports, &self.units, portals);
         let names: BTreeSet<Name> = wanted.iter().map(|target| target.name.clone()).collect();
         let stray = before.iter().filter(|target| !names.contains(&target.name));
-        stray.for_each(|target| self.node.remove(&target.name));
+        stray.for_each(|target| self.node.targets.remove(&target.name));
         let known: BTreeMap<&Name, &Arc<TargetNode>> =
             before.iter().map(|target| (&target.name, target)).collect();
         for target in wanted {
             let same = known.get(&target.name).map(|target| &***target);
             let made = target.make(same, &self.node, portals);
-            self.node.replace(made);
+            self.node.targets.replace(made);
         }
     }
 
@@ -132,7 +118,7 @@ impl LiveFrontend for LiveTargets {
         let Ok(name) = Name::new(&session.login.target) else { return true };
         let is_meant = |target: &&Arc<TargetNode>| target.name == name;
         let Some(before) = state.before.iter().find(is_meant) else { return true };
-        let now = self.node.targets();
+        let now = self.node.targets.all();
         let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };
         let listener = session.listener.parse().ok().and_then(|tcp| state.portals.number_of(tcp));
         let leads = listener.is_none_or(|listener| {
@@ -154,7 +140,7 @@ impl LiveFrontend for LiveTargets {
             return;
         };
         if let Some(target) = of_volume(&named, &self.exports, &self.units, &state.portals) {
-            self.node.add(target.make(None, &self.node, &state.portals));
+            self.node.targets.add(target.make(None, &self.node, &state.portals));
         }
     }
 
@@ -162,44 +148,26 @@ impl LiveFrontend for LiveTargets {
         if let Some(named) =
             VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets)
         {
-            self.node.remove(&name(&default_target(&named.target)));
+            self.node.targets.remove(&name(&default_target(&named.target)));
         }
-        for access in self.node.targets().iter().flat_map(|target| &target.access) {
-            access.target.remove(|_, other| other == volume);
-        }
+        self.node.targets.remove_volume(volume);
         self.units.remove(volume);
-        self.node.notify_units(UnitChange::Removed(volume));
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        let found = self.target(target).ok()?;
-        // An attached volume is not in the LUN map of an ACL entry.
-        let is_open = |access: &IscsiAccess| admits_all(access) && !access.target.has_own_luns();
-        Some(live_access(&found, PublicAccess::all_if(found.access.iter().any(is_open))))
+        Some(lun_map::access_of(&*self.target(target).ok()?))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let of_access =
-            |access: &IscsiAccess| lun_map::public_access_by(&access.target, volume, admits_all(access));
-        let of_target = |target: Arc<TargetNode>| {
-            let public = target.access.iter().filter_map(of_access).max()?;
-            Some(live_access(&target, public))
-        };
-        self.node.targets().into_iter().filter_map(of_target).collect()
+        lun_map::targets_of(&self.node.targets, volume)
     }
 
     fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
-        let found = self.target(target)?;
-        let unit = self.units.of(volume).ok_or("the volume has been removed")?;
-        let views = || found.access.iter().map(|access| &access.target);
-        let number = units::attach(views, target, &unit, place)?;
-        self.node.notify_units(UnitChange::Added(volume, &unit.1));
-        Ok(number)
+        units::attach(&self.node.targets, &*self.target(target)?, self.units.of(volume), place)
     }
 
     fn detach(&self, target: &str, number: u32) -> Result<(), String> {
-        let found = self.target(target)?;
-        units::detach(found.access.iter().map(|access| &access.target), target, number)
+        units::detach(&*self.target(target)?, number)
     }
 
     fn change(&self, target: &str, what: &Value, _files: FilesRead) -> Result<Option<String>, String> {

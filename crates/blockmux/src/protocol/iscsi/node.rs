@@ -142,7 +142,7 @@ impl WantedTarget {
             if view.ports() != ports {
                 view.set_ports(ports.clone());
             }
-            luns.show_in(&view, |change| node.notify_units(change));
+            luns.show_in(&view, |change| node.targets.notify(change));
             changed.iter().for_each(|(group, state)| view.set_access_state(*group, *state));
             IscsiAccess { initiator, chap, target: view }
         });

@@ -171,7 +171,7 @@ impl WantedSrpTarget {
             if is_changed {
                 target.set_access_state(port.group, self.access_state);
             }
-            luns.show_in(&target, |change| node.notify(change));
+            luns.show_in(&target, |change| node.targets.notify(change));
             SrpAccess { initiator, target }
         });
         let access = access.collect();

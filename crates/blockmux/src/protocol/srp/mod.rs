@@ -284,7 +284,7 @@ mod tests {
              [[acl]]\ninitiator_port = '{ID}'\nluns = [1]"
         );
         let target = configured(&text).unwrap().targets.remove(0);
-        let node = SrpNode::default();
+        let node = SrpNode::new(Vec::new());
         let made = target.wanted(|_| None, &Policy::default()).make(None, &node);
         let initiators: Vec<_> = made.access.iter().map(|access| access.initiator).collect();
         let guid = SrpInitiators::parse("0123456789abcdef");
@@ -310,7 +310,7 @@ mod tests {
             let id = VolumeId(u32::from(name == "b"));
             Some((id, LogicalUnit::new(UnitIdentity::of(name), Arc::new(MemVolume::new(1 << 20)))))
         };
-        let made = srp.targets[0].wanted(unit, &Policy::default()).make(None, &SrpNode::default());
+        let made = srp.targets[0].wanted(unit, &Policy::default()).make(None, &SrpNode::new(Vec::new()));
         let seen = |at: usize| {
             let view = &made.access[at].target;
             let numbers: Vec<_> = view.units().map(|(number, volume, _)| (number, volume.0)).collect();

@@ -33,7 +33,7 @@ use tracing::warn;
 /// connections that it accepts. Their logical units map to indices of `exports`.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
-    let background = Background::new(node.clone(), exports);
+    let background = Background::new(node.targets.clone(), exports);
     let (node, exports) = (node.clone(), exports.clone());
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);

@@ -16,7 +16,7 @@ use tracing::warn;
 /// `exports`. The channels of one initiator port may be on different cores.
 #[must_use]
 pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
-    let background = Background::new(node.clone(), exports);
+    let background = Background::new(node.targets.clone(), exports);
     let (node, exports) = (node.clone(), exports.clone());
     Arc::new(move |core, stream, permit| {
         background.begin_on(core);

@@ -144,7 +144,7 @@ fn send_targets(
     ConnectionAddresses { local, client }: &ConnectionAddresses,
     out: &mut TextBuilder,
 ) {
-    let targets = session.node.targets();
+    let targets = session.node.targets.all();
     let may_see = |target: &&Arc<TargetNode>| {
         target.networks.admits(*client) && target.access_of(&session.initiator).is_some()
     };

@@ -220,7 +220,7 @@ impl SharedSession {
     pub(super) fn sees_all_units(&self) -> bool {
         let TargetSessionKind::Normal { target, access, .. } = &self.kind else { return false };
         // The target may have got further initiators or units since the login.
-        let current = self.node.targets().into_iter().find(|other| other.name == target.name);
+        let current = self.node.targets.find(&target.name);
         let views = &current.as_ref().unwrap_or(target).access;
         let own: HashSet<VolumeId> = access.target.units().map(|(_, volume, _)| volume).collect();
         views.iter().flat_map(|view| view.target.units()).all(|(_, volume, _)| own.contains(&volume))

@@ -24,6 +24,7 @@ mod open_nexus;
 mod server;
 mod table;
 mod target;
+mod target_list;
 mod task;
 mod unit;
 mod units;
@@ -66,6 +67,7 @@ pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::{
     LunMapping, MAX_LUN, PortGroupStates, ScsiTarget, ShownLuns, UnitChange, UnitSource, UnitWatcher,
 };
+pub use target_list::{ListedTarget, TargetList};
 pub use task::Task;
 pub(crate) use task::TaskFailure;
 pub use unit::{LogicalUnit, UnitIdentity};

@@ -238,7 +238,7 @@ impl SrpTargetSession {
         let (initiator, target) = login.nexus;
         let open_nexus =
             || OpenNexus::new(&login.units, ItNexus::srp(&initiator.0, login.target.port.clone()));
-        let (channels, hang_up) = (self.node.channels(), self.hang_up.clone());
+        let (channels, hang_up) = (&self.node.channels, self.hang_up.clone());
         let (membership, has_others) =
             match channels.join(login.nexus, &login.units, login.is_single_channel, hang_up, open_nexus) {
                 ChannelJoin::Joined(membership, has_others) => (membership, has_others),

@@ -534,11 +534,11 @@ fn each_refusal_has_its_reason() {
 #[test]
 fn a_target_port_is_available_only_to_initiators_in_its_networks() {
     let (node, exports) = node();
-    let target = node.find(TARGET).unwrap();
+    let target = node.targets.find(&TARGET).unwrap();
     let (id, port, access) = (target.id, target.port.clone(), &target.access[0]);
     let access = vec![SrpAccess { initiator: None, target: access.target.clone() }];
     let networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
-    node.replace(SrpTarget { id, port, access, networks });
+    node.targets.replace(SrpTarget { id, port, access, networks });
     let log_in = |client: [u8; 4]| {
         let mut initiator = Initiator::new(&(node.clone(), exports.clone()));
         let hang_up: HangUp = Arc::new(|| {});
@@ -576,10 +576,10 @@ fn several_channels_coexist_unless_a_login_requests_a_single_channel() {
 fn a_channel_that_sees_other_units_than_its_nexus_waits_for_the_end_of_those_channels() {
     let node = node();
     let mut first = Initiator::open(&node);
-    let before = node.0.find(TARGET).unwrap();
+    let before = node.0.targets.find(&TARGET).unwrap();
     let (_, volume, unit) = before.access[0].target.units().next().unwrap();
     let target = ScsiTarget::new(&TARGET.name_string(), vec![before.port.clone()]).with_unit(0, volume, unit);
-    node.0.replace(SrpTarget {
+    node.0.targets.replace(SrpTarget {
         id: TARGET,
         port: before.port.clone(),
         access: vec![SrpAccess { initiator: Some(SrpInitiators::Port(INITIATOR)), target: Arc::new(target) }],
@@ -665,7 +665,7 @@ fn a_login_that_waits_is_checked_again() {
     let request = LoginRequestRdma { req_flags: 0, ..login() };
     let requested = Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS };
     alone.event(requested).unwrap();
-    node.0.withdraw(TARGET);
+    node.0.targets.remove(&TARGET);
     drop(first);
     alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap_err();
     let Some(WorkRequest::Reject { private_data }) = alone.next() else { panic!("not rejected") };

@@ -263,7 +263,7 @@ fn a_listener_is_in_a_portal_group_of_each_target() {
     let (own, exports) = node(None);
     let portal =
         |(listener, group_tag)| Portal { address: ([192, 0, 2, 1], listener).into(), listener, group_tag };
-    let [mut one, mut other] = [0, 1].map(|at| (*own.targets()[at]).clone());
+    let [mut one, mut other] = [0, 1].map(|at| (*own.targets.all()[at]).clone());
     one.portals = [(1, 7), (2, 7), (3, 0)].map(portal).into();
     other.portals = [(1, 65_535)].map(portal).into();
     other.access = one.access.clone();

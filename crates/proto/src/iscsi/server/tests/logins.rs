@@ -237,7 +237,7 @@ fn a_redirection_contains_the_new_address() {
         [(false, LoginStatus::TARGET_MOVED_TEMPORARILY), (true, LoginStatus::TARGET_MOVED_PERMANENTLY)]
     {
         let (old, exports) = node(None);
-        let mut target = (*old.targets()[0]).clone();
+        let mut target = (*old.targets.all()[0]).clone();
         target.redirect = Some(Redirect { address: "[2001:db8::2]:3260".into(), permanent });
         let mut initiator = ScriptedInitiator::connect_to(
             (Arc::new(IscsiNode::new(vec![target])), exports),

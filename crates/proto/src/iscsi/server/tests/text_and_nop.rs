@@ -64,9 +64,9 @@ fn discovery_lists_only_targets_that_admit_the_initiator() {
 #[test]
 fn a_target_is_available_only_to_initiators_in_its_networks() {
     let (node, exports) = node(None);
-    let mut target = (*node.targets()[0]).clone();
+    let mut target = (*node.targets.all()[0]).clone();
     target.networks = AllowedNetworks::only(&["192.0.2.0/24".parse().unwrap()]);
-    node.replace(target);
+    node.targets.replace(target);
     let connect = |client: [u8; 4]| {
         let mut initiator =
             ScriptedInitiator::connect_to((node.clone(), exports.clone()), Pool::new(usize::MAX));
@@ -241,7 +241,7 @@ fn io_of_aborted_tasks_is_cancelled() {
 #[test]
 fn a_wildcard_portal_is_reported_with_the_address_that_was_used() {
     let (node, exports) = node(None);
-    let mut target = (*node.targets()[0]).clone();
+    let mut target = (*node.targets.all()[0]).clone();
     target.portals = vec![Portal { address: "[::]:3260".parse().unwrap(), listener: 1, group_tag: 1 }];
     let node = Arc::new(IscsiNode::new(vec![target]));
     let mut initiator = ScriptedInitiator::connect_to((node.clone(), exports), Pool::new(usize::MAX));
@@ -265,7 +265,7 @@ fn a_portal_on_another_link_and_a_target_without_others_are_not_reported() {
         listener,
         group_tag: listener,
     };
-    let [mut one, mut other] = [0, 1].map(|at| (*own.targets()[at]).clone());
+    let [mut one, mut other] = [0, 1].map(|at| (*own.targets.all()[at]).clone());
     one.portals = [(1, "[fe80::1%7]:3260"), (2, "[fe80::1%8]:3260")].map(portal).into();
     other.portals = [(2, "[fe80::1%8]:3260")].map(portal).into();
     other.access = one.access.clone();
@@ -385,7 +385,7 @@ fn a_cold_reset_ends_the_session() {
 #[test]
 fn a_cold_reset_is_refused_to_an_initiator_that_does_not_see_every_unit_of_the_target() {
     let (open, exports) = node(None);
-    let mut target = (*open.targets()[0]).clone();
+    let mut target = (*open.targets.all()[0]).clone();
     let whole = target.access[0].target.clone();
     let few = scsi::ScsiTarget::new(TARGET, Vec::new());
     let (_, volume, unit) = whole.units().next().unwrap();
