@@ -4,7 +4,7 @@
 mod own_network;
 
 use blockmux_engine::net::frames::{FramePort, PacketPort, Share, Side};
-use blockmux_proto::driver::frames::{FrameOutbox, Mac, PortId, Station};
+use blockmux_proto::driver::frames::{FrameOutbox, Mac, OutFrame, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use own_network::is_in_own_network;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,7 +29,7 @@ fn send(from: &mut PacketPort, frames: &[(Mac, [u8; 10])], payload: &[u8]) {
     let mut outbox = FrameOutbox::default();
     for (mac, header) in frames {
         let payload = if payload.is_empty() { SgList::default() } else { Seg::from_slice(payload).into() };
-        outbox.push(Station { port: PortId(0), mac: *mac }, header, payload);
+        outbox.push_back(OutFrame::new(Station { port: PortId(0), mac: *mac }, header, payload));
     }
     while !outbox.is_empty() {
         FramePort::send(from, PortId(0), &mut outbox).unwrap();

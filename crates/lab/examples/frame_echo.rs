@@ -13,7 +13,7 @@
 
 use blockmux_engine::net::frames::{FramePort, PacketPort, ReceivedFrame, Share, Side};
 use blockmux_engine::sys::memory::map_pages;
-use blockmux_proto::driver::frames::{Frame, FrameOutbox, Mac, PortId, Station};
+use blockmux_proto::driver::frames::{Frame, FrameOutbox, Mac, OutFrame, PortId, Station};
 use blockmux_volume::{Chunk, Memory, Seg, SgList};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Write as _};
@@ -95,7 +95,7 @@ fn serve(mut end: End, size: usize) -> Result<(), String> {
             let payload = if wanted == 0 { SgList::default() } else { SgList::one(anywhere(wanted)) };
             let came = &came[..came.len().min(MAX_DATA)];
             anywhere(came.len()).copy_from(came);
-            outbox.push(Station { port: PortId(0), mac }, &head, payload);
+            outbox.push_back(OutFrame::new(Station { port: PortId(0), mac }, &head, payload));
         })?;
         end.send()?;
         if !came {
@@ -146,7 +146,7 @@ fn request(mut end: End, load: &Load) -> Result<f64, String> {
                 false => (len as u16, SgList::default()),
             };
             head[20..22].copy_from_slice(&wanted.to_be_bytes());
-            end.outbox.push(Station { port: PortId(0), mac: server }, &head, payload);
+            end.outbox.push_back(OutFrame::new(Station { port: PortId(0), mac: server }, &head, payload));
             outstanding += 1;
         }
         end.send()?;

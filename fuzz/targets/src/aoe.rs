@@ -49,13 +49,13 @@ pub(crate) fn aoe_target(data: &[u8]) {
             done.into_iter().for_each(|done| target.on_io(done, Instant::now()));
         }
         let outbox = target.frames(now);
-        while let Some(frame) = outbox.pop() {
+        while let Some(frame) = outbox.pop_front() {
             assert!(frame.len() <= PORT.mtu as usize, "an answer exceeds the MTU");
         }
         now += Duration::from_millis(choices.of(&[0, 1, 1000, 60_000]));
     }
     // The announcement of a new port may be the only frame.
-    while target.frames(now).pop().is_some() {}
+    while target.frames(now).pop_front().is_some() {}
     assert!(target.is_idle());
 }
 
@@ -83,13 +83,13 @@ pub(crate) fn aoe_initiator(data: &[u8]) {
         }
         now += Duration::from_millis(choices.of(&[0, 0, 1, 50]));
         session.on_timeout(now).expect("nothing breaks it");
-        while session.frames(now).pop().is_some() {}
+        while session.frames(now).pop_front().is_some() {}
         completed += std::iter::from_fn(|| session.poll_done()).count() as u64;
     }
     for _ in 0..200 {
         now += Duration::from_millis(100);
         session.on_timeout(now).expect("nothing breaks it");
-        while session.frames(now).pop().is_some() {}
+        while session.frames(now).pop_front().is_some() {}
         completed += std::iter::from_fn(|| session.poll_done()).count() as u64;
     }
     assert_eq!((completed, session.held()), (submitted, 0), "not every request completed exactly once");

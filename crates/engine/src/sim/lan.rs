@@ -176,7 +176,7 @@ impl FramePort for SimPort {
         }
         let mut sent = 0;
         while outbox.front().is_some_and(|frame| frame.to.port == id)
-            && let Some(frame) = outbox.pop()
+            && let Some(frame) = outbox.pop_front()
         {
             let bytes = frame.to_vec();
             let ports = self.lan.0.ports.borrow();

@@ -2,7 +2,7 @@
 
 use super::AoeAddress;
 use super::identify::AtaDisk;
-use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, MAX_HEAD, PortId, Station};
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, MAX_HEAD, OutFrame, PortId, Station};
 use crate::driver::session::{FrameSession, Timed};
 use blockmux_volume::SgList;
 use blockmux_wire::aoe::{
@@ -116,7 +116,7 @@ impl AoeDiscoverySession {
         let parts = head.as_bytes().iter().chain(message);
         bytes.iter_mut().zip(parts).for_each(|(place, byte)| *place = *byte);
         let len = size_of::<Header>().saturating_add(message.len());
-        self.outbox.push(to, bytes.get(..len).unwrap_or_default(), SgList::default());
+        self.outbox.push_back(OutFrame::new(to, bytes.get(..len).unwrap_or_default(), SgList::default()));
     }
 
     fn on_config(&mut self, header: &Header, message: &[u8], station: Station) {

@@ -85,10 +85,10 @@ impl Net {
 
     /// Advances to the next event.
     fn step(&mut self) {
-        while let Some(frame) = self.initiator.frames(self.now).pop() {
+        while let Some(frame) = self.initiator.frames(self.now).pop_front() {
             self.send(&frame, true);
         }
-        while let Some(frame) = self.target.frames(self.now).pop() {
+        while let Some(frame) = self.target.frames(self.now).pop_front() {
             self.send(&frame, false);
         }
         let arrival = self.on_the_way.iter().map(|(at, ..)| *at).min();

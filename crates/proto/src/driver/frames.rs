@@ -79,6 +79,18 @@ pub struct OutFrame {
 }
 
 impl OutFrame {
+    /// A frame with this head and payload.
+    ///
+    /// # Panics
+    /// If the head is longer than [`MAX_HEAD`].
+    #[inline]
+    #[must_use]
+    pub fn new(to: Station, head: &[u8], payload: SgList) -> OutFrame {
+        let mut bytes = [0; MAX_HEAD];
+        bytes.get_mut(..head.len()).expect("heads are short").copy_from_slice(head);
+        OutFrame { to, head: bytes, head_len: head.len() as u8, payload }
+    }
+
     /// The head.
     #[inline]
     #[must_use]
@@ -112,64 +124,7 @@ impl OutFrame {
 pub const MAX_HEAD: usize = 32;
 
 /// A queue of outgoing frames. It allocates nothing once it has reached its usual depth.
-#[derive(Default)]
-pub struct FrameOutbox(VecDeque<OutFrame>);
-
-impl FrameOutbox {
-    /// Appends a frame.
-    ///
-    /// # Panics
-    /// If the head is longer than [`MAX_HEAD`].
-    #[inline]
-    pub fn push(&mut self, to: Station, head: &[u8], payload: SgList) {
-        let mut bytes = [0; MAX_HEAD];
-        bytes.get_mut(..head.len()).expect("heads are short").copy_from_slice(head);
-        self.0.push_back(OutFrame { to, head: bytes, head_len: head.len() as u8, payload });
-    }
-
-    /// The frames in order.
-    #[inline]
-    pub fn iter(&self) -> impl Iterator<Item = &OutFrame> {
-        self.0.iter()
-    }
-
-    /// The next frame.
-    #[inline]
-    #[must_use]
-    pub fn front(&self) -> Option<&OutFrame> {
-        self.0.front()
-    }
-
-    /// Removes the next frame.
-    #[inline]
-    pub fn pop(&mut self) -> Option<OutFrame> {
-        self.0.pop_front()
-    }
-
-    /// The number of queued frames.
-    #[inline]
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether the queue is empty.
-    #[inline]
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Drops the frames for which `is_kept` returns false.
-    pub fn retain(&mut self, is_kept: impl FnMut(&OutFrame) -> bool) {
-        self.0.retain(is_kept);
-    }
-
-    /// Drops all frames.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-}
+pub type FrameOutbox = VecDeque<OutFrame>;
 
 #[cfg(test)]
 mod tests {
@@ -189,8 +144,8 @@ mod tests {
     fn a_frame_is_sent_as_its_head_and_its_payload() {
         let mut outbox = FrameOutbox::default();
         let to = Station { port: PortId(1), mac: Mac::BROADCAST };
-        outbox.push(to, b"head", SgList::one(Seg::from_slice(b"payload")));
-        let frame = outbox.pop().unwrap();
+        outbox.push_back(OutFrame::new(to, b"head", SgList::one(Seg::from_slice(b"payload"))));
+        let frame = outbox.pop_front().unwrap();
         assert_eq!((frame.to, frame.len(), frame.to_vec()), (to, 11, b"headpayload".to_vec()));
         assert!(outbox.is_empty());
     }

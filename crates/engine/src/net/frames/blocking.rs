@@ -1,6 +1,6 @@
 //! Runs a session over raw frames on an ordinary thread, for discovery.
 
-use super::{PacketPort, PortError, ReceivedFrame, Side, kernel};
+use super::{FramePort, PacketPort, PortError, ReceivedFrame, Side, kernel};
 use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::driver::session::FrameSession;
 use blockmux_volume::{Chunk, Memory};
@@ -67,7 +67,7 @@ pub fn run_session<S: FrameSession>(
             let sent = ports.get_mut(usize::from(id.0)).map(|(_, port)| port.send(id, outbox));
             if !matches!(sent, Some(Ok(_))) {
                 // The frame is lost; the session retransmits it.
-                outbox.pop();
+                outbox.pop_front();
             }
         }
         if done(session) {

@@ -170,7 +170,7 @@ pub(super) fn send(
         libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as libc::c_uint, libc::MSG_DONTWAIT)
     };
     let sent = check(sent as isize)?;
-    (0..sent).for_each(|_| drop(outbox.pop()));
+    drop(outbox.drain(..sent));
     Ok(sent)
 }
 

@@ -27,7 +27,7 @@ pub(crate) use ports::FramePorts;
 pub use queue_id::QueueId;
 
 use crate::core::reactor::EngineCore;
-use crate::net::host::{Host, SocketWatch};
+use crate::net::host::Host;
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
@@ -106,37 +106,5 @@ impl FrameHost for EngineCore {
 
     fn queue_id(&self, disk: AoeAddress) -> io::Result<QueueId> {
         QueueId::claim(disk)
-    }
-}
-
-impl FramePort for PacketPort {
-    type Watch = SocketWatch;
-
-    fn query_info(&mut self) -> io::Result<FramePortInfo> {
-        PacketPort::query_info(self)
-    }
-
-    #[inline]
-    fn stride(&self) -> usize {
-        PacketPort::stride(self)
-    }
-
-    #[inline]
-    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
-        PacketPort::receive(self, chunk, arrivals)
-    }
-
-    #[inline]
-    fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
-        PacketPort::send(self, id, outbox)
-    }
-
-    fn wake_when_readable(&self, watch: &SocketWatch) {
-        self.park();
-        watch.wake_when(self, libc::POLLIN);
-    }
-
-    fn wake_when_writable(&self, watch: &SocketWatch) {
-        watch.wake_when(self, libc::POLLOUT);
     }
 }

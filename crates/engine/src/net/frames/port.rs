@@ -1,7 +1,9 @@
 //! A port over a packet socket.
 
+use super::FramePort;
 use super::kernel::{self, Instruction, ReceivedFrame};
 use super::ring::FrameRing;
+use crate::net::host::SocketWatch;
 use blockmux_proto::driver::frames::EtherType;
 use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
@@ -72,13 +74,13 @@ impl PacketPort {
     pub fn name(&self) -> &str {
         &self.name
     }
+}
 
-    /// Queries the interface. An interface that was removed and re-created under its name counts as
-    /// the same.
-    ///
-    /// # Errors
-    /// If there is no interface of that name.
-    pub fn query_info(&mut self) -> io::Result<FramePortInfo> {
+impl FramePort for PacketPort {
+    type Watch = SocketWatch;
+
+    // An interface that was removed and re-created under its name counts as the same.
+    fn query_info(&mut self) -> io::Result<FramePortInfo> {
         let interface = kernel::interface(&self.fd, &self.name)?;
         if interface.index != self.index {
             kernel::bind(&self.fd, interface.index, EtherType::ETH_P_AOE)?;
@@ -97,12 +99,12 @@ impl PacketPort {
     }
 
     #[inline]
-    pub(super) fn stride(&self) -> usize {
+    fn stride(&self) -> usize {
         self.stride
     }
 
     #[inline]
-    pub(super) fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
+    fn receive(&mut self, chunk: &mut Chunk, arrivals: &mut Vec<ReceivedFrame>) -> io::Result<()> {
         if let Some(ring) = &mut self.ring {
             ring.receive(chunk, (self.index, self.stride), kernel::BATCH, arrivals);
         }
@@ -117,14 +119,18 @@ impl PacketPort {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Records that the task is about to be parked.
-    pub(super) fn park(&self) {
-        self.was_parked.set(true);
+    #[inline]
+    fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
+        kernel::send(self.fd.as_raw_fd(), self.index, EtherType::ETH_P_AOE, id, outbox)
     }
 
-    #[inline]
-    pub(super) fn send(&mut self, id: PortId, outbox: &mut FrameOutbox) -> io::Result<usize> {
-        kernel::send(self.fd.as_raw_fd(), self.index, EtherType::ETH_P_AOE, id, outbox)
+    fn wake_when_readable(&self, watch: &SocketWatch) {
+        self.was_parked.set(true);
+        watch.wake_when(self, libc::POLLIN);
+    }
+
+    fn wake_when_writable(&self, watch: &SocketWatch) {
+        watch.wake_when(self, libc::POLLOUT);
     }
 }
 

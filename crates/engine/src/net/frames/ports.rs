@@ -150,7 +150,7 @@ impl<H: FrameHost> FramePorts<H> {
             let Some(frame) = outbox.front() else { break };
             let id = frame.to.port;
             let Some(open) = self.ports.get_mut(usize::from(id.0)) else {
-                outbox.pop();
+                outbox.pop_front();
                 continue;
             };
             match open.port.send(id, outbox) {
@@ -162,7 +162,7 @@ impl<H: FrameHost> FramePorts<H> {
                 }
                 Err(error) => {
                     // Port down, or a frame that the interface rejects: the frame is lost.
-                    outbox.pop();
+                    outbox.pop_front();
                     if error.raw_os_error() != Some(libc::ENOBUFS) {
                         self.check_ports_at = Some(now);
                     }

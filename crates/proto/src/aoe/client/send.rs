@@ -6,7 +6,7 @@ use super::path::SAFE_SECTORS;
 use super::request::{AoeRequest, RequestPhase};
 use super::{AoeInitiatorSession, MAX_REQUESTS, MAX_UNSENT, later};
 use crate::aoe::SECTOR;
-use crate::driver::frames::{MAX_HEAD, PortId, Station};
+use crate::driver::frames::{MAX_HEAD, OutFrame, PortId, Station};
 use crate::slots::SlotKey;
 use blockmux_volume::{Completion, Io, IoError, SgList};
 use blockmux_wire::aoe::{
@@ -173,7 +173,7 @@ impl AoeInitiatorSession {
         let (first, rest) = bytes.split_at_mut(size_of::<Header>());
         first.copy_from_slice(head.as_bytes());
         rest.copy_from_slice(registers.as_bytes());
-        self.outbox.push(path.station, &bytes, data);
+        self.outbox.push_back(OutFrame::new(path.station, &bytes, data));
     }
 
     /// Broadcasts a config query for the disk at all ports, and schedules the next one if needed.
@@ -195,7 +195,11 @@ impl AoeInitiatorSession {
         let up = (0..).map(PortId).zip(&self.ports).filter(|(_, port)| port.is_up);
         for (port, _) in up {
             let all = Station { port, mac: Mac::BROADCAST };
-            self.outbox.push(all, bytes.get(..len).unwrap_or_default(), SgList::default());
+            self.outbox.push_back(OutFrame::new(
+                all,
+                bytes.get(..len).unwrap_or_default(),
+                SgList::default(),
+            ));
         }
         let needs_answer = self.disk.is_none() || self.paths.iter().any(super::path::AoePath::is_silent);
         let pause = FIRST_QUERY_INTERVAL

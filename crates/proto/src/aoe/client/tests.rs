@@ -58,7 +58,7 @@ impl AoeInitiatorBench {
 
     fn sent(&mut self) -> Vec<SentFrame> {
         let outbox = self.session.frames(self.now);
-        let frames = std::iter::from_fn(|| outbox.pop());
+        let frames = std::iter::from_fn(|| outbox.pop_front());
         frames
             .map(|frame| {
                 let bytes = frame.to_vec();

@@ -27,7 +27,7 @@ use super::AoeAddress;
 use super::disks::{AoeDisk, AoeDisks};
 use super::unit::{AoeUnit, DiskSettings};
 use crate::driver::audit_event::AuditEvent;
-use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId, Station};
+use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, OutFrame, PortId, Station};
 use crate::driver::session::{FrameSession, Timed};
 use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::{Export, Exports, VolumeId};
@@ -189,7 +189,7 @@ impl AoeTargetSession {
         let (place, _) = rest.split_at_mut(message.len().min(rest.len()));
         place.copy_from_slice(message);
         let head = head.get(..len.saturating_add(message.len())).unwrap_or_default();
-        self.outbox.push(to, head, data);
+        self.outbox.push_back(OutFrame::new(to, head, data));
     }
 
     /// Queues an AoE error; the request's message is sent back unchanged.

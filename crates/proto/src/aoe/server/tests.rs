@@ -90,7 +90,7 @@ impl AoeTargetBench {
 
     fn replies(&mut self, now: Instant) -> Vec<(Station, Vec<u8>)> {
         let outbox = self.target.frames(now);
-        std::iter::from_fn(|| outbox.pop()).map(|frame| (frame.to, frame.to_vec())).collect()
+        std::iter::from_fn(|| outbox.pop_front()).map(|frame| (frame.to, frame.to_vec())).collect()
     }
 
     fn run(&mut self) {
@@ -657,7 +657,7 @@ fn all_disks_are_announced_at_a_port_that_comes_up() {
     let mut count = |port| {
         target.on_port(PortId(1), port, now);
         let outbox = target.frames(now);
-        let all: Vec<_> = std::iter::from_fn(|| outbox.pop()).collect();
+        let all: Vec<_> = std::iter::from_fn(|| outbox.pop_front()).collect();
         assert!(all.iter().all(|frame| frame.to == Station { port: PortId(1), mac: Mac::BROADCAST }));
         all.len()
     };
