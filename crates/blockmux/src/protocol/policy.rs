@@ -247,7 +247,9 @@ impl Policy {
 
     /// Whether a listener of the protocol without a list of volumes would export anything.
     pub(crate) fn has_use_for(&self, protocol: &Protocol) -> bool {
-        self.current().has_use_for(protocol)
+        let (shared, name) = (self.current(), protocol.served_as());
+        let volumes = shared.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        shared.has_targets(name) || volumes.values().any(|rule| shared.is_default(name, rule))
     }
 
     /// Whether a listener exports a volume by default. A protocol with configured targets has no
@@ -311,12 +313,17 @@ impl Policy {
 
     /// Whether a volume can be used over the protocol without authentication.
     pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
-        self.current().is_open(protocol)
+        let (shared, name) = (self.current(), protocol.served_as());
+        let has_open_exports = !shared.has_targets(name) && !shared.restricts(name);
+        let mut own = shared.targets.iter().filter(|(own, _)| *own == name);
+        has_open_exports || own.any(|(_, target)| !target.authenticates_all)
     }
 
     /// Whether a listener of the protocol has a list of volumes.
     pub(crate) fn has_lists(&self, protocol: &Protocol) -> bool {
-        self.current().has_lists(protocol)
+        let shared = self.current();
+        let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
+        own.any(|listener| listener.volumes.is_some())
     }
 
     /// Adds a volume with its `protocols`.
@@ -329,12 +336,15 @@ impl Policy {
 
     /// Removes a volume.
     pub(crate) fn remove(&self, volume: &str) {
-        self.current().remove(volume);
+        let shared = self.current();
+        shared.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
+        shared.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
     }
 
     /// Sets the parts of files and devices that an open volume consists of.
     pub(crate) fn set_data(&self, volume: &str, data: Vec<DataPart>) {
-        self.current().set_data(volume, data);
+        let shared = self.current();
+        shared.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
     }
 
     /// The parts of files and devices that an open volume consists of.
@@ -354,7 +364,21 @@ impl Policy {
         volume: &str,
         is_restricted: impl Fn(&str) -> bool,
     ) -> Result<(), String> {
-        self.current().check_same_data(volume, is_restricted)
+        let shared = self.current();
+        let all = shared.data.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(own) = all.get(volume) else { return Ok(()) };
+        let is_restricted = |name: &str| shared.is_restricted(name) || is_restricted(name);
+        let is_same = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
+        let mut same = all.iter().filter(|(name, data)| *name != volume && is_same(data));
+        let Some((other, _)) = same.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
+            return Ok(());
+        };
+        let (restricted, open) = if is_restricted(volume) { (volume, &**other) } else { (&**other, volume) };
+        Err(format!(
+            "volume `{volume}`: uses the same file or device as `{other}`; a target restricts access to `{restricted}`, \
+             and `{open}` would bypass that; export one volume in all places, with its `protocols` or 'blockmux ctl \
+             attach', or a copy of the data"
+        ))
     }
 
     /// Checks whether a volume may be attached to a target while it is in the targets `others`.
@@ -367,7 +391,24 @@ impl Policy {
         (protocol, new): (&'static str, &LiveAccess),
         others: &[(&'static str, LiveAccess)],
     ) -> Result<(), String> {
-        self.current().check_attach(volume, (protocol, new), others)
+        let shared = self.current();
+        let rule = shared.rule_of(volume);
+        if !new.networks.includes(&rule.networks) {
+            return Err(format!(
+                "volume `{volume}`: its `allow` list differs from that of target `{}`, where clients from other networks may \
+                 be logged in; add the volume to the target in the config file and reload it",
+                new.target
+            ));
+        }
+        let all = others.iter().map(|(protocol, access)| (*protocol, access)).chain([(protocol, new)]);
+        let mut accesses: Vec<_> =
+            all.map(|(protocol, access)| shared.live_access(volume, protocol, access)).collect();
+        accesses.extend(
+            shared.default_exports(volume, |listener| {
+                shared.serves(listener.protocol, &listener.place, volume)
+            }),
+        );
+        check_accesses(volume, rule.protocols.as_deref(), &accesses)
     }
 
     /// The listeners of a protocol and of those that are served with it.
@@ -391,12 +432,6 @@ impl Policy {
 }
 
 impl Shared {
-    fn has_use_for(&self, protocol: &Protocol) -> bool {
-        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
-        self.has_targets(protocol.served_as())
-            || volumes.values().any(|rule| self.is_default(protocol.served_as(), rule))
-    }
-
     fn serves(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         let name = protocol.served_as();
         if self.has_targets(name) {
@@ -412,18 +447,6 @@ impl Shared {
 
     fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
         self.has_targets(protocol.served_as()) || self.serves(protocol, place, volume)
-    }
-
-    fn is_open(&self, protocol: &Protocol) -> bool {
-        let own = self.targets.iter().filter(|(own, _)| *own == protocol.served_as());
-        let has_open_exports =
-            !self.has_targets(protocol.served_as()) && !self.restricts(protocol.served_as());
-        has_open_exports || own.into_iter().any(|(_, target)| !target.authenticates_all)
-    }
-
-    fn has_lists(&self, protocol: &Protocol) -> bool {
-        let own = self.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.into_iter().any(|listener| listener.volumes.is_some())
     }
 
     fn add(&self, volume: &str, protocols: Option<Vec<String>>) -> Result<(), String> {
@@ -445,55 +468,6 @@ impl Shared {
         let rule = VolumeRule { protocols, networks: AllowedNetworks::default() };
         self.volumes.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), rule);
         Ok(())
-    }
-
-    fn remove(&self, volume: &str) {
-        self.volumes.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
-        self.data.write().unwrap_or_else(PoisonError::into_inner).remove(volume);
-    }
-
-    fn set_data(&self, volume: &str, data: Vec<DataPart>) {
-        self.data.write().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), data);
-    }
-
-    fn check_same_data(&self, volume: &str, is_restricted: impl Fn(&str) -> bool) -> Result<(), String> {
-        let all = self.data.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = all.get(volume) else { return Ok(()) };
-        let is_restricted = |name: &str| self.is_restricted(name) || is_restricted(name);
-        let is_same = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
-        let mut same = all.iter().filter(|(name, data)| *name != volume && is_same(data));
-        let Some((other, _)) = same.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
-            return Ok(());
-        };
-        let (restricted, open) = if is_restricted(volume) { (volume, &**other) } else { (&**other, volume) };
-        Err(format!(
-            "volume `{volume}`: uses the same file or device as `{other}`; a target restricts access to `{restricted}`, \
-             and `{open}` would bypass that; export one volume in all places, with its `protocols` or 'blockmux ctl \
-             attach', or a copy of the data"
-        ))
-    }
-
-    fn check_attach(
-        &self,
-        volume: &str,
-        (protocol, new): (&'static str, &LiveAccess),
-        others: &[(&'static str, LiveAccess)],
-    ) -> Result<(), String> {
-        let rule = self.rule_of(volume);
-        if !new.networks.includes(&rule.networks) {
-            return Err(format!(
-                "volume `{volume}`: its `allow` list differs from that of target `{}`, where clients from other networks may \
-                 be logged in; add the volume to the target in the config file and reload it",
-                new.target
-            ));
-        }
-        let all = others.iter().map(|(protocol, access)| (*protocol, access)).chain([(protocol, new)]);
-        let mut accesses: Vec<_> =
-            all.map(|(protocol, access)| self.live_access(volume, protocol, access)).collect();
-        accesses.extend(
-            self.default_exports(volume, |listener| self.serves(listener.protocol, &listener.place, volume)),
-        );
-        check_accesses(volume, rule.protocols.as_deref(), &accesses)
     }
 
     fn live_access<'a>(
