@@ -29,9 +29,8 @@ use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
 use crate::volume_kinds::open::Populate;
 use blockmux_engine::core::reactor::CoreStats;
-use blockmux_engine::serve::handover::SessionHandover;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
-use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
+use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
@@ -54,7 +53,7 @@ fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
 
 /// The limit of all connections, and the connection counters of each protocol and listener.
 pub(super) struct ConnectionLimits {
-    limit: ConnectionLimit,
+    pub(super) limit: ConnectionLimit,
     protocols: Mutex<Vec<(&'static str, ConnectionLimit)>>,
     listeners: Mutex<Vec<(&'static str, Arc<ListenerState>)>>,
     /// Seconds after which a client without requests is disconnected; 0: never.
@@ -70,16 +69,6 @@ impl ConnectionLimits {
             listeners: Mutex::default(),
             idle_timeout_s: AtomicU64::new(0),
         }
-    }
-
-    /// The logged-in sessions of all protocols.
-    pub(super) fn sessions(&self) -> &Sessions {
-        self.limit.sessions()
-    }
-
-    /// The connections that can be handed over to another process.
-    pub(super) fn session_handover(&self) -> &Arc<SessionHandover> {
-        self.limit.session_handover()
     }
 
     /// Changes the maximum number of connections.
@@ -225,7 +214,7 @@ impl ControlServer {
         match request {
             Request::Status => Answer::Status(self.status()),
             Request::Sessions => {
-                let sessions = self.connection_limits.sessions().list();
+                let sessions = self.connection_limits.limit.sessions().list();
                 Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
             }
             Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
@@ -729,7 +718,7 @@ impl ControlServer {
             },
             listeners: self.connection_limits.listeners().clone(),
             volumes: volumes.collect(),
-            sessions: self.connection_limits.sessions().list(),
+            sessions: self.connection_limits.limit.sessions().list(),
             cores: self.cores.clone(),
         }
     }

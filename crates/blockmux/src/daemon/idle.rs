@@ -40,13 +40,13 @@ pub(super) fn watch(
                 clients = Clients::default();
                 continue;
             };
-            let sessions = connection_limits.sessions().list();
+            let sessions = connection_limits.limit.sessions().list();
             let idle = clients.update(Instant::now(), timeout, &sessions);
             if idle.is_empty() {
                 continue;
             }
             let draining =
-                connection_limits.sessions().drain(IDLE, |info| idle.contains(&ClientKey::of(info)));
+                connection_limits.limit.sessions().drain(IDLE, |info| idle.contains(&ClientKey::of(info)));
             wake_all(&inboxes);
             let begun = Instant::now();
             while !draining.left().is_empty() && begun.elapsed() < DRAIN_TIMEOUT {

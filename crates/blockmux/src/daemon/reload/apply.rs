@@ -392,7 +392,7 @@ impl Reloader {
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.may_continue(session))
         };
-        let draining = self.connection_limits.sessions().drain(NOT_IN_CONFIG, must_go);
+        let draining = self.connection_limits.limit.sessions().drain(NOT_IN_CONFIG, must_go);
         self.cores.wake_all();
         wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         let late = draining.left();

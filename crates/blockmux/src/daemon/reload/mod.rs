@@ -266,7 +266,7 @@ impl Reloader {
             places,
             policy: &self.policy,
             cores: &self.cores,
-            sessions: self.connection_limits.sessions(),
+            sessions: self.connection_limits.limit.sessions(),
         }
     }
 
@@ -592,7 +592,7 @@ impl Reloader {
             }
         }
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
-        let sessions = self.connection_limits.sessions().list();
+        let sessions = self.connection_limits.limit.sessions().list();
         let served = Served {
             targets_of: &|volume| self.targets_of(volume),
             withdraws: &|volume, listener| {
@@ -622,7 +622,7 @@ impl Reloader {
 
     /// The sessions of the targets that are meant.
     pub(super) fn sessions_with(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
-        let all = self.connection_limits.sessions().list();
+        let all = self.connection_limits.limit.sessions().list();
         all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
     }
 

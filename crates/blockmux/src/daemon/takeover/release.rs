@@ -139,7 +139,7 @@ impl Handover {
         reloader: &Reloader,
         has_command: bool,
     ) -> Option<Box<Handover>> {
-        let session_handover = reloader.connection_limits.session_handover();
+        let session_handover = reloader.connection_limits.limit.session_handover();
         let reason = match (reloader.under_way(), session_handover.secured()) {
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
             (Some(work), _) => format!("{work}; try again when it is done"),
