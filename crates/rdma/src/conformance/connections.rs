@@ -6,7 +6,7 @@ use blockmux_proto::rdma::{Endpoint, MAX_PRIVATE_DATA, RemoteRights, WorkError, 
 use blockmux_volume::SgList;
 
 pub(super) fn private_data_arrives(connect: &mut Connect) -> CaseResult {
-    let longest = ConformancePair::begin(connect, &ample(), &ample()).caps(Side::Active).private_data;
+    let longest = connect(&ample(), &ample()).end(Side::Active).caps().private_data;
     if longest < MAX_PRIVATE_DATA {
         return fail!("no more than {longest} bytes of private data");
     }
@@ -14,7 +14,7 @@ pub(super) fn private_data_arrives(connect: &mut Connect) -> CaseResult {
         let [question, answer] = [1, 2].map(|salt| pattern(salt, len));
         let active = Endpoint { private_data: question.clone(), ..ample() };
         let mut pair = ConformancePair::begin(connect, &active, &ample());
-        if Side::BOTH.map(|side| pair.room(side)) != [0, 0] {
+        if Side::BOTH.map(|side| pair.wire.end(side).room()) != [0, 0] {
             return fail!("there is room for work without a connection");
         }
         pair.settle()?;
@@ -58,7 +58,7 @@ pub(super) fn endpoints_get_what_they_ask_for(connect: &mut Connect) -> CaseResu
         let mut pair = ConformancePair::begin(connect, &active, &passive);
         pair.accept(&[])?;
         for side in Side::BOTH {
-            let caps = pair.caps(side);
+            let caps = pair.wire.end(side).caps();
             let most = ours.min(theirs);
             if caps.reads > most || caps.peer_reads > ours.max(theirs) || (caps.reads == 0 && most > 0) {
                 return fail!("with limits of {ours} and {theirs} reads the result is {caps:?}");
@@ -102,7 +102,7 @@ pub(super) fn disconnect_finishes_posted_work(connect: &mut Connect) -> CaseResu
         if local.to_vec() != source || target.to_vec() != source {
             return fail!("work posted before the disconnect was not carried out");
         }
-        if pair.fault(side).or(pair.fault(side.other())).is_some() {
+        if pair.wire.end(side).fault().or(pair.wire.end(side.other()).fault()).is_some() {
             return fail!("a disconnect is reported as a fault");
         }
     }
@@ -115,7 +115,7 @@ pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> CaseResult {
         let mut pair = ConformancePair::connected(connect, &ample())?;
         leaves.iter().for_each(|side| pair.post(*side, WorkRequest::Disconnect));
         pair.settle()?;
-        pair.break_connection();
+        pair.wire.break_connection();
         pair.settle()?;
         for side in Side::BOTH {
             pair.expect(side, &[Observed::Disconnected])?;
@@ -124,7 +124,7 @@ pub(super) fn disconnect_is_reported_once(connect: &mut Connect) -> CaseResult {
             let id = pair.ask_to_register(side, &blank(1, 1), RemoteRights::RemoteRead);
             pair.settle()?;
             pair.expect(side, &[Observed::Done(id, Err(WorkError::Flushed))])?;
-            if pair.room(side) > 0 {
+            if pair.wire.end(side).room() > 0 {
                 return fail!("there is room for work after the connection ended");
             }
         }
@@ -155,7 +155,7 @@ pub(super) fn a_loss_completes_all_work(connect: &mut Connect) -> CaseResult {
                 pair.poll_once(side);
             });
         }
-        pair.break_connection();
+        pair.wire.break_connection();
         pair.settle()?;
         for (side, posted) in Side::BOTH.into_iter().zip(posted) {
             let mut observed = pair.observed(side);

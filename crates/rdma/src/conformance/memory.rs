@@ -104,8 +104,8 @@ pub(super) fn reads_beyond_the_limit_wait(connect: &mut Connect) -> CaseResult {
             if fetched != source {
                 return fail!("64 reads with limits {ours} and {theirs} returned wrong data");
             }
-            if pair.fault(side).is_some() {
-                return fail!("the reads ended the connection: {:?}", pair.fault(side));
+            if pair.wire.end(side).fault().is_some() {
+                return fail!("the reads ended the connection: {:?}", pair.wire.end(side).fault());
             }
         }
     }
@@ -193,7 +193,7 @@ pub(super) fn registrations_before_the_connection(connect: &mut Connect) -> Case
 pub(super) fn a_message_invalidates_memory(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         let mut pair = ConformancePair::connected(connect, &Endpoint { regions: 2, ..ample() })?;
-        if !pair.caps(side).invalidates {
+        if !pair.wire.end(side).caps().invalidates {
             continue;
         }
         let mut last = None;

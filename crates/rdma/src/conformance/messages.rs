@@ -53,11 +53,11 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> CaseResult
     for sends in [1, 2, 33] {
         let mut pair = ConformancePair::connected(connect, &Endpoint { sends, receives: 40, ..ample() })?;
         for side in Side::BOTH {
-            if pair.room(side) != sends as usize {
-                return fail!("room for {} and not for {sends}", pair.room(side));
+            if pair.wire.end(side).room() != sends as usize {
+                return fail!("room for {} and not for {sends}", pair.wire.end(side).room());
             }
             let mut ids = Vec::new();
-            while pair.room(side) > 0 && ids.len() < 1000 {
+            while pair.wire.end(side).room() > 0 && ids.len() < 1000 {
                 ids.push(pair.send(side, b"message", SgList::default(), None));
             }
             if ids.len() != sends as usize {
@@ -67,8 +67,8 @@ pub(super) fn a_queue_is_as_deep_as_it_says(connect: &mut Connect) -> CaseResult
             let done: Vec<_> = ids.into_iter().map(|id| Observed::Done(id, Ok(()))).collect();
             pair.expect(side, &done)?;
             pair.observed(side.other());
-            if pair.room(side) != sends as usize {
-                return fail!("room for {} after all of {sends} came back", pair.room(side));
+            if pair.wire.end(side).room() != sends as usize {
+                return fail!("room for {} after all of {sends} came back", pair.wire.end(side).room());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A connection under test: posts work, and records the events of each end.
 
 use super::{CaseResult, Connect, Side, Wire, fail};
-use crate::queue_pair::{Caps, Fault, Violation};
+use crate::queue_pair::{Fault, Violation};
 use blockmux_proto::rdma::{
     Endpoint, Event, MessageHead, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
 };
@@ -21,7 +21,7 @@ pub(super) enum Observed {
 }
 
 pub(super) struct ConformancePair {
-    wire: Box<dyn Wire>,
+    pub(super) wire: Box<dyn Wire>,
     observed: [Vec<Observed>; 2],
     next_id: u64,
 }
@@ -50,22 +50,6 @@ impl ConformancePair {
         self.settle()?;
         self.expect(Side::Passive, &[Observed::Connected(Vec::new())])?;
         self.expect(Side::Active, &[Observed::Connected(private_data.to_vec())])
-    }
-
-    pub(super) fn caps(&mut self, side: Side) -> Caps {
-        self.wire.end(side).caps()
-    }
-
-    pub(super) fn room(&mut self, side: Side) -> usize {
-        self.wire.end(side).room()
-    }
-
-    pub(super) fn fault(&mut self, side: Side) -> Option<Fault> {
-        self.wire.end(side).fault()
-    }
-
-    pub(super) fn break_connection(&mut self) {
-        self.wire.break_connection();
     }
 
     pub(super) fn post(&mut self, side: Side, work: WorkRequest) {
@@ -194,7 +178,7 @@ impl ConformancePair {
     /// ended.
     pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> CaseResult {
         let expected = [Some(Fault::Ours(violation)), Some(Fault::Peer(violation))];
-        let found = [self.fault(side), self.fault(side.other())];
+        let found = [side, side.other()].map(|side| self.wire.end(side).fault());
         if found != expected {
             return fail!("the faults are {found:?} and not {expected:?}");
         }

@@ -50,10 +50,14 @@ fn one_run(connect: &mut Connect, seed: u64) -> CaseResult {
     for _ in 0..STEPS {
         for (side, half) in Side::BOTH.into_iter().zip(&mut halves) {
             for _ in 0..random.below(6) {
-                if pair.room(side) != SENDS as usize - half.in_flight {
-                    return fail!("room for {} with {} in flight", pair.room(side), half.in_flight);
+                if pair.wire.end(side).room() != SENDS as usize - half.in_flight {
+                    return fail!(
+                        "room for {} with {} in flight",
+                        pair.wire.end(side).room(),
+                        half.in_flight
+                    );
                 }
-                if pair.room(side) > 0 && half.messages.len() < SENDS as usize {
+                if pair.wire.end(side).room() > 0 && half.messages.len() < SENDS as usize {
                     half.post(&mut pair, side, &mut random);
                 }
             }

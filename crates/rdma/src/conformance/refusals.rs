@@ -86,7 +86,7 @@ fn refuse(
         return fail!("{what} has brought something");
     }
     // The events were checked above.
-    let faults = [pair.fault(side), pair.fault(side.other())];
+    let faults = [side, side.other()].map(|side| pair.wire.end(side).fault());
     let violation = Violation::Refused(refusal);
     let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
     if faults != expected.map(Some) {
@@ -146,7 +146,7 @@ pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> CaseResult {
     for side in Side::BOTH {
         for is_stale in [false, true] {
             let mut pair = ConformancePair::connected(connect, &ample())?;
-            if !pair.caps(side).invalidates {
+            if !pair.wire.end(side).caps().invalidates {
                 continue;
             }
             let remote = pair.register(side.other(), &blank(8, 1), RemoteRights::RemoteRead)?;
@@ -159,7 +159,7 @@ pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> CaseResult {
                 return fail!("a message that invalidates an invalid tag was reported as {observed:?}");
             }
             let violation = Violation::Refused(Refusal::CannotInvalidate);
-            let faults = [pair.fault(side), pair.fault(side.other())];
+            let faults = [side, side.other()].map(|side| pair.wire.end(side).fault());
             if faults != [crate::Fault::Ours(violation), crate::Fault::Peer(violation)].map(Some) {
                 return fail!("the faults are {faults:?}");
             }
