@@ -1,4 +1,4 @@
-//! Volumes that wrap another volume of the same size and change only how requests are processed.
+//! Volumes that wrap another volume and change how requests are processed.
 
 use crate::io::IoError;
 use crate::ready::Waker;
@@ -11,13 +11,28 @@ pub(crate) trait Decorator: Send + Sync {
     /// The wrapped volume.
     fn inner(&self) -> &dyn Volume;
 
+    /// Implements [`Volume::info`].
+    fn info_over(&self) -> VolumeInfo {
+        self.inner().info()
+    }
+
+    /// Implements [`Volume::refresh_size`].
+    fn refresh_size_over(&self) -> u64 {
+        self.inner().refresh_size()
+    }
+
+    /// Implements [`Volume::resize`].
+    fn resize_over(&self, to: Resize) -> Result<u64, ResizeError> {
+        self.inner().resize(to)
+    }
+
     /// Implements [`Volume::open`].
     fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError>;
 }
 
 impl<D: Decorator> Volume for D {
     fn info(&self) -> VolumeInfo {
-        self.inner().info()
+        self.info_over()
     }
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
@@ -41,11 +56,11 @@ impl<D: Decorator> Volume for D {
     }
 
     fn refresh_size(&self) -> u64 {
-        self.inner().refresh_size()
+        self.refresh_size_over()
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        self.inner().resize(to)
+        self.resize_over(to)
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

@@ -1,10 +1,10 @@
 //! A part of another volume, such as a partition, or a whole volume with other block sizes.
 
 use crate::block_sizes::{BlockSizes, SmallBlock};
+use crate::decorator::Decorator;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
-use std::path::PathBuf;
+use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,8 +99,12 @@ impl SliceVolume {
     }
 }
 
-impl Volume for SliceVolume {
-    fn info(&self) -> VolumeInfo {
+impl Decorator for SliceVolume {
+    fn inner(&self) -> &dyn Volume {
+        &*self.inner
+    }
+
+    fn info_over(&self) -> VolumeInfo {
         let whole = self.inner.info();
         let left = whole.size.saturating_sub(self.offset);
         let size = self.len.as_ref().map_or(left, |len| len.load(Ordering::Acquire).min(left));
@@ -116,33 +120,13 @@ impl Volume for SliceVolume {
         }
     }
 
-    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
-        self.inner.on_resize(call);
-    }
-
-    fn populated(&self) -> Option<Populated> {
-        self.inner.populated()
-    }
-
-    fn links(&self) -> Option<LinkCounts> {
-        self.inner.links()
-    }
-
-    fn deleted_file(&self) -> Option<PathBuf> {
-        self.inner.deleted_file()
-    }
-
-    fn lost_path(&self) -> Option<PathBuf> {
-        self.inner.lost_path()
-    }
-
-    fn refresh_size(&self) -> u64 {
+    fn refresh_size_over(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size
     }
 
     /// Changes the part's own length if it has one; otherwise resizes `inner`.
-    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+    fn resize_over(&self, to: Resize) -> Result<u64, ResizeError> {
         let VolumeInfo { logical_block: block, .. } = self.info();
         let whole_blocks = |size: u64| size / u64::from(block) * u64::from(block);
         match (to, &self.len) {
@@ -175,7 +159,7 @@ impl Volume for SliceVolume {
         Ok(self.info().size)
     }
 
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let (info, own) = (self.info(), self.inner.info().logical_block);
         Ok(Box::new(SliceChannel {
             inner: self.inner.open(core, depth, waker)?,
