@@ -3,6 +3,7 @@
 
 mod conforms;
 mod first_revision;
+mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -26,6 +27,7 @@ use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_proto::nvme_tcp::client::{Digests, Names};
 use blockmux_volume::{MemVolume, Volume};
 use conforms::{conforms, disk_and_frozen};
+use sides::iwarp;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,7 +140,7 @@ fn a_ram_volume_conforms_over_a_queue_of_few_entries_and_without_data_in_capsule
 fn a_ram_volume_conforms_over_rdma() {
     for (has_crc, is_plain, in_capsule) in [(false, false, 8192), (true, true, 0)] {
         let target = Target::of(ram(), None, |node| node.with_in_capsule(in_capsule));
-        let endpoint = target.endpoint_over(IwarpFabric::new(has_crc).with_plain(is_plain));
+        let endpoint = target.endpoint_over(iwarp(has_crc, is_plain));
         conforms_at(&NvmeEndpoint { queues: 3, ..endpoint.clone() });
         conforms_at(&NvmeEndpoint { entries: 3, further: vec![target.address.clone()], ..endpoint });
     }

@@ -29,12 +29,6 @@ impl IwarpFabric {
     pub fn new(has_crc: bool) -> IwarpFabric {
         IwarpFabric { has_crc, ..IwarpFabric::default() }
     }
-
-    /// Begins with RFC 5044 if `is_plain`.
-    #[must_use]
-    pub fn with_plain(self, is_plain: bool) -> IwarpFabric {
-        IwarpFabric { plain: Arc::new(usize::from(is_plain).into()), ..self }
-    }
 }
 
 impl Fabric for IwarpFabric {

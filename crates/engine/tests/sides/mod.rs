@@ -7,6 +7,8 @@ pub(crate) mod nbd;
 pub(crate) mod nvme;
 pub(crate) mod srp;
 
+use blockmux_engine::fabric::iwarp::IwarpFabric;
+use blockmux_engine::fabric::{Fabric, Setup};
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::serve::moves::ArrivedConnection;
@@ -15,10 +17,26 @@ use blockmux_engine::sim::{SimCore, World};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::rdma::Endpoint;
 use blockmux_volume::{Core, Pool, Volume};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Software iWARP of an initiator; if `is_plain`, it has learnt to begin with RFC 5044.
+pub(crate) fn iwarp(has_crc: bool, is_plain: bool) -> IwarpFabric {
+    let fabric = IwarpFabric::new(has_crc);
+    if is_plain {
+        let (receives, receive_len, sends) = (1, 64, 1);
+        let endpoint =
+            Endpoint { receives, receive_len, sends, reads: 0, regions: 0, private_data: Vec::new() };
+        let (pool, now) = (Pool::new(1 << 20), Instant::now());
+        let unanswered = fabric.connect(&endpoint, Setup { pool, seed: [0; 32], segment_len: None, now });
+        assert!(fabric.retries(&unanswered));
+    }
+    // Another path than the one that has learnt it.
+    fabric.clone()
+}
 
 /// A volume as the only export, `disk0`.
 pub(crate) fn disk0(volume: Arc<dyn Volume>) -> Exports {

@@ -2,6 +2,7 @@
 
 use crate::scenarios::scenario_tests;
 use crate::seeds;
+use crate::sides::iwarp;
 use crate::sides::nvme::{dialer, endpoint_over, node};
 use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
@@ -50,7 +51,7 @@ impl Protocol for NvmeRdma {
 /// frames.
 fn protocol(seed: u64) -> NvmeRdma {
     NvmeRdma {
-        over: IwarpFabric::new(seed % 3 == 1).with_plain(seed % 7 == 3),
+        over: iwarp(seed % 3 == 1, seed % 7 == 3),
         config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         entries: if seed % 5 == 1 { 3 } else { 64 },
         queues: 1 + seed as u16 / 2 % 3,

@@ -2,6 +2,7 @@
 
 use crate::scenarios::scenario_tests;
 use crate::seeds;
+use crate::sides::iwarp;
 use crate::sides::srp::{endpoint, node};
 use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
@@ -75,7 +76,7 @@ impl Dialer for AnyUnit {
 /// Varies the number of channels, immediate data, and the kind of frames.
 fn protocol(seed: u64) -> Srp {
     Srp {
-        over: IwarpFabric::new(seed % 3 == 1).with_plain(seed % 7 == 3),
+        over: iwarp(seed % 3 == 1, seed % 7 == 3),
         config: IwarpConfig { mss: [1448, 65_483, 536][seed as usize % 3], ..IwarpConfig::default() },
         channels: 1 + seed as u32 / 2 % 3,
         immediate_data: seed % 4 != 3,
