@@ -10,36 +10,17 @@
 use crate::carrier::connection::{Broken, Connection, Inflow};
 use crate::core::reactor::Progress;
 use crate::net::host::Host;
-use blockmux_proto::driver::session::{Control, PathRank, StreamSession};
+use blockmux_proto::driver::session::{Control, StreamSession};
 
 /// A control session with its connection.
 pub(super) struct ControlLink<C, H: Host> {
-    connection: Connection<H>,
-    session: C,
+    pub(super) connection: Connection<H>,
+    pub(super) session: C,
 }
 
 impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
     pub(super) fn new(connection: Connection<H>, session: C) -> ControlLink<C, H> {
         ControlLink { connection, session }
-    }
-
-    pub(super) fn session(&self) -> &C {
-        &self.session
-    }
-
-    /// Whether the session that depends on it may start.
-    pub(super) fn is_ready(&self) -> bool {
-        self.session.is_ready()
-    }
-
-    /// The volume's size, if it may have changed.
-    pub(super) fn poll_size(&mut self) -> Option<u64> {
-        self.session.poll_size()
-    }
-
-    /// The path's rank, if it was updated.
-    pub(super) fn poll_path_rank(&mut self) -> Option<PathRank> {
-        self.session.poll_path_rank()
     }
 
     /// Queries the path's state again, because the session has found that it changed. Send errors
@@ -64,10 +45,6 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
             Inflow::Drained => Ok(Progress::Drained),
             Inflow::Empty | Inflow::Blocked => Ok(Progress::Idle),
         }
-    }
-
-    pub(super) fn park(&mut self) {
-        self.connection.park();
     }
 
     /// Logs out, best effort.

@@ -34,7 +34,7 @@ use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::scsi::Lun;
-use blockmux_volume::{Pool, VolumeInfo};
+use blockmux_volume::Pool;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -375,12 +375,6 @@ impl<D: Datamover> IscsiDialer<D> {
         let chap = chap.flatten();
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
         Ok(IscsiDialer { endpoint: IscsiEndpoint { chap, ..endpoint }, over, first, paths, names, random })
-    }
-
-    /// The unit's properties when it was first seen.
-    #[must_use]
-    pub fn volume_info(&self) -> VolumeInfo {
-        self.first.volume_info()
     }
 
     /// The current credentials, with the algorithms that the target has accepted.

@@ -332,12 +332,6 @@ impl<C: NvmeCarrier> NvmeDialer<C> {
         Ok(NvmeDialer { endpoint, paths, first, seeds })
     }
 
-    /// The namespace's properties when it was first seen.
-    #[must_use]
-    pub fn volume_info(&self) -> VolumeInfo {
-        self.first.volume_info()
-    }
-
     /// Checks that a namespace is the expected one.
     fn check_namespace(&self, now: &NamespaceInfo) -> Result<(), String> {
         if now.identity != self.first.identity {

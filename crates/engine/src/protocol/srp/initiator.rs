@@ -25,7 +25,7 @@ use blockmux_proto::srp::client::{
 };
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_rdma::Driven;
-use blockmux_volume::{Pool, VolumeInfo};
+use blockmux_volume::Pool;
 use std::time::{Duration, Instant};
 
 /// Address and login parameters of one logical unit.
@@ -68,7 +68,7 @@ pub fn connect<F: StreamFabric>(
     endpoint: SrpEndpoint<F>,
 ) -> Result<RemoteVolume<SrpDialer<F>>, SrpConnectError> {
     let dialer = SrpDialer::new(endpoint)?;
-    let (info, designator) = (dialer.volume_info(), dialer.first.designator.clone());
+    let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
     let reconnect_timeout = dialer.endpoint.reconnect_timeout;
     Ok(RemoteVolume::new(dialer, info, 1, reconnect_timeout).with_designator(designator))
 }
@@ -217,12 +217,6 @@ impl<F: StreamFabric> SrpDialer<F> {
         let addresses = endpoint.paths().map(|path| path.address).collect();
         let paths = Paths { addresses, policy: Policy::RoundRobin, timeout: endpoint.timeout };
         Ok(SrpDialer { endpoint, first, paths, random })
-    }
-
-    /// The unit's properties when it was first seen.
-    #[must_use]
-    pub fn volume_info(&self) -> VolumeInfo {
-        self.first.volume_info()
     }
 }
 

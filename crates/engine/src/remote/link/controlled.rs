@@ -1,9 +1,10 @@
 //! The control session of a link, opened before the session and alive as long as it.
 
-use super::{ControlLink, Link, LinkState};
+use super::{Link, LinkState};
 use crate::core::reactor::Progress;
 use crate::net::host::Host;
 use crate::remote::Dialer;
+use blockmux_proto::driver::session::Control;
 
 impl<D: Dialer, H: Host> Link<D, H> {
     /// Whether a busy task polls its control session now. Polling costs a system call, so it is
@@ -21,17 +22,17 @@ impl<D: Dialer, H: Host> Link<D, H> {
     pub(super) fn run_control(&mut self) -> Progress {
         let Some(control) = &mut self.control else { return Progress::Idle };
         let turn = control.turn();
-        let refusal = self.dialer.control_refusal(control.session());
+        let refusal = self.dialer.control_refusal(&control.session);
         let has_failed = turn.is_err() || refusal.is_some();
-        let is_about_secrets = has_failed && self.dialer.renews_control_secrets(control.session());
-        let has_prepared = self.dialer.take_preparation(control.session());
-        if let Some(size) = control.poll_size()
+        let is_about_secrets = has_failed && self.dialer.renews_control_secrets(&control.session);
+        let has_prepared = self.dialer.take_preparation(&control.session);
+        if let Some(size) = control.session.poll_size()
             && self.known.take_size(size, self.redirections.address())
         {
             self.group.is_changed.set(true);
             self.consumer.wake();
         }
-        if let Some(rank) = control.poll_path_rank() {
+        if let Some(rank) = control.session.poll_path_rank() {
             self.reported_rank = rank;
             if let LinkState::Open { session, .. } = &mut self.state {
                 self.dialer.set_path_rank(session, rank);
@@ -52,7 +53,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Dials the session once the control session is ready.
     pub(super) fn run_controlling(&mut self) -> Progress {
-        let is_ready = self.control.as_ref().is_some_and(ControlLink::is_ready);
+        let is_ready = self.control.as_ref().is_some_and(|control| control.session.is_ready());
         if is_ready { self.dial() } else { Progress::Idle }
     }
 

@@ -114,7 +114,7 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
         let mut link = self.0.borrow_mut();
         link.is_parked = true;
         if let Some(control) = &mut link.control {
-            control.park();
+            control.connection.park();
         }
         match &mut link.state {
             LinkState::Open { connections, .. } => {
@@ -333,7 +333,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 }
                 let mut session = self.dialer.session(&Opening {
                     link: self.number,
-                    control: self.control.as_ref().map(ControlLink::session),
+                    control: self.control.as_ref().map(|control| &control.session),
                     segment_len: connection.stream().segment_len(),
                     pool,
                     now,
