@@ -32,14 +32,13 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::warn;
 
 /// Saves the image of one volume's reservations, or of one disk's settings, to a file.
 pub struct StateFile {
     shared: Arc<FileState>,
-    writer: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Why saved state cannot be used.
@@ -110,8 +109,7 @@ impl StateFile {
         let last = file.current.0;
         let state = Mutex::new(WriterState { last, decided: last, file, ..WriterState::default() });
         let shared = FileState { paths, state, changed: Condvar::new() };
-        let file = StateFile { shared: Arc::new(shared), writer: Mutex::default() };
-        Ok((Arc::new(file), stored))
+        Ok((Arc::new(StateFile { shared: Arc::new(shared) }), stored))
     }
 
     /// The file's path.
@@ -204,15 +202,14 @@ fn generation_after(last: u64) -> u64 {
 
 impl SharedState for StateFile {
     fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.shared.state();
         state.last = generation_after(state.last);
         let generation = StateGeneration(state.last);
         state.queue.push_back(Proposal { expected, generation, image: image.to_vec() });
-        if writer.is_none() {
+        if !state.has_writer {
             let shared = self.shared.clone();
             match thread::Builder::new().name("state".to_owned()).spawn(move || shared.commit_all()) {
-                Ok(handle) => *writer = Some(handle),
+                Ok(_) => state.has_writer = true,
                 Err(error) => {
                     warn!("{}: cannot be saved: {error}", self.path().display());
                     state.queue.clear();
@@ -233,14 +230,15 @@ impl SharedState for StateFile {
 }
 
 impl Drop for StateFile {
+    /// Ends the writer without waiting for it: a core may drop the file, and a commit may hang. The
+    /// lock is released now, or after the last commit.
     fn drop(&mut self) {
-        self.shared.state().is_over = true;
-        self.shared.changed.notify_one();
-        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(writer) = writer.take() {
-            // The thread only exits; it has logged its errors.
-            let _ = writer.join();
+        let mut state = self.shared.state();
+        state.is_over = true;
+        if state.queue.is_empty() {
+            state.file = OwnedFile::default();
         }
+        self.shared.changed.notify_one();
     }
 }
 
@@ -260,6 +258,7 @@ struct WriterState {
     decided: u64,
     /// Proposals that were not committed, the latest [`MAX_REJECTED`].
     rejected: VecDeque<(StateGeneration, Commit)>,
+    has_writer: bool,
     is_over: bool,
     /// Taken while the writer commits.
     file: OwnedFile,
@@ -449,11 +448,19 @@ impl StatePaths {
     /// Locks the state against other processes.
     fn take_lock(&self, directory: &OpenDirectory) -> Result<File, StateError> {
         let lock = directory.create(&self.lock, OFlags::empty())?;
-        lock_exclusive(&lock).map_err(|error| match error.kind() {
-            ErrorKind::WouldBlock => StateError::Locked { path: self.lock.clone() },
-            _ => StateError::Io { path: self.lock.clone(), error },
-        })?;
-        Ok(lock)
+        let end = Instant::now() + LAST_COMMIT;
+        loop {
+            match lock_exclusive(&lock) {
+                Ok(()) => return Ok(lock),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                    return Err(StateError::Io { path: self.lock.clone(), error });
+                }
+                Err(_) if Instant::now() >= end => {
+                    return Err(StateError::Locked { path: self.lock.clone() });
+                }
+                Err(_) => thread::park_timeout(Duration::from_millis(10)),
+            }
+        }
     }
 }
 
@@ -644,6 +651,8 @@ const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
 /// The number of remembered proposals that were not committed; owners ask for their outcomes soon.
 const MAX_REJECTED: usize = 64;
+/// How long the lock is waited for: its last owner may have been dropped during a commit.
+const LAST_COMMIT: Duration = Duration::from_millis(500);
 /// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
 const MAX_FILE: u64 = 2 << 20;
 
@@ -907,6 +916,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_dropped_file_is_not_waited_for_while_it_commits() {
+        let (_dir, path) = kept();
+        let directory = path.parent().unwrap();
+        let (ours, _) = open(directory).unwrap();
+        let file = std::mem::take(&mut ours.shared.state().file);
+        ours.propose(StateGeneration(0), b"late");
+        while !ours.shared.state().queue.is_empty() {
+            thread::yield_now();
+        }
+        let begun = Instant::now();
+        drop(ours);
+        assert!(begun.elapsed() < LAST_COMMIT / 2, "it waits for the lock");
+        drop(file);
+        assert_eq!(open(directory).unwrap().1, b"second");
     }
 
     #[test]
