@@ -26,17 +26,27 @@ impl<T> Slab<T> {
     /// Inserts at a free index; the caller limits the number of values to less than 2^32.
     #[inline]
     pub fn insert(&mut self, value: T) -> usize {
-        if let Some(index) = self.free.pop()
-            && let Some(free) = self.slots.get_mut(index as usize)
-        {
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None => self.add_slot(),
+        };
+        // The only place that writes the value: with a second one it would be built on the stack and
+        // copied.
+        if let Some(free) = self.slots.get_mut(index) {
             *free = Some(value);
-            return index as usize;
         }
+        index
+    }
+
+    /// Adds a free index.
+    #[cold]
+    #[inline(never)]
+    fn add_slot(&mut self) -> usize {
         if self.slots.capacity() == 0 {
             // Not four at once: values may be large, and most connections idle.
             self.slots.reserve_exact(1);
         }
-        self.slots.push(Some(value));
+        self.slots.push(None);
         self.slots.len() - 1
     }
 

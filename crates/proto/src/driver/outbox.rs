@@ -204,12 +204,18 @@ impl Outbox {
             Some(OutboxPart::Head { end: last, .. }) if *last == start => *last = end,
             _ => {
                 if self.parts.capacity() == 0 {
-                    // Not four at once: most connections idle.
-                    self.parts.reserve_exact(1);
+                    self.reserve_first();
                 }
                 self.parts.push_back(OutboxPart::Head { start, end });
             }
         }
+    }
+
+    /// Not four parts at once, as a queue takes by itself: most connections idle.
+    #[cold]
+    #[inline(never)]
+    fn reserve_first(&mut self) {
+        self.parts.reserve_exact(1);
     }
 
     /// Reuses the space of sent heads. It moves the unsent rest only when that is amortized.

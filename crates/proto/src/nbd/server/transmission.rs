@@ -570,6 +570,13 @@ impl ServerTransmission {
     /// Takes memory from the pool for the payload that waits for it, if the pool has enough.
     #[inline]
     pub(super) fn take_memory(&mut self) {
+        if matches!(self.awaiting, AwaitedRequest::Memory(_) | AwaitedRequest::Pieces(_)) {
+            self.take_awaited_memory();
+        }
+    }
+
+    #[inline(never)]
+    fn take_awaited_memory(&mut self) {
         match &mut self.awaiting {
             AwaitedRequest::Memory(write) => {
                 let length = write.length as usize;
