@@ -69,7 +69,7 @@ pub(crate) struct AttachVolume {
     /// NSID or LUN; by default the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<u32>,
-    /// ANAGRPID; by default the last group, if any.
+    /// ANAGRPID; by default in no `ana_group`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ana_group: Option<u32>,
 }

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::process::dead_paths::look_at_all;
 use crate::process::poll::Poll;
 use crate::protocol::address::ApiListener;
-use crate::protocol::{Frontends, KeyError};
+use crate::protocol::{Frontends, KeyError, Protocol, by_name};
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
@@ -114,8 +114,9 @@ impl VolumeEntry {
         if !self.description.is_empty() {
             table.insert("description".to_owned(), self.description.clone().into());
         }
-        let words = self.protocols.clone().map(|words| words.into_iter().map(|word| word.replace('-', "_")));
-        let words = words.map(|words| words.map(toml::Value::from).collect::<Vec<_>>());
+        // A word that is no protocol is the name of a target.
+        let word = |word: &String| by_name(word).map_or_else(|| word.clone(), Protocol::key).into();
+        let words = self.protocols.as_ref().map(|words| words.iter().map(word).collect::<Vec<toml::Value>>());
         table.extend(words.map(|words| ("protocols".to_owned(), words.into())));
         table.extend(networks::value(&self.networks).map(|list| ("allow".to_owned(), list)));
         for (key, limits) in [("limits", &self.limits), ("client_limits", &self.client_limits)] {

@@ -320,6 +320,19 @@ impl ListenerAddress {
         self == other || is_same_socket()
     }
 
+    /// Whether a listener there prevents one at the other address: they have a port in common, and
+    /// the same address, or one of them has all addresses of the other one's family.
+    pub(crate) fn excludes(&self, other: &ListenerAddress) -> bool {
+        let excludes = |(own, other): (SocketAddr, SocketAddr)| {
+            let is_any = own.ip().is_unspecified() || other.ip().is_unspecified();
+            own.port() == other.port()
+                && own.port() != 0
+                && own.is_ipv4() == other.is_ipv4()
+                && (own.ip() == other.ip() || is_any)
+        };
+        self.tcp().zip(other.tcp()).is_some_and(excludes)
+    }
+
     /// The TCP address; `None` for a Unix socket or an interface.
     pub(crate) fn tcp(&self) -> Option<SocketAddr> {
         match self.socket()? {
@@ -379,6 +392,21 @@ mod tests {
             let address: ListenAddress = text.parse().unwrap();
             assert_eq!(address.resolve(10809).unwrap().to_string(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_listener_excludes_another_one_at_its_port_of_the_same_or_any_address() {
+        let excludes = |own: &str, other: &str| {
+            let [own, other] = [own, other].map(|text| ListenerAddress::of_tcp(text.parse().unwrap()));
+            assert_eq!(own.excludes(&other), other.excludes(&own), "{own} {other}");
+            own.excludes(&other)
+        };
+        assert!(excludes("127.0.0.1:5", "127.0.0.1:5") && excludes("127.0.0.1:5", "0.0.0.0:5"));
+        assert!(excludes("[::]:5", "[::1]:5"));
+        for other in ["127.0.0.1:6", "127.0.0.2:5", "[::1]:5", "[::]:5"] {
+            assert!(!excludes("127.0.0.1:5", other), "{other}");
+        }
+        assert!(!excludes("127.0.0.1:0", "127.0.0.1:0"), "the system chooses two ports");
     }
 
     #[test]

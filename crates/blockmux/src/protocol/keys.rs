@@ -27,4 +27,4 @@ pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
 }
 
 /// Ends of the keys whose values are paths.
-const PATHS: [&str; 4] = ["_file", "_state", "_certificates", "_psk"];
+const PATHS: [&str; 4] = ["_file", "aoe_state", "_certificates", "_psk"];

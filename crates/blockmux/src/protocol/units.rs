@@ -17,7 +17,7 @@ pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
 pub(crate) struct TargetPlace {
     /// LUN or NSID; `None` for the lowest free one.
     pub(crate) number: Option<u32>,
-    /// ANAGRPID; `None` for the last group, if there are any.
+    /// ANAGRPID; `None` for no configured group.
     pub(crate) ana_group: Option<u32>,
 }
 
@@ -39,9 +39,14 @@ impl LogicalUnits {
         Arc::new(LogicalUnits { exports: exports.clone(), created: Mutex::default() })
     }
 
-    /// Makes the media of these volumes removable. It has no effect on units that are in use.
+    /// Makes the media of these volumes removable, and those of all others fixed.
     pub(super) fn set_removable(&self, volumes: impl Iterator<Item = String>) {
-        self.created.lock().unwrap_or_else(PoisonError::into_inner).removable.extend(volumes);
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.removable = volumes.collect();
+        for (volume, unit) in &created.units {
+            let export = self.exports.get(*volume);
+            unit.set_removable(export.is_some_and(|export| created.removable.contains(&export.name)));
+        }
     }
 
     /// The unit of a volume; `None` if there is no such volume.

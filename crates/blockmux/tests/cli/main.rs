@@ -25,6 +25,7 @@ mod durability;
 mod examples;
 mod fencing;
 mod foreign_links;
+mod generated;
 mod hanging;
 mod hostile;
 mod identity;

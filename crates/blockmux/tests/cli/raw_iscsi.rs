@@ -24,20 +24,34 @@ impl RawIscsi {
         session
     }
 
+    /// Logs in to a target at an address; returns the status class and detail if it is refused.
+    pub(crate) fn try_login(address: &str, target: &str, initiator: &str) -> Result<RawIscsi, [u8; 2]> {
+        let keys = format!("InitiatorName={initiator}\0TargetName={target}\0SessionType=Normal\0");
+        RawIscsi::try_session(TcpStream::connect(address).unwrap(), &keys)
+    }
+
     /// Logs in for discovery.
     pub(crate) fn discover(socket: TcpStream, initiator: &str) -> RawIscsi {
         RawIscsi::begin_session(socket, &format!("InitiatorName={initiator}\0SessionType=Discovery\0"))
     }
 
     fn begin_session(socket: TcpStream, keys: &str) -> RawIscsi {
+        RawIscsi::try_session(socket, keys).unwrap_or_else(|status| panic!("refused: {status:?}"))
+    }
+
+    fn try_session(socket: TcpStream, keys: &str) -> Result<RawIscsi, [u8; 2]> {
         let mut session = RawIscsi { socket, lun: 0, itt: 0, stat_sn: 0 };
         let mut login = [0; 48];
         // Immediate; from operational negotiation to full feature; the ISID's type is "random".
         (login[0], login[1], login[8]) = (0x43, 0x87, 0x80);
         session.send(login, keys.as_bytes());
         let (head, _) = session.receive();
-        assert_eq!((head[0], head[1] & 0x83, head[36]), (0x23, 0x83, 0), "it is logged in");
-        session
+        assert_eq!(head[0], 0x23, "a login response");
+        if head[36] != 0 {
+            return Err([head[36], head[37]]);
+        }
+        assert_eq!(head[1] & 0x83, 0x83, "it is logged in");
+        Ok(session)
     }
 
     /// Sends a command; returns its status and data-in.

@@ -37,15 +37,46 @@ impl RawNvme {
 
     /// An enabled controller's first I/O queue, together with its admin queue.
     pub(crate) fn controller(url: &str, host: &str) -> [RawNvme; 2] {
-        let mut admin = RawNvme::admin(url, host).unwrap();
+        let admin = RawNvme::enabled(url, host).unwrap();
+        let queue = RawNvme::connect(admin.place.clone(), host, 1, admin.cntlid).unwrap();
+        [admin, queue]
+    }
+
+    /// The admin queue of an enabled controller, or the status that it is refused with.
+    pub(crate) fn enabled(url: &str, host: &str) -> Result<RawNvme, u16> {
+        let mut admin = RawNvme::admin(url, host)?;
         // Property Set of CC: EN, and entries of 64 and 16 bytes.
         let mut enable = admin.sqe(0x7f, 0);
         enable[44] = 0x14;
         enable[48..52].copy_from_slice(&0x46_0001_u32.to_le_bytes());
         admin.capsule(&enable, &[]);
         assert_eq!(admin.status(), Some(0));
-        let queue = RawNvme::connect(admin.place.clone(), host, 1, admin.cntlid).unwrap();
-        [admin, queue]
+        Ok(admin)
+    }
+
+    /// Executes an admin command that returns up to 4 KiB; returns the data, or its status.
+    pub(crate) fn admin_read(&mut self, opcode: u8, nsid: u32, cdw10: u32) -> Result<Vec<u8>, u16> {
+        let mut sqe = self.sqe(opcode, 0);
+        sqe[4..8].copy_from_slice(&nsid.to_le_bytes());
+        sqe[24..40].copy_from_slice(&sgl(4096, 0x5a));
+        sqe[40..44].copy_from_slice(&cdw10.to_le_bytes());
+        self.capsule(&sqe, &[]);
+        let mut data = Vec::new();
+        loop {
+            let pdu = self.pdu();
+            match (pdu[0], pdu[1] & 8) {
+                (5, _) if status(&pdu) == 0 => return Ok(data),
+                (5, _) => return Err(status(&pdu)),
+                // C2HData, with the flag that makes a response needless.
+                (7, success) => {
+                    data.extend(&pdu[usize::from(pdu[3])..]);
+                    if success != 0 {
+                        return Ok(data);
+                    }
+                }
+                (other, _) => panic!("a PDU of type {other}: {pdu:?}"),
+            }
+        }
     }
 
     /// The identifier of the queue's controller.

@@ -35,8 +35,9 @@ struct AnaGroupStates {
 }
 
 impl AnaGroups {
-    /// Creates these groups, and one more for all namespaces that are in none of them. Sets the
-    /// group of each namespace; a namespace in two groups belongs to the first.
+    /// Creates these groups, and one more, the last, for all namespaces that are in none of them,
+    /// now or later. Sets the group of each namespace; a namespace in two groups belongs to the
+    /// first.
     pub(crate) fn new<'a>(
         groups: Vec<AnaGroup>,
         ports: &[u16],
@@ -46,15 +47,13 @@ impl AnaGroups {
             return AnaGroups::default();
         }
         let rest = groups.iter().map(|group| group.id).max().unwrap_or(0).saturating_add(1);
-        let mut has_rest = false;
         for namespace in namespaces {
             let own = groups.iter().find(|group| group.namespaces.contains(&namespace.nsid));
-            has_rest |= own.is_none();
             namespace.ana_group = own.map_or(rest, |group| group.id);
         }
+        let rest = AnaGroupStates::new(rest, ports, &BTreeMap::new());
         let made = groups.iter().map(|group| AnaGroupStates::new(group.id, ports, &group.states));
-        let rest = has_rest.then(|| AnaGroupStates::new(rest, ports, &BTreeMap::new()));
-        let mut made: Vec<AnaGroupStates> = made.chain(rest).collect();
+        let mut made: Vec<AnaGroupStates> = made.chain([rest]).collect();
         made.sort_by_key(|group| group.id);
         AnaGroups { groups: made, changes: AtomicU64::new(0) }
     }
@@ -144,3 +143,33 @@ impl AnaGroupStates {
 
 /// Most ANA groups of one subsystem.
 pub const MAX_ANA_GROUPS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::VolumeId;
+    use crate::names::volume_uuid::VolumeUuid;
+    use crate::nvme::nqn::Nqn;
+    use crate::nvme::subsystem::Subsystem;
+    use crate::volume_state::VolumeState;
+    use blockmux_volume::MemVolume;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_namespace_that_is_attached_later_in_no_group_is_in_the_same_as_at_a_start() {
+        let namespace = |nsid: u32| {
+            let volume_state = VolumeState::new(Arc::new(MemVolume::new(1 << 20)));
+            let uuid = VolumeUuid::of_texts(&[&nsid.to_string()]);
+            Namespace::new(nsid, VolumeId(nsid), volume_state, false, uuid)
+        };
+        let [nqn, host] = ["nqn.a", "nqn.h"].map(|name| Nqn::new(name).unwrap());
+        for at_start in [1, 2] {
+            let own = (1..=at_start).map(namespace).collect();
+            let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states: BTreeMap::new() }];
+            let subsystem = Subsystem::new(nqn.clone(), "machine", own, Vec::new()).with_ana(groups, &[1]);
+            (at_start + 1..=2).for_each(|nsid| subsystem.attach(namespace(nsid), None).unwrap());
+            let view = subsystem.view(&host);
+            assert_eq!(view.iter().map(|own| own.ana_group).collect::<Vec<_>>(), [5, 6]);
+        }
+    }
+}

@@ -132,7 +132,7 @@ pub(crate) enum Request {
         target: String,
         /// NSID or LUN [default: the lowest free one]
         number: Option<u32>,
-        /// ANAGRPID [default: the last group, if any]
+        /// ANAGRPID [default: in no ana_group]
         #[arg(long, value_name = "N")]
         ana_group: Option<u32>,
     },

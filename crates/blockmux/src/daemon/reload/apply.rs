@@ -15,6 +15,7 @@ use crate::daemon::flush;
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::named_lock::{NamedGuard, WorkStep};
+use crate::daemon::opening::VolumeOpener;
 use crate::daemon::setup::{OpenedVolumes, Setup};
 use crate::data::layers;
 use crate::failure::Failure;
@@ -161,14 +162,12 @@ impl Reloader {
     ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
         let mut places = Vec::new();
         for (asked, listener) in self.places(config, setup).map_err(Failure::request)? {
-            let is_there = config
-                .listeners
-                .iter()
-                .any(|(_, own)| own.protocol.name == listener.protocol.name && own.place == listener.place);
-            places.push(if is_there {
+            places.push(if config.has_listener(&listener) {
                 PreparedListener::Stays(asked, listener)
             } else {
-                PreparedListener::New(Box::new(self.bind(config, setup, listener)?))
+                let inherited = self.inherited().take_for(&listener);
+                let bound = listen::bind(listener, setup.congestion.as_ref(), inherited)?;
+                PreparedListener::New(Box::new(bound))
             });
         }
         let listeners = places.iter().map(|place| match place {
@@ -217,38 +216,15 @@ impl Reloader {
         Ok(opened)
     }
 
-    /// Binds a listener at an address at which this daemon does not listen yet.
-    fn bind(
-        &self,
-        config: &RunningConfig,
-        setup: &Setup,
-        listener: PolicyListener,
-    ) -> Result<BoundListener, Failure> {
-        let conflicts = |(_, own): &&(ListenerAddress, PolicyListener)| {
-            let tcp = own.place.tcp().zip(listener.place.tcp());
-            tcp.is_some_and(|(own, new)| {
-                own.port() == new.port() && (own.ip().is_unspecified() || new.ip().is_unspecified())
-            })
-        };
-        let own = config.listeners.iter().find(conflicts).map(|(_, own)| own.place.to_string());
-        let place = listener.place.to_string();
-        let inherited = self.inherited().take_for(&listener);
-        listen::bind(listener, setup.congestion.as_ref(), inherited).map_err(|error| match own {
-            Some(own) => Failure::request(format!(
-                "cannot listen on {place} while this daemon listens on {own}; remove that listener, reload, then add this one"
-            )),
-            None => error,
-        })
-    }
-
-    /// Checks that a plan opens no file twice and loses no data that a user has not given up by a
-    /// command of its own.
+    /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not given
+    /// up by a command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
         for (name, _) in plan.steps.iter().filter(|(_, step)| step.closes()) {
             let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
         }
+        plan.conflict.clone().map_or(Ok(()), Err)?;
         // Comes last, because its advice is to remove the volume.
         plan.open_twice.clone().map_or(Ok(()), Err)
     }
@@ -320,7 +296,8 @@ impl Reloader {
         let live_protocols = self.live_protocols.get();
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
-        self.opener.set(Arc::new(setup.opener()));
+        // The opener asks the policy that volumes are added to.
+        self.opener.set(Arc::new(VolumeOpener { policy: self.policy.clone(), ..setup.opener() }));
         if let Some((own, new)) = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref()) {
             if own.borrow().tls.is_some() {
                 warnings.extend(setup.api.as_ref().and_then(|listener| plain_warning(listener, new)));
@@ -429,9 +406,10 @@ impl Reloader {
                 warnings.push(format!("volume `{}`: too many volumes; restart the daemon", named.name));
             }
         }
-        for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Describe) {
-            let found = self.exports.find(name).zip(desired.volume(name));
-            if let Some(((id, _), named)) = found {
+        // Also of volumes that are resized.
+        for (id, export) in self.exports.iter() {
+            let named = desired.volume(&export.name);
+            if let Some(named) = named.filter(|named| named.entry.description != export.description) {
                 self.exports.describe(id, &named.entry.description);
             }
         }

@@ -12,6 +12,8 @@
 
 mod apply;
 mod fragment;
+#[cfg(test)]
+mod generated;
 mod model;
 mod open_twice;
 mod plan;
@@ -131,6 +133,15 @@ struct RunningConfig {
     is_unsaved: bool,
     /// The listeners, each with its configured address.
     listeners: Vec<(ListenerAddress, PolicyListener)>,
+}
+
+impl RunningConfig {
+    /// Whether it has the listener, perhaps with other parameters.
+    fn has_listener(&self, listener: &PolicyListener) -> bool {
+        let is_it =
+            |own: &PolicyListener| own.protocol.name == listener.protocol.name && own.place == listener.place;
+        self.listeners.iter().any(|(_, own)| is_it(own))
+    }
 }
 
 /// The right to change the daemon; one change has it at a time.
@@ -593,15 +604,40 @@ impl Reloader {
         }
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
         let sessions = self.connection_limits.limit.sessions().list();
+        let conflicts = self.listener_conflicts(config, setup);
         let served = Served {
             targets_of: &|volume| self.targets_of(volume),
+            conflict: &|key, address| {
+                let mut all = conflicts.iter();
+                let own = all.find(|(new, _)| new.protocol.key() == key && new.place.to_string() == address);
+                own.map(|(_, why)| why.clone())
+            },
             withdraws: &|volume, listener| {
                 self.policy.serves_at(listener, volume) && !setup.policy.serves_at(listener, volume)
             },
         };
         let mut report = report(&schema, &changes, &steps, &sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
-        Plan { schema, changes, steps, open_twice, report }
+        report.next_start.extend(renamed(&config.running, desired, &steps));
+        let conflict = conflicts.into_iter().map(|(_, why)| why).next();
+        Plan { schema, changes, steps, open_twice, conflict, report }
+    }
+
+    /// The new listeners that cannot be bound because of those that run, each with the reason and
+    /// what to do.
+    fn listener_conflicts(&self, config: &RunningConfig, setup: &Setup) -> Vec<(PolicyListener, String)> {
+        let places = self.places(config, setup).unwrap_or_default().into_iter().map(|(_, listener)| listener);
+        let new = places.filter(|listener| !config.has_listener(listener));
+        let conflict = |new: PolicyListener| {
+            let mut own = config.listeners.iter().map(|(_, own)| own);
+            let own = own.find(|own| own.place.excludes(&new.place))?;
+            let why = format!(
+                "cannot listen on {} while this daemon listens on {}, for {}; remove that listener, reload, then add this one",
+                new.place, own.place, own.protocol.title
+            );
+            Some((new, why))
+        };
+        new.filter_map(conflict).collect()
     }
 
     /// Size in bytes of what a volume has in RAM, which is lost when it is closed; `None` if nobody
@@ -651,6 +687,8 @@ struct Plan {
     steps: Vec<(String, VolumeStep)>,
     /// Why a volume cannot be opened while another one is served.
     open_twice: Option<String>,
+    /// Why a listener cannot be bound while another one is.
+    conflict: Option<String>,
     report: PlanReport,
 }
 
@@ -664,6 +702,21 @@ impl Plan {
 /// The running frontend of a protocol.
 fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
+}
+
+/// The volumes that stay open and whose names become configured or generated ones, as lines of a
+/// report: the names of their targets change at the next start.
+fn renamed(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
+    let stays = |name: &str| !steps.iter().any(|(own, step)| own == name && step.opens());
+    let line = |after: &NamedVolume| {
+        let before = running.volume(&after.name).filter(|_| stays(&after.name))?;
+        match (&before.entry.name, &after.entry.name) {
+            (None, Some(name)) => Some(format!("+ volume {name}: name added")),
+            (Some(name), None) => Some(format!("- volume {name}: name removed")),
+            _ => None,
+        }
+    };
+    desired.volumes.iter().filter_map(line).collect()
 }
 
 /// How to resize a volume if the specs differ only in the size; `None` otherwise.

@@ -1,7 +1,7 @@
 //! The form of a config that is compared, exported and saved.
 
 use super::Plan;
-use super::plan::Schema;
+use super::plan::{ConfigChange, Schema};
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
@@ -73,6 +73,17 @@ impl Model {
         list.iter_mut().find(is_it)?.as_table_mut()
     }
 
+    /// A change as a config file has it: an added volume with a generated name has none there, so
+    /// that the names of its targets do not change.
+    pub(super) fn as_written(&self, mut change: ConfigChange) -> ConfigChange {
+        let is_unnamed = |name: &str| self.volume(name).is_some_and(|own| own.entry.name.is_none());
+        if matches!(change.of_volume(), Some((name, None)) if is_unnamed(name)) {
+            let entry = change.after.as_mut().and_then(Value::as_table_mut);
+            entry.into_iter().for_each(|entry| drop(entry.remove(VOLUMES.1)));
+        }
+        change
+    }
+
     /// The text of a config file with this config. Generated names of volumes are left out, so that
     /// the names of their targets do not change.
     pub(super) fn text(&self) -> String {
@@ -110,6 +121,10 @@ impl Model {
                 entry.read_only = if read_only { old.entry.read_only } else { entry.read_only };
                 entry.shared = if shared { old.entry.shared } else { entry.shared };
                 entry.uuid = if uuid { old.entry.uuid } else { entry.uuid };
+                // The names of the targets of a volume that stays open do not change.
+                if !plan.steps.iter().any(|(own, step)| *own == named.name && step.opens()) {
+                    entry.name.clone_from(&old.entry.name);
+                }
             }
         }
         model

@@ -58,16 +58,15 @@ pub(in crate::daemon) enum VolumeStep {
         /// Size of what is in RAM, in bytes.
         bytes: u64,
     },
-    /// Open a file or device that the daemon still serves, which a reload refuses.
-    OpenTwice,
-    /// Change its description or its protocols.
-    Describe,
+    /// Open or export what the daemon still serves, which a reload refuses, with the reason and
+    /// what to do.
+    Twice(&'static str),
 }
 
 impl VolumeStep {
     /// Whether it would close the volume that is served.
     pub(super) fn closes(self) -> bool {
-        matches!(self, VolumeStep::Remove | VolumeStep::Replace | VolumeStep::OpenTwice)
+        matches!(self, VolumeStep::Remove | VolumeStep::Replace | VolumeStep::Twice(_))
     }
 
     /// Whether it opens a volume.
@@ -306,12 +305,10 @@ pub(in crate::daemon) fn volume_steps(
             None => VolumeStep::Remove,
             Some("spec") if is_resize(name) => VolumeStep::Resize,
             Some("spec") => VolumeStep::Replace,
-            Some("description" | "protocols") => VolumeStep::Describe,
             Some(_) => continue,
         };
         match steps.iter_mut().find(|(own, _)| own == name) {
             Some((_, own)) if step == VolumeStep::Replace => *own = step,
-            Some((_, own)) if step == VolumeStep::Resize && *own == VolumeStep::Describe => *own = step,
             Some(_) => {}
             None => steps.push((name.to_owned(), step)),
         }
@@ -325,7 +322,7 @@ pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid"))) => {
             let is_opened =
-                |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::OpenTwice);
+                |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::Twice(_));
             !steps.iter().any(|(own, step)| own == name && is_opened(*step))
         }
         _ => false,
@@ -338,6 +335,9 @@ pub(in crate::daemon) struct Served<'a> {
     pub(in crate::daemon) targets_of: &'a dyn Fn(&str) -> Vec<String>,
     /// Whether the listener with this address will no longer export a volume by default.
     pub(in crate::daemon) withdraws: &'a dyn Fn(&str, &str) -> bool,
+    /// Why a new listener, given its key and address, cannot be bound while others are, and what to
+    /// do.
+    pub(in crate::daemon) conflict: &'a dyn Fn(&str, &str) -> Option<String>,
 }
 
 /// Describes all changes and the sessions that each of them affects.
@@ -358,11 +358,17 @@ pub(in crate::daemon) fn report(
                 format!("; refused: {}", would_lose_ram(name, bytes))
             }
             Some(VolumeStep::Replace) => "; removed and added as another disk".to_owned(),
-            Some(VolumeStep::OpenTwice) => format!("; refused: {OPEN_TWICE}"),
+            Some(VolumeStep::Twice(why)) => format!("; refused: {why}"),
             Some(VolumeStep::Shrink { now, size }) => {
                 format!("; refused: {}", ResizeError::WouldLose { now, size })
             }
-            _ => String::new(),
+            _ => match &change.path[..] {
+                [list, text] if schema.listeners.contains(list) && change.after.is_some() => {
+                    let conflict = (served.conflict)(list, ListenerEntry::address_of(text));
+                    conflict.map_or_else(String::new, |why| format!("; refused: {why}"))
+                }
+                _ => String::new(),
+            },
         };
         // The URL of a volume that is not open may be invalid.
         let line = masked(&(change.describe() + &note));
@@ -386,10 +392,6 @@ pub(in crate::daemon) fn would_lose_ram(name: &str, bytes: u64) -> String {
          'blockmux ctl remove {name}', with --force while it is in use, and reload then"
     )
 }
-
-/// Why a volume is not opened while another one has its file, and what to do.
-pub(super) const OPEN_TWICE: &str =
-    "one file cannot be open twice; remove the volume, reload, and add it again";
 
 /// Sessions in a message, at most [`SHOWN_SESSIONS`] of them.
 pub(in crate::daemon) fn named_sessions(sessions: &[String]) -> String {
@@ -428,7 +430,7 @@ fn affects(
         is_networks(&change.path) && !networks::admits(change.after.as_ref(), session.peer_ip());
     if let Some((name, key)) = change.of_volume() {
         let is_gone = key.is_none() && change.after.is_none();
-        let is_replaced = |step| matches!(step, VolumeStep::Replace | VolumeStep::OpenTwice);
+        let is_replaced = |step| matches!(step, VolumeStep::Replace | VolumeStep::Twice(_));
         let loses =
             |step| is_replaced(step) || matches!(step, VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
         let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
@@ -629,7 +631,7 @@ mod tests {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
             let targets_of = |volume: &str| if volume == "a" { vec!["iqn.b".to_owned()] } else { Vec::new() };
-            let served = Served { targets_of: &targets_of, withdraws: &|_, _| true };
+            let served = Served { targets_of: &targets_of, withdraws: &|_, _| true, conflict: &|_, _| None };
             let report = report(&schema(), &all, &steps, &sessions, &served);
             assert_eq!(report.changes.len(), 1, "{report:?}");
             let is_named = |peer: &&String| peer.contains(" of ");
@@ -685,7 +687,11 @@ mod tests {
         ];
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
-            let served = Served { targets_of: &|_| vec!["iqn.a".to_owned()], withdraws: &|_, _| false };
+            let served = Served {
+                targets_of: &|_| vec!["iqn.a".to_owned()],
+                withdraws: &|_, _| false,
+                conflict: &|_, _| None,
+            };
             let report = report(&schema(), &all, &[], &sessions, &served);
             let all = report.changes.iter().flat_map(|change| change.affected.clone());
             let short = |who: String| who.split(['.', ' ']).next_back().unwrap_or_default().to_owned();
@@ -711,7 +717,8 @@ mod tests {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
-            let served = Served { targets_of: &|_| Vec::new(), withdraws: &|_, _| false };
+            let served =
+                Served { targets_of: &|_| Vec::new(), withdraws: &|_, _| false, conflict: &|_, _| None };
             report(&schema(), &all, &steps, &[], &served).next_start
         };
         assert_eq!(next("cores = 1", "cores = 2"), ["~ cores: 1 -> 2"]);

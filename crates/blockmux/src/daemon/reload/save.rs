@@ -99,8 +99,8 @@ impl Reloader {
             return Err(text.to_owned().into());
         }
         let changes = diff(&schema, &file.table, &config.running.table);
-        let changes: Vec<ConfigChange> =
-            changes.into_iter().filter(|change| !schema.is_fixed(change)).collect();
+        let changes = changes.into_iter().filter(|change| !schema.is_fixed(change));
+        let changes: Vec<ConfigChange> = changes.map(|change| config.running.as_written(change)).collect();
         if changes.is_empty() {
             return Ok(None);
         }
@@ -469,12 +469,16 @@ fn replace_all<'a>(
     let prepared = files.map(prepare).collect::<Result<Vec<_>, String>>()?;
     begin()?;
     let mut replaced = Vec::new();
-    for (path, before, replacement) in prepared {
-        match replacement.commit() {
-            Ok(()) => replaced.push((path, before)),
+    for (path, before, mut replacement) in prepared {
+        let committed = replacement.commit();
+        if committed.is_ok() {
+            replaced.push((path, before));
+        }
+        match committed.and_then(|()| replacement.sync_directory()) {
+            Ok(()) => {}
             Err(error) => {
                 let put_back = |(path, before): &(&Path, &str)| {
-                    Replacement::prepare(path, before).and_then(Replacement::commit)
+                    Replacement::prepare(path, before).and_then(|mut own| own.commit())
                 };
                 let left = replaced.iter().filter(|file| put_back(file).is_err());
                 let left: Vec<_> = left.map(|(path, _)| path.display().to_string()).collect();
@@ -533,7 +537,8 @@ impl Replacement {
         Ok(replacement)
     }
 
-    fn commit(mut self) -> io::Result<()> {
+    /// Replaces the file. [`Replacement::sync_directory`] brings that to stable storage.
+    fn commit(&mut self) -> io::Result<()> {
         if !self.has_name {
             // If the process is killed between the next steps, the name stays: see
             // `remove_leftovers`.
@@ -543,6 +548,10 @@ impl Replacement {
         }
         fs::rename(&self.new_path, self.path.as_path())?;
         self.has_name = false;
+        Ok(())
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
         File::open(directory_of(&self.path))?.sync_all()
     }
 }
@@ -663,7 +672,7 @@ mod tests {
             if is_stale {
                 fs::write(&stale, "of a save that was killed").unwrap();
             }
-            let replacement = Replacement::prepare(&path, "after").unwrap();
+            let mut replacement = Replacement::prepare(&path, "after").unwrap();
             assert_eq!(names(), 1, "a crash now would leave no file");
             replacement.commit().unwrap();
             assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));

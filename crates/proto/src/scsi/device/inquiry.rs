@@ -19,8 +19,9 @@ pub(super) fn inquiry(cx: &mut CommandContext<'_>) -> TaskOutcome {
         return Err(Sense::in_cdb(2).into());
     }
     let identity = &cx.unit.unit.identity;
+    let removable = cx.unit.unit.read_state(|state| state.removable);
     let mut data = standard(DEVICE_TYPE_BLOCK);
-    data.removable = if identity.removable { RMB } else { 0 };
+    data.removable = if removable { RMB } else { 0 };
     data.t10_vendor_identification = identity.vendor;
     data.product_identification = identity.product;
     data.product_revision_level = identity.revision;

@@ -18,7 +18,7 @@ pub(super) fn start_stop_unit(cx: &mut CommandContext<'_>) -> TaskOutcome {
         cx.check_write_access()?;
     }
     if loej && !is_condition {
-        if !cx.unit.unit.identity.removable {
+        if !cx.unit.unit.read_state(|state| state.removable) {
             return Err(Sense::cdb_bit(4, 1).into());
         }
         move_medium(cx, start)?;
@@ -91,6 +91,20 @@ mod tests {
         client.run(&[0x12, 0, 0, 0, 96, 0]).good();
         client.run(&LOAD).good();
         client.run(&TUR).good();
+    }
+
+    #[test]
+    fn initiators_are_notified_when_a_medium_becomes_fixed_and_it_is_loaded() {
+        let bench = DeviceBench::removable();
+        let mut client = bench.client("a");
+        client.run(&EJECT).good();
+        bench.unit.set_removable(true);
+        assert_eq!(client.run(&TUR).check(), (2, 0x3a00));
+        bench.unit.set_removable(false);
+        assert_eq!(client.run(&TUR).check(), (6, 0x3f03));
+        client.run(&TUR).good();
+        assert_eq!(client.run(&[0x12, 0, 0, 0, 36, 0]).good()[1], 0);
+        assert_eq!(client.run(&EJECT).check(), (5, 0x2400));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct UnitIdentity {
     pub revision: [u8; 4],
     /// Unit serial number in ASCII, identical on every path to the volume and unique to it.
     pub serial: String,
-    /// The medium can be ejected and loaded (RMB of the INQUIRY data).
+    /// Initially, the medium can be ejected and loaded (RMB of the INQUIRY data).
     pub removable: bool,
     /// Writes are rejected even if the volume is writable.
     pub read_only: bool,
@@ -93,6 +93,8 @@ pub(super) struct UnitState {
     pub(super) sanitize: Option<Sanitize>,
     /// The last successful block erase.
     pub(super) erased: Option<EraseRecord>,
+    /// The medium can be ejected and loaded.
+    pub(super) removable: bool,
     /// The medium of a removable unit is ejected.
     pub(super) ejected: bool,
     /// RELATIVE TARGET PORT IDENTIFIERs of all ports of the unit, by port name.
@@ -128,13 +130,15 @@ impl LogicalUnit {
     /// A logical unit for a volume that other units and protocols may serve.
     #[must_use]
     pub fn over(identity: UnitIdentity, volume_state: &Arc<VolumeState>) -> Arc<LogicalUnit> {
+        let size = volume_state.volume().info().size;
+        let state = UnitState { size, removable: identity.removable, ..UnitState::default() };
         let unit = Arc::new(LogicalUnit {
             identity,
             volume_state: volume_state.clone(),
             generation: AtomicU64::new(0),
             tokens: Tokens::default(),
             background_callback: OnceLock::new(),
-            state: Mutex::new(UnitState { size: volume_state.volume().info().size, ..UnitState::default() }),
+            state: Mutex::new(state),
         });
         let watcher: Weak<LogicalUnit> = Arc::downgrade(&unit);
         volume_state.watch(watcher);
@@ -253,6 +257,18 @@ impl LogicalUnit {
                 nexus.abort_tasks();
                 nexus.establish_attention(Asc::I_T_NEXUS_LOSS_OCCURRED);
             }
+        });
+    }
+
+    /// Makes the medium removable or fixed, and notifies the initiators. A fixed medium is loaded.
+    pub fn set_removable(&self, removable: bool) {
+        if self.read_state(|state| state.removable) == removable {
+            return;
+        }
+        self.change(|state| {
+            state.removable = removable;
+            state.ejected &= removable;
+            state.establish_attention_for_all(None, Asc::INQUIRY_DATA_HAS_CHANGED);
         });
     }
 
