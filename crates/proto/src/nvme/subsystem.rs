@@ -328,12 +328,6 @@ impl Subsystem {
         self.hosts.read().secrets_of(host)
     }
 
-    /// Whether the ANA group exists.
-    #[must_use]
-    pub fn has_ana_group(&self, group: u32) -> bool {
-        self.ana.has(group)
-    }
-
     /// Sets the ANA state of a group at a port; hosts that connected through the port are notified.
     pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
         if self.ana.set(group, port, state) {

@@ -321,6 +321,11 @@ impl ConfiguredSubsystem {
         self.ana_groups.iter().find(|group| group.namespaces.contains(&nsid)).map(|group| group.id)
     }
 
+    /// Whether it has the ANA group.
+    pub(super) fn has_ana_group(&self, id: u32) -> bool {
+        self.ana_groups.iter().any(|group| group.id == id)
+    }
+
     /// The keys and visible namespaces of a listed host.
     pub(super) fn host_keys(&self, host: &Nqn) -> HostKeys {
         let (namespaces, secrets) = (self.masks.get(host).cloned(), self.secrets.get(host).cloned());

@@ -393,7 +393,9 @@ impl LiveFrontend for LiveSubsystems {
                 return Ok(Some(format!("reloaded the key files of {hosts}")));
             }
             NvmeCtlCommand::Ana { group, state, at, .. } => {
-                if !subsystem.has_ana_group(group) {
+                // A config has no key for the group of the namespaces that are in none.
+                let own = self.state().configured.get(&subsystem.nqn).map(|own| own.has_ana_group(group));
+                if own != Some(true) {
                     return Err(format!("{target}: has no ana_group {group}; add it in the config file"));
                 }
                 let ports = self.state().ports.clone();

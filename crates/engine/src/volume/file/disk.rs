@@ -105,7 +105,8 @@ impl Disk {
             let changed = self.file.set_len(size).and_then(|()| self.file.sync_all());
             if let Err(error) = changed {
                 match self.own_len() {
-                    Ok(now) if now == len => self.extent.set(was, was.min(len)),
+                    // Also a file that has become longer is served as before.
+                    Ok(now) if now >= len => self.extent.set(was, was.min(now)),
                     _ => drop(self.take_own_size()),
                 }
                 return Err(failed("resize")(error));
