@@ -35,6 +35,7 @@ const PEERS: &[Peer] = &[
     peer("istgt", "istgt", "iSCSI initiator interop with istgt"),
     peer("vblade", "vblade", "AoE initiator interop with vblade"),
     peer("ip", "iproute2", "AoE interop, which needs network namespaces"),
+    peer("strace", "strace", "failures and crashes at each system call of a reload or a save"),
     peer("fio", "fio", "NBD interop with fio's nbd engine, verified data"),
     peer("tshark", "tshark", "decoding of AoE and iWARP by tshark"),
     peer("chromium", "chromium", "the report page and the live page in a browser"),

@@ -17,6 +17,7 @@ mod config;
 mod connection_places;
 mod control;
 mod copy;
+mod crash;
 mod daemon;
 mod data_loss;
 mod device_flush;

@@ -311,13 +311,15 @@ impl Listener {
             std::fs::remove_file(path)?;
         }
         socket.bind(&place.to_sock_addr()?)?;
-        socket.listen(BACKLOG)?;
         let (address, file) = match asked {
             Address::Tcp(_) => (socket.local_addr()?.as_socket().map(Address::Tcp), None),
             Address::Unix(_) => (None, anchor.as_ref().and_then(|at| file_at(at.as_path()))),
         };
         let address = address.unwrap_or_else(|| asked.clone());
-        Ok(Listener { socket, address, file, is_handed_over: Arc::default() })
+        // From here on the file of a Unix socket is removed with it.
+        let listener = Listener { socket, address, file, is_handed_over: Arc::default() };
+        listener.socket.listen(BACKLOG)?;
+        Ok(listener)
     }
 
     /// Takes over a listening socket of another process. The file of a Unix socket is kept when the
