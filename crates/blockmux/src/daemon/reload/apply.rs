@@ -216,8 +216,8 @@ impl Reloader {
         Ok(opened)
     }
 
-    /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not given
-    /// up by a command of its own.
+    /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not
+    /// given up by a command of its own.
     fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
         for (name, _) in plan.steps.iter().filter(|(_, step)| step.closes()) {
