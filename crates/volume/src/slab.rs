@@ -30,8 +30,8 @@ impl<T> Slab<T> {
             Some(index) => index as usize,
             None => self.add_slot(),
         };
-        // The only place that writes the value: with a second one it would be built on the stack and
-        // copied.
+        // The only place that writes the value: with a second one it would be built on the stack
+        // and copied.
         if let Some(free) = self.slots.get_mut(index) {
             *free = Some(value);
         }
