@@ -20,3 +20,4 @@ pub mod nvme;
 pub mod nvmeof;
 pub mod scsi;
 pub mod srp;
+pub mod ublk;
