@@ -11,11 +11,9 @@ mod api;
 mod blocking_work;
 mod check;
 mod claim;
-mod command;
 mod config;
 mod config_audit;
 mod control;
-mod flush;
 mod identity;
 mod idle;
 mod inherited;
@@ -24,7 +22,6 @@ mod named_lock;
 mod offer;
 mod opening;
 mod reload;
-mod service_manager;
 mod setup;
 mod shutdown;
 mod sizes;
@@ -37,13 +34,16 @@ pub(crate) use self::check::{CheckArgs, run as check};
 
 use crate::api::ControlPath;
 use crate::failure::{Failure, cores_cannot_start};
+use crate::process::command::{self, RunningCommand};
 use crate::process::machine::memory_bytes;
 use crate::process::poll::Poll;
 use crate::process::privileges::{self, ServiceUser};
+use crate::process::service_manager::{self, Watchdog};
 use crate::process::signals;
 use crate::process::stdout::print;
 use crate::protocol::Frontends;
 use crate::protocol::address::ApiListener;
+use crate::volume_kinds::flush;
 use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
@@ -52,13 +52,11 @@ use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
-use command::RunningCommand;
 use config::VolumeEntry;
 use control::{ConnectionLimits, ControlServer};
 use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use service_manager::Watchdog;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
 use std::io;
@@ -325,7 +323,11 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let reloads = ReloadRequests::start(&reloader)?;
     let status = match command {
         Some(command) => {
-            let running = RunningCommand::start(&command, &announcement, &sender)?;
+            let ended = sender.clone();
+            let running = RunningCommand::start(&command, announcement.environment(), move |status| {
+                // The receiver is gone if the daemon stops for another reason.
+                let _ = ended.send(DaemonEvent::CommandEnded(status));
+            })?;
             wait(&events, Some(&running), &reloader, &reloads)
         }
         None => {
@@ -333,7 +335,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
                 warn!("{line}");
             }
             print(if json { announcement.json()? } else { announcement.text(detail) })?;
-            service_manager::ready(exports.iter().count());
+            let volumes = exports.iter().count();
+            let plural = if volumes == 1 { "" } else { "s" };
+            service_manager::ready(&format!("serving {volumes} volume{plural}"));
             if let Some(takeover) = takeover {
                 takeover.end();
             }

@@ -1,5 +1,7 @@
-//! The process: its log, privileges, signals, files and machine.
+//! The process: its log, privileges, signals, service manager, files and machine, and the command
+//! that it runs.
 
+pub(crate) mod command;
 pub(crate) mod dead_paths;
 pub(crate) mod log;
 pub(crate) mod machine;
@@ -7,5 +9,6 @@ pub(crate) mod poll;
 pub(crate) mod privileges;
 pub(crate) mod regular;
 pub(crate) mod retry;
+pub(crate) mod service_manager;
 pub(crate) mod signals;
 pub(crate) mod stdout;

@@ -1,5 +1,6 @@
-//! Opens the volumes of all kinds of specs.
+//! Opens the volumes of all kinds of specs, and flushes them.
 
+pub(crate) mod flush;
 pub(crate) mod image_format;
 pub(crate) mod open;
 mod records;

@@ -2,10 +2,11 @@
 //! new process is ready.
 
 use super::wire::{Offer, SessionOffer, TakeoverConnection, TakeoverMessage};
+use crate::daemon::DaemonEvent;
 use crate::daemon::offer::{DaemonOffer, OfferedListener};
 use crate::daemon::reload::Reloader;
-use crate::daemon::{DaemonEvent, flush};
 use crate::failure::Failure;
+use crate::volume_kinds::flush;
 use blockmux_engine::net::socket::ListenerHandle;
 use blockmux_engine::serve::handover::SessionHandover;
 use blockmux_proto::exports::Exports;

@@ -10,14 +10,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{debug, error};
 
-/// Notifies the service manager that the daemon accepts connections.
-pub(super) fn ready(volumes: usize) {
-    let status = format!("serving {volumes} {}", if volumes == 1 { "volume" } else { "volumes" });
-    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+/// Notifies the service manager that the process does what it is for, and what that is.
+pub(crate) fn ready(status: &str) {
+    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// Notifies the service manager that the daemon is stopping.
-pub(super) fn stopping() {
+/// Notifies the service manager that the process is stopping.
+pub(crate) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
@@ -30,7 +29,7 @@ fn notify(states: &[NotifyState<'_>]) {
 /// Notifies the service manager regularly while all cores run tasks (`WatchdogSec=`). If a core
 /// does not respond, the notification is omitted and the service manager restarts the daemon.
 /// Dropping it ends its thread.
-pub(super) struct Watchdog {
+pub(crate) struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,7 +39,7 @@ impl Watchdog {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub(super) fn start(cores: Vec<Inbox>) -> Result<Option<Watchdog>, Failure> {
+    pub(crate) fn start(cores: Vec<Inbox>) -> Result<Option<Watchdog>, Failure> {
         let Some(timeout) = sd_notify::watchdog_enabled() else { return Ok(None) };
         let interval = (timeout / 2).max(MIN_INTERVAL);
         let (stop, stopped) = mpsc::channel();

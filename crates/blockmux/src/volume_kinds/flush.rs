@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// If a flush fails or times out; the message names each of these volumes.
-pub(super) fn all(exports: &Exports) -> Result<(), Failure> {
+pub(crate) fn all(exports: &Exports) -> Result<(), Failure> {
     each(&exports.iter().map(|(_, export)| export).collect::<Vec<_>>())
 }
 
@@ -27,7 +27,7 @@ pub(super) fn all(exports: &Exports) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If a flush fails or times out; the message names each of these volumes.
-pub(super) fn each(exports: &[Arc<Export>]) -> Result<(), Failure> {
+pub(crate) fn each(exports: &[Arc<Export>]) -> Result<(), Failure> {
     let written = exports.iter().filter(|export| !export.volume.info().read_only);
     let mut all: Vec<_> = written.map(|export| VolumeFlush::new(export.clone())).collect();
     let (deadline, (sender, results)) = (Instant::now() + TIMEOUT, mpsc::channel());
