@@ -6,6 +6,7 @@
 
 mod access;
 mod api;
+mod attach;
 mod cli;
 mod daemon;
 mod data;
@@ -60,6 +61,8 @@ struct Cli {
 enum Command {
     /// Export volumes over the network until stopped
     Serve(Box<daemon::ServeArgs>),
+    /// Attach a volume to this machine as a block device, until stopped
+    Attach(Box<attach::AttachArgs>),
     /// Check a config file of `serve`
     Check(daemon::CheckArgs),
     /// Copy a volume to another; keep holes
@@ -89,6 +92,7 @@ impl Command {
     fn run(self, is_verbose: bool) -> Result<ExitCode, Failure> {
         match self {
             Command::Serve(args) => daemon::run(*args, is_verbose),
+            Command::Attach(args) => attach::run(&args),
             Command::Check(args) => daemon::check(args).map(|()| ExitCode::SUCCESS),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
@@ -146,7 +150,11 @@ fn on_no_command(error: &clap::Error) -> ExitCode {
 }
 
 fn start_log(cli: &Cli) -> io::Result<Log> {
-    let is_daemon = matches!(&cli.command, Command::Serve(args) if args.is_daemon());
+    let is_daemon = match &cli.command {
+        Command::Serve(args) => args.is_daemon(),
+        Command::Attach(args) => args.is_daemon(),
+        _ => false,
+    };
     let log = Log::start(cli.log_format, is_daemon)?;
     let filter = levels::filter(cli.log.clone().unwrap_or_default(), cli.verbose, is_daemon);
     tracing_subscriber::registry().with(filter).with(log.clone()).init();

@@ -24,13 +24,15 @@
 //! | `fabric` | queue pairs for sessions over RDMA |
 //! | [`volume`] | files and block devices; state that survives a restart |
 //! | [`serve`] | targets: listeners, connections, channels, limits, the audit log |
+//! | [`attach`] | volumes as disks of this machine |
 //! | [`remote`] | remote volumes: links that connect, retry and replay |
 //! | [`protocol`] | the target and the initiator of each protocol |
 //! | `sim` | the simulator, for tests |
 //!
 //! Unsafe code is in [`sys`], [`sys::memory`], [`crate::core::ring`], `volume::file::kernel`,
-//! `net::frames::kernel` and `net::frames::ring` alone.
+//! `net::frames::kernel`, `net::frames::ring` and `attach::ublk::kernel` alone.
 
+pub mod attach;
 pub mod carrier;
 pub mod core;
 pub mod fabric;

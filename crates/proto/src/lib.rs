@@ -23,6 +23,7 @@ mod slots;
 pub mod srp;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod ublk;
 pub mod volume_state;
 
 pub use volume_state::exports;

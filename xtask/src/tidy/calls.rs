@@ -29,6 +29,7 @@ const BANS: &[BannedWords] = &[
             ("crates/tls/src/pipe.rs", "the callbacks of a library in C"),
             ("crates/engine/src/net/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/net/frames/ring", "frames in memory that is shared with the kernel"),
+            ("crates/engine/src/attach/ublk/kernel", "commands, descriptors and copies of the ublk driver"),
             ("crates/engine/src/volume/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

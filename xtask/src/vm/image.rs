@@ -62,6 +62,7 @@ const MODULES: &[&str] = &[
     "gcm",
     "ghash_generic",
     "aoe",
+    "ublk_drv",
     "tcp_diag",
     "ib_iser",
     "ib_isert",

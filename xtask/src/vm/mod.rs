@@ -60,13 +60,12 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         lines.extend(with_tlshd.map(|script| format!("skipped: {script} (no {program})")));
     }
     let programs = target_directory(root).join("debug");
-    let in_guest = scripts.iter().any(|script| script.starts_with(IN_GUEST));
+    let in_guest = scripts.iter().any(|script| is_in_guest(script));
     if let Some(program) = in_guest.then_some("strip").filter(|program| find(program).is_none()) {
-        let in_guest = scripts.extract_if(.., |script| script.starts_with(IN_GUEST));
+        let in_guest = scripts.extract_if(.., |script| is_in_guest(script));
         lines.extend(in_guest.map(|script| format!("skipped: {script} (no {program})")));
     }
-    let blockmux =
-        scripts.iter().any(|script| script.starts_with(IN_GUEST)).then(|| programs.join("blockmux"));
+    let blockmux = scripts.iter().any(|script| is_in_guest(script)).then(|| programs.join("blockmux"));
     let image = place.join("image.cpio");
     image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), blockmux.as_deref(), &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
@@ -137,6 +136,10 @@ fn missing() -> Option<String> {
     })
 }
 
+fn is_in_guest(script: &str) -> bool {
+    IN_GUEST.iter().any(|prefix| script.starts_with(prefix))
+}
+
 fn needs_siw(script: &str) -> bool {
     OVER_SIW.iter().any(|name| script.contains(name))
 }
@@ -148,9 +151,9 @@ const LIBRARY: &str = "lib.sh";
 const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
-/// Name prefix of scripts that run Blockmux in the guest, because this machine's kernel may lack
-/// TLS.
-const IN_GUEST: &str = "ktls";
+/// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
+/// TLS or ublk.
+const IN_GUEST: &[&str] = &["attach", "ktls"];
 /// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];

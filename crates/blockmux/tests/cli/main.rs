@@ -9,6 +9,7 @@ mod aliases;
 mod allow;
 mod aoe_interop;
 mod api;
+mod attach;
 mod audit;
 mod bad_input;
 mod bench;

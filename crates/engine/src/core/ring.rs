@@ -188,6 +188,18 @@ impl Registration {
         unsafe { self.push_as(entry, token, true) }
     }
 
+    /// Pushes a command to a driver that names no memory, and may stay there for ever: a driver's
+    /// next request ends it. Dropping the ring does not wait for it.
+    ///
+    /// # Safety
+    /// `entry` must name no memory. Its descriptor must stay valid until the completer is notified
+    /// of `token`, as what the completer owns does.
+    #[inline]
+    pub unsafe fn push_command(&self, entry: squeue::Entry, token: u32) {
+        // SAFETY: as the caller promised.
+        unsafe { self.push_as(entry, token, false) }
+    }
+
     /// Cancels the I/O submitted as `token`, best effort; it completes in any case.
     pub fn cancel(&self, token: u32) {
         let target = pack(self.index, true, token);

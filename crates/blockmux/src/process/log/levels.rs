@@ -28,6 +28,7 @@ static AREAS: [Area; 5] = [
     Area {
         name: "protocol",
         targets: &[
+            "blockmux_engine::attach",
             "blockmux_engine::protocol",
             "blockmux_engine::carrier::connection",
             "blockmux_engine::net::frames",
@@ -55,7 +56,7 @@ static AREAS: [Area; 5] = [
             "blockmux_engine::volume::state",
         ],
     },
-    Area { name: "control", targets: &["blockmux::daemon"] },
+    Area { name: "control", targets: &["blockmux::attach", "blockmux::daemon"] },
 ];
 
 /// The name of the area that a tracing target belongs to.

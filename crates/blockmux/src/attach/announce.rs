@@ -1,0 +1,89 @@
+//! What `attach` tells about a disk when it is ready.
+
+use crate::output::{both_sizes, printable};
+use blockmux_engine::attach::ublk::{AttachedAs, UblkDisk};
+use blockmux_volume::{Spec, VolumeInfo};
+use serde_json::{Value, json};
+
+/// A disk that is ready.
+pub(super) struct DiskAnnouncement {
+    device: String,
+    volume: String,
+    size: u64,
+    logical_block: u32,
+    read_only: bool,
+    is_recovered: bool,
+}
+
+impl DiskAnnouncement {
+    pub(super) fn new(spec: &Spec, info: &VolumeInfo, disk: &UblkDisk) -> DiskAnnouncement {
+        DiskAnnouncement {
+            device: disk.path().display().to_string(),
+            volume: spec.to_string(),
+            size: info.size,
+            logical_block: info.logical_block,
+            read_only: info.read_only,
+            is_recovered: disk.attached_as() == AttachedAs::Recovered,
+        }
+    }
+
+    /// One line that begins with the path of the disk.
+    pub(super) fn text(&self) -> String {
+        let DiskAnnouncement { device, volume, logical_block, .. } = self;
+        let (volume, size) = (printable(volume), both_sizes(self.size));
+        let access = if self.read_only { ", read-only" } else { "" };
+        let recovered = if self.is_recovered { ", recovered" } else { "" };
+        format!("{device}  {volume}: {size}, blocks of {logical_block}{access}, by ublk{recovered}")
+    }
+
+    /// One JSON object.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "device": self.device,
+            "volume": self.volume,
+            "via": "ublk",
+            "size": self.size,
+            "logical_block": self.logical_block,
+            "read_only": self.read_only,
+            "recovered": self.is_recovered,
+        })
+    }
+
+    /// Environment variables for the command of `--run`.
+    pub(super) fn environment(&self) -> Vec<(String, String)> {
+        ["BLOCKMUX_DEVICE", "device"].map(|name| (name.to_owned(), self.device.clone())).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn announcement() -> DiskAnnouncement {
+        DiskAnnouncement {
+            device: "/dev/ublkb0".to_owned(),
+            volume: "mem:1g".to_owned(),
+            size: 1 << 30,
+            logical_block: 512,
+            read_only: false,
+            is_recovered: true,
+        }
+    }
+
+    #[test]
+    fn the_line_begins_with_the_path_of_the_disk() {
+        let text = announcement().text();
+        assert!(text.starts_with("/dev/ublkb0  mem:1g: "), "{text}");
+        assert!(text.ends_with(", blocks of 512, by ublk, recovered"), "{text}");
+        let text = DiskAnnouncement { read_only: true, is_recovered: false, ..announcement() }.text();
+        assert!(text.ends_with(", blocks of 512, read-only, by ublk"), "{text}");
+    }
+
+    #[test]
+    fn a_command_finds_the_disk_in_its_environment_and_a_program_in_json() {
+        let environment = announcement().environment();
+        assert!(environment.contains(&("device".to_owned(), "/dev/ublkb0".to_owned())));
+        let object = announcement().json();
+        assert_eq!((&object["device"], &object["recovered"]), (&"/dev/ublkb0".into(), &true.into()));
+    }
+}

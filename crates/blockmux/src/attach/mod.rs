@@ -1,0 +1,261 @@
+//! `blockmux attach`: a volume as a disk of this machine, until the process is stopped.
+//!
+//! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
+//! that is in use stays, and a second signal removes it by force; so does a signal while the
+//! removal waits for a volume that does not answer. A process that is killed leaves the disk, and
+//! the next
+//! `attach` of the volume goes on with it.
+
+mod announce;
+mod detach;
+mod probe;
+
+use crate::failure::{Failure, cores_cannot_start};
+use crate::process::command::{self, RunningCommand};
+use crate::process::poll::Poll;
+use crate::process::service_manager;
+use crate::process::signals;
+use crate::process::stdout::{print, print_json};
+use crate::volume_kinds::flush;
+use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
+use announce::DiskAnnouncement;
+use blockmux_engine::attach::ublk::{self, DiskOptions, UblkDisk};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::sys::allowed_cpus;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
+use blockmux_volume::Spec;
+use detach::{Detaching, Removed};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+use tracing::info;
+
+/// Arguments of `blockmux attach`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AttachArgs {
+    /// A volume or a URL
+    #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget"])]
+    volume: Option<Spec>,
+    /// How to attach it: ublk (a block device) [default: the best that this machine has]
+    #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
+    via: Option<Way>,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Run a shell command with the disk in its environment, and detach when it ends
+    #[arg(long, value_name = "CMD")]
+    run: Option<String>,
+    /// Number of threads, each with a queue of the disk [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    cores: Option<NonZeroUsize>,
+    /// Maximum number of requests in flight on each queue
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    iodepth: u16,
+    /// Polling of idle cores: adaptive (briefly, then sleep), always (use whole CPUs) or never
+    /// (sleep at once) [default: adaptive]
+    #[arg(long, value_enum, hide_possible_values = true)]
+    poll: Option<Poll>,
+    /// When ready, print one JSON object instead of text
+    #[arg(long, conflicts_with = "run")]
+    json: bool,
+    /// Print which ways of attaching this machine has, and why it lacks the others
+    #[arg(long, conflicts_with_all = ["volume", "via", "read_only", "run", "forget"])]
+    probe: bool,
+    /// Remove a disk that a process that has ended has left; what waits for it fails
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["volume", "via", "read_only", "run", "json"])]
+    forget: Option<PathBuf>,
+}
+
+/// A way to attach a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    /// A block device by ublk, Linux's driver of block devices in user space.
+    Ublk,
+}
+
+impl AttachArgs {
+    /// Whether the process serves a disk until it is stopped.
+    pub(crate) fn is_daemon(&self) -> bool {
+        self.volume.is_some() && self.run.is_none()
+    }
+}
+
+/// What the main thread waits for while the disk is attached.
+enum AttachEvent {
+    /// A signal asks to detach.
+    Signal,
+    /// The command of `--run` ended.
+    CommandEnded(std::io::Result<std::process::ExitStatus>),
+    /// An attempt to remove the disk has ended.
+    Removed(Removed),
+}
+
+/// Attaches a volume until a signal or the end of the command of `--run`.
+pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
+    if args.probe {
+        return probe::run(args.json);
+    }
+    if let Some(device) = &args.forget {
+        return ublk::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
+    }
+    let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
+    let Way::Ublk = args.via.unwrap_or(Way::Ublk);
+    // Opening a volume may create a file.
+    ublk::driver_features().map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+    let opened = open_volume(spec, args.read_only)?;
+    let cores = start_cores(args)?;
+    let options = disk_options(args, &cores, &opened);
+    let info = opened.volume.info();
+    let export = Export {
+        name: spec.to_string(),
+        description: String::new(),
+        read_only: info.read_only,
+        volume: opened.volume,
+    };
+    let exports = Exports::new(vec![export]);
+    let (sender, events) = mpsc::channel();
+    // Every signal is an event: a disk that is in use outlives the first. Until now one ends the
+    // process at once.
+    signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
+        .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
+    let disk = UblkDisk::attach(&cores, &exports, VolumeId(0), options)
+        .map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+    let announcement = DiskAnnouncement::new(spec, &info, &disk);
+    let (running, failed) = match announce(args, &announcement, &sender) {
+        Ok(running) => (running, None),
+        Err(failure) => {
+            let _ = sender.send(AttachEvent::Signal);
+            (None, Some(failure))
+        }
+    };
+    let status = wait(&events, running.as_ref(), Detaching::new(disk, sender));
+    service_manager::stopping();
+    cores.stop(END_TIMEOUT);
+    let status = status?;
+    flush::all(&exports)?;
+    failed.map_or(Ok(status), Err)
+}
+
+/// Tells that the disk is ready, or starts the command of `--run` with it.
+fn announce(
+    args: &AttachArgs,
+    announcement: &DiskAnnouncement,
+    events: &Sender<AttachEvent>,
+) -> Result<Option<RunningCommand>, Failure> {
+    let running = match &args.run {
+        Some(command) => {
+            let ended = events.clone();
+            let on_end = move |status| {
+                // The receiver is gone if the process ends for another reason.
+                let _ = ended.send(AttachEvent::CommandEnded(status));
+            };
+            Some(RunningCommand::start(command, announcement.environment(), on_end)?)
+        }
+        None => {
+            match args.json {
+                true => print_json(&announcement.json())?,
+                false => print(announcement.text())?,
+            }
+            None
+        }
+    };
+    service_manager::ready(&announcement.text());
+    Ok(running)
+}
+
+/// Handles events until the disk is removed; returns the exit status.
+fn wait(
+    events: &Receiver<AttachEvent>,
+    running: Option<&RunningCommand>,
+    mut detaching: Detaching,
+) -> Result<ExitCode, Failure> {
+    let mut status = Ok(ExitCode::SUCCESS);
+    let mut has_ended = running.is_none();
+    loop {
+        let event = match detaching.is_silent() {
+            true => events.recv_timeout(LONG_FLUSH),
+            false => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Err(RecvTimeoutError::Timeout) => detaching.warn_of_flush(),
+            Ok(AttachEvent::Signal) if !has_ended => {
+                if let Some(running) = running {
+                    running.terminate();
+                }
+                // The next signal does not wait for the command.
+                has_ended = true;
+            }
+            Ok(AttachEvent::CommandEnded(ended)) => {
+                (status, has_ended) = (command::exit_code(ended), true);
+                detaching.begin()?;
+            }
+            Ok(AttachEvent::Signal) => detaching.begin()?,
+            Ok(AttachEvent::Removed(removed)) => {
+                if detaching.on_removed(removed)? {
+                    return status;
+                }
+            }
+            // This thread has a sender itself.
+            Err(RecvTimeoutError::Disconnected) => return status,
+        }
+    }
+}
+
+fn open_volume(spec: &Spec, read_only: bool) -> Result<Opened, Failure> {
+    let access = if read_only { Access::Read } else { Access::Either };
+    let opened = open::open(spec, Use { populate: Populate::Behind, ..Use::briefly(access) })?;
+    match opened.volume.info().size {
+        0 => Err(Failure::request(format!("{spec}: is empty; attach a volume with at least one block"))),
+        _ => Ok(opened),
+    }
+}
+
+fn start_cores(args: &AttachArgs) -> Result<Cores, Failure> {
+    let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
+    let count = args.cores.map_or(cpus, NonZeroUsize::get).min(MAX_CORES);
+    let policy = args.poll.unwrap_or(Poll::Adaptive).into();
+    let config = CoresConfig { count, policy, ..CoresConfig::default() };
+    Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
+}
+
+fn disk_options(args: &AttachArgs, cores: &Cores, opened: &Opened) -> DiskOptions {
+    let data = opened.data.as_ref().and_then(|data| {
+        let hash = VolumeUuid::of_texts(&["attached disk", &data.key]).to_bytes();
+        let (number, _) = hash.split_first_chunk()?;
+        NonZeroU64::new(u64::from_be_bytes(*number))
+    });
+    if data.is_none() {
+        info!("the disk does not outlive this process: its volume does not");
+    }
+    DiskOptions { queues: cores.count() as u16, depth: args.iodepth, data }
+}
+
+/// Maximum number of cores.
+const MAX_CORES: usize = 64;
+/// A flush that takes longer is worth a message.
+const LONG_FLUSH: Duration = Duration::from_secs(2);
+/// Timeout for closing sessions with servers.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "\
+The disk's path is printed once the disk can be read, and is $device for the
+command of --run. SIGTERM or SIGINT flushes and removes the disk. While it is in
+use, as by a mounted file system, it stays; a second signal removes it by force.
+
+If the process is killed, the disk stays and requests wait. `blockmux attach` of
+the same volume goes on with the disk, without an I/O error. Disks of volumes
+whose data is lost with the process, as mem:, are removed.
+
+ublk needs root and Linux 6.5 or newer with the module ublk_drv.
+
+Examples:
+  blockmux attach nvme+tcp://192.0.2.7/nqn.2026-11.example:disk/1
+  blockmux attach iscsi://192.0.2.7/iqn.2026-11.example:disk/0 --read-only
+  blockmux attach mem:1g --run 'mkfs.xfs -q $device && blkid $device'
+  blockmux attach --probe
+  blockmux attach --forget /dev/ublkb0";

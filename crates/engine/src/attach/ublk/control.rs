@@ -1,0 +1,184 @@
+//! UblkControl commands of the ublk driver, each with a timeout.
+//!
+//! A command may hang for ever, uninterruptibly: some kernels hang in `ADD_DEV`, and `STOP_DEV`
+//! waits for requests in flight. So a thread executes them, and whoever waits for it does not wait
+//! for ever.
+
+use super::kernel::ControlRing;
+use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, CtrlCmd, DevInfo, Features, NO_QUEUE, Params};
+use std::fs::File;
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Why a control command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The driver is not there.
+    #[error(
+        "{CONTROL} does not exist; load the driver with `modprobe ublk_drv` (Linux 6.5 or newer with \
+         CONFIG_BLK_DEV_UBLK)"
+    )]
+    NoDriver,
+    /// The driver cannot be opened, or executes no commands.
+    #[error("cannot use {CONTROL}: {0}; run as root, and permit io_uring")]
+    Unusable(io::Error),
+    /// The driver lacks a feature.
+    #[error(
+        "the kernel's ublk driver cannot copy data for its server (UBLK_F_USER_COPY); use Linux 6.5 or newer"
+    )]
+    TooOld,
+    /// The driver refused the command.
+    #[error("the kernel refuses {}: {error}", op.name().unwrap_or("a command"))]
+    Refused {
+        /// The command.
+        op: ControlOp,
+        /// The error of the driver.
+        error: io::Error,
+    },
+    /// The command has not ended in time.
+    #[error("{} hangs in the kernel for more than {} s; see its log", op.name().unwrap_or("a command"), timeout.as_secs())]
+    Hangs {
+        /// The command.
+        op: ControlOp,
+        /// The time that it was given.
+        timeout: Duration,
+    },
+}
+
+impl ControlError {
+    /// The driver's error number, if it has refused the command.
+    pub(super) fn errno(&self) -> Option<i32> {
+        match self {
+            ControlError::Refused { error, .. } => error.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// The features of the kernel's driver, if attaching with it is possible.
+///
+/// # Errors
+/// If it is not; the error says why.
+pub fn driver_features() -> Result<Features, ControlError> {
+    UblkControl::open()?.features()
+}
+
+/// The driver's control device, and the thread that waits for it.
+pub(super) struct UblkControl(mpsc::Sender<ControlJob>);
+
+struct ControlJob {
+    op: ControlOp,
+    command: CtrlCmd,
+    buffer: Vec<u8>,
+    result: mpsc::Sender<io::Result<Vec<u8>>>,
+}
+
+impl UblkControl {
+    /// Opens the control device.
+    ///
+    /// # Errors
+    /// If the driver is not there, or may not be used.
+    pub(super) fn open() -> Result<UblkControl, ControlError> {
+        let control = File::options().read(true).write(true).open(CONTROL);
+        let control = control.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ControlError::NoDriver,
+            _ => ControlError::Unusable(error),
+        })?;
+        let mut ring = ControlRing::new(control).map_err(ControlError::Unusable)?;
+        let (sender, jobs) = mpsc::channel::<ControlJob>();
+        let run = move || {
+            for ControlJob { op, command, buffer, result } in jobs {
+                let done = ring.execute(op, command, buffer);
+                let is_broken = done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Other);
+                // Nobody waits for a command that has timed out.
+                let _ = result.send(done);
+                if is_broken {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("ublk".to_owned()).spawn(run).map_err(ControlError::Unusable)?;
+        Ok(UblkControl(sender))
+    }
+
+    /// The features of the driver.
+    ///
+    /// # Errors
+    /// If it lacks one that attaching needs, or is too old to tell.
+    pub(super) fn features(&self) -> Result<Features, ControlError> {
+        let buffer = self.execute(ControlOp::GET_FEATURES, (ANY_DEVICE, 0), vec![0; 8], SHORT);
+        let buffer = buffer.map_err(|error| match error.errno() {
+            Some(libc::EPERM) => error,
+            Some(_) => ControlError::TooOld,
+            None => error,
+        })?;
+        let features = u64::read_from_bytes(&buffer).unwrap_or_default();
+        let features = Features::from_bits_retain(features);
+        if features.contains(Features::USER_COPY) { Ok(features) } else { Err(ControlError::TooOld) }
+    }
+
+    /// Adds a device; returns its properties, with its number.
+    pub(super) fn add(&self, info: DevInfo) -> Result<DevInfo, ControlError> {
+        self.execute(ControlOp::ADD_DEV, (info.dev_id, 0), info.as_bytes().to_vec(), SHORT).map(parse)
+    }
+
+    /// The properties of a device.
+    pub(super) fn info(&self, id: u32) -> Result<DevInfo, ControlError> {
+        let buffer = vec![0; size_of::<DevInfo>()];
+        self.execute(ControlOp::GET_DEV_INFO, (id, 0), buffer, SHORT).map(parse)
+    }
+
+    /// The parameters of a device.
+    pub(super) fn params(&self, id: u32) -> Result<Params, ControlError> {
+        let wanted = Params { len: size_of::<Params>() as u32, ..Params::default() };
+        let buffer = wanted.as_bytes().to_vec();
+        self.execute(ControlOp::GET_PARAMS, (id, 0), buffer, SHORT).map(parse)
+    }
+
+    /// Sets the parameters of a device that has no disk.
+    pub(super) fn set_params(&self, id: u32, params: &Params) -> Result<(), ControlError> {
+        let buffer = params.as_bytes().to_vec();
+        self.execute(ControlOp::SET_PARAMS, (id, 0), buffer, SHORT).map(drop)
+    }
+
+    /// Executes a command without a buffer; `data` is its number.
+    pub(super) fn command(
+        &self,
+        op: ControlOp,
+        id: u32,
+        data: u64,
+        timeout: Duration,
+    ) -> Result<(), ControlError> {
+        self.execute(op, (id, data), Vec::new(), timeout).map(drop)
+    }
+
+    fn execute(
+        &self,
+        op: ControlOp,
+        (dev_id, data): (u32, u64),
+        buffer: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, ControlError> {
+        let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
+        let (result, done) = mpsc::channel();
+        let ended = || ControlError::Unusable(io::Error::other("its io_uring has failed"));
+        self.0.send(ControlJob { op, command, buffer, result }).map_err(|_| ended())?;
+        match done.recv_timeout(timeout) {
+            Ok(done) => done.map_err(|error| ControlError::Refused { op, error }),
+            Err(RecvTimeoutError::Timeout) => Err(ControlError::Hangs { op, timeout }),
+            Err(RecvTimeoutError::Disconnected) => Err(ended()),
+        }
+    }
+}
+
+/// The structure in a buffer that has its length.
+fn parse<T: FromBytes + Default>(buffer: Vec<u8>) -> T {
+    T::read_from_bytes(&buffer).unwrap_or_default()
+}
+
+const CONTROL: &str = "/dev/ublk-control";
+/// Timeout of commands that wait for nobody.
+pub(super) const SHORT: Duration = Duration::from_secs(10);

@@ -1,0 +1,435 @@
+//! The life of a disk: added or taken over, started, and removed.
+//!
+//! The kernel keeps a disk when its server ends without removing it, and with it the requests that
+//! were not answered (user recovery). The device has a number of its server's choice: here it
+//! identifies the volume's data, so that the next process that attaches the volume finds the disk
+//! without a state file, and nobody attaches a volume twice.
+
+use super::control::{ControlError, SHORT, UblkControl};
+use super::kernel::QueueRing;
+use super::node::{self, char_node, disk_node, wait_for};
+use super::queue_task::{QueueTask, QueueVolume};
+use crate::core::cores::Cores;
+use crate::core::reactor::Inbox;
+use crate::serve::audit::AUDIT;
+use crate::sys::become_io_flusher;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, DevInfo, DevState, Features, Params};
+use blockmux_proto::ublk::{MAX_BYTES, UnsupportedBlocks, describes, disk_params};
+use blockmux_proto::volume_state::Origin;
+use rustix::param::page_size;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::{debug, info, warn};
+
+/// Options of a disk.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskOptions {
+    /// Number of queues; each is served by one core.
+    pub queues: u16,
+    /// Maximum number of requests in flight on each queue.
+    pub depth: u16,
+    /// Identifies the volume's data; `None` if it is lost with the process. Then the kernel removes
+    /// the disk when the process ends.
+    pub data: Option<NonZeroU64>,
+}
+
+/// How a disk came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachedAs {
+    /// It is new.
+    New,
+    /// A process that has ended had left it, and its requests go on.
+    Recovered,
+}
+
+/// Why a volume cannot be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// A control command failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The kernel's disks have no such blocks.
+    #[error(transparent)]
+    Blocks(#[from] UnsupportedBlocks),
+    /// Another process has attached the volume.
+    #[error("is attached as {} by process {process}; use that disk, or stop the process first", node.display())]
+    InUse {
+        /// The node of the disk.
+        node: PathBuf,
+        /// The process ID of its server.
+        process: i32,
+    },
+    /// The process that had attached the volume has left its disk, and the volume is another one
+    /// now.
+    #[error(
+        "{} was left by a process that has ended, with another size, block size, cache or write protection; attach \
+         the volume with these, or remove the disk with --forget",
+        node.display()
+    )]
+    Changed {
+        /// The node of the disk.
+        node: PathBuf,
+    },
+    /// The node in `/dev` does not appear, or cannot be used.
+    #[error("{}: {error}; is there such a disk, and is devtmpfs mounted at /dev?", node.display())]
+    Node {
+        /// The node.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// The disk cannot be read.
+    #[error("{}: the first read failed: {error}; is the volume available?", node.display())]
+    FirstRead {
+        /// The node.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// A core cannot serve a queue.
+    #[error("a core cannot serve a queue of the disk: {0}")]
+    Queue(io::Error),
+}
+
+/// Why a disk is not detached.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// It is in use.
+    #[error("{} is in use{}; unmount it first", node.display(), at(places))]
+    InUse {
+        /// The node of the disk.
+        node: PathBuf,
+        /// Where it is mounted, as far as known.
+        places: Vec<String>,
+    },
+    /// Its data is not on the volume.
+    #[error("{}: flush failed: {error}; see whether the volume is available", node.display())]
+    Flush {
+        /// The node of the disk.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// A control command failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+fn at(places: &[String]) -> String {
+    if places.is_empty() { String::new() } else { format!(" at {}", places.join(", ")) }
+}
+
+/// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
+pub struct UblkDisk {
+    device: Device,
+    attached_as: AttachedAs,
+}
+
+/// A device of the driver that this process serves.
+struct Device {
+    control: UblkControl,
+    id: u32,
+    /// Set when all requests are to fail.
+    fails: Arc<AtomicBool>,
+    cores: Vec<Inbox>,
+}
+
+impl UblkDisk {
+    /// Attaches a volume of `exports`, and serves it on `cores`. If a process that has ended had
+    /// attached the same data, its disk goes on. Returns when the disk can be read.
+    ///
+    /// # Errors
+    /// If the volume cannot be attached; nothing is left behind then, except a disk of a process
+    /// that has ended.
+    pub fn attach(
+        cores: &Cores,
+        exports: &Exports,
+        volume: VolumeId,
+        options: DiskOptions,
+    ) -> Result<UblkDisk, AttachError> {
+        let control = UblkControl::open()?;
+        control.features()?;
+        let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
+        let info = exports.get(volume).ok_or_else(gone)?.volume.info();
+        let params = disk_params(&info, page_size() as u32)?;
+        let (left, attached_as) = match options.data {
+            Some(data) => match left_by_another(&control, data)? {
+                Some(left) => (left, AttachedAs::Recovered),
+                None => (control.add(new_device(options))?, AttachedAs::New),
+            },
+            None => (control.add(new_device(options))?, AttachedAs::New),
+        };
+        let device = Device {
+            control,
+            id: left.dev_id,
+            fails: Arc::new(AtomicBool::new(false)),
+            cores: cores.inboxes(),
+        };
+        let served = Served { cores, exports, volume };
+        let begun = match attached_as {
+            AttachedAs::New => device.start(&left, &params, served),
+            AttachedAs::Recovered => device.recover(&left, &params, served),
+        };
+        let begun = begun.and_then(|()| device.read_first_block(info.logical_block as usize));
+        match begun {
+            Ok(()) => {
+                let (disk, name) = (device.node(), served.name());
+                let disk = disk.display();
+                info!(target: AUDIT, protocol = "ublk", %disk, volume = name, "attached: {attached_as:?}");
+                Ok(UblkDisk { device, attached_as })
+            }
+            Err(error) => {
+                if attached_as == AttachedAs::New {
+                    device.fail();
+                    device.remove().unwrap_or_else(|error| warn!("{}: {error}", device.node().display()));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The node of the disk.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.device.node()
+    }
+
+    /// How the disk came to be.
+    #[must_use]
+    pub fn attached_as(&self) -> AttachedAs {
+        self.attached_as
+    }
+
+    /// Flushes and removes the disk. May block for as long as the volume takes.
+    ///
+    /// # Errors
+    /// If it is in use or cannot be flushed, and stays; or if the kernel does not remove it.
+    pub fn detach(&self) -> Result<(), DetachError> {
+        let node = self.device.node();
+        let flush_failed = |error| DetachError::Flush { node: node.clone(), error };
+        let Some(disk) = node::open_unused(&node).map_err(flush_failed)? else {
+            let places = node::mount_points(&node);
+            return Err(DetachError::InUse { node, places });
+        };
+        disk.sync_all().map_err(flush_failed)?;
+        // Nobody can mount it while it is open here, and the flush has written all pages.
+        self.device.stop()?;
+        drop(disk);
+        self.device.delete()?;
+        self.note_detached("detached");
+        Ok(())
+    }
+
+    /// Removes the disk although it is in use, or although its volume does not answer. Its users
+    /// get errors, and lose what they have not flushed.
+    ///
+    /// # Errors
+    /// If the kernel does not remove it.
+    pub fn detach_by_force(&self) -> Result<(), DetachError> {
+        self.device.fail();
+        self.device.remove()?;
+        self.note_detached("detached by force");
+        Ok(())
+    }
+
+    fn note_detached(&self, what: &str) {
+        let disk = self.device.node();
+        info!(target: AUDIT, protocol = "ublk", disk = %disk.display(), "{what}");
+    }
+}
+
+/// Removes a disk that a process that has ended has left. Requests that wait fail.
+///
+/// # Errors
+/// If it is no disk of the driver, its process still runs, or the kernel does not remove it.
+pub fn forget(node: &Path) -> Result<(), AttachError> {
+    let control = UblkControl::open()?;
+    let id = node::devices().into_iter().find(|id| disk_node(*id) == node || char_node(*id) == node);
+    let not_found = || AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() };
+    let id = id.ok_or_else(not_found)?;
+    let info = control.info(id)?;
+    if DevState(info.state) == DevState::LIVE {
+        return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
+    }
+    Ok(Device { control, id, fails: Arc::default(), cores: Vec::new() }.remove()?)
+}
+
+/// What a disk serves, and where.
+#[derive(Clone, Copy)]
+struct Served<'a> {
+    cores: &'a Cores,
+    exports: &'a Exports,
+    volume: VolumeId,
+}
+
+impl Served<'_> {
+    fn name(&self) -> String {
+        self.exports.get(self.volume).map_or_else(String::new, |export| export.name.clone())
+    }
+}
+
+impl Device {
+    fn node(&self) -> PathBuf {
+        disk_node(self.id)
+    }
+
+    /// Gives a new device its disk.
+    fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
+        self.control.set_params(self.id, params)?;
+        self.serve(info, served)?;
+        // The kernel reads the partition table meanwhile.
+        Ok(self.control.command(ControlOp::START_DEV, self.id, own_process(), START)?)
+    }
+
+    /// Continues with the disk of a process that has ended.
+    fn recover(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
+        if !describes(&self.control.params(self.id)?, params) {
+            return Err(AttachError::Changed { node: self.node() });
+        }
+        let begin = || self.control.command(ControlOp::START_USER_RECOVERY, self.id, 0, SHORT);
+        let begun = wait_for(RELEASES, || match begin() {
+            // The kernel has not finished with the process.
+            Err(error) if error.errno() == Some(libc::EBUSY) => None,
+            // A process that took the disk over has ended before it served.
+            Err(error) if error.errno() == Some(libc::EINVAL) => Some(Ok(())),
+            done => Some(done),
+        });
+        begun.unwrap_or_else(begin)?;
+        self.serve(info, served)?;
+        Ok(self.control.command(ControlOp::END_USER_RECOVERY, self.id, own_process(), SHORT)?)
+    }
+
+    /// Starts the tasks of all queues.
+    fn serve(&self, info: &DevInfo, served: Served<'_>) -> Result<(), AttachError> {
+        let node = char_node(self.id);
+        let opened = node::open_when_there(&node);
+        let device = Arc::new(opened.map_err(|error| AttachError::Node { node, error })?);
+        (0..info.nr_hw_queues).try_for_each(|queue| {
+            self.serve_queue(&device, (queue, info.queue_depth), served).map_err(AttachError::Queue)
+        })
+    }
+
+    fn serve_queue(
+        &self,
+        device: &Arc<File>,
+        (queue, depth): (u16, u16),
+        served: Served<'_>,
+    ) -> io::Result<()> {
+        let (device, fails) = (device.clone(), self.fails.clone());
+        let listener = self.node().display().to_string().into();
+        let serves = QueueVolume {
+            exports: served.exports.clone(),
+            volume: served.volume,
+            origin: Origin { protocol: "ublk", listener },
+        };
+        let nth = usize::from(queue) % served.cores.count().max(1);
+        let spawned = served.cores.ask(nth, move |core| {
+            if let Err(error) = become_io_flusher() {
+                debug!("memory of a core may wait for the disk: {error}");
+            }
+            core.try_spawn(|waker| {
+                let port = QueueRing::open(core, &device, queue, depth, waker)?;
+                let task = QueueTask::new(port, depth, serves, (core.clone(), waker), fails);
+                task.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+            })
+        });
+        spawned.unwrap_or_else(|| Err(io::Error::other("it has ended")))
+    }
+
+    fn read_first_block(&self, block: usize) -> Result<(), AttachError> {
+        let node = self.node();
+        node::read_first_block(&node, block).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => AttachError::Node { node, error },
+            _ => AttachError::FirstRead { node, error },
+        })
+    }
+
+    /// Fails all requests, now and from now on.
+    fn fail(&self) {
+        self.fails.store(true, Ordering::Relaxed);
+        for core in &self.cores {
+            core.send(|core| core.wake_all());
+        }
+    }
+
+    fn remove(&self) -> Result<(), ControlError> {
+        self.stop()?;
+        self.delete()
+    }
+
+    fn stop(&self) -> Result<(), ControlError> {
+        self.control.command(ControlOp::STOP_DEV, self.id, 0, STOP)
+    }
+
+    /// Deletes the device. Programs may have the disk open; it goes when they close it.
+    fn delete(&self) -> Result<(), ControlError> {
+        match self.control.command(ControlOp::DEL_DEV_ASYNC, self.id, 0, SHORT) {
+            // Before Linux 6.9.
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
+                self.control.command(ControlOp::DEL_DEV, self.id, 0, SHORT)
+            }
+            done => done,
+        }
+    }
+}
+
+/// The properties of a new device.
+fn new_device(options: DiskOptions) -> DevInfo {
+    let recovery = Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE;
+    let recovery = if options.data.is_some() { recovery } else { Features::empty() };
+    DevInfo {
+        nr_hw_queues: options.queues,
+        queue_depth: options.depth,
+        max_io_buf_bytes: MAX_BYTES,
+        dev_id: ANY_DEVICE,
+        ublksrv_pid: -1,
+        flags: (Features::USER_COPY | Features::CMD_IOCTL_ENCODE | recovery).bits(),
+        ublksrv_flags: options.data.map_or(0, NonZeroU64::get),
+        ..DevInfo::default()
+    }
+}
+
+/// The device that a process that has ended had made for this data. Devices that never had a disk
+/// are removed.
+fn left_by_another(control: &UblkControl, data: NonZeroU64) -> Result<Option<DevInfo>, AttachError> {
+    let is_ours = |info: &DevInfo| {
+        let flags = Features::from_bits_retain(info.flags);
+        flags.contains(Features::USER_RECOVERY) && info.ublksrv_flags == data.get()
+    };
+    for id in node::devices() {
+        // A device may be removed meanwhile.
+        let Ok(info) = control.info(id) else { continue };
+        if !is_ours(&info) {
+            continue;
+        }
+        let settled = |info: &DevInfo| DevState(info.state) != DevState::LIVE;
+        // The kernel may not have noticed yet that the process has ended.
+        let info = wait_for(RELEASES, || control.info(id).ok().filter(settled)).unwrap_or(info);
+        match DevState(info.state) {
+            DevState::QUIESCED => return Ok(Some(info)),
+            DevState::DEAD if File::open(char_node(id)).is_ok() => {
+                let removed = control.command(ControlOp::DEL_DEV, id, 0, SHORT);
+                removed.unwrap_or_else(|error| debug!("{}: {error}", char_node(id).display()));
+            }
+            _ => return Err(AttachError::InUse { node: disk_node(id), process: info.ublksrv_pid }),
+        }
+    }
+    Ok(None)
+}
+
+fn own_process() -> u64 {
+    std::process::id().into()
+}
+
+/// Timeout of the start, during which the kernel reads the partition table.
+const START: Duration = Duration::from_secs(60);
+/// Timeout of the removal, which waits for requests in flight.
+const STOP: Duration = Duration::from_secs(120);
+/// The time in which the kernel notices that a process has ended.
+const RELEASES: Duration = Duration::from_secs(2);

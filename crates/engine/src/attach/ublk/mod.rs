@@ -1,0 +1,25 @@
+//! Volumes as block devices by ublk, Linux's driver of block devices in user space.
+//!
+//! ```text
+//!   /dev/ublk-control ◀── UblkControl (a thread, a ring) ◀── UblkDisk: add, start, recover, stop, delete
+//!   /dev/ublkcN       ◀── QueueTask (a core, its ring): requests, data, results
+//!   /dev/ublkbN       ──▶ the disk, for everybody
+//! ```
+//! | file | contains |
+//! |---|---|
+//! | `control` | control commands, each with a timeout |
+//! | `disk` | the life of a disk |
+//! | `kernel` | the calls that give addresses to the kernel |
+//! | `node` | the nodes in `/dev`: their appearance, first read, users |
+//! | `queue_task` | a queue's task |
+//!
+//! See `docs/decisions/0096-attached-disks-use-ublk-without-a-library.md`.
+
+mod control;
+mod disk;
+mod kernel;
+mod node;
+mod queue_task;
+
+pub use control::{ControlError, driver_features};
+pub use disk::{AttachError, AttachedAs, DetachError, DiskOptions, UblkDisk, forget};

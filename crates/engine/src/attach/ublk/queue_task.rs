@@ -1,0 +1,389 @@
+//! The task of one queue: moves requests of the kernel to the volume, and results back.
+//!
+//! Data is copied by system calls when a request comes and when it is answered, because ublk
+//! supports no zero copy before Linux 6.16. A read of a RAM volume is copied once, from the volume
+//! to the pages of the reader. A write waits while the core has no buffer for its data.
+
+use crate::core::reactor::{Progress, Task};
+use crate::serve::channels::Channels;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::ublk::wire::{IoDesc, UBLK_IO_RES_OK};
+use blockmux_proto::ublk::{NewRequest, UblkQueue};
+use blockmux_proto::volume_state::Origin;
+use blockmux_volume::{Core, IoError, SgList, Waker};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::{debug, warn};
+
+/// The kernel's side of a queue.
+pub(super) trait RequestPort {
+    /// A tag whose command has completed: a request has come ([`UBLK_IO_RES_OK`]), or the disk was
+    /// removed and the tag gets no further request (an error).
+    fn poll(&self) -> Option<(u16, i32)>;
+
+    /// The request of a tag.
+    fn desc(&self, tag: u16) -> IoDesc;
+
+    /// Copies the data of a write.
+    ///
+    /// # Errors
+    /// If the kernel has aborted the request.
+    fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()>;
+
+    /// Copies the data of a read.
+    ///
+    /// # Errors
+    /// If the kernel has aborted the request.
+    fn copy_to_request(&self, tag: u16, data: &SgList) -> io::Result<()>;
+
+    /// Completes a request and asks for the next one with its tag.
+    fn commit(&self, tag: u16, result: i32);
+}
+
+/// Serves a queue until the disk is removed.
+pub(super) struct QueueTask<P, R> {
+    port: P,
+    queue: UblkQueue,
+    channels: Channels,
+    core: Rc<dyn Core>,
+    waker: Waker,
+    /// A write whose data was not copied yet, and its length in bytes.
+    waiting: Option<(u16, usize)>,
+    /// Tags that may get further requests.
+    open_tags: u32,
+    /// Set when the disk is removed although requests are in flight.
+    fails: Arc<AtomicBool>,
+    /// Dropping it gives the queue up.
+    _registration: R,
+}
+
+/// What a queue serves.
+pub(super) struct QueueVolume {
+    pub(super) exports: Exports,
+    pub(super) volume: VolumeId,
+    pub(super) origin: Origin,
+}
+
+impl<P: RequestPort, R> QueueTask<P, R> {
+    /// A task for a queue whose port was opened for `depth` tags; `None` if the volume was removed.
+    pub(super) fn new(
+        (port, registration): (P, R),
+        depth: u16,
+        serves: QueueVolume,
+        (core, waker): (Rc<dyn Core>, &Waker),
+        fails: Arc<AtomicBool>,
+    ) -> Option<QueueTask<P, R>> {
+        let QueueVolume { exports, volume, origin } = serves;
+        let queue = UblkQueue::new(&exports, volume, depth)?;
+        let channels = Channels::new(exports, core.clone(), waker.clone(), origin);
+        Some(QueueTask {
+            port,
+            queue,
+            channels,
+            core,
+            waker: waker.clone(),
+            waiting: None,
+            open_tags: depth.into(),
+            fails,
+            _registration: registration,
+        })
+    }
+
+    /// Takes new requests, until so many bytes of writes were copied that other tasks get their
+    /// turn, or until there is no buffer for a write.
+    #[inline]
+    fn take_requests(&mut self) -> Progress {
+        let (mut budget, mut progress) = (COPIED_PER_TURN, Progress::Idle);
+        loop {
+            if let Some((tag, len)) = self.waiting {
+                if budget == 0 {
+                    return Progress::More;
+                }
+                let Some(data) = self.copy_data(tag, len) else { return progress };
+                self.queue.on_data(tag, data);
+                self.waiting = None;
+                budget = budget.saturating_sub(len);
+            }
+            let Some((tag, result)) = self.port.poll() else { return progress };
+            progress = Progress::Drained;
+            if result != UBLK_IO_RES_OK {
+                self.close(tag, result);
+            } else if let NewRequest::NeedsData(len) = self.queue.on_request(tag, &self.port.desc(tag)) {
+                self.waiting = Some((tag, len));
+            }
+        }
+    }
+
+    /// Copies the data of a write; `None` if there is no buffer for it now.
+    #[inline]
+    fn copy_data(&self, tag: u16, len: usize) -> Option<Result<SgList, IoError>> {
+        let pool = self.core.pool();
+        let Some(memory) = pool.take_payload(len) else {
+            if !pool.could_hold(len) {
+                return Some(Err(IoError::NoMemory));
+            }
+            self.core.wake_at(self.core.now() + MEMORY_RETRY, &self.waker);
+            return None;
+        };
+        let data = SgList::one(memory.seg(0, len));
+        Some(match self.port.copy_from_request(tag, &data) {
+            Ok(()) => Ok(data),
+            Err(error) => {
+                debug!("the data of a write cannot be copied: {error}");
+                Err(IoError::Aborted)
+            }
+        })
+    }
+
+    /// Notes that a tag gets no further request.
+    #[cold]
+    fn close(&mut self, tag: u16, result: i32) {
+        self.open_tags = self.open_tags.saturating_sub(1);
+        if result != -libc::ENODEV {
+            let error = io::Error::from_raw_os_error(-result);
+            warn!("ublk refuses a command of tag {tag}: {error}; detach the disk");
+        }
+    }
+
+    /// Sends answers; returns whether there were any.
+    #[inline]
+    fn send_replies(&mut self) -> bool {
+        let mut has_sent = false;
+        while let Some(reply) = self.queue.poll_reply() {
+            let copied = reply.data.map(|data| self.port.copy_to_request(reply.tag, &data));
+            let result = match copied {
+                Some(Err(error)) => {
+                    debug!("the data of a read cannot be copied: {error}");
+                    -libc::EIO
+                }
+                _ => reply.result,
+            };
+            self.port.commit(reply.tag, result);
+            has_sent = true;
+        }
+        has_sent
+    }
+
+    /// Fails what is in flight: the disk is removed by force.
+    #[cold]
+    fn fail(&mut self) {
+        self.queue.fail();
+        self.waiting = None;
+        self.channels.orphan(true);
+    }
+}
+
+impl<P: RequestPort, R> Task for QueueTask<P, R> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        if self.fails.load(Ordering::Relaxed) {
+            self.fail();
+        }
+        let taken = self.take_requests();
+        let moved = self.channels.move_io(&mut self.queue, self.core.now());
+        let sent = if self.send_replies() { Progress::Drained } else { Progress::Idle };
+        if self.open_tags == 0 && self.channels.is_idle() {
+            return Progress::Done;
+        }
+        taken.max(moved).max(sent)
+    }
+}
+
+/// Bytes of writes that are copied in one turn, at memory bandwidth a fraction of a millisecond.
+const COPIED_PER_TURN: usize = 2 << 20;
+/// Delay until a write is tried again for which the core had no buffer.
+const MEMORY_RETRY: Duration = Duration::from_micros(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::ublk::wire::IoOp;
+    use blockmux_volume::conformance::TestCore;
+    use blockmux_volume::{DelayVolume, Delays, MemVolume, Pool, Volume};
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
+
+    const DEPTH: u16 = 8;
+    const READ_TIME: Duration = Duration::from_millis(5);
+
+    /// The kernel's side as a test sees it.
+    #[derive(Default)]
+    struct FakeKernel {
+        arrived: RefCell<VecDeque<(u16, i32)>>,
+        descs: RefCell<[IoDesc; DEPTH as usize]>,
+        /// Data of each tag: of a write before the request, of a read after it.
+        data: RefCell<[Vec<u8>; DEPTH as usize]>,
+        committed: RefCell<Vec<(u16, i32)>>,
+        aborts_copies: std::cell::Cell<bool>,
+    }
+
+    impl FakeKernel {
+        fn request(&self, tag: u16, op: IoOp, start_sector: u64, nr_sectors: u32) {
+            let desc = IoDesc { op_flags: op.0.into(), nr_sectors, start_sector, addr: 0 };
+            self.descs.borrow_mut()[usize::from(tag)] = desc;
+            self.arrived.borrow_mut().push_back((tag, UBLK_IO_RES_OK));
+        }
+
+        fn write(&self, tag: u16, start_sector: u64, data: Vec<u8>) {
+            self.request(tag, IoOp::WRITE, start_sector, (data.len() / 512) as u32);
+            self.data.borrow_mut()[usize::from(tag)] = data;
+        }
+
+        /// The disk was removed.
+        fn remove(&self) {
+            self.arrived.borrow_mut().extend((0..DEPTH).map(|tag| (tag, -libc::ENODEV)));
+        }
+
+        fn checked_copy(&self) -> io::Result<()> {
+            if self.aborts_copies.get() { Err(io::Error::from_raw_os_error(libc::EINVAL)) } else { Ok(()) }
+        }
+    }
+
+    impl RequestPort for Rc<FakeKernel> {
+        fn poll(&self) -> Option<(u16, i32)> {
+            self.arrived.borrow_mut().pop_front()
+        }
+
+        fn desc(&self, tag: u16) -> IoDesc {
+            self.descs.borrow()[usize::from(tag)]
+        }
+
+        fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
+            self.checked_copy()?;
+            data.copy_from(&self.data.borrow()[usize::from(tag)]);
+            Ok(())
+        }
+
+        fn copy_to_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
+            self.checked_copy()?;
+            self.data.borrow_mut()[usize::from(tag)] = data.to_vec();
+            Ok(())
+        }
+
+        fn commit(&self, tag: u16, result: i32) {
+            self.committed.borrow_mut().push((tag, result));
+        }
+    }
+
+    /// A queue of a disk of 8 MiB, whose reads take [`READ_TIME`].
+    struct Attached {
+        kernel: Rc<FakeKernel>,
+        core: Rc<TestCore>,
+        task: QueueTask<Rc<FakeKernel>, ()>,
+        fails: Arc<AtomicBool>,
+    }
+
+    impl Attached {
+        fn new(core: Rc<TestCore>) -> Attached {
+            let delays = Delays { read: READ_TIME, ..Delays::default() };
+            let volume: Arc<dyn Volume> =
+                Arc::new(DelayVolume::new(Arc::new(MemVolume::new(8 << 20)), delays));
+            let export =
+                Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
+            let (kernel, fails) = (Rc::new(FakeKernel::default()), Arc::new(AtomicBool::new(false)));
+            let origin = Origin { protocol: "ublk", listener: "ublkb0".into() };
+            let serves = QueueVolume { exports: Exports::new(vec![export]), volume: VolumeId(0), origin };
+            let own = (core.as_core(), &Waker::idle());
+            let task = QueueTask::new((kernel.clone(), ()), DEPTH, serves, own, fails.clone()).unwrap();
+            Attached { kernel, core, task, fails }
+        }
+
+        /// Runs turns until there is nothing to do; returns what was committed.
+        fn turns(&mut self) -> Vec<(u16, i32)> {
+            while self.task.run() == Progress::More {}
+            std::mem::take(&mut self.kernel.committed.borrow_mut())
+        }
+
+        fn turns_after(&mut self, time: Duration) -> Vec<(u16, i32)> {
+            self.core.advance(time);
+            self.turns()
+        }
+    }
+
+    #[test]
+    fn data_that_was_written_is_read() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.kernel.write(0, 8, vec![7; 1024]);
+        assert_eq!(attached.turns(), [(0, 1024)]);
+        attached.kernel.request(1, IoOp::READ, 9, 2);
+        assert_eq!(attached.turns(), []);
+        assert_eq!(attached.turns_after(READ_TIME), [(1, 1024)]);
+        let expected = [[7; 512], [0; 512]].concat();
+        assert!(attached.kernel.data.borrow()[1] == expected);
+    }
+
+    #[test]
+    fn a_request_that_the_kernel_has_aborted_fails_alone() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.kernel.aborts_copies.set(true);
+        attached.kernel.write(0, 0, vec![1; 512]);
+        attached.kernel.request(1, IoOp::READ, 0, 1);
+        assert_eq!(attached.turns(), [(0, -libc::EIO)]);
+        assert_eq!(attached.turns_after(READ_TIME), [(1, -libc::EIO)]);
+        attached.kernel.request(2, IoOp::FLUSH, 0, 0);
+        assert_eq!(attached.turns(), [(2, 0)]);
+    }
+
+    #[test]
+    fn garbled_requests_are_answered_with_errors() {
+        let mut attached = Attached::new(TestCore::new());
+        for (tag, op, start, sectors) in [
+            (0, IoOp(77), 0, 1),
+            (1, IoOp::READ, u64::MAX, u32::MAX),
+            (2, IoOp::WRITE, 0, u32::MAX),
+            (3, IoOp::READ, 1 << 40, 1),
+            (4, IoOp::DISCARD, u64::MAX / 512, u32::MAX),
+        ] {
+            attached.kernel.request(tag, op, start, sectors);
+        }
+        let mut failed = attached.turns();
+        failed.extend(attached.turns_after(READ_TIME));
+        assert_eq!(failed.len(), 5);
+        assert!(failed.iter().all(|(_, result)| *result < 0), "{failed:?}");
+    }
+
+    #[test]
+    fn writes_wait_for_buffers_and_none_is_lost() {
+        // Buffers for one write of 1 MiB.
+        let mut attached = Attached::new(TestCore::with_pool(&Pool::new(4 << 20)));
+        let held = attached.core.as_core().pool().take_payload(2 << 20);
+        for tag in 0..DEPTH {
+            attached.kernel.write(tag, u64::from(tag) * 2048, vec![tag as u8 + 1; 1 << 20]);
+        }
+        let mut committed = attached.turns();
+        drop(held);
+        for _ in 0..DEPTH {
+            committed.extend(attached.turns_after(MEMORY_RETRY));
+        }
+        committed.sort_unstable();
+        assert_eq!(committed, (0..DEPTH).map(|tag| (tag, 1 << 20)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_removed_disk_ends_its_task_once_its_io_is_complete() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.kernel.request(0, IoOp::READ, 0, 1);
+        attached.turns();
+        attached.kernel.remove();
+        assert_ne!(attached.task.run(), Progress::Done);
+        attached.core.advance(READ_TIME);
+        assert_eq!(attached.task.run(), Progress::Done);
+    }
+
+    #[test]
+    fn a_disk_that_is_removed_by_force_answers_what_is_in_flight() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.kernel.request(0, IoOp::READ, 0, 1);
+        attached.turns();
+        attached.fails.store(true, Ordering::Relaxed);
+        attached.kernel.write(1, 0, vec![1; 512]);
+        assert_eq!(attached.turns(), [(0, -libc::EIO), (1, -libc::EIO)]);
+        attached.kernel.remove();
+        attached.core.advance(READ_TIME);
+        assert_eq!(attached.task.run(), Progress::Done);
+    }
+}

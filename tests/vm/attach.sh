@@ -1,0 +1,202 @@
+# Volumes as disks of the guest by ublk. Blockmux runs in the guest; the host serves remote volumes.
+. /lib.sh
+unimportant='Power-on or device reset occurred'
+mkdir -p /var/run
+
+# attach ARGUMENTS: attaches a volume in the background; the disk is $disk, its process $attached.
+attach() {
+  blockmux attach "$@" >ready 2>attach.log &
+  attached=$!
+  within 60 is_ready || {
+    cat ready attach.log
+    return 1
+  }
+  disk=$(cut -d ' ' -f 1 ready)
+  name=${disk#/dev/}
+}
+is_ready() { grep -q '^/dev/ublkb' ready; }
+
+# detach: stops the process, which flushes and removes the disk.
+detach() {
+  kill $attached
+  wait $attached
+  within 10 test ! -e "$disk"
+}
+
+# crash: kills the process; the disk stays.
+crash() {
+  kill -9 $attached
+  fails wait $attached
+  test -e "$disk"
+}
+
+has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
+
+check without_the_driver_attach_says_how_to_load_it
+fails blockmux attach mem:64m 2>said
+grep 'load the driver with `modprobe ublk_drv`' said
+fails blockmux attach --probe >said
+grep '^ublk  /dev/ublk-control does not exist' said
+modprobe ublk_drv
+test "$(blockmux attach --probe)" = 'ublk  usable'
+
+check a_ram_volume_keeps_the_files_of_an_xfs_file_system
+attach mem:512m
+test "$(cat "/sys/block/$name/size")" = $((512 << 11))
+test "$(cat "/sys/block/$name/queue/logical_block_size")" = 512
+file_system xfs "$disk"
+
+check fio_verifies_its_writes
+verified_io "$disk" --numjobs=2 --offset_increment=64m --group_reporting
+detach
+
+check a_disk_has_the_blocks_of_its_volume
+attach 'mem:512m?block_size=4096'
+test "$(cat "/sys/block/$name/queue/logical_block_size")" = 4096
+file_system xfs "$disk"
+detach
+
+check flushes_fua_discards_and_zeroes_reach_the_volume
+truncate -s 384M disk.img
+attach log:-:file:disk.img
+test "$(cat "/sys/block/$name/queue/write_cache")" = 'write back'
+dd if=/dev/urandom of="$disk" bs=64k count=4 conv=fsync
+grep ' flush ' attach.log
+fio --name=fua --filename="$disk" --direct=1 --sync=dsync --rw=write --bs=4k --size=16k --eta=never --output=/dev/null
+grep ' write.* fua' attach.log
+blkdiscard "$disk"
+grep ' discard ' attach.log
+mkfs.xfs -q -f "$disk"
+grep 'zeroes' attach.log
+detach
+
+check a_read_only_disk_refuses_writes
+attach --read-only file:disk.img
+test "$(cat "/sys/block/$name/ro")" = 1
+fails dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct
+dd if="$disk" bs=1M count=4 | cmp -n 4194304 - disk.img
+detach
+
+check a_volume_is_attached_once
+attach file:disk.img
+fails blockmux attach file:disk.img 2>said
+cat said
+detach
+
+check a_mounted_disk_stays_until_it_is_unmounted
+blockmux attach --json file:disk.img >ready 2>attach.log &
+attached=$!
+within 60 grep -q '"device":"/dev/ublkb' ready
+disk=$(sed 's/.*"device":"\([^"]*\)".*/\1/' ready)
+mount -t xfs "$disk" /mnt
+kill $attached
+within 20 grep "is in use at /mnt; unmount it first" attach.log
+echo kept >/mnt/file
+umount /mnt
+detach
+attach file:disk.img
+mount -t xfs "$disk" /mnt
+test "$(cat /mnt/file)" = kept
+umount /mnt
+detach
+
+check the_command_of_run_has_the_disk_and_its_status_is_returned
+blockmux attach file:disk.img --run 'mount -t xfs $device /mnt && cat /mnt/file && umount /mnt' >said
+grep kept said
+status=0
+blockmux attach mem:64m --run 'exit 7' || status=$?
+test $status = 7
+
+check a_killed_process_leaves_the_disk_and_the_next_goes_on_under_io
+attach file:disk.img
+kept=$disk
+begin_io "$disk"
+for _ in 1 2; do
+  sees_writes "$disk"
+  crash
+  attach file:disk.img
+  grep ', recovered$' ready
+  test "$disk" = "$kept"
+done
+sees_writes "$disk"
+end_io
+detach
+
+check a_mounted_file_system_outlives_the_process
+attach file:disk.img
+mkfs.xfs -q -f "$disk"
+mount -t xfs "$disk" /mnt
+cp -r /usr/lib/modules /mnt/ &
+copy=$!
+sees_writes "$disk"
+crash
+attach file:disk.img
+wait $copy
+sync
+crash
+attach file:disk.img
+echo 3 >/proc/sys/vm/drop_caches
+diff -r /usr/lib/modules /mnt/modules
+umount /mnt
+xfs_repair -n "$disk"
+detach
+
+check the_disk_of_a_ram_volume_ends_with_its_process
+attach mem:64m
+kill -9 $attached
+fails wait $attached
+within 20 test ! -e "$disk"
+
+check a_disk_that_a_process_has_left_can_be_removed
+attach file:disk.img
+crash
+blockmux attach --forget "$disk"
+within 10 test ! -e "$disk"
+
+check a_disk_goes_on_only_with_the_same_volume
+attach file:disk.img
+crash
+truncate -s 320M disk.img
+fails blockmux attach file:disk.img 2>said
+grep 'with another size' said
+truncate -s 384M disk.img
+attach file:disk.img
+detach
+
+check a_remote_volume_is_a_disk_over_nbd_and_over_iscsi
+serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809 --iscsi $HOST:3260"
+attach "nbd://$HOST/disk"
+verified_io "$disk"
+fails blockmux attach "nbd://$HOST/disk" 2>said
+grep "is attached as $disk by process $attached" said
+detach
+url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)
+attach "$url"
+file_system ext4 "$disk"
+
+check a_remote_disk_waits_for_a_server_that_is_restarted_and_for_its_own_process
+begin_io "$disk"
+sees_writes "$disk"
+host kill target
+serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809 --iscsi $HOST:3260"
+sees_writes "$disk"
+crash
+attach "$url"
+sees_writes "$disk"
+end_io
+detach
+
+check a_disk_whose_server_is_lost_is_removed_by_a_second_signal
+attach "nbd://$HOST/disk"
+host kill target
+dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct &
+lost=$!
+within 20 has_io_in_flight
+kill $attached
+within 20 grep -q 'send another signal to remove the disk by force' attach.log
+kill $attached
+fails wait $attached
+grep 'removed by force; what was not flushed is lost' attach.log
+fails wait $lost
+within 10 test ! -e "$disk"
+no_kernel_warnings 'I/O error, dev ublkb|Buffer I/O error on dev ublkb'
