@@ -5,6 +5,7 @@ mkdir -p /var/run
 
 # attach ARGUMENTS: attaches a volume in the background; the disk is $disk, its process $attached.
 attach() {
+  rm -f ready     # of the last disk
   blockmux attach "$@" >ready 2>attach.log &
   attached=$!
   within 60 is_ready || {
@@ -84,6 +85,7 @@ cat said
 detach
 
 check a_mounted_disk_stays_until_it_is_unmounted
+rm ready
 blockmux attach --json file:disk.img >ready 2>attach.log &
 attached=$!
 within 60 grep -q '"device":"/dev/ublkb' ready
