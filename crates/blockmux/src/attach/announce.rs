@@ -1,7 +1,8 @@
 //! What `attach` tells about a disk when it is ready.
 
+use super::way::Way;
 use crate::output::{both_sizes, printable};
-use blockmux_engine::attach::ublk::{AttachedAs, UblkDisk};
+use blockmux_engine::attach::{AttachedAs, AttachedDisk};
 use blockmux_volume::{Spec, VolumeInfo};
 use serde_json::{Value, json};
 
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 pub(super) struct DiskAnnouncement {
     device: String,
     volume: String,
+    way: Way,
     size: u64,
     logical_block: u32,
     read_only: bool,
@@ -16,10 +18,11 @@ pub(super) struct DiskAnnouncement {
 }
 
 impl DiskAnnouncement {
-    pub(super) fn new(spec: &Spec, info: &VolumeInfo, disk: &UblkDisk) -> DiskAnnouncement {
+    pub(super) fn new(spec: &Spec, info: &VolumeInfo, way: Way, disk: &dyn AttachedDisk) -> DiskAnnouncement {
         DiskAnnouncement {
             device: disk.path().display().to_string(),
             volume: spec.to_string(),
+            way,
             size: info.size,
             logical_block: info.logical_block,
             read_only: info.read_only,
@@ -30,10 +33,10 @@ impl DiskAnnouncement {
     /// One line that begins with the path of the disk.
     pub(super) fn text(&self) -> String {
         let DiskAnnouncement { device, volume, logical_block, .. } = self;
-        let (volume, size) = (printable(volume), both_sizes(self.size));
+        let (volume, size, way) = (printable(volume), both_sizes(self.size), self.way.name());
         let access = if self.read_only { ", read-only" } else { "" };
         let recovered = if self.is_recovered { ", recovered" } else { "" };
-        format!("{device}  {volume}: {size}, blocks of {logical_block}{access}, by ublk{recovered}")
+        format!("{device}  {volume}: {size}, blocks of {logical_block}{access}, by {way}{recovered}")
     }
 
     /// One JSON object.
@@ -41,7 +44,7 @@ impl DiskAnnouncement {
         json!({
             "device": self.device,
             "volume": self.volume,
-            "via": "ublk",
+            "via": self.way.name(),
             "size": self.size,
             "logical_block": self.logical_block,
             "read_only": self.read_only,
@@ -63,6 +66,7 @@ mod tests {
         DiskAnnouncement {
             device: "/dev/ublkb0".to_owned(),
             volume: "mem:1g".to_owned(),
+            way: Way::Ublk,
             size: 1 << 30,
             logical_block: 512,
             read_only: false,

@@ -2,7 +2,7 @@
 
 use super::AttachEvent;
 use crate::failure::Failure;
-use blockmux_engine::attach::ublk::{DetachError, UblkDisk};
+use blockmux_engine::attach::{AttachedDisk, DetachError};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -16,7 +16,7 @@ pub(super) struct Removed {
 
 /// The attempts to remove a disk.
 pub(super) struct Detaching {
-    disk: Arc<UblkDisk>,
+    disk: Arc<dyn AttachedDisk>,
     events: Sender<AttachEvent>,
     /// Number of attempts so far.
     attempts: u32,
@@ -37,9 +37,9 @@ enum DetachProgress {
 }
 
 impl Detaching {
-    pub(super) fn new(disk: UblkDisk, events: Sender<AttachEvent>) -> Detaching {
+    pub(super) fn new(disk: Box<dyn AttachedDisk>, events: Sender<AttachEvent>) -> Detaching {
         let progress = DetachProgress::Attached;
-        let disk = Arc::new(disk);
+        let disk = disk.into();
         Detaching { disk, events, attempts: 0, progress, was_refused: false, has_warned: false }
     }
 

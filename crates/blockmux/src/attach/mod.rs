@@ -3,12 +3,12 @@
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
 //! that is in use stays, and a second signal removes it by force; so does a signal while the
 //! removal waits for a volume that does not answer. A process that is killed leaves the disk, and
-//! the next
-//! `attach` of the volume goes on with it.
+//! the next `attach` of the volume goes on with it.
 
 mod announce;
 mod detach;
 mod probe;
+mod way;
 
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
@@ -19,7 +19,7 @@ use crate::process::stdout::{print, print_json};
 use crate::volume_kinds::flush;
 use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
 use announce::DiskAnnouncement;
-use blockmux_engine::attach::ublk::{self, DiskOptions, UblkDisk};
+use blockmux_engine::attach::{DiskOptions, ublk};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 use tracing::info;
+use way::Way;
 
 /// Arguments of `blockmux attach`.
 #[derive(clap::Args)]
@@ -71,13 +72,6 @@ pub(crate) struct AttachArgs {
     forget: Option<PathBuf>,
 }
 
-/// A way to attach a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Way {
-    /// A block device by ublk, Linux's driver of block devices in user space.
-    Ublk,
-}
-
 impl AttachArgs {
     /// Whether the process serves a disk until it is stopped.
     pub(crate) fn is_daemon(&self) -> bool {
@@ -104,9 +98,13 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
         return ublk::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
     }
     let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
-    let Way::Ublk = args.via.unwrap_or(Way::Ublk);
-    // Opening a volume may create a file.
-    ublk::driver_features().map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+    let cannot_attach = |error| Failure::request(format!("{spec}: {error}"));
+    // Opening a volume may create a file, so this is first.
+    let way = match args.via {
+        Some(way) => way.probe().map(|()| way),
+        None => Way::best(),
+    };
+    let way = way.map_err(cannot_attach)?;
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args)?;
     let options = disk_options(args, &cores, &opened);
@@ -123,9 +121,8 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     // process at once.
     signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
-    let disk = UblkDisk::attach(&cores, &exports, VolumeId(0), options)
-        .map_err(|error| Failure::request(format!("{spec}: {error}")))?;
-    let announcement = DiskAnnouncement::new(spec, &info, &disk);
+    let disk = way.attach(&cores, &exports, VolumeId(0), options).map_err(cannot_attach)?;
+    let announcement = DiskAnnouncement::new(spec, &info, way, &*disk);
     let (running, failed) = match announce(args, &announcement, &sender) {
         Ok(running) => (running, None),
         Err(failure) => {

@@ -1,27 +1,27 @@
 //! `attach --probe`: the ways of attaching that this machine has.
 
+use super::way::Way;
 use crate::failure::Failure;
 use crate::process::stdout::{print, print_json};
-use blockmux_engine::attach::ublk;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// Prints each way, and why it is missing. The exit status is 1 if there is none.
+/// Prints each way, best first, and why it is missing. The exit status is 1 if there is none.
 pub(super) fn run(is_json: bool) -> Result<ExitCode, Failure> {
-    let found = ublk::driver_features();
-    let (is_usable, why) = match &found {
-        Ok(_) => (true, "usable".to_owned()),
-        Err(error) => (false, error.to_string()),
-    };
+    let ways = Way::ALL.map(|way| (way.name(), way.probe().map_err(|error| error.to_string())));
     if is_json {
-        print_json(&json!({ "ways": [way("ublk", is_usable, &why)] }))?;
+        print_json(&json!({ "ways": ways.each_ref().map(object) }))?;
     } else {
-        print(format!("ublk  {why}"))?;
+        let lines = ways.each_ref().map(|(name, found)| match found {
+            Ok(()) => format!("{name:5} usable"),
+            Err(why) => format!("{name:5} {why}"),
+        });
+        print(lines.join("\n"))?;
     }
-    Ok(if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let has_one = ways.iter().any(|(_, found)| found.is_ok());
+    Ok(if has_one { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn way(name: &str, is_usable: bool, why: &str) -> Value {
-    let why_not = (!is_usable).then_some(why);
-    json!({ "name": name, "usable": is_usable, "why_not": why_not })
+fn object((name, found): &(&str, Result<(), String>)) -> Value {
+    json!({ "name": name, "usable": found.is_ok(), "why_not": found.as_ref().err() })
 }

@@ -4,4 +4,53 @@
 //! with [`Channels`](crate::serve::channels::Channels), and so with meters, limits and admission.
 //! Each way to attach is a module.
 
+mod error;
+mod node;
 pub mod ublk;
+
+pub use error::{AttachError, DetachError};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+/// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
+pub trait AttachedDisk: Send + Sync {
+    /// Where the disk is.
+    fn path(&self) -> PathBuf;
+
+    /// How the disk came to be.
+    fn attached_as(&self) -> AttachedAs;
+
+    /// Flushes and removes the disk. May block for as long as the volume takes.
+    ///
+    /// # Errors
+    /// If it is in use or cannot be flushed, and stays; or if the kernel does not remove it.
+    fn detach(&self) -> Result<(), DetachError>;
+
+    /// Removes the disk although it is in use, or although its volume does not answer. Its users
+    /// get errors, and lose what they have not flushed. May be called while `detach` blocks.
+    ///
+    /// # Errors
+    /// If the kernel does not remove it.
+    fn detach_by_force(&self) -> Result<(), DetachError>;
+}
+
+/// Options of a disk.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskOptions {
+    /// Number of queues; each is served by one core.
+    pub queues: u16,
+    /// Maximum number of requests in flight on each queue.
+    pub depth: u16,
+    /// Identifies the volume's data; `None` if it is lost with the process. Then the kernel removes
+    /// the disk when the process ends.
+    pub data: Option<NonZeroU64>,
+}
+
+/// How a disk came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachedAs {
+    /// It is new.
+    New,
+    /// A process that has ended had left it, and its requests go on.
+    Recovered,
+}

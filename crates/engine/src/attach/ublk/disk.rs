@@ -7,15 +7,17 @@
 
 use super::control::{ControlError, SHORT, UblkControl};
 use super::kernel::QueueRing;
-use super::node::{self, char_node, disk_node, wait_for};
+use super::node::{char_node, devices, disk_node};
 use super::queue_task::{QueueTask, QueueVolume};
+use crate::attach::node::{self, wait_for};
+use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::core::reactor::Inbox;
 use crate::serve::audit::AUDIT;
 use crate::sys::become_io_flusher;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, DevInfo, DevState, Features, Params};
-use blockmux_proto::ublk::{MAX_BYTES, UnsupportedBlocks, describes, disk_params};
+use blockmux_proto::ublk::{MAX_BYTES, describes, disk_params};
 use blockmux_proto::volume_state::Origin;
 use rustix::param::page_size;
 use std::fs::File;
@@ -27,105 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
-/// Options of a disk.
-#[derive(Clone, Copy, Debug)]
-pub struct DiskOptions {
-    /// Number of queues; each is served by one core.
-    pub queues: u16,
-    /// Maximum number of requests in flight on each queue.
-    pub depth: u16,
-    /// Identifies the volume's data; `None` if it is lost with the process. Then the kernel removes
-    /// the disk when the process ends.
-    pub data: Option<NonZeroU64>,
-}
-
-/// How a disk came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttachedAs {
-    /// It is new.
-    New,
-    /// A process that has ended had left it, and its requests go on.
-    Recovered,
-}
-
-/// Why a volume cannot be attached.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// A control command failed.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The kernel's disks have no such blocks.
-    #[error(transparent)]
-    Blocks(#[from] UnsupportedBlocks),
-    /// Another process has attached the volume.
-    #[error("is attached as {} by process {process}; use that disk, or stop the process first", node.display())]
-    InUse {
-        /// The node of the disk.
-        node: PathBuf,
-        /// The process ID of its server.
-        process: i32,
-    },
-    /// The process that had attached the volume has left its disk, and the volume is another one
-    /// now.
-    #[error(
-        "{} was left by a process that has ended, with another size, block size, cache or write protection; attach \
-         the volume with these, or remove the disk with --forget",
-        node.display()
-    )]
-    Changed {
-        /// The node of the disk.
-        node: PathBuf,
-    },
-    /// The node in `/dev` does not appear, or cannot be used.
-    #[error("{}: {error}; is there such a disk, and is devtmpfs mounted at /dev?", node.display())]
-    Node {
-        /// The node.
-        node: PathBuf,
-        /// What failed.
-        error: io::Error,
-    },
-    /// The disk cannot be read.
-    #[error("{}: the first read failed: {error}; is the volume available?", node.display())]
-    FirstRead {
-        /// The node.
-        node: PathBuf,
-        /// What failed.
-        error: io::Error,
-    },
-    /// A core cannot serve a queue.
-    #[error("a core cannot serve a queue of the disk: {0}")]
-    Queue(io::Error),
-}
-
-/// Why a disk is not detached.
-#[derive(Debug, thiserror::Error)]
-pub enum DetachError {
-    /// It is in use.
-    #[error("{} is in use{}; unmount it first", node.display(), at(places))]
-    InUse {
-        /// The node of the disk.
-        node: PathBuf,
-        /// Where it is mounted, as far as known.
-        places: Vec<String>,
-    },
-    /// Its data is not on the volume.
-    #[error("{}: flush failed: {error}; see whether the volume is available", node.display())]
-    Flush {
-        /// The node of the disk.
-        node: PathBuf,
-        /// What failed.
-        error: io::Error,
-    },
-    /// A control command failed.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-}
-
-fn at(places: &[String]) -> String {
-    if places.is_empty() { String::new() } else { format!(" at {}", places.join(", ")) }
-}
-
-/// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
+/// A disk of the driver.
 pub struct UblkDisk {
     device: Device,
     attached_as: AttachedAs,
@@ -194,23 +98,22 @@ impl UblkDisk {
         }
     }
 
-    /// The node of the disk.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
+    fn note_detached(&self, what: &str) {
+        let disk = self.device.node();
+        info!(target: AUDIT, protocol = "ublk", disk = %disk.display(), "{what}");
+    }
+}
+
+impl AttachedDisk for UblkDisk {
+    fn path(&self) -> PathBuf {
         self.device.node()
     }
 
-    /// How the disk came to be.
-    #[must_use]
-    pub fn attached_as(&self) -> AttachedAs {
+    fn attached_as(&self) -> AttachedAs {
         self.attached_as
     }
 
-    /// Flushes and removes the disk. May block for as long as the volume takes.
-    ///
-    /// # Errors
-    /// If it is in use or cannot be flushed, and stays; or if the kernel does not remove it.
-    pub fn detach(&self) -> Result<(), DetachError> {
+    fn detach(&self) -> Result<(), DetachError> {
         let node = self.device.node();
         let flush_failed = |error| DetachError::Flush { node: node.clone(), error };
         let Some(disk) = node::open_unused(&node).map_err(flush_failed)? else {
@@ -226,21 +129,11 @@ impl UblkDisk {
         Ok(())
     }
 
-    /// Removes the disk although it is in use, or although its volume does not answer. Its users
-    /// get errors, and lose what they have not flushed.
-    ///
-    /// # Errors
-    /// If the kernel does not remove it.
-    pub fn detach_by_force(&self) -> Result<(), DetachError> {
+    fn detach_by_force(&self) -> Result<(), DetachError> {
         self.device.fail();
         self.device.remove()?;
         self.note_detached("detached by force");
         Ok(())
-    }
-
-    fn note_detached(&self, what: &str) {
-        let disk = self.device.node();
-        info!(target: AUDIT, protocol = "ublk", disk = %disk.display(), "{what}");
     }
 }
 
@@ -250,7 +143,7 @@ impl UblkDisk {
 /// If it is no disk of the driver, its process still runs, or the kernel does not remove it.
 pub fn forget(node: &Path) -> Result<(), AttachError> {
     let control = UblkControl::open()?;
-    let id = node::devices().into_iter().find(|id| disk_node(*id) == node || char_node(*id) == node);
+    let id = devices().into_iter().find(|id| disk_node(*id) == node || char_node(*id) == node);
     let not_found = || AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() };
     let id = id.ok_or_else(not_found)?;
     let info = control.info(id)?;
@@ -402,7 +295,7 @@ fn left_by_another(control: &UblkControl, data: NonZeroU64) -> Result<Option<Dev
         let flags = Features::from_bits_retain(info.flags);
         flags.contains(Features::USER_RECOVERY) && info.ublksrv_flags == data.get()
     };
-    for id in node::devices() {
+    for id in devices() {
         // A device may be removed meanwhile.
         let Ok(info) = control.info(id) else { continue };
         if !is_ours(&info) {

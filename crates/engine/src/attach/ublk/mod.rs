@@ -10,7 +10,7 @@
 //! | `control` | control commands, each with a timeout |
 //! | `disk` | the life of a disk |
 //! | `kernel` | the calls that give addresses to the kernel |
-//! | `node` | the nodes in `/dev`: their appearance, first read, users |
+//! | `node` | the nodes of its devices in `/dev` |
 //! | `queue_task` | a queue's task |
 //!
 //! See `docs/decisions/0096-attached-disks-use-ublk-without-a-library.md`.
@@ -22,4 +22,4 @@ mod node;
 mod queue_task;
 
 pub use control::{ControlError, driver_features};
-pub use disk::{AttachError, AttachedAs, DetachError, DiskOptions, UblkDisk, forget};
+pub use disk::{UblkDisk, forget};

@@ -1,0 +1,67 @@
+//! The ways to attach a volume, best first.
+
+use blockmux_engine::attach::ublk::{self, UblkDisk};
+use blockmux_engine::attach::{AttachError, AttachedDisk, DiskOptions};
+use blockmux_engine::core::cores::Cores;
+use blockmux_proto::exports::{Exports, VolumeId};
+
+/// A way to attach a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Way {
+    /// A block device by ublk, Linux's driver of block devices in user space.
+    Ublk,
+}
+
+impl Way {
+    /// Every way, best first.
+    pub(super) const ALL: [Way; 1] = [Way::Ublk];
+
+    /// Its name, as for `--via`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Ublk => "ublk",
+        }
+    }
+
+    /// Whether this machine has it.
+    ///
+    /// # Errors
+    /// If not; the error says why, and what to do.
+    pub(super) fn probe(self) -> Result<(), AttachError> {
+        match self {
+            Way::Ublk => ublk::driver_features().map(drop)?,
+        }
+        Ok(())
+    }
+
+    /// The best way that this machine has.
+    ///
+    /// # Errors
+    /// If it has none: why it lacks the best.
+    pub(super) fn best() -> Result<Way, AttachError> {
+        let mut why_not = None;
+        for way in Way::ALL {
+            match way.probe() {
+                Ok(()) => return Ok(way),
+                Err(error) => why_not = why_not.or(Some(error)),
+            }
+        }
+        why_not.map_or(Ok(Way::Ublk), Err)
+    }
+
+    /// Attaches a volume of `exports`, served on `cores`; returns when the disk can be read.
+    ///
+    /// # Errors
+    /// If it cannot be attached.
+    pub(super) fn attach(
+        self,
+        cores: &Cores,
+        exports: &Exports,
+        volume: VolumeId,
+        options: DiskOptions,
+    ) -> Result<Box<dyn AttachedDisk>, AttachError> {
+        Ok(match self {
+            Way::Ublk => Box::new(UblkDisk::attach(cores, exports, volume, options)?),
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! Why a volume cannot be attached, or its disk not detached, in any way.
+
+use super::ublk::ControlError;
+use blockmux_proto::ublk::UnsupportedBlocks;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a volume cannot be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The driver cannot be used.
+    #[error(transparent)]
+    Ublk(#[from] ControlError),
+    /// The kernel's disks have no such blocks.
+    #[error(transparent)]
+    Blocks(#[from] UnsupportedBlocks),
+    /// Another process has attached the volume.
+    #[error("is attached as {} by process {process}; use that disk, or stop the process first", node.display())]
+    InUse {
+        /// The node of the disk.
+        node: PathBuf,
+        /// The process ID of its server.
+        process: i32,
+    },
+    /// The process that had attached the volume has left its disk, and the volume is another one
+    /// now.
+    #[error(
+        "{} was left by a process that has ended, with another size, block size, cache or write protection; attach \
+         the volume with these, or remove the disk with --forget",
+        node.display()
+    )]
+    Changed {
+        /// The node of the disk.
+        node: PathBuf,
+    },
+    /// The node in `/dev` does not appear, or cannot be used.
+    #[error("{}: {error}; is there such a disk, and is devtmpfs mounted at /dev?", node.display())]
+    Node {
+        /// The node.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// The disk cannot be read.
+    #[error("{}: the first read failed: {error}; is the volume available?", node.display())]
+    FirstRead {
+        /// The node.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// A core cannot serve a queue.
+    #[error("a core cannot serve a queue of the disk: {0}")]
+    Queue(io::Error),
+}
+
+/// Why a disk is not detached.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// It is in use.
+    #[error("{} is in use{}; unmount it first", node.display(), at(places))]
+    InUse {
+        /// The node of the disk.
+        node: PathBuf,
+        /// Where it is mounted, as far as known.
+        places: Vec<String>,
+    },
+    /// Its data is not on the volume.
+    #[error("{}: flush failed: {error}; see whether the volume is available", node.display())]
+    Flush {
+        /// The node of the disk.
+        node: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
+    /// The driver cannot be used.
+    #[error(transparent)]
+    Ublk(#[from] ControlError),
+}
+
+fn at(places: &[String]) -> String {
+    if places.is_empty() { String::new() } else { format!(" at {}", places.join(", ")) }
+}
