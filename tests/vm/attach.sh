@@ -31,6 +31,9 @@ crash() {
   test -e "$disk"
 }
 
+# follows_sizes: the driver can change the size of a disk (Linux 6.16).
+follows_sizes() { ! uname -r | grep -q '^6\.\([0-9]\|1[0-5]\)\.'; }
+
 has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
 
 check without_the_driver_attach_says_how_to_load_it
@@ -143,6 +146,28 @@ umount /mnt
 xfs_repair -n "$disk"
 detach
 
+check a_disk_has_a_name_and_its_file_system_is_mounted
+attach file:disk.img --name data --mount /mnt
+test "$(readlink -f /dev/blockmux/data)" = "$disk"
+grep "^$disk /mnt " /proc/mounts
+fails blockmux attach mem:64m --name data 2>said
+grep "/dev/blockmux/data is $disk; choose another name" said
+crash
+attach file:disk.img --name data --mount /mnt
+grep ', mounted at /mnt, recovered$' ready
+sleep 1000 </mnt &
+reader=$!
+kill $attached
+within 20 grep "is in use at /mnt; unmount it first" attach.log
+kill $reader
+fails wait $reader
+detach
+fails grep " /mnt " /proc/mounts
+test ! -e /dev/blockmux/data
+blockmux attach file:disk.img --mount /mnt --run 'test -d $mount/modules'
+fails blockmux attach mem:64m --mount /mnt 2>said
+grep '^error: /dev/ublkb[0-9]* cannot be mounted: ' said
+
 check the_disk_of_a_ram_volume_ends_with_its_process
 attach mem:64m
 kill -9 $attached
@@ -187,6 +212,35 @@ attach "$url"
 sees_writes "$disk"
 end_io
 detach
+
+check a_disk_follows_the_size_of_its_volume
+host kill target
+host run 'truncate -s 64M small.img'
+serve "small=file:small.img --iscsi $HOST:3260 --control control"
+url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)
+attach "$url"
+host run 'blockmux ctl control resize small 96m'
+has_mib() { test "$(cat "/sys/block/$name/size")" = $(($1 << 11)); }
+if follows_sizes; then
+  within 20 has_mib 96
+  begin_io "$disk"
+  sees_writes "$disk"
+  crash
+  host run 'blockmux ctl control resize small 128m'
+  attach "$url"
+  grep ', recovered$' ready
+  within 20 has_mib 128
+  sees_writes "$disk"
+  end_io
+else
+  within 20 grep 'the kernel sees that when the volume is attached again' attach.log
+  detach
+  attach "$url"
+  has_mib 96
+fi
+detach
+host kill target
+serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809"
 
 check a_disk_whose_server_is_lost_is_removed_by_a_second_signal
 attach "nbd://$HOST/disk"

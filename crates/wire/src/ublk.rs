@@ -93,6 +93,8 @@ bitflags::bitflags! {
         const CMD_IOCTL_ENCODE = 1 << 6;
         /// The server copies data by pread(2) and pwrite(2) on `/dev/ublkcN`.
         const USER_COPY = 1 << 7;
+        /// The size of a disk can change (Linux 6.16).
+        const UPDATE_SIZE = 1 << 10;
     }
 }
 
@@ -246,6 +248,8 @@ open_enum! {
         GET_FEATURES = ioctl(READ, 0x13, size_of::<CtrlCmd>()),
         /// Delete a device once nobody uses it.
         DEL_DEV_ASYNC = ioctl(READ, 0x14, size_of::<CtrlCmd>()),
+        /// Set the size of the disk in sectors.
+        UPDATE_SIZE = ioctl(READ | WRITE, 0x15, size_of::<CtrlCmd>()),
     }
 }
 
@@ -327,6 +331,7 @@ mod tests {
             (ControlOp::END_USER_RECOVERY, 0xc020_7511),
             (ControlOp::GET_FEATURES, 0x8020_7513),
             (ControlOp::DEL_DEV_ASYNC, 0x8020_7514),
+            (ControlOp::UPDATE_SIZE, 0xc020_7515),
         ] {
             assert_eq!(command.0, code, "{command}");
         }

@@ -16,12 +16,15 @@ pub(crate) struct Kernel {
 }
 
 /// Returns the kernel unpacked below `place`, or downloads the newest one of Debian. Remove `place`
-/// to download it again.
+/// to download it again. If the environment names a package, its kernel is used instead.
 ///
 /// # Errors
 /// If there is none and none can be downloaded.
 pub(crate) fn fetch(place: &Path) -> Result<Kernel> {
-    let directory = place.join("kernel");
+    let directory = match std::env::var_os(PACKAGE) {
+        Some(package) => of_package(place, Path::new(&package))?,
+        None => place.join("kernel"),
+    };
     if !directory.exists() {
         download(place, &directory)?;
     }
@@ -52,11 +55,27 @@ fn download(place: &Path, directory: &Path) -> Result<()> {
     let mut said = String::new();
     for package in packages.iter().take(MAX_TRIES) {
         match succeed(Command::new("apt-get").current_dir(&work).args(["download", package])) {
-            Ok(_) => return unpack(work.path(), package, directory),
+            Ok(_) => {
+                let files = fs::read_dir(&work)?.collect::<std::io::Result<Vec<_>>>()?;
+                let file =
+                    files.first().with_context(|| format!("apt-get download {package} left no file"))?;
+                return unpack(work.path(), &file.path(), package, directory);
+            }
             Err(error) => said = error.to_string(),
         }
     }
     bail!("cannot download {}: {}", packages[0], said.lines().last().unwrap_or_default())
+}
+
+/// The directory of the kernel in a package file, which is unpacked unless it was before.
+fn of_package(place: &Path, package: &Path) -> Result<PathBuf> {
+    let name = package.file_stem().and_then(|name| name.to_str()).context("not a package file")?;
+    let directory = place.join(name);
+    if !directory.exists() {
+        let release = name.split('_').next().unwrap_or(name);
+        unpack(tempfile::tempdir_in(place)?.path(), package, release, &directory)?;
+    }
+    Ok(directory)
 }
 
 /// The packages with kernels of our version, newest first.
@@ -77,11 +96,14 @@ fn patch(package: &str) -> Option<u32> {
     patch.parse().ok()
 }
 
-fn unpack(work: &Path, package: &str, directory: &Path) -> Result<()> {
-    let files = fs::read_dir(work)?.collect::<std::io::Result<Vec<_>>>()?;
-    let file = files.first().with_context(|| format!("apt-get download {package} left no file"))?;
+/// Unpacks a package file of the package with this name.
+fn unpack(work: &Path, file: &Path, package: &str, directory: &Path) -> Result<()> {
     let root = work.join("root");
-    succeed(Command::new("dpkg-deb").arg("--extract").arg(file.path()).arg(&root))?;
+    succeed(Command::new("dpkg-deb").arg("--extract").arg(file).arg(&root))?;
+    // Some packages have `/usr/lib` and no `/lib`.
+    if !root.join("lib").exists() {
+        fs::rename(root.join("usr/lib"), root.join("lib"))?;
+    }
     let release = package.trim_start_matches("linux-image-");
     // Installing the package would do this.
     succeed(Command::new("depmod").arg("--basedir").arg(&root).arg(release))?;
@@ -89,6 +111,8 @@ fn unpack(work: &Path, package: &str, directory: &Path) -> Result<()> {
 }
 
 /// Prefix of the packages' names, up to the third number of the version.
+/// Environment variable with the file of a Debian package, to try another kernel.
+const PACKAGE: &str = "VM_KERNEL_PACKAGE";
 const PREFIX: &str = "linux-image-6.12.";
 const MAX_TRIES: usize = 3;
 

@@ -7,6 +7,7 @@
 
 mod announce;
 mod detach;
+mod mounted;
 mod probe;
 mod way;
 
@@ -18,14 +19,16 @@ use crate::process::signals;
 use crate::process::stdout::{print, print_json};
 use crate::volume_kinds::flush;
 use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
+use crate::volume_kinds::sizes::{self, can_change_externally};
 use announce::DiskAnnouncement;
-use blockmux_engine::attach::{DiskOptions, ublk};
+use blockmux_engine::attach::{DiskName, DiskOptions, ublk};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use detach::{Detaching, Removed};
+use mounted::MountedDisk;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -51,6 +54,12 @@ pub(crate) struct AttachArgs {
     /// Run a shell command with the disk in its environment, and detach when it ends
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
+    /// Name of the disk: it is /dev/blockmux/NAME, too
+    #[arg(long, value_name = "NAME")]
+    name: Option<DiskName>,
+    /// Mount the disk's file system there, as long as it is attached
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
     /// Number of threads, each with a queue of the disk [default: one for each CPU]
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
@@ -65,10 +74,10 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "run")]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
-    #[arg(long, conflicts_with_all = ["volume", "via", "read_only", "run", "forget"])]
+    #[arg(long, conflicts_with_all = ["volume", "via", "read_only", "run", "forget", "name", "mount"])]
     probe: bool,
     /// Remove a disk that a process that has ended has left; what waits for it fails
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["volume", "via", "read_only", "run", "json"])]
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["volume", "via", "read_only", "run", "json", "name", "mount"])]
     forget: Option<PathBuf>,
 }
 
@@ -121,8 +130,13 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     // process at once.
     signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
+    let _size_checks = can_change_externally(spec).then(|| sizes::check(&exports)).transpose()?;
     let disk = way.attach(&cores, &exports, VolumeId(0), options).map_err(cannot_attach)?;
-    let announcement = DiskAnnouncement::new(spec, &info, way, &*disk);
+    let disk = match &args.mount {
+        Some(directory) => Box::new(MountedDisk::mount(disk, directory, info.read_only)?),
+        None => disk,
+    };
+    let announcement = DiskAnnouncement::new(args, spec, &info, way, &*disk);
     let (running, failed) = match announce(args, &announcement, &sender) {
         Ok(running) => (running, None),
         Err(failure) => {
@@ -229,7 +243,7 @@ fn disk_options(args: &AttachArgs, cores: &Cores, opened: &Opened) -> DiskOption
     if data.is_none() {
         info!("the disk does not outlive this process: its volume does not");
     }
-    DiskOptions { queues: cores.count() as u16, depth: args.iodepth, data }
+    DiskOptions { queues: cores.count() as u16, depth: args.iodepth, data, name: args.name.clone() }
 }
 
 /// Maximum number of cores.

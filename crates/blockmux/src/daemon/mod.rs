@@ -24,7 +24,6 @@ mod opening;
 mod reload;
 mod setup;
 mod shutdown;
-mod sizes;
 mod sources;
 mod start;
 mod state;
@@ -43,7 +42,7 @@ use crate::process::signals;
 use crate::process::stdout::print;
 use crate::protocol::Frontends;
 use crate::protocol::address::ApiListener;
-use crate::volume_kinds::flush;
+use crate::volume_kinds::{flush, sizes};
 use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
@@ -296,7 +295,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         )));
     }
     alive::watch(reloader.cores(), &sender);
-    let sizes = sizes::watch(&setup, &exports)?;
+    let may_resize = setup.may_change() || setup.specs().any(sizes::can_change_externally);
+    let size_checks = may_resize.then(|| sizes::check(&exports)).transpose()?;
     let idle = idle::watch(&setup, &connection_limits, reloader.cores().inboxes())?;
     let reloader = Arc::new(reloader);
     let offers = endpoints.iter().map(Endpoint::offer).collect::<Result<Vec<_>, _>>()?;
@@ -355,7 +355,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         _ => false,
     };
     // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
-    drop((api, sizes, idle, watchdog));
+    drop((api, size_checks, idle, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
     // A command that hangs may still refer to the reloader.
     let cores = reloader.cores().clone();

@@ -5,3 +5,4 @@ pub(crate) mod image_format;
 pub(crate) mod open;
 mod records;
 mod shared_files;
+pub(crate) mod sizes;

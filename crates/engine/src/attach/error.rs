@@ -33,6 +33,14 @@ pub enum AttachError {
         /// The node of the disk.
         node: PathBuf,
     },
+    /// Another disk has the name.
+    #[error("{} is {}; choose another name, or detach that disk", link.display(), other.display())]
+    NameInUse {
+        /// The link of the name.
+        link: PathBuf,
+        /// The node of the other disk.
+        other: PathBuf,
+    },
     /// The node in `/dev` does not appear, or cannot be used.
     #[error("{}: {error}; is there such a disk, and is devtmpfs mounted at /dev?", node.display())]
     Node {

@@ -5,10 +5,13 @@
 //! Each way to attach is a module.
 
 mod error;
+mod name;
 mod node;
 pub mod ublk;
 
 pub use error::{AttachError, DetachError};
+pub use name::{DiskName, InvalidDiskName};
+pub use node::mount_points;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -35,7 +38,7 @@ pub trait AttachedDisk: Send + Sync {
 }
 
 /// Options of a disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DiskOptions {
     /// Number of queues; each is served by one core.
     pub queues: u16,
@@ -44,6 +47,8 @@ pub struct DiskOptions {
     /// Identifies the volume's data; `None` if it is lost with the process. Then the kernel removes
     /// the disk when the process ends.
     pub data: Option<NonZeroU64>,
+    /// Its name, if it gets one.
+    pub name: Option<DiskName>,
 }
 
 /// How a disk came to be.

@@ -50,7 +50,8 @@ pub(super) fn open_unused(node: &Path) -> io::Result<Option<File>> {
 }
 
 /// Where the disk or its partitions are mounted.
-pub(super) fn mount_points(node: &Path) -> Vec<String> {
+#[must_use]
+pub fn mount_points(node: &Path) -> Vec<String> {
     mount_points_in(&fs::read_to_string("/proc/self/mounts").unwrap_or_default(), node)
 }
 
@@ -64,7 +65,22 @@ fn mount_points_in(mounts: &str, node: &Path) -> Vec<String> {
         let mut words = line.split(' ');
         Some((words.next()?, words.next()?))
     });
-    lines.filter(|(device, _)| is_ours(device)).map(|(_, place)| place.to_owned()).collect()
+    lines.filter(|(device, _)| is_ours(device)).map(|(_, place)| unescaped(place)).collect()
+}
+
+/// A word of `/proc/self/mounts`, in which spaces and the like are octal.
+fn unescaped(word: &str) -> String {
+    let mut text = Vec::with_capacity(word.len());
+    let mut rest = word.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| first == b'\\').and_then(|digits| {
+            let digits = std::str::from_utf8(digits).ok()?;
+            u8::from_str_radix(digits, 8).ok()
+        });
+        text.push(octal.unwrap_or(first));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Asks until there is an answer; `None` if there is none within `time`.
@@ -97,6 +113,13 @@ mod tests {
                       proc /proc proc rw 0 0\n\n";
         assert_eq!(mount_points_in(mounts, Path::new("/dev/ublkb1")), ["/mnt", "/data"]);
         assert_eq!(mount_points_in(mounts, Path::new("/dev/ublkb2")), [""; 0]);
+    }
+
+    #[test]
+    fn places_are_read_as_the_kernel_writes_them() {
+        assert_eq!(unescaped("/mnt/two\\040words\\134x"), "/mnt/two words\\x");
+        assert_eq!(unescaped("/mnt\\04"), "/mnt\\04");
+        assert_eq!(unescaped(""), "");
     }
 
     #[test]

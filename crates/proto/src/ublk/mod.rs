@@ -13,5 +13,5 @@ mod params;
 mod queue;
 
 pub use blockmux_wire::ublk as wire;
-pub use params::{MAX_BYTES, UnsupportedBlocks, describes, disk_params};
+pub use params::{MAX_BYTES, UnsupportedBlocks, describes, disk_params, sectors};
 pub use queue::{NewRequest, Reply, UblkQueue};

@@ -40,7 +40,7 @@ pub fn disk_params(info: &VolumeInfo, page: u32) -> Result<Params, UnsupportedBl
         io_opt_shift: shift(info.preferred_block),
         io_min_shift: shift(info.physical_block),
         max_sectors: MAX_BYTES / SECTOR,
-        dev_sectors: info.size >> SECTOR_SHIFT,
+        dev_sectors: sectors(info.size),
         ..ParamBasic::default()
     };
     let discards = info.discard_granularity != 0;
@@ -56,15 +56,22 @@ pub fn disk_params(info: &VolumeInfo, page: u32) -> Result<Params, UnsupportedBl
 }
 
 /// Whether a disk with the parameters `disk` may go on with a volume that has `volume`: size,
-/// blocks and write protection are the same, the volume loses no write that the disk does not
-/// flush, and requests are not longer than a queue takes.
+/// unless it can change, blocks and write protection are the same, the volume loses no write that
+/// the disk does not flush, and requests are not longer than a queue takes.
 #[must_use]
-pub fn describes(disk: &Params, volume: &Params) -> bool {
+pub fn describes(disk: &Params, volume: &Params, may_resize: bool) -> bool {
     let key = |params: &Params| {
         let ParamBasic { attrs, logical_bs_shift, dev_sectors, .. } = params.basic;
-        (attrs & (UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE), logical_bs_shift, dev_sectors)
+        let size = if may_resize { 0 } else { dev_sectors };
+        (attrs & (UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE), logical_bs_shift, size)
     };
     key(disk) == key(volume) && disk.basic.max_sectors <= volume.basic.max_sectors
+}
+
+/// The size of a volume of this many bytes in sectors.
+#[must_use]
+pub fn sectors(size: u64) -> u64 {
+    size >> SECTOR_SHIFT
 }
 
 /// Length of the longest read or write in bytes.
@@ -122,11 +129,13 @@ mod tests {
         let info = VolumeInfo::new(1 << 20);
         let params = |info: &VolumeInfo| disk_params(info, 4096).unwrap();
         let disk = params(&info);
-        let goes_on = |info: VolumeInfo| describes(&disk, &params(&info));
+        let goes_on = |info: VolumeInfo| describes(&disk, &params(&info), false);
         assert!(goes_on(VolumeInfo { preferred_block: 8192, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { size: 1 << 21, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { logical_block: 4096, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { write_cache: true, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { read_only: true, ..info.clone() }));
+        let resized = params(&VolumeInfo { size: 1 << 21, ..info.clone() });
+        assert!(describes(&disk, &resized, true));
     }
 }

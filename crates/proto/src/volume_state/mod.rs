@@ -24,6 +24,7 @@ mod orphans;
 mod ranges;
 mod reservations;
 mod shared_state;
+mod size_watch;
 mod traffic;
 
 #[cfg(test)]
@@ -43,6 +44,7 @@ pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
+pub use size_watch::SizeWatch;
 pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
 

@@ -11,6 +11,7 @@ use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
+use tracing::warn;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Why a control command failed.
@@ -67,13 +68,15 @@ pub fn driver_features() -> Result<Features, ControlError> {
 }
 
 /// The driver's control device, and the thread that waits for it.
+#[derive(Clone)]
 pub(super) struct UblkControl(mpsc::Sender<ControlJob>);
 
 struct ControlJob {
     op: ControlOp,
     command: CtrlCmd,
     buffer: Vec<u8>,
-    result: mpsc::Sender<io::Result<Vec<u8>>>,
+    /// `None`: nobody waits for it.
+    result: Option<mpsc::Sender<io::Result<Vec<u8>>>>,
 }
 
 impl UblkControl {
@@ -93,8 +96,12 @@ impl UblkControl {
             for ControlJob { op, command, buffer, result } in jobs {
                 let done = ring.execute(op, command, buffer);
                 let is_broken = done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Other);
-                // Nobody waits for a command that has timed out.
-                let _ = result.send(done);
+                match (result, done) {
+                    // The receiver is gone if the command has timed out.
+                    (Some(result), done) => drop(result.send(done)),
+                    (None, Ok(_)) => {}
+                    (None, Err(error)) => warn!("{}", ControlError::Refused { op, error }),
+                }
                 if is_broken {
                     return;
                 }
@@ -155,6 +162,13 @@ impl UblkControl {
         self.execute(op, (id, data), Vec::new(), timeout).map(drop)
     }
 
+    /// Executes a command without a buffer, and does not wait for it.
+    pub(super) fn send(&self, op: ControlOp, dev_id: u32, data: u64) {
+        let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
+        // If the thread has ended, its last command has told why.
+        let _ = self.0.send(ControlJob { op, command, buffer: Vec::new(), result: None });
+    }
+
     fn execute(
         &self,
         op: ControlOp,
@@ -165,7 +179,7 @@ impl UblkControl {
         let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
         let (result, done) = mpsc::channel();
         let ended = || ControlError::Unusable(io::Error::other("its io_uring has failed"));
-        self.0.send(ControlJob { op, command, buffer, result }).map_err(|_| ended())?;
+        self.0.send(ControlJob { op, command, buffer, result: Some(result) }).map_err(|_| ended())?;
         match done.recv_timeout(timeout) {
             Ok(done) => done.map_err(|error| ControlError::Refused { op, error }),
             Err(RecvTimeoutError::Timeout) => Err(ControlError::Hangs { op, timeout }),

@@ -9,6 +9,8 @@ use super::control::{ControlError, SHORT, UblkControl};
 use super::kernel::QueueRing;
 use super::node::{char_node, devices, disk_node};
 use super::queue_task::{QueueTask, QueueVolume};
+use super::size::SizeFollower;
+use crate::attach::name;
 use crate::attach::node::{self, wait_for};
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
@@ -24,8 +26,8 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
@@ -33,6 +35,8 @@ use tracing::{debug, info, warn};
 pub struct UblkDisk {
     device: Device,
     attached_as: AttachedAs,
+    /// Taken when the disk is removed.
+    size: Mutex<Option<SizeFollower>>,
 }
 
 /// A device of the driver that this process serves.
@@ -41,6 +45,8 @@ struct Device {
     id: u32,
     /// Set when all requests are to fail.
     fails: Arc<AtomicBool>,
+    /// The driver can change the size of a disk.
+    can_resize: bool,
     cores: Vec<Inbox>,
 }
 
@@ -58,35 +64,44 @@ impl UblkDisk {
         options: DiskOptions,
     ) -> Result<UblkDisk, AttachError> {
         let control = UblkControl::open()?;
-        control.features()?;
+        let can_resize = control.features()?.contains(Features::UPDATE_SIZE);
         let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
-        let info = exports.get(volume).ok_or_else(gone)?.volume.info();
+        let volume_state = exports.volume_state(volume).ok_or_else(gone)?;
+        let info = volume_state.volume().info();
         let params = disk_params(&info, page_size() as u32)?;
         let (left, attached_as) = match options.data {
             Some(data) => match left_by_another(&control, data)? {
                 Some(left) => (left, AttachedAs::Recovered),
-                None => (control.add(new_device(options))?, AttachedAs::New),
+                None => (control.add(new_device(&options, can_resize))?, AttachedAs::New),
             },
-            None => (control.add(new_device(options))?, AttachedAs::New),
+            None => (control.add(new_device(&options, can_resize))?, AttachedAs::New),
         };
         let device = Device {
             control,
             id: left.dev_id,
             fails: Arc::new(AtomicBool::new(false)),
+            can_resize,
             cores: cores.inboxes(),
         };
         let served = Served { cores, exports, volume };
-        let begun = match attached_as {
+        let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
+        let begun = named.and_then(|()| match attached_as {
             AttachedAs::New => device.start(&left, &params, served),
             AttachedAs::Recovered => device.recover(&left, &params, served),
-        };
-        let begun = begun.and_then(|()| device.read_first_block(info.logical_block as usize));
+        });
+        let begun = begun.and_then(|sectors| {
+            device.read_first_block(info.logical_block as usize)?;
+            Ok(SizeFollower::begin(&device.control, device.id, sectors, &volume_state, can_resize))
+        });
         match begun {
-            Ok(()) => {
+            Ok(size) => {
                 let (disk, name) = (device.node(), served.name());
+                if let Some(name) = &options.name {
+                    name.appear(&disk);
+                }
                 let disk = disk.display();
                 info!(target: AUDIT, protocol = "ublk", %disk, volume = name, "attached: {attached_as:?}");
-                Ok(UblkDisk { device, attached_as })
+                Ok(UblkDisk { device, attached_as, size: Mutex::new(Some(size)) })
             }
             Err(error) => {
                 if attached_as == AttachedAs::New {
@@ -96,6 +111,11 @@ impl UblkDisk {
                 Err(error)
             }
         }
+    }
+
+    /// Follows the volume's size no longer, because the disk is going away.
+    fn keep_size(&self) {
+        *self.size.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn note_detached(&self, what: &str) {
@@ -122,6 +142,7 @@ impl AttachedDisk for UblkDisk {
         };
         disk.sync_all().map_err(flush_failed)?;
         // Nobody can mount it while it is open here, and the flush has written all pages.
+        self.keep_size();
         self.device.stop()?;
         drop(disk);
         self.device.delete()?;
@@ -131,6 +152,7 @@ impl AttachedDisk for UblkDisk {
 
     fn detach_by_force(&self) -> Result<(), DetachError> {
         self.device.fail();
+        self.keep_size();
         self.device.remove()?;
         self.note_detached("detached by force");
         Ok(())
@@ -150,7 +172,7 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     if DevState(info.state) == DevState::LIVE {
         return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
     }
-    Ok(Device { control, id, fails: Arc::default(), cores: Vec::new() }.remove()?)
+    Ok(Device { control, id, fails: Arc::default(), can_resize: false, cores: Vec::new() }.remove()?)
 }
 
 /// What a disk serves, and where.
@@ -172,17 +194,19 @@ impl Device {
         disk_node(self.id)
     }
 
-    /// Gives a new device its disk.
-    fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
+    /// Gives a new device its disk; returns its size in sectors.
+    fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<u64, AttachError> {
         self.control.set_params(self.id, params)?;
         self.serve(info, served)?;
         // The kernel reads the partition table meanwhile.
-        Ok(self.control.command(ControlOp::START_DEV, self.id, own_process(), START)?)
+        self.control.command(ControlOp::START_DEV, self.id, own_process(), START)?;
+        Ok(params.basic.dev_sectors)
     }
 
-    /// Continues with the disk of a process that has ended.
-    fn recover(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
-        if !describes(&self.control.params(self.id)?, params) {
+    /// Continues with the disk of a process that has ended; returns its size in sectors.
+    fn recover(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<u64, AttachError> {
+        let disk = self.control.params(self.id)?;
+        if !describes(&disk, params, self.can_resize) {
             return Err(AttachError::Changed { node: self.node() });
         }
         let begin = || self.control.command(ControlOp::START_USER_RECOVERY, self.id, 0, SHORT);
@@ -195,7 +219,8 @@ impl Device {
         });
         begun.unwrap_or_else(begin)?;
         self.serve(info, served)?;
-        Ok(self.control.command(ControlOp::END_USER_RECOVERY, self.id, own_process(), SHORT)?)
+        self.control.command(ControlOp::END_USER_RECOVERY, self.id, own_process(), SHORT)?;
+        Ok(disk.basic.dev_sectors)
     }
 
     /// Starts the tasks of all queues.
@@ -262,6 +287,7 @@ impl Device {
 
     /// Deletes the device. Programs may have the disk open; it goes when they close it.
     fn delete(&self) -> Result<(), ControlError> {
+        name::withdraw(&self.node());
         match self.control.command(ControlOp::DEL_DEV_ASYNC, self.id, 0, SHORT) {
             // Before Linux 6.9.
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
@@ -273,16 +299,17 @@ impl Device {
 }
 
 /// The properties of a new device.
-fn new_device(options: DiskOptions) -> DevInfo {
+fn new_device(options: &DiskOptions, can_resize: bool) -> DevInfo {
     let recovery = Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE;
     let recovery = if options.data.is_some() { recovery } else { Features::empty() };
+    let resize = if can_resize { Features::UPDATE_SIZE } else { Features::empty() };
     DevInfo {
         nr_hw_queues: options.queues,
         queue_depth: options.depth,
         max_io_buf_bytes: MAX_BYTES,
         dev_id: ANY_DEVICE,
         ublksrv_pid: -1,
-        flags: (Features::USER_COPY | Features::CMD_IOCTL_ENCODE | recovery).bits(),
+        flags: (Features::USER_COPY | Features::CMD_IOCTL_ENCODE | recovery | resize).bits(),
         ublksrv_flags: options.data.map_or(0, NonZeroU64::get),
         ..DevInfo::default()
     }

@@ -12,6 +12,7 @@
 //! | `kernel` | the calls that give addresses to the kernel |
 //! | `node` | the nodes of its devices in `/dev` |
 //! | `queue_task` | a queue's task |
+//! | `size` | the disk follows the size of its volume |
 //!
 //! See `docs/decisions/0096-attached-disks-use-ublk-without-a-library.md`.
 
@@ -20,6 +21,7 @@ mod disk;
 mod kernel;
 mod node;
 mod queue_task;
+mod size;
 
 pub use control::{ControlError, driver_features};
 pub use disk::{UblkDisk, forget};

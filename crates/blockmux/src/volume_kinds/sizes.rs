@@ -1,7 +1,6 @@
 //! Detects size changes of volumes that are made outside of Blockmux: of files, block devices and
 //! remote volumes. Files that were deleted or replaced are detected by the same check.
 
-use super::setup::Setup;
 use crate::failure::Failure;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_state::VolumeState;
@@ -12,21 +11,17 @@ use std::thread;
 use std::time::Duration;
 use tracing::info;
 
-/// The running check; dropping it ends the thread.
-pub(super) struct SizeWatch {
+/// The running checks; dropping it ends the thread.
+pub(crate) struct SizeChecks {
     _end: Sender<()>,
 }
 
 /// Starts a thread that checks the size of all volumes in each [`PERIOD`], including those that are
-/// added later, and notifies clients of a change. A path that hangs delays no other check. `None`
-/// if no volume can change its size outside of Blockmux and none can be added.
+/// added later, and notifies clients of a change. A path that hangs delays no other check.
 ///
 /// # Errors
 /// If the thread cannot be started.
-pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<SizeWatch>, Failure> {
-    if !setup.may_change() && !setup.specs().any(can_change_externally) {
-        return Ok(None);
-    }
+pub(crate) fn check(exports: &Exports) -> Result<SizeChecks, Failure> {
     let checks = Arc::new(Checks { exports: exports.clone(), checking: Mutex::default() });
     let (sender, end) = mpsc::channel::<()>();
     let check = move || {
@@ -42,7 +37,7 @@ pub(super) fn watch(setup: &Setup, exports: &Exports) -> Result<Option<SizeWatch
     };
     let started = thread::Builder::new().name("sizes".to_owned()).spawn(check);
     started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    Ok(Some(SizeWatch { _end: sender }))
+    Ok(SizeChecks { _end: sender })
 }
 
 /// The checks of all volumes, each of which may hang in a path.
@@ -79,7 +74,8 @@ impl Checks {
     }
 }
 
-fn can_change_externally(spec: &Spec) -> bool {
+/// Whether the size of a volume may change without a command of Blockmux.
+pub(crate) fn can_change_externally(spec: &Spec) -> bool {
     match spec {
         Spec::File(_) | Spec::Block(_) | Spec::Url(_) => true,
         Spec::Slice(_, inner) | Spec::Decorated(_, inner) => can_change_externally(inner),
