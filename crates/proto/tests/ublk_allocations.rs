@@ -20,7 +20,7 @@ fn requests_allocate_nothing() {
     let mut channel = volume.open(&TestCore::new().as_core(), DEPTH.into(), Waker::idle()).unwrap();
     let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);
-    let mut queue = UblkQueue::new(&exports, VolumeId(0), DEPTH).unwrap();
+    let mut queue = UblkQueue::new(&exports, VolumeId(0), DEPTH, false).unwrap();
     let (memory, mut done) = (Memory::from_heap(4096), Vec::new());
     let mut round = || {
         for tag in 0..DEPTH {

@@ -1,6 +1,7 @@
 //! Bodies of requests and responses of the API.
 
 use crate::api::limits::LimitsBody;
+use crate::attach::way::Way;
 use crate::spec_text::SpecText;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
@@ -74,6 +75,24 @@ pub(crate) struct AttachVolume {
     pub(crate) ana_group: Option<u32>,
 }
 
+/// A volume to attach as a disk of the daemon's machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttachDisk {
+    /// Name of the volume.
+    pub(crate) volume: String,
+    /// How to attach it; by default the best way that the machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "ublk")]
+    pub(crate) via: Option<Way>,
+    /// Its name below `/dev/blockmux`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    /// Refuse writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) read_only: bool,
+}
+
 /// A protocol-specific change of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -135,6 +154,14 @@ pub(crate) struct Resized {
 pub(crate) struct Attached {
     /// NSID or LUN.
     pub(crate) number: u32,
+}
+
+/// The disk of a volume that was attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct AttachedDevice {
+    /// Path of the disk.
+    #[schema(example = "/dev/ublkb0")]
+    pub(crate) device: String,
 }
 
 /// A message about a change that was made.

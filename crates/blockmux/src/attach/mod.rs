@@ -7,10 +7,13 @@
 
 mod announce;
 mod detach;
+#[cfg(test)]
+pub(crate) mod fake;
 mod mounted;
 mod probe;
-mod way;
+pub(crate) mod way;
 
+use crate::data::key::DataKey;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
 use crate::process::poll::Poll;
@@ -25,12 +28,11 @@ use blockmux_engine::attach::{DiskName, DiskOptions, ublk};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use detach::{Detaching, Removed};
 use mounted::MountedDisk;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -109,11 +111,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
     let cannot_attach = |error| Failure::request(format!("{spec}: {error}"));
     // Opening a volume may create a file, so this is first.
-    let way = match args.via {
-        Some(way) => way.probe().map(|()| way),
-        None => Way::best(),
-    };
-    let way = way.map_err(cannot_attach)?;
+    let way = Way::choose(args.via).map_err(cannot_attach)?;
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args)?;
     let options = disk_options(args, &cores, &opened);
@@ -235,15 +233,17 @@ fn start_cores(args: &AttachArgs) -> Result<Cores, Failure> {
 }
 
 fn disk_options(args: &AttachArgs, cores: &Cores, opened: &Opened) -> DiskOptions {
-    let data = opened.data.as_ref().and_then(|data| {
-        let hash = VolumeUuid::of_texts(&["attached disk", &data.key]).to_bytes();
-        let (number, _) = hash.split_first_chunk()?;
-        NonZeroU64::new(u64::from_be_bytes(*number))
-    });
+    let data = opened.data.as_ref().and_then(DataKey::disk_number);
     if data.is_none() {
         info!("the disk does not outlive this process: its volume does not");
     }
-    DiskOptions { queues: cores.count() as u16, depth: args.iodepth, data, name: args.name.clone() }
+    DiskOptions {
+        queues: cores.count() as u16,
+        depth: args.iodepth,
+        data,
+        read_only: args.read_only,
+        name: args.name.clone(),
+    }
 }
 
 /// Maximum number of cores.

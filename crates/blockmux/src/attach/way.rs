@@ -4,12 +4,18 @@ use blockmux_engine::attach::ublk::{self, UblkDisk};
 use blockmux_engine::attach::{AttachError, AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Exports, VolumeId};
+use serde::{Deserialize, Serialize};
 
 /// A way to attach a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Way {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Way {
     /// A block device by ublk, Linux's driver of block devices in user space.
     Ublk,
+    /// No disk at all.
+    #[cfg(test)]
+    #[value(skip)]
+    Fake,
 }
 
 impl Way {
@@ -17,9 +23,11 @@ impl Way {
     pub(super) const ALL: [Way; 1] = [Way::Ublk];
 
     /// Its name, as for `--via`.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Way::Ublk => "ublk",
+            #[cfg(test)]
+            Way::Fake => "fake",
         }
     }
 
@@ -27,9 +35,11 @@ impl Way {
     ///
     /// # Errors
     /// If not; the error says why, and what to do.
-    pub(super) fn probe(self) -> Result<(), AttachError> {
+    pub(crate) fn probe(self) -> Result<(), AttachError> {
         match self {
             Way::Ublk => ublk::driver_features().map(drop)?,
+            #[cfg(test)]
+            Way::Fake => {}
         }
         Ok(())
     }
@@ -38,7 +48,7 @@ impl Way {
     ///
     /// # Errors
     /// If it has none: why it lacks the best.
-    pub(super) fn best() -> Result<Way, AttachError> {
+    pub(crate) fn best() -> Result<Way, AttachError> {
         let mut why_not = None;
         for way in Way::ALL {
             match way.probe() {
@@ -49,11 +59,22 @@ impl Way {
         why_not.map_or(Ok(Way::Ublk), Err)
     }
 
+    /// The way that is asked for, if this machine has it, or the best.
+    ///
+    /// # Errors
+    /// If it lacks that one, or has none.
+    pub(crate) fn choose(via: Option<Way>) -> Result<Way, AttachError> {
+        match via {
+            Some(way) => way.probe().map(|()| way),
+            None => Way::best(),
+        }
+    }
+
     /// Attaches a volume of `exports`, served on `cores`; returns when the disk can be read.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub(super) fn attach(
+    pub(crate) fn attach(
         self,
         cores: &Cores,
         exports: &Exports,
@@ -62,6 +83,11 @@ impl Way {
     ) -> Result<Box<dyn AttachedDisk>, AttachError> {
         Ok(match self {
             Way::Ublk => Box::new(UblkDisk::attach(cores, exports, volume, options)?),
+            #[cfg(test)]
+            Way::Fake => {
+                let name = exports.get(volume).map(|export| export.name.clone()).unwrap_or_default();
+                Box::new(super::fake::FakeDisk::attach(&name, options)?)
+            }
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The output of a daemon that is ready: the URLs of each export, and commands that connect
 //! standard clients.
 
+use super::disks::DiskInfo;
 use crate::failure::Failure;
 use crate::output::{printable, shell_word};
 use crate::process::machine::own_addresses;
@@ -28,6 +29,8 @@ struct Announced {
     name: String,
     /// In bytes.
     size: u64,
+    /// The path of its disk on this machine.
+    device: Option<String>,
     /// URL and commands for each listener and address, with the name of the protocol.
     connect: Vec<(&'static str, ConnectInfo)>,
 }
@@ -77,7 +80,7 @@ impl Announcement {
                     connect.extend(own.map(|info| (protocol.name, info)));
                 }
             }
-            Some(Announced { connect, size: export.volume.info().size, name: named.export })
+            Some(Announced { connect, size: export.volume.info().size, name: named.export, device: None })
         });
         Announcement { exports: announced.collect(), moved: policy.moved(), api: None }
     }
@@ -85,6 +88,16 @@ impl Announcement {
     /// Adds the URL of the API.
     pub(super) fn with_api(self, api: Option<String>) -> Announcement {
         Announcement { api, ..self }
+    }
+
+    /// Adds the disks of volumes.
+    pub(super) fn with_disks(mut self, disks: &[DiskInfo]) -> Announcement {
+        for disk in disks {
+            let export = self.exports.iter_mut().find(|export| export.name == disk.volume);
+            let path = disk.device.as_ref().map(|device| device.path.display().to_string());
+            export.into_iter().for_each(|export| export.device.clone_from(&path));
+        }
+        self
     }
 
     /// The URLs of the export `name`.
@@ -126,7 +139,8 @@ impl Announcement {
         let mut lines = Vec::new();
         for export in &self.exports {
             lines.push(format!("{}  {}", export.name, human_size(export.size)));
-            if export.connect.is_empty() {
+            lines.extend(export.device.iter().map(|device| format!("  {}", printable(device))));
+            if export.connect.is_empty() && export.device.is_none() {
                 lines.push(format!("  {UNREACHABLE}"));
             }
             for (_, info) in &export.connect {
@@ -145,6 +159,7 @@ impl Announcement {
         let exports = self.exports.iter().map(|export| ExportJson {
             name: &export.name,
             size: export.size,
+            device: export.device.as_deref(),
             urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
             commands: export
                 .connect
@@ -185,14 +200,14 @@ impl Announced {
     fn in_short(&self) -> Vec<String> {
         let name = format!("{}  {}", self.name, human_size(self.size));
         let mut protocols: Vec<&str> = Vec::new();
-        let mut urls = Vec::new();
+        let mut urls: Vec<_> = self.device.iter().map(|device| format!("  {}", printable(device))).collect();
         for (protocol, info) in &self.connect {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
                 urls.push(format!("  {}", printable(&shell_word(&info.url))));
             }
         }
-        if self.connect.is_empty() {
+        if urls.is_empty() {
             urls.push(format!("  {UNREACHABLE}"));
         }
         let line = format!("{name}{}", urls.concat());
@@ -213,6 +228,9 @@ struct ExportJson<'a> {
     name: &'a str,
     /// In bytes.
     size: u64,
+    /// The path of its disk on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<&'a str>,
     urls: Vec<&'a str>,
     /// Shell commands for clients, in the order of `urls`; a URL may have several.
     commands: Vec<&'a str>,

@@ -1,6 +1,7 @@
 //! The config file of `serve`: TOML, with the options of the command line as keys.
 
 use super::access::ApiAccess;
+use super::attachment::Attachment;
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
 use crate::access::networks;
@@ -30,6 +31,7 @@ use toml::de::{DeTable, Deserializer as TomlDeserializer};
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Config {
     pub(super) volume: Vec<VolumeEntry>,
+    pub(super) attachment: Vec<Attachment>,
     pub(super) read_only: bool,
     pub(super) cores: Option<NonZeroUsize>,
     pub(super) poll: Option<Poll>,
@@ -51,8 +53,9 @@ pub(super) struct Config {
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "volume",
+    "attachment",
     "read_only",
     "cores",
     "poll",
@@ -367,6 +370,7 @@ mod tests {
             ("volume", "[[volume]]"),
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.limits]"),
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.client_limits]"),
+            ("attachment", "[[attachment]]\nvolume = 'a'"),
             ("iscsi_target", "[[iscsi_target]]"),
             ("iscsi_target.acl", "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]"),
             ("iscsi_discovery", "[iscsi_discovery]"),
@@ -410,6 +414,7 @@ mod tests {
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is not a host"),
+            ("[[attachment]]\nvolume = 'a'\nvia = 'wire'", "b.toml:3: via: unknown value `wire`, expected "),
             ("congestion = ''", "b.toml:1: name a TCP congestion control, such as cubic"),
             ("poll = 'often'", "b.toml:1: poll: unknown value `often`, expected one of `adaptive`"),
             (

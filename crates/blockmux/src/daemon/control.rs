@@ -6,9 +6,11 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcement, ClientLocation};
+use super::attachment::Attachment;
 use super::blocking_work::Awaited;
 use super::config::{VolumeEntry, current_directory};
 use super::config_audit::{self, Caller};
+use super::disks::DiskInfo;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, named_sessions};
@@ -135,6 +137,7 @@ pub(super) struct Snapshot {
     pub(super) listeners: Vec<(&'static str, Arc<ListenerState>)>,
     pub(super) volumes: Vec<VolumeCounters>,
     pub(super) sessions: Vec<SessionInfo>,
+    pub(super) disks: Vec<DiskInfo>,
     pub(super) cores: Vec<Arc<CoreStats>>,
 }
 
@@ -303,6 +306,11 @@ impl ControlServer {
             Request::Detach { target, number, force } => {
                 self.detach(request, target, *number, *force, progress)
             }
+            Request::AttachDisk { volume, via, name, read_only } => {
+                let (volume, name) = (volume.clone(), name.clone());
+                self.attach_disk(request, Attachment { volume, via: *via, name, read_only: *read_only })
+            }
+            Request::DetachDisk { volume, force } => self.detach_disk(request, volume, *force),
             Request::Change(change) => {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))
@@ -326,7 +334,7 @@ impl ControlServer {
 
     /// Records a change in the running config; adds a note about the config file to its answer.
     /// `opened` is the volume that it has added.
-    fn recorded(
+    pub(super) fn recorded(
         &self,
         changing: &Changing<'_>,
         request: &Request,
@@ -457,7 +465,10 @@ impl ControlServer {
             let (named, checked) = (name.to_owned(), checked.clone());
             let check = move || check_not_deleted(&named, &**checked.volume());
             self.reloader.blocking.run(name, check)??;
+            check_not_used(name, "remove", &self.reloader.users_of(name))?;
         }
+        // Dropped after the right to change, because that may attach the disk again.
+        let detached = self.detach_disks(name, force)?;
         let changing = self.reloader.begin_change();
         let (volume, volume_state) = self.find(name)?;
         if !force {
@@ -473,6 +484,7 @@ impl ControlServer {
             .remove(name)
             .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
         self.policy.remove(name);
+        detached.keep();
         self.reloader.cores().wake_all();
         let changed = self.recorded(&changing, request, Answer::Done, None);
         // Other commands need not wait for this volume's I/O.
@@ -587,7 +599,7 @@ impl ControlServer {
         Ok(live.change(target, what, files)?.map_or(Answer::Done, Answer::Message))
     }
 
-    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
+    pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
         let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
@@ -719,6 +731,7 @@ impl ControlServer {
             listeners: self.connection_limits.listeners().clone(),
             volumes: volumes.collect(),
             sessions: self.connection_limits.limit.sessions().list(),
+            disks: self.reloader.disks.list(),
             cores: self.cores.clone(),
         }
     }
@@ -766,6 +779,7 @@ impl ControlServer {
             orphaned_connections: limit.orphaned(),
             protocols: protocols.collect(),
             volumes: volumes.collect(),
+            attachments: self.reloader.disks.list().into_iter().map(DiskInfo::into_status).collect(),
         }
     }
 }
@@ -847,7 +861,7 @@ fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
 }
 
 /// The answer to a change, and its effects in the words of a plan, for the audit log.
-struct Changed {
+pub(super) struct Changed {
     answer: Answer,
     effects: Vec<String>,
 }

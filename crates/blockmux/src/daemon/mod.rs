@@ -8,12 +8,15 @@ mod access;
 mod alive;
 mod announce;
 mod api;
+mod attachment;
 mod blocking_work;
 mod check;
 mod claim;
 mod config;
 mod config_audit;
 mod control;
+mod disk_commands;
+mod disks;
 mod identity;
 mod idle;
 mod inherited;
@@ -36,7 +39,7 @@ use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
 use crate::process::machine::memory_bytes;
 use crate::process::poll::Poll;
-use crate::process::privileges::{self, ServiceUser};
+use crate::process::privileges::{self, PrivilegedThread, ServiceUser};
 use crate::process::service_manager::{self, Watchdog};
 use crate::process::signals;
 use crate::process::stdout::print;
@@ -48,11 +51,13 @@ use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::serve::listener::ConnectionLimit;
+use blockmux_engine::sys::become_io_flusher;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use config::VolumeEntry;
 use control::{ConnectionLimits, ControlServer};
+use disks::{DiskServer, Disks};
 use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -68,7 +73,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// Arguments of `blockmux serve`.
 #[derive(clap::Args)]
@@ -278,17 +283,28 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         user.switch(setup.state.as_deref(), &served, control)?;
     }
     // The command of --run keeps the privileges of the user who started it.
-    if command.is_none() && !keep_privileges {
+    let drops_privileges = command.is_none() && !keep_privileges;
+    let disks = Arc::new(prepare_disks(&setup, drops_privileges)?);
+    if drops_privileges {
         privileges::drop_capabilities(setup.capabilities())?;
         privileges::deny_system_calls();
     }
-    let cores = start_cores(&setup, buffers)?;
-    let reloader =
-        Reloader::start((args, inherited), &setup, &exports, &connection_limits, cores, (bound, private))?
-            .with_api_credentials(api_credentials);
+    let cores = Arc::new(start_cores(&setup, buffers)?);
+    // Before clients can connect, which a failure would disconnect.
+    let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
+    if !opening.attach(&setup, &disks, &server)? {
+        info!("stopped before the disks were attached");
+        return Ok(ExitCode::SUCCESS);
+    }
+    drop(server);
+    let announcement = announcement.with_disks(&disks.list());
+    let (served, bound) = ((cores, disks.clone()), (bound, private));
+    let reloader = Reloader::start((args, inherited), &setup, &exports, &connection_limits, served, bound)?
+        .with_api_credentials(api_credentials);
     takeover.iter_mut().for_each(|takeover| takeover.resume(&reloader));
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);
+        disks.end();
         return Err(Failure::request(format!(
             "the limit of address space (RLIMIT_AS) leaves {left} MiB, but the daemon needs {needed} MiB; raise the \
              limit or use fewer --cores"
@@ -350,10 +366,15 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         Ok(End::HandOver(handover)) => {
             reloader.blocking.close();
             handover.begin(limit.session_handover());
+            disks.leave();
             true
         }
-        _ => false,
+        _ => {
+            disks.end();
+            false
+        }
     };
+    drop(disks);
     // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
     drop((api, size_checks, idle, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
@@ -415,6 +436,20 @@ fn raise_open_file_limit() {
         let current = limit.current.unwrap_or(u64::MAX);
         warn!("cannot raise the limit of open files from {current}: {error}; fewer connections may fit");
     }
+}
+
+/// Prepares for attaching disks: a thread keeps the capabilities for that if the others drop
+/// theirs, and cores get no memory that waits for a disk, which could be theirs.
+fn prepare_disks(setup: &Setup, drops_privileges: bool) -> Result<Disks, Failure> {
+    if setup.attachments.is_empty() {
+        return Ok(Disks::new(None));
+    }
+    // Threads inherit it.
+    if let Err(error) = become_io_flusher() {
+        debug!("memory of a core may wait for its own disk: {error}");
+    }
+    let privileged = drops_privileges.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
+    Ok(Disks::new(privileged.transpose()?))
 }
 
 fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure> {

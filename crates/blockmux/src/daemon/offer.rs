@@ -8,6 +8,8 @@ use std::sync::Arc;
 pub(super) struct DaemonOffer {
     pub(super) listeners: Vec<OfferedListener>,
     pub(super) volumes: Vec<VolumeOffer>,
+    /// The volumes that are attached as disks.
+    pub(super) attachments: Vec<String>,
     /// The running config, as the text of a config file.
     pub(super) text: String,
 }

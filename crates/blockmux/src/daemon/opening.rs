@@ -5,6 +5,7 @@ use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
+use crate::data::key::DataKey;
 use crate::data::part::Part;
 use crate::failure::Failure;
 use crate::process::machine::{machine_id, memory_bytes};
@@ -110,7 +111,8 @@ impl VolumeOpener {
             );
         }
         let target_name = target_name(named, uuid);
-        let identity = VolumeIdentity { uuid, target_name, claim: Box::new(claim) };
+        let disk_number = data.as_ref().and_then(DataKey::disk_number);
+        let identity = VolumeIdentity { uuid, target_name, disk_number, claim: Box::new(claim) };
         let directory = self.state.as_deref();
         let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
         volume_state.limiter().set_limits(named.entry.volume_limits());

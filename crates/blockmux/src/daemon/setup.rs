@@ -5,6 +5,7 @@
 
 use super::ServeArgs;
 use super::access::{ApiAccess, RequiredCredentials, tcp_address};
+use super::attachment::{self, ATTACHMENTS, Attachment};
 use super::config::{Config, VolumeEntry};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
@@ -41,6 +42,8 @@ pub(super) type OpenedVolumes = BTreeMap<String, (Export, Arc<VolumeState>)>;
 /// The settings of a daemon.
 pub(super) struct Setup {
     pub(super) volumes: Vec<NamedVolume>,
+    /// The volumes to attach as disks of this machine.
+    pub(super) attachments: Vec<Attachment>,
     /// Refuse writes to all volumes.
     read_only: bool,
     /// The configured listeners. If it is empty, every protocol listens at its default address.
@@ -96,7 +99,7 @@ impl Setup {
     /// Lists of a config file whose entries have names, and the keys of the names.
     pub(super) fn named_lists(frontends: &Frontends) -> Vec<(&'static str, &'static str)> {
         let targets = frontends.target_tables().map(|(_, tables)| (tables.key, tables.name));
-        [VOLUMES].into_iter().chain(targets).collect()
+        [VOLUMES, ATTACHMENTS].into_iter().chain(targets).collect()
     }
 
     /// Combines config files that were read with the command line and inherited listeners.
@@ -149,6 +152,8 @@ impl Setup {
         }
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         frontends.check(is_served, &names).map_err(Failure::request)?;
+        let attachments = std::mem::take(&mut config.attachment);
+        attachment::check_all(&attachments, &names).map_err(Failure::request)?;
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let asked_cores = args.cores.or(config.cores);
         let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
@@ -179,6 +184,7 @@ impl Setup {
         };
         Ok(Setup {
             volumes,
+            attachments,
             read_only,
             listeners,
             not_served,
@@ -252,6 +258,12 @@ impl Setup {
             }
         }
         needed
+    }
+
+    /// The capabilities that attaching disks needs, and removing them: control commands of ublk,
+    /// and the nodes of its devices, which belong to root.
+    pub(super) fn disk_capabilities() -> CapabilitySet {
+        CapabilitySet::SYS_ADMIN | CapabilitySet::DAC_OVERRIDE | CapabilitySet::SYS_RESOURCE
     }
 
     /// A message about protocols without a listener because the command line names listeners of

@@ -1,11 +1,13 @@
-//! Opens the volumes at the start. A path or a server may hang, so a signal ends the daemon
-//! meanwhile.
+//! Opens the volumes at the start, and attaches those that are disks of this machine. A path, a
+//! server or the kernel may hang, so a signal ends the daemon meanwhile.
 
-use super::DaemonEvent;
+use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
 use super::setup::Setup;
 use super::takeover::Takeover;
+use super::{DaemonEvent, GRACE};
 use crate::failure::Failure;
+use crate::volume_kinds::flush;
 use blockmux_proto::exports::Exports;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,6 +49,34 @@ impl Opening<'_> {
         Ok(exports)
     }
 
+    /// Attaches the volumes of all attachments; returns whether no signal came first.
+    ///
+    /// # Errors
+    /// If one cannot be attached. Then, or after a signal, the others are detached.
+    pub(super) fn attach(
+        &self,
+        setup: &Arc<Setup>,
+        disks: &Arc<Disks>,
+        server: &DiskServer,
+    ) -> Result<bool, Failure> {
+        let (own, its_disks, its_server) = (setup.clone(), disks.clone(), server.clone());
+        let attach = move || {
+            own.attachments.iter().try_for_each(|asked| {
+                let attached = its_disks.attach(&its_server, asked).map(drop);
+                attached.map_err(|error| own.located(Failure::request(error)))
+            })
+        };
+        let attached = self.unless_stopped(attach);
+        if let Ok(Some(())) = attached {
+            return Ok(true);
+        }
+        // A disk of a process that has ended may have users, which write.
+        disks.end();
+        server.cores.finish(GRACE, || {});
+        let flushed = flush::all(&server.exports);
+        attached.map(|_| false).and_then(|attached| flushed.map(|()| attached))
+    }
+
     /// Runs `work` on a thread of its own; `None` if a signal asks the daemon to stop first.
     fn unless_stopped<T: Send + 'static>(
         &self,
@@ -70,7 +100,7 @@ impl Opening<'_> {
                     return done.map(Some);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::run("opening the volumes failed; the log has the reason"));
+                    return Err(Failure::run("the start failed; the log has the reason"));
                 }
                 Err(RecvTimeoutError::Timeout) => match self.events.try_recv() {
                     Ok(DaemonEvent::Signal) => return Ok(None),

@@ -5,10 +5,12 @@
 //! key of a block device is its WWID or its name in the volume manager. The key of a remote volume
 //! is the identifier that its server reports.
 
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
 use rustix::fs::{major, makedev, minor, statvfs};
 use std::fs::{self, Metadata};
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf, absolute};
 use std::time::UNIX_EPOCH;
@@ -51,6 +53,13 @@ impl DataKey {
     /// slice's length.
     pub(crate) fn of_slice(offset: u64, whole: &DataKey) -> DataKey {
         DataKey { key: format!("slice from {offset} of [{}]", whole.key), is_unique: whole.is_unique }
+    }
+
+    /// The number by which a disk of this machine finds its data again, also in another process.
+    pub(crate) fn disk_number(&self) -> Option<NonZeroU64> {
+        let hash = VolumeUuid::of_texts(&["attached disk", &self.key]).to_bytes();
+        let (number, _) = hash.split_first_chunk()?;
+        NonZeroU64::new(u64::from_be_bytes(*number))
     }
 
     /// The key of a stripe; `None` if a member does not outlive the process.

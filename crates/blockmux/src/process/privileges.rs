@@ -3,7 +3,8 @@
 //!
 //! Capabilities belong to a thread, and a new thread inherits those of its parent. So the main
 //! thread drops its capabilities before it starts the cores. The threads that exist by then, for
-//! logs, signals and populating memory, drop theirs when they start.
+//! logs, signals and populating memory, drop theirs when they start. A thread that attaches disks
+//! keeps what it needs for that ([`PrivilegedThread`]).
 
 use crate::failure::Failure;
 use blockmux_engine::sys;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 use tracing::{debug, info};
 
 /// Drops all capabilities of this thread except `needed`. Without CAP_DAC_OVERRIDE root can open
@@ -45,6 +48,11 @@ pub(crate) fn deny_system_calls() {
 /// Whether this process has dropped a capability, which it can regain only by a restart.
 pub(crate) fn has_dropped(capability: CapabilitySet) -> bool {
     DROPPED.get().is_some_and(|dropped| dropped.contains(capability))
+}
+
+/// Whether this thread has a capability.
+pub(crate) fn has_capability(capability: CapabilitySet) -> bool {
+    capabilities(None).is_ok_and(|own| own.effective.contains(capability))
 }
 
 /// The user that a daemon runs as once everything is open (`--user`).
@@ -137,6 +145,41 @@ pub(crate) fn drop_all_capabilities() {
     };
     if let Err(error) = keep(kept) {
         debug!("a thread keeps its capabilities: {error}");
+    }
+}
+
+/// A thread that keeps some capabilities when the serving threads drop theirs. It starts a thread
+/// with these capabilities for each work, and ends when this is dropped.
+pub(crate) struct PrivilegedThread(Sender<PrivilegedWork>);
+
+/// Work that needs capabilities.
+type PrivilegedWork = Box<dyn FnOnce() + Send>;
+
+impl PrivilegedThread {
+    /// Starts the thread, before this one drops its capabilities.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) fn with(kept: CapabilitySet) -> Result<PrivilegedThread, Failure> {
+        let (sender, works) = mpsc::channel::<PrivilegedWork>();
+        let run = move || {
+            if let Err(error) = keep(kept) {
+                debug!("a thread keeps its capabilities: {error}");
+            }
+            for work in works {
+                // Without a thread, whoever waits for the work notices that it has ended.
+                let _ = thread::Builder::new().name("privileged".to_owned()).spawn(work);
+            }
+        };
+        let started = thread::Builder::new().name("privileged".to_owned()).spawn(run);
+        started.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+        Ok(PrivilegedThread(sender))
+    }
+
+    /// Starts a thread that does the work.
+    pub(crate) fn start(&self, work: PrivilegedWork) {
+        // The other thread does not end before this is dropped.
+        let _ = self.0.send(work);
     }
 }
 

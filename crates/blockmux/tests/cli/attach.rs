@@ -1,7 +1,10 @@
-//! `blockmux attach` on a machine without the ublk driver. `tests/vm/attach.sh` attaches disks.
+//! `blockmux attach`, and attachments of a daemon, on a machine without the ublk driver.
+//! `tests/vm/attach.sh` and `attach-service.sh` attach disks.
 
+use crate::control::Controlled;
 use crate::program::{blockmux, text};
 use serde_json::Value;
+use std::fs;
 use std::path::Path;
 
 /// Whether the driver is there, so that this machine shows nothing here.
@@ -53,4 +56,52 @@ fn a_volume_is_named_unless_nothing_is_attached() {
         let said = text(&output.stderr);
         assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
     }
+}
+
+#[test]
+fn a_daemon_whose_disk_cannot_be_attached_does_not_start_and_names_the_line() {
+    if has_driver() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("b.toml");
+    let text_of = |volume: &str| {
+        format!(
+            "nbd = ['unix:n']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[attachment]]\nvolume = '{volume}'\n\
+             via = 'ublk'\n"
+        )
+    };
+    let run = |command: &[&str], volume: &str| {
+        fs::write(&config, text_of(volume)).unwrap();
+        let output = blockmux([command, &[config.to_str().unwrap()]].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    assert_eq!(run(&["check"], "a").0, Some(0));
+    let (status, said) = run(&["check"], "b");
+    assert!(
+        status == Some(2) && said.contains("b.toml:6: attachment `b`: no volume has this name"),
+        "{said}"
+    );
+    let (status, said) = run(&["serve", "--config"], "a");
+    assert!(status == Some(2) && said.contains("b.toml:5: attachment `a`: /dev/ublk-control"), "{said}");
+    assert!(said.contains("modprobe ublk_drv"), "{said}");
+}
+
+#[test]
+fn a_command_that_cannot_attach_a_disk_changes_nothing() {
+    if has_driver() {
+        return;
+    }
+    let controlled = Controlled::serve(&["a=mem:1m"]);
+    let said = controlled.refusal(&["attach-disk", "a", "--via", "ublk"]);
+    assert!(
+        said.contains("attachment `a`: /dev/ublk-control") && said.contains("modprobe ublk_drv"),
+        "{said}"
+    );
+    let said = controlled.refusal(&["attach-disk", "b"]);
+    assert!(said.contains("no volume has the name `b`; choose one of a"), "{said}");
+    let said = controlled.refusal(&["detach-disk", "a"]);
+    assert!(said.contains("a: is not attached as a disk"), "{said}");
+    assert_eq!(controlled.status()["attachments"], Value::Array(Vec::new()));
+    assert!(!controlled.said(&["export"]).contains("attachment"));
 }

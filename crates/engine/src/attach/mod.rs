@@ -23,6 +23,23 @@ pub trait AttachedDisk: Send + Sync {
     /// How the disk came to be.
     fn attached_as(&self) -> AttachedAs;
 
+    /// Whether the disk, with what waits for it, outlives the process.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// Checks that nobody uses the disk, as far as its way can tell. Somebody may at once.
+    ///
+    /// # Errors
+    /// If it is in use.
+    fn check_unused(&self) -> Result<(), DetachError> {
+        Ok(())
+    }
+
+    /// Takes no further requests, and answers those in flight. Once the process has ended, or its
+    /// cores have, a disk that outlives it waits for the next one that attaches its volume.
+    fn leave(&self) {}
+
     /// Flushes and removes the disk. May block for as long as the volume takes.
     ///
     /// # Errors
@@ -47,6 +64,8 @@ pub struct DiskOptions {
     /// Identifies the volume's data; `None` if it is lost with the process. Then the kernel removes
     /// the disk when the process ends.
     pub data: Option<NonZeroU64>,
+    /// Refuse writes, also if the volume is writable.
+    pub read_only: bool,
     /// Its name, if it gets one.
     pub name: Option<DiskName>,
 }

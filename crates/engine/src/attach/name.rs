@@ -8,6 +8,7 @@
 use super::AttachError;
 use super::node::wait_for;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -36,6 +37,12 @@ impl FromStr for DiskName {
             && text.len() <= MAX_LEN
             && text.chars().all(may_follow);
         if is_name { Ok(DiskName(text.to_owned())) } else { Err(InvalidDiskName) }
+    }
+}
+
+impl fmt::Display for DiskName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

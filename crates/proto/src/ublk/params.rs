@@ -55,17 +55,18 @@ pub fn disk_params(info: &VolumeInfo, page: u32) -> Result<Params, UnsupportedBl
     Ok(Params { len: size_of::<Params>() as u32, types, basic, discard, ..Params::default() })
 }
 
-/// Whether a disk with the parameters `disk` may go on with a volume that has `volume`: size,
-/// unless it can change, blocks and write protection are the same, the volume loses no write that
-/// the disk does not flush, and requests are not longer than a queue takes.
+/// Whether a disk with the parameters `disk` may go on with a volume that has `volume`: it is not
+/// longer, unless its size can change, blocks and write protection are the same, the volume loses
+/// no write that the disk does not flush, and requests are not longer than a queue takes.
 #[must_use]
 pub fn describes(disk: &Params, volume: &Params, may_resize: bool) -> bool {
     let key = |params: &Params| {
-        let ParamBasic { attrs, logical_bs_shift, dev_sectors, .. } = params.basic;
-        let size = if may_resize { 0 } else { dev_sectors };
-        (attrs & (UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE), logical_bs_shift, size)
+        let ParamBasic { attrs, logical_bs_shift, .. } = params.basic;
+        (attrs & (UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE), logical_bs_shift)
     };
-    key(disk) == key(volume) && disk.basic.max_sectors <= volume.basic.max_sectors
+    key(disk) == key(volume)
+        && (may_resize || disk.basic.dev_sectors <= volume.basic.dev_sectors)
+        && disk.basic.max_sectors <= volume.basic.max_sectors
 }
 
 /// The size of a volume of this many bytes in sectors.
@@ -125,13 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_goes_on_only_with_a_volume_of_the_same_size_blocks_and_cache() {
+    fn a_disk_goes_on_only_with_a_volume_of_its_size_blocks_and_cache() {
         let info = VolumeInfo::new(1 << 20);
         let params = |info: &VolumeInfo| disk_params(info, 4096).unwrap();
         let disk = params(&info);
         let goes_on = |info: VolumeInfo| describes(&disk, &params(&info), false);
         assert!(goes_on(VolumeInfo { preferred_block: 8192, ..info.clone() }));
-        assert!(!goes_on(VolumeInfo { size: 1 << 21, ..info.clone() }));
+        assert!(goes_on(VolumeInfo { size: 1 << 21, ..info.clone() }), "it has grown");
+        assert!(!goes_on(VolumeInfo { size: 1 << 19, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { logical_block: 4096, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { write_cache: true, ..info.clone() }));
         assert!(!goes_on(VolumeInfo { read_only: true, ..info.clone() }));

@@ -21,6 +21,8 @@ pub struct UblkQueue {
     io: VecDeque<Io>,
     cancels: VecDeque<Tag>,
     replies: VecDeque<Reply>,
+    /// Writes are refused. The kernel's own write protection can be lifted.
+    read_only: bool,
     /// Every request fails, because the disk is removed by force.
     is_failing: bool,
 }
@@ -66,7 +68,7 @@ pub struct Reply {
 impl UblkQueue {
     /// A queue for up to `depth` requests to a volume of `exports`; `None` if it was removed.
     #[must_use]
-    pub fn new(exports: &Exports, volume: VolumeId, depth: u16) -> Option<UblkQueue> {
+    pub fn new(exports: &Exports, volume: VolumeId, depth: u16, read_only: bool) -> Option<UblkQueue> {
         let volume_state = exports.volume_state(volume)?;
         let depth = usize::from(depth);
         let mut requests = Vec::with_capacity(depth);
@@ -78,6 +80,7 @@ impl UblkQueue {
             io: VecDeque::with_capacity(depth),
             cancels: VecDeque::with_capacity(depth),
             replies: VecDeque::with_capacity(depth),
+            read_only,
             is_failing: false,
         })
     }
@@ -89,6 +92,7 @@ impl UblkQueue {
         let request = match parse(desc) {
             _ if self.is_failing => Err(IoError::Aborted),
             Ok(_) if self.is_busy(tag) => Err(IoError::BadLength),
+            Ok(request) if self.read_only && request.op.is_write() => Err(IoError::ReadOnly),
             request => request,
         };
         let request = match request {
@@ -293,7 +297,7 @@ mod tests {
     }
 
     fn queue() -> UblkQueue {
-        UblkQueue::new(&exports(), VolumeId(0), DEPTH).unwrap()
+        UblkQueue::new(&exports(), VolumeId(0), DEPTH, false).unwrap()
     }
 
     fn desc(op: IoOp, flags: u32, start_sector: u64, nr_sectors: u32) -> IoDesc {
@@ -310,6 +314,21 @@ mod tests {
     fn complete(queue: &mut UblkQueue, tag: u64, result: Result<Output, IoError>) -> Reply {
         queue.on_io(Completion { tag: Tag(tag), result }, Instant::now());
         queue.poll_reply().unwrap()
+    }
+
+    #[test]
+    fn a_queue_that_refuses_writes_reads_and_flushes() {
+        let mut queue = UblkQueue::new(&exports(), VolumeId(0), DEPTH, true).unwrap();
+        for op in [IoOp::WRITE, IoOp::DISCARD, IoOp::WRITE_ZEROES] {
+            assert_eq!(queue.on_request(0, &desc(op, 0, 8, 2)), NewRequest::Taken);
+            assert_eq!(queue.poll_reply().unwrap().result, -EIO, "{op:?}");
+        }
+        for op in [IoOp::READ, IoOp::FLUSH] {
+            queue.on_request(0, &desc(op, 0, 8, 2));
+            begin(&mut queue);
+            let output = if op == IoOp::READ { Output::Data(SgList::default()) } else { Output::Nothing };
+            assert!(complete(&mut queue, 0, Ok(output)).result >= 0);
+        }
     }
 
     #[test]
@@ -457,13 +476,13 @@ mod tests {
     #[test]
     fn a_removed_volume_fails_requests() {
         let exports = exports();
-        let mut queue = UblkQueue::new(&exports, VolumeId(0), DEPTH).unwrap();
+        let mut queue = UblkQueue::new(&exports, VolumeId(0), DEPTH, false).unwrap();
         exports.remove("a").unwrap().volume_state.retire();
         queue.on_request(0, &desc(IoOp::READ, 0, 0, 1));
         let (volume, io) = queue.poll_io().unwrap();
         assert!(matches!(queue.begin(volume, &io, false), Err(NotAdmitted::Denied(IoError::ShuttingDown))));
         assert_eq!(queue.poll_reply().unwrap().result, -ENODEV);
-        assert!(UblkQueue::new(&exports, VolumeId(0), DEPTH).is_none());
+        assert!(UblkQueue::new(&exports, VolumeId(0), DEPTH, false).is_none());
     }
 
     #[test]

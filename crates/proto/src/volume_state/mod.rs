@@ -73,6 +73,7 @@ use orphans::OrphanCount;
 use std::any::Any;
 use std::cell::OnceCell;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use traffic::Meters;
@@ -101,6 +102,9 @@ pub struct VolumeIdentity {
     pub uuid: VolumeUuid,
     /// The name of the volume's default iSCSI target and NVM subsystem, without their prefixes.
     pub target_name: String,
+    /// The number by which an attached disk finds the data again; `None` if the data is lost with
+    /// the process.
+    pub disk_number: Option<NonZeroU64>,
     /// Lock against export by another process; released when dropped.
     pub claim: Box<dyn Any + Send + Sync>,
 }
@@ -262,6 +266,13 @@ impl VolumeState {
     #[must_use]
     pub fn uuid(&self) -> Option<VolumeUuid> {
         self.identity.as_ref().map(|identity| identity.uuid)
+    }
+
+    /// The number by which an attached disk finds its data again; `None` if the data is lost with
+    /// the process.
+    #[must_use]
+    pub fn disk_number(&self) -> Option<NonZeroU64> {
+        self.identity.as_ref()?.disk_number
     }
 
     /// The name of the volume's default iSCSI target and NVM subsystem, if it differs from the

@@ -4,6 +4,7 @@
 //! to HTTP requests and responses.
 
 mod actions;
+mod attachments;
 mod fragment;
 mod history;
 mod plan;
@@ -11,6 +12,7 @@ mod routes;
 mod sessions;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
+pub(crate) use self::attachments::AttachmentStatus;
 pub(crate) use self::fragment::Fragment;
 pub(crate) use self::history::{History, Rates, Series};
 pub(crate) use self::plan::{PlanReport, PlannedChange};
@@ -19,12 +21,14 @@ use crate::access::{certificates, secret};
 use crate::api::client::{ApiCredentials, Client};
 use crate::api::limits::{self, LimitsBody};
 use crate::api::{ApiAddress, ApiError, ErrorBody};
+use crate::attach::way::Way;
 use crate::failure::Failure;
 use crate::output::{both_sizes, printable, shell_word};
 use crate::process::log::levels::Levels;
 use crate::process::stdout::{print, print_json};
 use crate::protocol::frontend::Change;
 use crate::spec_text::SpecText;
+use blockmux_engine::attach::DiskName;
 use blockmux_proto::volume_state::VolumeTraffic;
 use blockmux_volume::Limits;
 use blockmux_volume::units::{human_size, parse_size};
@@ -146,6 +150,28 @@ pub(crate) enum Request {
         #[arg(long)]
         force: bool,
     },
+    /// Attach a volume as a disk of the daemon's machine
+    AttachDisk {
+        /// Name of the volume
+        volume: String,
+        /// How to attach it: ublk (a block device) [default: the best that the machine has]
+        #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
+        via: Option<Way>,
+        /// Name it /dev/blockmux/NAME
+        #[arg(long, value_name = "NAME")]
+        name: Option<DiskName>,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Flush and detach the disk of a volume; keep exporting the volume
+    DetachDisk {
+        /// Name of the volume
+        volume: String,
+        /// Also if the disk is in use; its users' I/O fails, and what they have not flushed is lost
+        #[arg(long)]
+        force: bool,
+    },
     /// Load the daemon's config file again and apply its changes
     Reload,
     /// Show the changes that reload would make, and the sessions they would affect
@@ -187,6 +213,8 @@ impl fmt::Display for Request {
             Request::Remove { name, .. } => write!(f, "remove {name}"),
             Request::Attach { name, target, .. } => write!(f, "attach {name} to {target}"),
             Request::Detach { target, number, .. } => write!(f, "detach {number} from {target}"),
+            Request::AttachDisk { volume, .. } => write!(f, "attach disk {volume}"),
+            Request::DetachDisk { volume, .. } => write!(f, "detach disk {volume}"),
             Request::Reload => f.write_str("reload"),
             Request::Diff => f.write_str("diff"),
             Request::Export => f.write_str("export"),
@@ -219,6 +247,10 @@ pub(crate) enum Answer {
     /// The NSID or LUN of an attached volume.
     Attached {
         number: u32,
+    },
+    /// The device of an attached disk.
+    DiskAttached {
+        device: String,
     },
     /// Changes of a config that were made or would be made.
     Plan(PlanReport),
@@ -257,6 +289,7 @@ impl Answer {
             }
             Answer::Levels(levels) => json!(levels),
             Answer::Attached { number } => json!({ "number": number }),
+            Answer::DiskAttached { device } => json!({ "device": device }),
             Answer::Plan(report) => json!(report),
             Answer::Text(text) => json!({ "text": text }),
             Answer::Noted { answer, note } => {
@@ -284,6 +317,9 @@ pub(crate) struct Status {
     /// Connections of the listeners of each protocol.
     pub(crate) protocols: Vec<ProtocolStatus>,
     pub(crate) volumes: Vec<VolumeStatus>,
+    /// Volumes that are attached as disks of the daemon's machine.
+    #[serde(default)]
+    pub(crate) attachments: Vec<AttachmentStatus>,
 }
 
 /// The listeners of a protocol. Those of iSCSI and NVMe/TCP also accept iSER and NVMe/RDMA; the
@@ -451,6 +487,9 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         (Answer::Attached { number }, Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
         }
+        (Answer::DiskAttached { device }, Request::AttachDisk { volume, .. }) => {
+            print(format_args!("{}  {}", printable(&device), printable(volume)))
+        }
         (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Text(text), _) => print(text.trim_end()),
         (Answer::Levels(levels), Request::Log { .. }) => {
@@ -542,6 +581,8 @@ fn status_text(status: &Status) -> String {
             lines.push(format!("  allow        {}", printable(&volume.allow.join(", "))));
         }
         lines.extend(lost_connections("  ", volume.orphaned_connections));
+        let disks = status.attachments.iter().filter(|disk| disk.volume == volume.name);
+        lines.extend(disks.map(|disk| format!("  disk         {}", disk.text())));
         lines.extend(volume.traffic.lines(15));
         let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
         let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
@@ -580,6 +621,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
   blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
+  blockmux ctl unix:/run/user/1000/blockmux.sock attach-disk data
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
   blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
   blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby";

@@ -2,8 +2,8 @@
 
 use super::{Answer, Request};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, LimitVolume,
-    Message, ResizeVolume, Resized,
+    AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
+    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
 };
 use crate::api::client::{Call, segment};
 use serde_json::{Value, json};
@@ -44,6 +44,15 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Detach { target, number, force } => {
             let query = force_query(*force);
             Call::new("DELETE", format!("/v1/targets/{}/units/{number}{query}", segment(target)))
+        }
+        Request::AttachDisk { volume, via, name, read_only } => {
+            let (volume, name) = (volume.clone(), name.as_ref().map(ToString::to_string));
+            let body = json!(AttachDisk { volume, via: *via, name, read_only: *read_only });
+            with_body("POST", "/v1/attachments".to_owned(), body)
+        }
+        Request::DetachDisk { volume, force } => {
+            let query = force_query(*force);
+            Call::new("DELETE", format!("/v1/attachments/{}{query}", segment(volume)))
         }
         Request::Reload => Call::new("POST", "/v1/config/reload"),
         Request::Diff => Call::new("GET", "/v1/config/diff"),
@@ -89,7 +98,11 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             let Attached { number } = serde_json::from_value(body)?;
             Answer::Attached { number }
         }
-        Request::Remove { .. } | Request::Detach { .. } => Answer::Done,
+        Request::AttachDisk { .. } => {
+            let AttachedDevice { device } = serde_json::from_value(body)?;
+            Answer::DiskAttached { device }
+        }
+        Request::Remove { .. } | Request::Detach { .. } | Request::DetachDisk { .. } => Answer::Done,
         Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
         Request::Reload | Request::Diff | Request::Apply { .. } => {
             Answer::Plan(serde_json::from_value(body)?)

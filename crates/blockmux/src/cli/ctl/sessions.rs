@@ -1,6 +1,6 @@
 //! `blockmux ctl sessions`: logged-in sessions and their I/O counters.
 
-use super::TrafficStatus;
+use super::{AttachmentStatus, TrafficStatus};
 use crate::output::printable;
 use blockmux_engine::serve::sessions::SessionInfo;
 use jiff::Timestamp;
@@ -34,6 +34,21 @@ impl From<SessionInfo> for SessionStatus {
             since: format!("{since:.0}"),
             traffic: traffic.into(),
         }
+    }
+}
+
+impl SessionStatus {
+    /// A disk of the daemon's machine as one more client of its volume; `None` if it is not
+    /// attached.
+    pub(crate) fn of_disk(disk: &AttachmentStatus) -> Option<SessionStatus> {
+        Some(SessionStatus {
+            protocol: disk.via.clone()?,
+            initiator: String::new(),
+            target: disk.volume.clone(),
+            address: disk.device.clone()?,
+            since: String::new(),
+            traffic: disk.traffic.clone(),
+        })
     }
 }
 

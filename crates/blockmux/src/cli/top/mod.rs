@@ -72,12 +72,10 @@ fn next_key(end: Instant) -> io::Result<Option<KeyCode>> {
 }
 
 fn query(client: &Client) -> Result<DaemonState, Failure> {
-    Ok(DaemonState {
-        status: get(client, "/v1/status")?,
-        sessions: get(client, "/v1/sessions")?,
-        history: get(client, "/v1/history")?,
-        at: Instant::now(),
-    })
+    let status: Status = get(client, "/v1/status")?;
+    let mut sessions: Vec<SessionStatus> = get(client, "/v1/sessions")?;
+    sessions.extend(status.attachments.iter().filter_map(SessionStatus::of_disk));
+    Ok(DaemonState { status, sessions, history: get(client, "/v1/history")?, at: Instant::now() })
 }
 
 fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {

@@ -60,6 +60,7 @@ impl Collector for DaemonCollector {
         let mut out = Output(encoder);
         self.connections(&mut out)?;
         self.volumes(&mut out)?;
+        self.disks(&mut out)?;
         self.throttling(&mut out)?;
         self.latencies(&mut out)?;
         self.sessions(&mut out)?;
@@ -175,6 +176,22 @@ impl DaemonCollector {
             failures.map(move |(kind, count)| (vec![("volume", one.name.as_str()), ("error", *kind)], count))
         });
         out.counter("blockmux_volume_failures", "Requests of a volume that failed", None, failures)
+    }
+
+    fn disks(&self, out: &mut Output<'_>) -> fmt::Result {
+        let disks = self.snapshot.disks.iter().map(|disk| (disk, disk.device.as_ref()));
+        let disks: Vec<_> = disks
+            .map(|(disk, device)| {
+                let (path, way) = device
+                    .map_or((String::new(), ""), |own| (own.path.display().to_string(), own.way.name()));
+                (disk.volume.as_str(), path, way, f64::from(u8::from(disk.state == "attached")))
+            })
+            .collect();
+        let rows = disks.iter().take(MAX_VOLUMES).map(|(volume, path, way, is_attached)| {
+            (vec![("volume", *volume), ("device", path.as_str()), ("via", *way)], *is_attached)
+        });
+        let help = "Whether a volume with an attachment is a disk of this machine";
+        out.gauge("blockmux_attachment_attached", help, None, rows)
     }
 
     fn throttling(&self, out: &mut Output<'_>) -> fmt::Result {

@@ -3,13 +3,14 @@
 use super::reply::{Body, Param, json, refusal};
 use super::{ApiState, metrics, page, takeover};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachVolume, Attached, ChangeLog, ChangeTarget, ConfigText, LimitVolume,
-    Message, ResizeVolume, Resized,
+    AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
+    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
 };
 use crate::api::limits::LimitsBody;
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::cli::ctl::{
-    ActionStatus, Answer, Fragment, History, PlanReport, Request, SessionStatus, Status, VolumeStatus,
+    ActionStatus, Answer, AttachmentStatus, Fragment, History, PlanReport, Request, SessionStatus, Status,
+    VolumeStatus,
 };
 use crate::daemon::config_audit::Caller;
 use crate::daemon::takeover::PATH as TAKEOVER;
@@ -20,6 +21,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use blockmux_engine::attach::InvalidDiskName;
 use blockmux_volume::Limits;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -59,6 +61,8 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(attach))
         .routes(routes!(detach))
         .routes(routes!(change))
+        .routes(routes!(attachments, attach_disk))
+        .routes(routes!(detach_disk))
         .routes(routes!(export))
         .routes(routes!(diff))
         .routes(routes!(reload))
@@ -437,6 +441,72 @@ async fn change(
     shared.run_action(request, asked, StatusCode::OK).await
 }
 
+/// Volumes that are attached as disks of the daemon's machine
+#[utoipa::path(get, path = "/v1/attachments", responses((status = 200, body = [AttachmentStatus])))]
+async fn attachments(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.status().await?.attachments))
+}
+
+/// Attach a volume as a disk of the daemon's machine
+#[utoipa::path(
+    post,
+    path = "/v1/attachments",
+    request_body = AttachDisk,
+    responses(
+        (status = 201, body = AttachedDevice),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The volume is attached already"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody, description = "The machine cannot attach it"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AttachDisk>) -> Response {
+    let AttachDisk { volume, via, name, read_only } = body;
+    match name.map(|name| name.parse()).transpose() {
+        Ok(name) => {
+            let request = Request::AttachDisk { volume, via, name, read_only };
+            shared.run_action(request, asked, StatusCode::CREATED).await
+        }
+        Err::<_, InvalidDiskName>(error) => refusal(ApiError::invalid(error)),
+    }
+}
+
+/// Flush and detach the disk of a volume; keep exporting the volume
+///
+/// A disk that is in use is detached only with `force`.
+#[utoipa::path(
+    delete,
+    path = "/v1/attachments/{volume}",
+    params(
+        ("volume" = String, Path, description = "Name of the volume"),
+        ("force" = Option<bool>, Query, description = "Also if the disk is in use; its users' I/O fails")
+    ),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The disk is in use"),
+        (status = 500, body = ErrorBody, description = "The disk cannot be flushed or removed"),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn detach_disk(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(volume): Param<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    match force(query.as_deref()) {
+        Ok(force) => shared.run_action(Request::DetachDisk { volume, force }, asked, StatusCode::OK).await,
+        Err(error) => refusal(error),
+    }
+}
+
 /// The running config, as a config file
 #[utoipa::path(get, path = "/v1/config", responses((status = 200, body = ConfigText)))]
 async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
@@ -608,7 +678,7 @@ mod tests {
         let (_, document) = described().split_for_parts();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 19);
+        assert_eq!(paths.len(), 21);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");

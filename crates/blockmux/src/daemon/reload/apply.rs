@@ -11,6 +11,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::access::plain_warning;
 use crate::daemon::blocking_work::Awaited;
+use crate::daemon::disks::DetachedDisks;
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::named_lock::{NamedGuard, WorkStep};
@@ -43,6 +44,7 @@ struct Prepared {
     opened: BTreeMap<String, (Export, Arc<VolumeState>)>,
     policy: Policy,
     resized: ResizedVolumes,
+    detached: DetachedDisks,
 }
 
 enum PreparedListener {
@@ -102,7 +104,9 @@ impl Reloader {
                 }
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
-                drop((changing, guard));
+                drop(changing);
+                report.warnings.extend(self.attach_missing(&guard.step));
+                drop(guard);
                 report.warnings.extend(finish_removal(&removed));
                 return Ok(report);
             }
@@ -138,6 +142,8 @@ impl Reloader {
         let failed = |failure| ApiError::invalid(setup.located(failure));
         step.begin("looking at the volumes that it would close");
         self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
+        step.begin("looking at the disks that it would detach or attach");
+        self.check_disks(config, &desired, &plan).map_err(failed)?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
@@ -151,7 +157,34 @@ impl Reloader {
         checked.map_err(|what| failed(Failure::request(what)))?;
         let resized = self.resize(config, &desired, &plan, (awaited, step));
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
-        Ok(Prepared { setup, desired, plan, places, opened, policy, resized })
+        awaited.check()?;
+        step.begin("detaching disks");
+        let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, false);
+        let detached = detached.map_err(|error| failed(Failure::request(error)))?;
+        Ok(Prepared { setup, desired, plan, places, opened, policy, resized, detached })
+    }
+
+    /// Checks that no disk is in use that would be detached, and that this machine has the ways of
+    /// new ones.
+    fn check_disks(&self, config: &RunningConfig, desired: &Model, plan: &Plan) -> Result<(), Failure> {
+        let unused = plan.disks.iter().try_for_each(|volume| self.disks.check_unused(volume));
+        unused.map_err(Failure::request)?;
+        let before = config.running.attachments();
+        let new = desired.attachments().into_iter().filter(|asked| !before.contains(asked));
+        new.into_iter().try_for_each(|asked| self.disks.probe(&asked))
+    }
+
+    /// Attaches the disks of the running config that are not; returns warnings. A disk needs its
+    /// volume, so these come last.
+    fn attach_missing(&self, step: &WorkStep) -> Vec<String> {
+        let all = self.config.get().running.attachments();
+        if all.is_empty() {
+            return Vec::new();
+        }
+        step.begin("attaching disks");
+        let (disks, server) = (self.disks.clone(), self.disk_server());
+        let attached = self.blocking.run(step, move || disks.attach_missing(&server, &all));
+        attached.unwrap_or_else(|failure| vec![failure.to_string()])
     }
 
     /// Binds new listeners; returns all, and the policy of the new config at them.
@@ -289,9 +322,10 @@ impl Reloader {
         prepared: Prepared,
         new: &NewConfig,
     ) -> (PlanReport, Vec<Removed>) {
-        let Prepared { setup, desired, plan, places, mut opened, policy, mut resized } = prepared;
+        let Prepared { setup, desired, plan, places, mut opened, policy, mut resized, detached } = prepared;
         // The sizes stay.
         resized.0.clear();
+        detached.keep();
         let mut warnings = Vec::new();
         let live_protocols = self.live_protocols.get();
         self.policy.replace(&policy);

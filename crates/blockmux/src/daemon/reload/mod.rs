@@ -36,6 +36,7 @@ use super::blocking_work::BlockingWork;
 use super::check::{READ_TIMEOUT, look_at_volumes};
 use super::config_audit::Caller;
 use super::control::ConnectionLimits;
+use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
 use super::named_lock::{NamedGuard, NamedLock};
@@ -102,6 +103,8 @@ pub(super) struct Reloader {
     pub(super) opener: Current<VolumeOpener>,
     units: Arc<LogicalUnits>,
     cores: Arc<Cores>,
+    /// The disks that are attached.
+    pub(super) disks: Arc<Disks>,
     /// What clients of the API over TCP need; `None` if it is not served there.
     api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
     /// Number of the core that the next new listener or resumed session gets.
@@ -190,7 +193,7 @@ impl Reloader {
         setup: &Setup,
         exports: &Exports,
         connection_limits: &Arc<ConnectionLimits>,
-        cores: Cores,
+        (cores, disks): (Arc<Cores>, Arc<Disks>),
         (bound, private): (Vec<BoundListener>, Option<TempDir>),
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
@@ -207,7 +210,8 @@ impl Reloader {
             frontends: Current::new(setup.frontends.clone()),
             opener: Current::new(Arc::new(setup.opener())),
             units: LogicalUnits::new(exports),
-            cores: Arc::new(cores),
+            cores,
+            disks,
             api_credentials: None,
             next_core: AtomicUsize::new(0),
             private,
@@ -240,6 +244,11 @@ impl Reloader {
     /// The cores that serve connections.
     pub(super) fn cores(&self) -> &Arc<Cores> {
         &self.cores
+    }
+
+    /// What serves disks.
+    pub(super) fn disk_server(&self) -> DiskServer {
+        DiskServer { cores: self.cores.clone(), exports: self.exports.clone() }
     }
 
     /// Waits for the right to change the daemon. While it is held, no path is opened; I/O in flight
@@ -346,7 +355,8 @@ impl Reloader {
             };
             Some((offer, handle))
         });
-        Ok(DaemonOffer { listeners: listeners.collect(), volumes, text: config.running.text() })
+        let (listeners, text) = (listeners.collect(), config.running.text());
+        Ok(DaemonOffer { listeners, volumes, attachments: self.disks.offer()?, text })
     }
 
     /// Checks that each path still leads to what is served, within the time limit of work that may
@@ -602,6 +612,7 @@ impl Reloader {
                 *step = VolumeStep::Lose { bytes };
             }
         }
+        let disks = changed_disks(&config.running, desired, &steps);
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
         let sessions = self.connection_limits.limit.sessions().list();
         let conflicts = self.listener_conflicts(config, setup);
@@ -620,7 +631,7 @@ impl Reloader {
         report.changes.extend(self.renewed_credentials(setup, &changes));
         report.next_start.extend(renamed(&config.running, desired, &steps));
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
-        Plan { schema, changes, steps, open_twice, conflict, report }
+        Plan { schema, changes, steps, disks, open_twice, conflict, report }
     }
 
     /// The new listeners that cannot be bound because of those that run, each with the reason and
@@ -685,6 +696,9 @@ struct Plan {
     schema: Schema,
     changes: Vec<ConfigChange>,
     steps: Vec<(String, VolumeStep)>,
+    /// The volumes whose disks, if they have any, are detached; a disk that changes is attached
+    /// again.
+    disks: Vec<String>,
     /// Why a volume cannot be opened while another one is served.
     open_twice: Option<String>,
     /// Why a listener cannot be bound while another one is.
@@ -717,6 +731,14 @@ fn renamed(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> 
         }
     };
     desired.volumes.iter().filter_map(line).collect()
+}
+
+/// The volumes that are closed, and those whose attachments are removed or changed.
+fn changed_disks(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
+    let after = desired.attachments();
+    let before = running.attachments().into_iter().filter(|one| !after.contains(one)).map(|one| one.volume);
+    let closed = steps.iter().filter(|(_, step)| step.closes()).map(|(name, _)| name.clone());
+    closed.chain(before).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// How to resize a volume if the specs differ only in the size; `None` otherwise.

@@ -2,6 +2,7 @@
 
 use super::Plan;
 use super::plan::{ConfigChange, Schema};
+use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
@@ -31,6 +32,10 @@ impl Model {
         let all: Vec<_> = setup.volumes.iter().map(with_absolute_paths).collect();
         let volumes = all.iter().map(|named| Value::Table(named.entry.table(&named.name)));
         table.insert(VOLUMES.0.to_owned(), Value::Array(volumes.collect()));
+        if !setup.attachments.is_empty() {
+            let attachments = setup.attachments.iter().map(|one| Value::Table(one.table()));
+            table.insert(ATTACHMENTS.0.to_owned(), Value::Array(attachments.collect()));
+        }
         let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for (protocol, entry) in &setup.listeners {
             let mut entry = entry.clone();
@@ -64,6 +69,11 @@ impl Model {
     /// The volume with this name.
     pub(super) fn volume(&self, name: &str) -> Option<&NamedVolume> {
         self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// The attachments.
+    pub(super) fn attachments(&self) -> Vec<Attachment> {
+        attachment::of_table(&self.table)
     }
 
     /// The entry with this name in a list of targets.

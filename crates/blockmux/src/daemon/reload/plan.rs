@@ -6,6 +6,7 @@
 
 use crate::access::networks;
 use crate::cli::ctl::{PlanReport, PlannedChange};
+use crate::daemon::attachment::ATTACHMENTS;
 use crate::daemon::setup::VOLUMES;
 use crate::output::masked;
 use crate::protocol::address::{ListenerEntry, matches_listener, tcp_address};
@@ -101,6 +102,7 @@ impl Schema {
     pub(in crate::daemon) fn name_key(&self, path: &[String]) -> Option<&'static str> {
         match path {
             [list] if list == VOLUMES.0 => Some(VOLUMES.1),
+            [list] if list == ATTACHMENTS.0 => Some(ATTACHMENTS.1),
             [list] => self.target(list).map(|tables| tables.name),
             [list, _, part] => {
                 let tables = self.target(list)?;

@@ -5,6 +5,7 @@ use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Changing, Reloader, RunningConfig};
 use crate::cli::ctl::{Answer, PlanReport, Request};
+use crate::daemon::attachment::{ATTACHMENTS, Attachment};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::VOLUMES;
 use crate::protocol::frontend::{Change as ProtocolChange, TargetTables};
@@ -82,6 +83,7 @@ fn write_down(
             model.volumes.retain(|volume| volume.name != *name);
             let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
             list.retain(|entry| entry.get(VOLUMES.1).and_then(Value::as_str) != Some(name));
+            remove_attachment(&mut model.table, name);
             for (_, tables) in frontends.target_tables() {
                 let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
                 for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
@@ -124,6 +126,9 @@ fn write_down(
             }
             Some(false)
         }
+        (Request::AttachDisk { .. } | Request::DetachDisk { .. }, _) => {
+            write_attachment(&mut model.table, request)
+        }
         (Request::Detach { target, number, .. }, Answer::Done) => {
             let tables = frontends.target_tables().map(|(_, tables)| tables);
             for tables in tables {
@@ -145,6 +150,30 @@ fn write_down(
             Some(false)
         }
         _ => None,
+    }
+}
+
+/// Writes an attachment that was made or removed into a config.
+fn write_attachment(table: &mut Table, request: &Request) -> Option<bool> {
+    match request {
+        Request::AttachDisk { volume, via, name, read_only } => {
+            let (volume, name) = (volume.clone(), name.clone());
+            let entry = Attachment { volume, via: *via, name, read_only: *read_only };
+            let list = table.entry(ATTACHMENTS.0).or_insert_with(|| Value::Array(Vec::new()));
+            list.as_array_mut()?.push(Value::Table(entry.table()));
+        }
+        Request::DetachDisk { volume, .. } => remove_attachment(table, volume),
+        _ => return None,
+    }
+    Some(true)
+}
+
+/// Removes the attachment of a volume from a config, if it has one.
+fn remove_attachment(table: &mut Table, volume: &str) {
+    let Some(list) = table.get_mut(ATTACHMENTS.0).and_then(Value::as_array_mut) else { return };
+    list.retain(|entry| entry.get(ATTACHMENTS.1).and_then(Value::as_str) != Some(volume));
+    if list.is_empty() {
+        table.remove(ATTACHMENTS.0);
     }
 }
 

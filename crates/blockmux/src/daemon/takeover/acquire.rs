@@ -107,7 +107,7 @@ impl Takeover {
     }
 
     /// Checks that this process would serve every volume of the daemon, with the same spec and
-    /// data, and use the same directory of reservations.
+    /// data, attach the same disks, and use the same directory of reservations.
     ///
     /// # Errors
     /// Names the first difference and what to change.
@@ -128,6 +128,13 @@ impl Takeover {
                     offered.spec
                 )));
             }
+        }
+        let is_attached = |volume: &String| setup.attachments.iter().any(|asked| asked.volume == *volume);
+        if let Some(volume) = self.offer.attachments.iter().find(|volume| !is_attached(volume)) {
+            return Err(Failure::request(format!(
+                "--takeover: the daemon has attached `{volume}` as a disk, which this config does not; add an \
+                 [[attachment]] here, or detach the disk first ('ctl detach-disk', then 'ctl save')"
+            )));
         }
         if self.offer.state != setup.state {
             let shown = |path: &Option<std::path::PathBuf>| match path {
@@ -284,7 +291,7 @@ mod tests {
         let (connection, daemon) =
             (TakeoverConnection::new(one).unwrap(), TakeoverConnection::new(other).unwrap());
         daemon.send(&TakeoverMessage::Released).unwrap();
-        let offer = Offer { volumes: Vec::new(), state: None };
+        let offer = Offer { volumes: Vec::new(), attachments: Vec::new(), state: None };
         let (reservations, sessions) = (BTreeMap::new(), Vec::new());
         let mut takeover = Takeover { connection, offer, is_trusted, files, reservations, sessions };
         takeover.wait_for_release(&inherited).unwrap();

@@ -77,12 +77,12 @@ impl TakeoverServer {
             return refuse(&connection, "another process is taking over; try again when it has ended");
         }
         let busy = Busy(self.is_busy.clone());
-        let DaemonOffer { mut listeners, volumes, text } = match self.reloader.offer() {
+        let DaemonOffer { mut listeners, volumes, attachments, text } = match self.reloader.offer() {
             Ok(offered) => offered,
             Err(reason) => return refuse(&connection, &reason),
         };
         listeners.extend(self.endpoints.iter().cloned());
-        let offer = Offer { volumes, state: self.state.clone() };
+        let offer = Offer { volumes, attachments, state: self.state.clone() };
         let (events, reloader) = (self.events.clone(), self.reloader.clone());
         let negotiate = move || match wait_until_ready(&connection, &listeners, offer) {
             Ok(()) => {

@@ -42,10 +42,13 @@ pub(super) enum TakeoverMessage {
     Serving,
 }
 
-/// The daemon's volumes and its directory of reservations.
+/// The daemon's volumes and disks, and its directory of reservations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Offer {
     pub(super) volumes: Vec<VolumeOffer>,
+    /// The volumes that are attached as disks, which wait for the new process.
+    #[serde(default)]
+    pub(super) attachments: Vec<String>,
     /// Directory of persistent reservations.
     pub(super) state: Option<PathBuf>,
 }

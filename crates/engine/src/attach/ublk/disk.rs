@@ -8,7 +8,7 @@
 use super::control::{ControlError, SHORT, UblkControl};
 use super::kernel::QueueRing;
 use super::node::{char_node, devices, disk_node};
-use super::queue_task::{QueueTask, QueueVolume};
+use super::queue_task::{QueueOrder, QueueTask, QueueVolume};
 use super::size::SizeFollower;
 use crate::attach::name;
 use crate::attach::node::{self, wait_for};
@@ -21,12 +21,12 @@ use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, DevInfo, DevState, Features, Params};
 use blockmux_proto::ublk::{MAX_BYTES, describes, disk_params};
 use blockmux_proto::volume_state::Origin;
+use blockmux_volume::VolumeInfo;
 use rustix::param::page_size;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{debug, info, warn};
@@ -37,14 +37,15 @@ pub struct UblkDisk {
     attached_as: AttachedAs,
     /// Taken when the disk is removed.
     size: Mutex<Option<SizeFollower>>,
+    outlives_process: bool,
 }
 
 /// A device of the driver that this process serves.
 struct Device {
     control: UblkControl,
     id: u32,
-    /// Set when all requests are to fail.
-    fails: Arc<AtomicBool>,
+    /// What its queues are to do.
+    order: Arc<QueueOrder>,
     /// The driver can change the size of a disk.
     can_resize: bool,
     cores: Vec<Inbox>,
@@ -66,8 +67,10 @@ impl UblkDisk {
         let control = UblkControl::open()?;
         let can_resize = control.features()?.contains(Features::UPDATE_SIZE);
         let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
+        let export = exports.get(volume).ok_or_else(gone)?;
         let volume_state = exports.volume_state(volume).ok_or_else(gone)?;
         let info = volume_state.volume().info();
+        let info = VolumeInfo { read_only: info.read_only || export.read_only || options.read_only, ..info };
         let params = disk_params(&info, page_size() as u32)?;
         let (left, attached_as) = match options.data {
             Some(data) => match left_by_another(&control, data)? {
@@ -76,14 +79,9 @@ impl UblkDisk {
             },
             None => (control.add(new_device(&options, can_resize))?, AttachedAs::New),
         };
-        let device = Device {
-            control,
-            id: left.dev_id,
-            fails: Arc::new(AtomicBool::new(false)),
-            can_resize,
-            cores: cores.inboxes(),
-        };
-        let served = Served { cores, exports, volume };
+        let device =
+            Device { control, id: left.dev_id, order: Arc::default(), can_resize, cores: cores.inboxes() };
+        let served = Served { cores, exports, volume, read_only: info.read_only };
         let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
         let begun = named.and_then(|()| match attached_as {
             AttachedAs::New => device.start(&left, &params, served),
@@ -101,11 +99,12 @@ impl UblkDisk {
                 }
                 let disk = disk.display();
                 info!(target: AUDIT, protocol = "ublk", %disk, volume = name, "attached: {attached_as:?}");
-                Ok(UblkDisk { device, attached_as, size: Mutex::new(Some(size)) })
+                let outlives_process = options.data.is_some();
+                Ok(UblkDisk { device, attached_as, size: Mutex::new(Some(size)), outlives_process })
             }
             Err(error) => {
                 if attached_as == AttachedAs::New {
-                    device.fail();
+                    device.order(QueueOrder::fail);
                     device.remove().unwrap_or_else(|error| warn!("{}: {error}", device.node().display()));
                 }
                 Err(error)
@@ -133,14 +132,22 @@ impl AttachedDisk for UblkDisk {
         self.attached_as
     }
 
+    fn outlives_process(&self) -> bool {
+        self.outlives_process
+    }
+
+    fn check_unused(&self) -> Result<(), DetachError> {
+        self.device.open_unused().map(drop)
+    }
+
+    fn leave(&self) {
+        self.keep_size();
+        self.device.order(QueueOrder::leave);
+    }
+
     fn detach(&self) -> Result<(), DetachError> {
-        let node = self.device.node();
-        let flush_failed = |error| DetachError::Flush { node: node.clone(), error };
-        let Some(disk) = node::open_unused(&node).map_err(flush_failed)? else {
-            let places = node::mount_points(&node);
-            return Err(DetachError::InUse { node, places });
-        };
-        disk.sync_all().map_err(flush_failed)?;
+        let disk = self.device.open_unused()?;
+        disk.sync_all().map_err(|error| self.device.flush_failed(error))?;
         // Nobody can mount it while it is open here, and the flush has written all pages.
         self.keep_size();
         self.device.stop()?;
@@ -151,7 +158,7 @@ impl AttachedDisk for UblkDisk {
     }
 
     fn detach_by_force(&self) -> Result<(), DetachError> {
-        self.device.fail();
+        self.device.order(QueueOrder::fail);
         self.keep_size();
         self.device.remove()?;
         self.note_detached("detached by force");
@@ -172,7 +179,7 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     if DevState(info.state) == DevState::LIVE {
         return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
     }
-    Ok(Device { control, id, fails: Arc::default(), can_resize: false, cores: Vec::new() }.remove()?)
+    Ok(Device { control, id, order: Arc::default(), can_resize: false, cores: Vec::new() }.remove()?)
 }
 
 /// What a disk serves, and where.
@@ -181,6 +188,7 @@ struct Served<'a> {
     cores: &'a Cores,
     exports: &'a Exports,
     volume: VolumeId,
+    read_only: bool,
 }
 
 impl Served<'_> {
@@ -239,11 +247,12 @@ impl Device {
         (queue, depth): (u16, u16),
         served: Served<'_>,
     ) -> io::Result<()> {
-        let (device, fails) = (device.clone(), self.fails.clone());
+        let (device, order) = (device.clone(), self.order.clone());
         let listener = self.node().display().to_string().into();
         let serves = QueueVolume {
             exports: served.exports.clone(),
             volume: served.volume,
+            read_only: served.read_only,
             origin: Origin { protocol: "ublk", listener },
         };
         let nth = usize::from(queue) % served.cores.count().max(1);
@@ -253,7 +262,7 @@ impl Device {
             }
             core.try_spawn(|waker| {
                 let port = QueueRing::open(core, &device, queue, depth, waker)?;
-                let task = QueueTask::new(port, depth, serves, (core.clone(), waker), fails);
+                let task = QueueTask::new(port, depth, serves, (core.clone(), waker), order);
                 task.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
             })
         });
@@ -268,9 +277,26 @@ impl Device {
         })
     }
 
-    /// Fails all requests, now and from now on.
-    fn fail(&self) {
-        self.fails.store(true, Ordering::Relaxed);
+    /// Opens the disk exclusively.
+    ///
+    /// # Errors
+    /// If it is in use.
+    fn open_unused(&self) -> Result<File, DetachError> {
+        let node = self.node();
+        match node::open_unused(&node) {
+            Ok(Some(disk)) => Ok(disk),
+            Ok(None) => Err(DetachError::InUse { places: node::mount_points(&node), node }),
+            Err(error) => Err(self.flush_failed(error)),
+        }
+    }
+
+    fn flush_failed(&self, error: io::Error) -> DetachError {
+        DetachError::Flush { node: self.node(), error }
+    }
+
+    /// Gives an order to all queues.
+    fn order(&self, give: fn(&QueueOrder)) {
+        give(&self.order);
         for core in &self.cores {
             core.send(|core| core.wake_all());
         }

@@ -14,7 +14,7 @@ use blockmux_volume::{Core, IoError, SgList, Waker};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 use tracing::{debug, warn};
 
@@ -54,8 +54,7 @@ pub(super) struct QueueTask<P, R> {
     waiting: Option<(u16, usize)>,
     /// Tags that may get further requests.
     open_tags: u32,
-    /// Set when the disk is removed although requests are in flight.
-    fails: Arc<AtomicBool>,
+    order: Arc<QueueOrder>,
     /// Dropping it gives the queue up.
     _registration: R,
 }
@@ -64,8 +63,34 @@ pub(super) struct QueueTask<P, R> {
 pub(super) struct QueueVolume {
     pub(super) exports: Exports,
     pub(super) volume: VolumeId,
+    /// Refuse writes.
+    pub(super) read_only: bool,
     pub(super) origin: Origin,
 }
+
+/// What the tasks of a disk are to do: serve its queues, until one of these orders comes.
+#[derive(Default)]
+pub(super) struct QueueOrder(AtomicU8);
+
+impl QueueOrder {
+    /// The disk stays without this process: takes no further requests, and ends. The kernel sends
+    /// those that are not answered to the next process.
+    pub(super) fn leave(&self) {
+        self.0.fetch_max(LEAVE, Ordering::Relaxed);
+    }
+
+    /// The disk is removed although requests are in flight: fails all, now and from now on.
+    pub(super) fn fail(&self) {
+        self.0.fetch_max(FAIL, Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+const LEAVE: u8 = 1;
+const FAIL: u8 = 2;
 
 impl<P: RequestPort, R> QueueTask<P, R> {
     /// A task for a queue whose port was opened for `depth` tags; `None` if the volume was removed.
@@ -74,10 +99,10 @@ impl<P: RequestPort, R> QueueTask<P, R> {
         depth: u16,
         serves: QueueVolume,
         (core, waker): (Rc<dyn Core>, &Waker),
-        fails: Arc<AtomicBool>,
+        order: Arc<QueueOrder>,
     ) -> Option<QueueTask<P, R>> {
-        let QueueVolume { exports, volume, origin } = serves;
-        let queue = UblkQueue::new(&exports, volume, depth)?;
+        let QueueVolume { exports, volume, read_only, origin } = serves;
+        let queue = UblkQueue::new(&exports, volume, depth, read_only)?;
         let channels = Channels::new(exports, core.clone(), waker.clone(), origin);
         Some(QueueTask {
             port,
@@ -87,7 +112,7 @@ impl<P: RequestPort, R> QueueTask<P, R> {
             waker: waker.clone(),
             waiting: None,
             open_tags: depth.into(),
-            fails,
+            order,
             _registration: registration,
         })
     }
@@ -179,13 +204,14 @@ impl<P: RequestPort, R> QueueTask<P, R> {
 impl<P: RequestPort, R> Task for QueueTask<P, R> {
     #[inline]
     fn run(&mut self) -> Progress {
-        if self.fails.load(Ordering::Relaxed) {
+        let order = self.order.now();
+        if order == FAIL {
             self.fail();
         }
-        let taken = self.take_requests();
+        let taken = if order == LEAVE { Progress::Idle } else { self.take_requests() };
         let moved = self.channels.move_io(&mut self.queue, self.core.now());
         let sent = if self.send_replies() { Progress::Drained } else { Progress::Idle };
-        if self.open_tags == 0 && self.channels.is_idle() {
+        if (self.open_tags == 0 || order == LEAVE) && self.channels.is_idle() {
             return Progress::Done;
         }
         taken.max(moved).max(sent)
@@ -274,7 +300,7 @@ mod tests {
         kernel: Rc<FakeKernel>,
         core: Rc<TestCore>,
         task: QueueTask<Rc<FakeKernel>, ()>,
-        fails: Arc<AtomicBool>,
+        order: Arc<QueueOrder>,
     }
 
     impl Attached {
@@ -284,12 +310,13 @@ mod tests {
                 Arc::new(DelayVolume::new(Arc::new(MemVolume::new(8 << 20)), delays));
             let export =
                 Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
-            let (kernel, fails) = (Rc::new(FakeKernel::default()), Arc::new(AtomicBool::new(false)));
+            let (kernel, order) = (Rc::new(FakeKernel::default()), Arc::<QueueOrder>::default());
             let origin = Origin { protocol: "ublk", listener: "ublkb0".into() };
-            let serves = QueueVolume { exports: Exports::new(vec![export]), volume: VolumeId(0), origin };
+            let exports = Exports::new(vec![export]);
+            let serves = QueueVolume { exports, volume: VolumeId(0), read_only: false, origin };
             let own = (core.as_core(), &Waker::idle());
-            let task = QueueTask::new((kernel.clone(), ()), DEPTH, serves, own, fails.clone()).unwrap();
-            Attached { kernel, core, task, fails }
+            let task = QueueTask::new((kernel.clone(), ()), DEPTH, serves, own, order.clone()).unwrap();
+            Attached { kernel, core, task, order }
         }
 
         /// Runs turns until there is nothing to do; returns what was committed.
@@ -375,11 +402,24 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_is_left_answers_what_it_has_taken_and_nothing_else() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.kernel.request(0, IoOp::READ, 0, 1);
+        assert_eq!(attached.turns(), []);
+        attached.order.leave();
+        attached.kernel.write(1, 0, vec![1; 512]);
+        assert_eq!(attached.turns(), []);
+        attached.core.advance(READ_TIME);
+        assert_eq!(attached.task.run(), Progress::Done);
+        assert_eq!(attached.turns(), [(0, 512)]);
+    }
+
+    #[test]
     fn a_disk_that_is_removed_by_force_answers_what_is_in_flight() {
         let mut attached = Attached::new(TestCore::new());
         attached.kernel.request(0, IoOp::READ, 0, 1);
         attached.turns();
-        attached.fails.store(true, Ordering::Relaxed);
+        attached.order.fail();
         attached.kernel.write(1, 0, vec![1; 512]);
         assert_eq!(attached.turns(), [(0, -libc::EIO), (1, -libc::EIO)]);
         attached.kernel.remove();

@@ -6,6 +6,7 @@ use crate::api::ApiError;
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config_audit::Caller;
 use crate::daemon::control::{ConnectionLimits, ControlServer};
+use crate::daemon::disks::{DiskServer, Disks};
 use crate::daemon::inherited::InheritedListeners;
 use crate::daemon::reload::Reloader;
 use crate::daemon::setup::Setup;
@@ -78,9 +79,17 @@ impl TestPlace {
         let limit = ConnectionLimit::new(setup.max_connections);
         let connection_limits = Arc::new(ConnectionLimits::new(limit));
         connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
-        let cores = start_cores(&setup, POOL)?;
+        let cores = Arc::new(start_cores(&setup, POOL)?);
         let args = (self.args(), inherited);
-        let reloader = Reloader::start(args, &setup, &exports, &connection_limits, cores, (bound, None))?;
+        let disks = Arc::new(Disks::new(None));
+        let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
+        setup
+            .attachments
+            .iter()
+            .try_for_each(|asked| disks.attach(&server, asked).map(drop))
+            .map_err(Failure::request)?;
+        let served = (cores, disks);
+        let reloader = Reloader::start(args, &setup, &exports, &connection_limits, served, (bound, None))?;
         let reloader = Arc::new(reloader);
         let control = ControlServer {
             exports,
@@ -136,6 +145,12 @@ impl TestDaemon {
         };
         let idle = self.control.connection_limits.idle_timeout();
         all.insert("limits".to_owned(), format!("{} {idle:?}", status.max_connections));
+        for disk in status.attachments {
+            all.insert(
+                format!("disk {}", disk.volume),
+                format!("{} {:?} {}", disk.state, disk.via, disk.read_only),
+            );
+        }
         let policy = &self.control.policy;
         for volume in status.volumes {
             let (id, export) = self.control.exports.find(&volume.name).unwrap();

@@ -4,12 +4,14 @@
 //! A seed determines a test, and a failure prints it. `BLOCKMUX_CONFIG_SEEDS=17..18 cargo test -p
 //! blockmux generated` runs that seed alone.
 
+mod attachments;
 mod config;
 mod daemon;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
 use crate::api::{ApiError, limits};
+use crate::attach::way::Way;
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::protocol::NBD;
 use blockmux_volume::random::SplitMix;
@@ -40,6 +42,7 @@ impl Configs {
                 few => self.genome.changed(&mut self.random, few * few),
             };
             let text = genome.text(self.place.ip());
+            let text = self.with_attachments(text);
             self.place.write(&text);
             if self.place.check().is_ok() {
                 self.genome = genome;
@@ -48,6 +51,22 @@ impl Configs {
             }
         }
         panic!("no config of {MAX_DRAWS} is valid");
+    }
+}
+
+impl Configs {
+    /// A config that attaches some of its volumes that have names, as disks that are none.
+    fn with_attachments(&mut self, mut text: String) -> String {
+        let table: toml::Table = text.parse().unwrap_or_default();
+        let volumes = table.get("volume").and_then(toml::Value::as_array).into_iter().flatten();
+        for name in volumes.filter_map(|volume| volume.get("name")?.as_str()) {
+            match self.random.below(6) {
+                0 => text += &format!("[[attachment]]\nvolume = '{name}'\nvia = 'fake'\n"),
+                1 => text += &format!("[[attachment]]\nvia = 'fake'\nvolume = '{name}'\nread_only = true\n"),
+                _ => {}
+            }
+        }
+        text
     }
 }
 
@@ -185,7 +204,17 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
     let target =
         pick(&["iqn.2026-11.test:t0", "iqn.2026-11.test:t1", "nqn.2026-11.test:s0", "nqn.2026-11.test:s1"]);
     let number = pick(&["", "1", "2", "5"]).parse().ok();
-    match &*pick(&["add", "remove", "limit", "resize", "attach", "attach", "detach"]) {
+    match &*pick(&[
+        "add",
+        "remove",
+        "limit",
+        "resize",
+        "attach",
+        "attach",
+        "detach",
+        "attach-disk",
+        "detach-disk",
+    ]) {
         "add" => Request::Add {
             volume: pick(&[
                 "x=mem:1m",
@@ -210,6 +239,10 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
             client_limits: None,
         },
         "resize" => Request::Resize { name, size: Some(8 << 20), shrink: false },
+        "attach-disk" => {
+            Request::AttachDisk { volume: name, via: Some(Way::Fake), name: None, read_only: false }
+        }
+        "detach-disk" => Request::DetachDisk { volume: name, force: true },
         "attach" => Request::Attach { name, target, number, ana_group: None },
         _ => Request::Detach { target, number: number.unwrap_or(0), force: true },
     }

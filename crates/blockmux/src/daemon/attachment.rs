@@ -1,0 +1,115 @@
+//! `[[attachment]]`: a volume of the daemon that is also a disk of its machine.
+
+use crate::attach::way::Way;
+use blockmux_engine::attach::DiskName;
+use serde::{Deserialize, Deserializer, de};
+use std::collections::HashSet;
+use toml::{Table, Value};
+
+/// One `[[attachment]]`. A volume has at most one, which the volume's name identifies
+/// (docs/decisions, number 100).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Attachment {
+    /// Name of the volume.
+    pub(super) volume: String,
+    /// How to attach it; `None` for the best way that the machine has.
+    pub(super) via: Option<Way>,
+    /// Its name below `/dev/blockmux`, if it gets one.
+    #[serde(default, deserialize_with = "disk_name")]
+    pub(super) name: Option<DiskName>,
+    /// Refuse writes of the disk, also if the volume is writable.
+    #[serde(default)]
+    pub(super) read_only: bool,
+}
+
+impl Attachment {
+    /// The entry as a `[[attachment]]` table.
+    pub(super) fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.insert(ATTACHMENTS.1.to_owned(), self.volume.clone().into());
+        table.extend(self.via.map(|way| ("via".to_owned(), way.name().into())));
+        table.extend(self.name.as_ref().map(|name| ("name".to_owned(), name.to_string().into())));
+        table.extend(self.read_only.then(|| ("read_only".to_owned(), true.into())));
+        table
+    }
+}
+
+/// Checks that each attachment has one of these volumes, and no volume two.
+///
+/// # Errors
+/// If not; the message says what to write.
+pub(super) fn check_all(attachments: &[Attachment], volumes: &[&str]) -> Result<(), String> {
+    let (mut seen, mut links) = (HashSet::new(), HashSet::new());
+    for Attachment { volume, name, .. } in attachments {
+        if let Some(twice) = name.as_ref().map(DiskName::link).filter(|link| !links.insert(link.clone())) {
+            let twice = twice.display();
+            return Err(format!(
+                "attachment `{volume}`: another one has the name of {twice}; choose another name"
+            ));
+        }
+        if !volumes.contains(&volume.as_str()) {
+            return Err(format!(
+                "attachment `{volume}`: no volume has this name; add it, or correct the name"
+            ));
+        }
+        if !seen.insert(volume) {
+            return Err(format!(
+                "attachment `{volume}`: the volume is attached twice; two disks of one volume would each cache its \
+                 data: remove one"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn disk_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskName>, D::Error> {
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
+/// The attachments of a config in the form of a table.
+pub(super) fn of_table(table: &Table) -> Vec<Attachment> {
+    let list = table.get(ATTACHMENTS.0).and_then(Value::as_array);
+    list.into_iter().flatten().filter_map(|entry| entry.clone().try_into().ok()).collect()
+}
+
+/// Key of the list of attachments in a config file, and key of an attachment's name.
+pub(super) const ATTACHMENTS: (&str, &str) = ("attachment", "volume");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_attachment_has_a_volume_of_its_own() {
+        let check = |names: &[&str]| {
+            let one = |name: &&str| Attachment {
+                volume: (*name).to_owned(),
+                via: None,
+                name: "data".parse().ok().filter(|_| name.len() > 1),
+                read_only: false,
+            };
+            check_all(&names.iter().map(one).collect::<Vec<_>>(), &["a", "b", "aa", "bb"])
+        };
+        assert_eq!(check(&["b", "a"]), Ok(()));
+        assert!(check(&["c"]).unwrap_err().starts_with("attachment `c`: no volume has this name"));
+        assert!(check(&["aa", "bb"]).unwrap_err().contains("has the name of /dev/blockmux/data; choose"));
+        assert!(check(&["a", "a"]).unwrap_err().starts_with("attachment `a`: the volume is attached twice"));
+    }
+
+    #[test]
+    fn a_table_has_what_it_was_made_of() {
+        let all = [
+            Attachment { volume: "a".to_owned(), via: None, name: None, read_only: false },
+            Attachment {
+                volume: "b".to_owned(),
+                via: Some(Way::Ublk),
+                name: "data".parse().ok(),
+                read_only: true,
+            },
+        ];
+        let list = all.iter().map(|one| Value::Table(one.table())).collect();
+        let table = [(ATTACHMENTS.0.to_owned(), Value::Array(list))].into_iter().collect();
+        assert_eq!(of_table(&table), all);
+    }
+}

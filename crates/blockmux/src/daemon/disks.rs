@@ -1,0 +1,623 @@
+//! The disks that the daemon has attached (`[[attachment]]`).
+//!
+//! Attaching and detaching may hang, in the kernel or because a volume does not answer. No lock is
+//! held meanwhile: the entry of the volume says what is under way. Callers run both as work that
+//! may block (`blocking_work.rs`).
+
+use super::attachment::Attachment;
+use crate::api::{ApiError, ErrorCode};
+use crate::attach::way::Way;
+use crate::cli::ctl::AttachmentStatus;
+use crate::failure::Failure;
+use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
+use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use blockmux_engine::core::cores::Cores;
+use blockmux_proto::exports::Exports;
+use blockmux_proto::volume_state::{VolumeState, VolumeTraffic};
+use rustix::thread::CapabilitySet;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// The attached disks, by the names of their volumes.
+pub(super) struct Disks {
+    entries: Mutex<BTreeMap<String, DiskEntry>>,
+    /// Has the capabilities for attaching, which other threads have dropped. `None` if they have
+    /// not.
+    privileged: Option<PrivilegedThread>,
+}
+
+/// What serves the disks.
+#[derive(Clone)]
+pub(super) struct DiskServer {
+    pub(super) cores: Arc<Cores>,
+    pub(super) exports: Exports,
+}
+
+struct DiskEntry {
+    asked: Attachment,
+    state: DiskState,
+}
+
+enum DiskState {
+    Attaching,
+    Attached(VolumeDisk),
+    /// It is being removed, or it is removed and the running config has not forgotten it yet.
+    Detaching(VolumeDisk),
+    /// It could not be attached; the next reload tries again.
+    Failed(String),
+}
+
+/// The disk of a volume.
+#[derive(Clone)]
+struct VolumeDisk {
+    disk: Arc<dyn AttachedDisk>,
+    way: Way,
+    read_only: bool,
+    volume_state: Weak<VolumeState>,
+}
+
+/// An attachment, for people.
+pub(super) struct DiskInfo {
+    pub(super) volume: String,
+    pub(super) read_only: bool,
+    /// In a word.
+    pub(super) state: &'static str,
+    /// Why it is not attached.
+    pub(super) error: Option<String>,
+    /// Absent while it is not attached.
+    pub(super) device: Option<DeviceInfo>,
+}
+
+impl DiskInfo {
+    /// The status for the API.
+    pub(super) fn into_status(self) -> AttachmentStatus {
+        let DiskInfo { volume, read_only, state, error, device } = self;
+        AttachmentStatus {
+            volume,
+            state: state.to_owned(),
+            device: device.as_ref().map(|own| own.path.display().to_string()),
+            via: device.as_ref().map(|own| own.way.name().to_owned()),
+            read_only,
+            recovered: device.as_ref().is_some_and(|own| own.is_recovered),
+            error,
+            traffic: device.map(|own| own.traffic).unwrap_or_default().into(),
+        }
+    }
+}
+
+/// The device of an attachment.
+pub(super) struct DeviceInfo {
+    pub(super) path: PathBuf,
+    pub(super) way: Way,
+    pub(super) is_recovered: bool,
+    pub(super) traffic: VolumeTraffic,
+}
+
+impl Disks {
+    /// No disk yet; `privileged` attaches and detaches them, if threads of others may not.
+    pub(super) fn new(privileged: Option<PrivilegedThread>) -> Disks {
+        Disks { entries: Mutex::default(), privileged }
+    }
+
+    /// Checks that the machine has the way of an attachment.
+    ///
+    /// # Errors
+    /// If not; the message says what to do.
+    pub(super) fn probe(&self, asked: &Attachment) -> Result<(), Failure> {
+        let (own, via) = (asked.volume.clone(), asked.via);
+        self.run(move || choose(&own, via).map(drop)).flatten()
+    }
+
+    /// Attaches a volume; returns its device.
+    ///
+    /// # Errors
+    /// If it is attached already or cannot be attached. Then nothing has changed.
+    pub(super) fn attach(&self, server: &DiskServer, asked: &Attachment) -> Result<PathBuf, ApiError> {
+        let volume = &asked.volume;
+        {
+            let mut entries = self.lock();
+            match entries.get(volume).map(|entry| &entry.state) {
+                None | Some(DiskState::Failed(_)) => {}
+                Some(DiskState::Attached(own)) => {
+                    let device = own.disk.path();
+                    let text = format!("attachment `{volume}`: is there already, as {}", device.display());
+                    return Err(ApiError::new(ErrorCode::Conflict, text));
+                }
+                Some(state) => return Err(state.is_busy(volume)),
+            }
+            let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attaching };
+            entries.insert(volume.clone(), entry);
+        }
+        let (server, own) = (server.clone(), asked.clone());
+        let attached = self.run(move || attach(&server, &own)).flatten();
+        let mut entries = self.lock();
+        match attached {
+            Ok(disk) => {
+                let device = disk.disk.path();
+                let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attached(disk) };
+                entries.insert(volume.clone(), entry);
+                Ok(device)
+            }
+            Err(failure) => {
+                entries.remove(volume);
+                Err(ApiError::failed(failure))
+            }
+        }
+    }
+
+    /// Attaches all volumes of a config that are not attached; returns what failed. `status` shows
+    /// that, and the next reload tries again.
+    pub(super) fn attach_missing(&self, server: &DiskServer, all: &[Attachment]) -> Vec<String> {
+        let is_missing = |asked: &&Attachment| {
+            let entries = self.lock();
+            entries.get(&asked.volume).is_none_or(|entry| matches!(entry.state, DiskState::Failed(_)))
+        };
+        let missing: Vec<_> = all.iter().filter(is_missing).collect();
+        let attach = |asked: &Attachment| {
+            let why = self.attach(server, asked).err()?.to_string();
+            let state = DiskState::Failed(why.clone());
+            self.lock().insert(asked.volume.clone(), DiskEntry { asked: asked.clone(), state });
+            Some(why)
+        };
+        missing.into_iter().filter_map(attach).collect()
+    }
+
+    /// Checks that the disk of a volume, if it has one, can be detached.
+    ///
+    /// # Errors
+    /// If it is in use, or it is being attached or detached.
+    pub(super) fn check_unused(&self, volume: &str) -> Result<(), ApiError> {
+        let disk = match self.lock().get(volume).map(|entry| &entry.state) {
+            None | Some(DiskState::Failed(_)) => return Ok(()),
+            Some(DiskState::Attached(own)) => own.disk.clone(),
+            Some(state) => return Err(state.is_busy(volume)),
+        };
+        self.run(move || disk.check_unused())?.map_err(|error| cannot_detach(volume, &error))
+    }
+
+    /// Detaches the disks that volumes have. Dropping the result attaches them again.
+    ///
+    /// # Errors
+    /// If one cannot be detached; then all stay attached.
+    pub(super) fn detach_all(
+        self: &Arc<Disks>,
+        server: &DiskServer,
+        volumes: &[String],
+        force: bool,
+    ) -> Result<DetachedDisks, ApiError> {
+        let (disks, server) = (self.clone(), server.clone());
+        let mut detached = DetachedDisks { disks, server, volumes: Vec::new() };
+        for volume in volumes.iter().filter(|volume| self.has(volume)) {
+            self.detach(volume, force)?;
+            detached.volumes.push(volume.clone());
+        }
+        Ok(detached)
+    }
+
+    /// Detaches the disk of a volume, if it has one. Its entry stays until [`Disks::forget`].
+    ///
+    /// # Errors
+    /// If it is in use and `force` is not given, or it cannot be detached. Then it stays attached.
+    fn detach(&self, volume: &str, force: bool) -> Result<(), ApiError> {
+        let Some(own) = self.begin_detach(volume, force)? else { return Ok(()) };
+        let disk = own.disk.clone();
+        let remove = move || if force { disk.detach_by_force() } else { disk.detach() };
+        let detached = self.run(remove)?;
+        detached.map_err(|error| {
+            let mut entries = self.lock();
+            // It may have been removed by force meanwhile.
+            if let Some(DiskEntry { state, .. }) = entries.get_mut(volume)
+                && state.disk().is_some_and(|now| Arc::ptr_eq(&now.disk, &own.disk))
+            {
+                *state = DiskState::Attached(own);
+            }
+            cannot_detach(volume, &error)
+        })
+    }
+
+    /// Marks a disk as one that is being detached; `None` if there is none.
+    fn begin_detach(&self, volume: &str, force: bool) -> Result<Option<VolumeDisk>, ApiError> {
+        let mut entries = self.lock();
+        let Some(entry) = entries.get_mut(volume) else { return Ok(None) };
+        let own = match &entry.state {
+            DiskState::Failed(_) => return Ok(None),
+            DiskState::Attached(own) => own.clone(),
+            // The flush may wait for a volume that does not answer.
+            DiskState::Detaching(own) if force => own.clone(),
+            state => return Err(state.is_busy(volume)),
+        };
+        entry.state = DiskState::Detaching(own.clone());
+        Ok(Some(own))
+    }
+
+    /// Forgets a disk that was detached, or one that could not be attached.
+    fn forget(&self, volume: &str) {
+        let mut entries = self.lock();
+        let is_gone = |state: &DiskState| matches!(state, DiskState::Detaching(_) | DiskState::Failed(_));
+        if entries.get(volume).is_some_and(|entry| is_gone(&entry.state)) {
+            entries.remove(volume);
+        }
+    }
+
+    /// Whether the disk with this name is one of this volume: a volume may have been replaced while
+    /// it was attached.
+    pub(super) fn is_of(&self, volume: &str, volume_state: &Arc<VolumeState>) -> bool {
+        let entries = self.lock();
+        let disk = entries.get(volume).and_then(|entry| entry.state.disk());
+        disk.and_then(|own| own.volume_state.upgrade()).is_some_and(|own| Arc::ptr_eq(&own, volume_state))
+    }
+
+    /// Whether the volume has an attachment, perhaps one that failed or is under way.
+    fn has(&self, volume: &str) -> bool {
+        self.lock().contains_key(volume)
+    }
+
+    /// All attachments, for people.
+    pub(super) fn list(&self) -> Vec<DiskInfo> {
+        let entries = self.lock();
+        let info = |(volume, DiskEntry { asked, state }): (&String, &DiskEntry)| DiskInfo {
+            volume: volume.clone(),
+            read_only: state.disk().map_or(asked.read_only, |own| own.read_only),
+            state: state.word(),
+            error: match state {
+                DiskState::Failed(why) => Some(why.clone()),
+                _ => None,
+            },
+            device: state.disk().map(VolumeDisk::info),
+        };
+        entries.iter().map(info).collect()
+    }
+
+    /// Detaches all disks, because the daemon stops. One that is in use or cannot be flushed is
+    /// left to the next process. If it would not outlive this process, it is removed by force: the
+    /// daemon's stop ends its volume for everybody, as for clients over a network.
+    pub(super) fn end(&self) {
+        let (sender, ended) = mpsc::channel();
+        let mut left = self.take_all();
+        for (volume, own) in &left {
+            let (sender, volume, disk) = (sender.clone(), volume.clone(), own.disk.clone());
+            // The receiver is gone if the flush takes too long.
+            self.start(move || drop(sender.send((volume, disk.detach()))));
+        }
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        while !left.is_empty() {
+            let Ok((volume, result)) = ended.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            else {
+                break;
+            };
+            if let (Some(own), Err(error)) = (left.remove(&volume), result) {
+                self.abandon(&volume, &own, &error.to_string());
+            }
+        }
+        for (volume, own) in &left {
+            self.abandon(volume, own, "its flush waits for the volume");
+        }
+    }
+
+    /// The volumes whose disks a process that takes over continues with.
+    ///
+    /// # Errors
+    /// Says which disk cannot be handed over, and what to do.
+    pub(super) fn offer(&self) -> Result<Vec<String>, String> {
+        let disk = |(volume, entry): (&String, &DiskEntry)| match &entry.state {
+            DiskState::Failed(_) => None,
+            DiskState::Attached(own) if own.disk.outlives_process() => Some(Ok(volume.clone())),
+            DiskState::Attached(own) => Some(Err(format!(
+                "the disk {} of `{volume}` would end with this process; detach it first ('ctl detach-disk')",
+                own.disk.path().display(),
+            ))),
+            state => Some(Err(state.is_busy(volume).to_string())),
+        };
+        self.lock().iter().filter_map(disk).collect()
+    }
+
+    /// Lets all disks wait for the process that takes over.
+    pub(super) fn leave(&self) {
+        for (volume, own) in self.take_all() {
+            own.disk.leave();
+            info!("{volume}: {} waits for the new process", own.disk.path().display());
+        }
+    }
+
+    /// Gives a disk up that cannot be detached.
+    fn abandon(&self, volume: &str, own: &VolumeDisk, why: &str) {
+        let disk = own.disk.path();
+        let disk = disk.display();
+        if own.disk.outlives_process() {
+            own.disk.leave();
+            warn!("{volume}: {disk} stays, and its requests wait until the volume is attached again ({why})");
+            return;
+        }
+        warn!("{volume}: {disk} is removed by force, because its volume ends with the daemon ({why})");
+        let (sender, removed) = mpsc::channel();
+        let own = own.disk.clone();
+        self.start(move || drop(sender.send(own.detach_by_force())));
+        match removed.recv_timeout(FORCE_TIMEOUT) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!("{volume}: {error}"),
+            Err(_) => warn!("{volume}: the kernel does not remove {disk}"),
+        }
+    }
+
+    fn take_all(&self) -> BTreeMap<String, VolumeDisk> {
+        let all = std::mem::take(&mut *self.lock());
+        let attached = |(volume, entry): (String, DiskEntry)| Some((volume, entry.state.disk()?.clone()));
+        all.into_iter().filter_map(attached).collect()
+    }
+
+    /// Runs work with the capabilities that it needs, and waits for it.
+    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+        if self.privileged.is_none() {
+            return Ok(work());
+        }
+        let (sender, result) = mpsc::channel();
+        self.start(move || drop(sender.send(work())));
+        result
+            .recv()
+            .map_err(|_| Failure::run("a thread for disks has ended; the daemon's log has the reason"))
+    }
+
+    /// Starts a thread with the capabilities that its work needs.
+    fn start(&self, work: impl FnOnce() + Send + 'static) {
+        match &self.privileged {
+            Some(privileged) => privileged.start(Box::new(work)),
+            // Without a thread, whoever waits for the work notices that it has ended.
+            None => drop(thread::Builder::new().name("disks".to_owned()).spawn(work)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, DiskEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Disks that were detached. Dropping it attaches them again, which may block.
+pub(super) struct DetachedDisks {
+    disks: Arc<Disks>,
+    server: DiskServer,
+    volumes: Vec<String>,
+}
+
+impl DetachedDisks {
+    /// Lets the disks stay detached, and forgets them.
+    pub(super) fn keep(mut self) {
+        self.volumes.drain(..).for_each(|volume| self.disks.forget(&volume));
+    }
+}
+
+impl Drop for DetachedDisks {
+    fn drop(&mut self) {
+        for volume in self.volumes.drain(..) {
+            let asked = self.disks.lock().get(&volume).map(|entry| entry.asked.clone());
+            self.disks.forget(&volume);
+            let failed =
+                asked.into_iter().flat_map(|asked| self.disks.attach_missing(&self.server, &[asked]));
+            failed.for_each(|why| warn!("{why}; reload the config to try again"));
+        }
+    }
+}
+
+impl DiskState {
+    fn disk(&self) -> Option<&VolumeDisk> {
+        match self {
+            DiskState::Attached(own) | DiskState::Detaching(own) => Some(own),
+            DiskState::Attaching | DiskState::Failed(_) => None,
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            DiskState::Attaching => "attaching",
+            DiskState::Attached(_) => "attached",
+            DiskState::Detaching(_) => "detaching",
+            DiskState::Failed(_) => "failed",
+        }
+    }
+
+    fn is_busy(&self, volume: &str) -> ApiError {
+        let text = format!("attachment `{volume}`: another command is {} it; try again later", self.word());
+        ApiError::new(ErrorCode::Busy, text)
+    }
+}
+
+impl VolumeDisk {
+    fn info(&self) -> DeviceInfo {
+        let (path, way) = (self.disk.path(), self.way);
+        let listener = path.display().to_string();
+        let origins = self.volume_state.upgrade().map(|own| own.traffic_by_origin()).unwrap_or_default();
+        let own = origins
+            .iter()
+            .filter(|one| one.origin.protocol == way.name() && *one.origin.listener == *listener);
+        DeviceInfo {
+            traffic: own.fold(VolumeTraffic::default(), |sum, one| sum.plus(one.traffic)),
+            is_recovered: self.disk.attached_as() == AttachedAs::Recovered,
+            path,
+            way,
+        }
+    }
+}
+
+fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure> {
+    let Attachment { volume, via, name, read_only } = asked;
+    let DiskServer { cores, exports } = server;
+    let found = exports.find(volume).and_then(|(id, export)| Some((id, export, exports.volume_state(id)?)));
+    let (id, export, volume_state) = found.ok_or_else(|| about(volume, "the volume is removed"))?;
+    let info = volume_state.volume().info();
+    if info.size == 0 {
+        return Err(about(volume, "the volume is empty; attach one with at least one block"));
+    }
+    let read_only = *read_only || export.read_only || info.read_only;
+    let data = volume_state.disk_number();
+    let options =
+        DiskOptions { queues: cores.count() as u16, depth: DEPTH, data, read_only, name: name.clone() };
+    let way = choose(volume, *via)?;
+    let disk = way.attach(cores, exports, id, options).map_err(|error| about(volume, error))?;
+    Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
+}
+
+/// The way to attach a volume that this machine has.
+fn choose(volume: &str, via: Option<Way>) -> Result<Way, Failure> {
+    let advice = match has_dropped(CapabilitySet::SYS_ADMIN) && !has_capability(CapabilitySet::SYS_ADMIN) {
+        true => LACKS_PRIVILEGES,
+        false => "",
+    };
+    Way::choose(via).map_err(|error| about(volume, format!("{error}{advice}")))
+}
+
+/// A failure of an attachment, whose entry in the config the message names.
+fn about(volume: &str, what: impl std::fmt::Display) -> Failure {
+    Failure::request(format!("attachment `{volume}`: {what}"))
+}
+
+fn cannot_detach(volume: &str, error: &DetachError) -> ApiError {
+    let code = match error {
+        DetachError::InUse { .. } => ErrorCode::Conflict,
+        _ => ErrorCode::Failed,
+    };
+    ApiError::new(code, format!("attachment `{volume}`: {error}"))
+}
+
+/// The advice for a daemon that did not expect to attach a disk.
+const LACKS_PRIVILEGES: &str = "; the daemon dropped the required capabilities when it started: restart it with \
+                                --keep-privileges, or with an [[attachment]] in its config";
+/// Maximum number of requests in flight on each queue of a disk.
+const DEPTH: u16 = 128;
+/// Time for the last flush of all disks when the daemon stops.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for the kernel to remove a disk by force.
+const FORCE_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::fake::{self, FakeState};
+    use crate::daemon::config::VolumeEntry;
+    use crate::daemon::opening::{NamedVolume, VolumeOpener};
+    use crate::protocol::policy::Policy;
+    use crate::volume_kinds::open::Populate;
+    use blockmux_engine::core::cores::CoresConfig;
+
+    /// Volumes `a` and `b` in files, `m` and `broken` in RAM, and no disk.
+    struct Attached {
+        disks: Arc<Disks>,
+        server: DiskServer,
+        _files: tempfile::TempDir,
+    }
+
+    impl Attached {
+        fn new(volumes: &[&str]) -> Attached {
+            let files = tempfile::tempdir().unwrap();
+            let opener = VolumeOpener {
+                protocols: Vec::new(),
+                read_only: false,
+                may_grow: false,
+                policy: Policy::default(),
+                state: None,
+                uuids: BTreeMap::new(),
+            };
+            let open = |text: &str| {
+                let path = files.path().join(text);
+                let spec = match text {
+                    "a" | "b" => format!("{text}=file:{}?size=1m", path.display()),
+                    name => format!("{name}=mem:1m"),
+                };
+                let entry: VolumeEntry = spec.parse().unwrap();
+                opener.open(&NamedVolume { name: text.to_owned(), entry }, Populate::Not).unwrap()
+            };
+            let exports =
+                Exports::with_states(["a", "b", "m", "broken"].map(open).into_iter().collect::<Vec<_>>());
+            let cores = Arc::new(Cores::start(&CoresConfig::default()).unwrap());
+            let (disks, server) = (Arc::new(Disks::new(None)), DiskServer { cores, exports });
+            volumes.iter().for_each(|volume| drop(disks.attach(&server, &asked(volume)).unwrap()));
+            Attached { disks, server, _files: files }
+        }
+
+        fn path(&self, volume: &str) -> Option<PathBuf> {
+            self.disks.list().into_iter().find(|disk| disk.volume == volume)?.device.map(|own| own.path)
+        }
+
+        fn detach(&self, volumes: &[&str], force: bool) -> Result<DetachedDisks, ApiError> {
+            let volumes: Vec<_> = volumes.iter().map(|volume| (*volume).to_owned()).collect();
+            self.disks.detach_all(&self.server, &volumes, force)
+        }
+    }
+
+    fn asked(volume: &str) -> Attachment {
+        Attachment { volume: volume.to_owned(), via: Some(Way::Fake), name: None, read_only: false }
+    }
+
+    #[test]
+    fn a_volume_is_attached_once_until_it_is_detached() {
+        let attached = Attached::new(&["a"]);
+        let error = attached.disks.attach(&attached.server, &asked("a")).unwrap_err();
+        assert!(error.to_string().starts_with("attachment `a`: is there already, as /dev/fake"), "{error}");
+        let path = attached.path("a").unwrap();
+        attached.detach(&["a"], false).unwrap().keep();
+        assert!(fake::state(&path).is_removed && attached.disks.list().is_empty());
+        attached.disks.attach(&attached.server, &asked("a")).unwrap();
+        let error = attached.disks.attach(&attached.server, &asked("broken")).unwrap_err();
+        assert!(error.message.starts_with("attachment `broken`: a core cannot serve"), "{error}");
+        assert_eq!(attached.disks.list().len(), 1);
+    }
+
+    #[test]
+    fn a_disk_in_use_is_detached_by_force_only_and_the_others_with_it_are_attached_again() {
+        let attached = Attached::new(&["a", "b"]);
+        let [first, used] = ["a", "b"].map(|volume| attached.path(volume).unwrap());
+        fake::set_used(&used, true);
+        let error = attached.detach(&["a", "b"], false).err().unwrap();
+        assert_eq!(error.code, ErrorCode::Conflict);
+        assert!(error.message.ends_with("is in use at /mnt"), "{error}");
+        assert!(attached.disks.check_unused("b").is_err() && attached.disks.check_unused("a").is_ok());
+        assert!(fake::state(&first).is_removed && attached.path("a").is_some_and(|again| again != first));
+        assert_eq!(attached.path("b"), Some(used.clone()));
+        attached.detach(&["b"], true).unwrap().keep();
+        assert!(fake::state(&used).was_forced && attached.path("b").is_none());
+    }
+
+    #[test]
+    fn a_volume_that_cannot_be_attached_is_shown_and_tried_again() {
+        let attached = Attached::new(&["a"]);
+        let all = [asked("a"), asked("broken")];
+        for _ in 0..2 {
+            assert_eq!(attached.disks.attach_missing(&attached.server, &all).len(), 1);
+        }
+        let broken = attached.disks.list().into_iter().find(|disk| disk.volume == "broken").unwrap();
+        assert!(broken.state == "failed" && broken.error.is_some() && broken.device.is_none());
+        assert_eq!(attached.disks.offer(), Ok(vec!["a".to_owned()]));
+        attached.detach(&["broken"], false).unwrap().keep();
+        assert_eq!(attached.disks.list().len(), 1);
+    }
+
+    #[test]
+    fn a_stop_leaves_disks_in_use_to_the_next_process_and_removes_the_others() {
+        let attached = Attached::new(&["a", "b", "m"]);
+        let paths = ["a", "b", "m"].map(|volume| attached.path(volume).unwrap());
+        let offer = attached.disks.offer().unwrap_err();
+        assert!(offer.contains("of `m` would end with this process; detach it first"), "{offer}");
+        paths[1..].iter().for_each(|path| fake::set_used(path, true));
+        attached.disks.end();
+        let removed = FakeState { is_removed: true, ..FakeState::default() };
+        assert_eq!(fake::state(&paths[0]), removed);
+        assert_eq!(
+            fake::state(&paths[1]),
+            FakeState { is_used: true, is_left: true, ..FakeState::default() }
+        );
+        assert_eq!(fake::state(&paths[2]), FakeState { is_used: true, was_forced: true, ..removed });
+    }
+
+    #[test]
+    fn disks_are_of_the_volume_that_they_were_attached_of() {
+        let attached = Attached::new(&["a"]);
+        let state = |name| {
+            let (id, _) = attached.server.exports.find(name).unwrap();
+            attached.server.exports.volume_state(id).unwrap()
+        };
+        assert!(attached.disks.is_of("a", &state("a")) && !attached.disks.is_of("a", &state("b")));
+    }
+}
