@@ -53,6 +53,19 @@ grep "^  $disk$" ready
 test "$(readlink -f /dev/blockmux/the-disk)" = "$disk"
 file_system xfs "$disk"
 
+check only_the_thread_for_disks_has_capabilities
+for task in /proc/$daemon/task/*; do
+  name=$(cat "$task/comm")
+  case $name in
+    # The kernel executes control commands on threads of its own.
+    privileged | ublk | iou-wrk-*) continue ;;
+  esac
+  grep -q '^CapPrm:.0*$' "$task/status" || {
+    cat "$task/status"
+    false
+  }
+done
+
 check a_disk_has_the_counters_and_the_limits_of_its_volume
 control status | grep "disk  *$disk by ublk, [1-9][0-9]* requests"
 control limit disk iops=20

@@ -489,6 +489,11 @@ impl Reloader {
         let mut plan = self.plan(&config, &setup, &Model::of(&setup));
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &setup.policy));
         plan.report.warnings.extend(unanswered);
+        let (disks, leaving) = (self.disks.clone(), plan.disks);
+        let look = move || leaving.iter().filter_map(|volume| disks.check_unused(volume).err()).collect();
+        let in_use: Vec<ApiError> = self.blocking.within(READ_TIMEOUT).run("the disks to detach", look)?;
+        let refusals = in_use.iter().map(|error| format!("a reload is refused as long as {error}"));
+        plan.report.warnings.extend(refusals);
         Ok(plan.report)
     }
 

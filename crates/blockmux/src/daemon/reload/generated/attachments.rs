@@ -62,6 +62,8 @@ fn a_reload_that_would_detach_a_disk_in_use_changes_nothing() {
     let without = TWO.split_once("[[volume]]\nname = 'b'").unwrap().0.to_owned();
     for config in [TWO.to_owned(), other + &attachment("b"), without] {
         place.write(&config);
+        let warnings = daemon.plan().unwrap().warnings;
+        assert!(warnings[0].starts_with("a reload is refused as long as attachment `b`: "), "{warnings:?}");
         let error = daemon.reload().unwrap_err().to_string();
         assert!(error.contains("attachment `b`: /dev/fake") && error.contains("in use at /mnt"), "{error}");
         assert_eq!((disks(&daemon), daemon.snapshot()), (before.clone(), snapshot.clone()));
