@@ -24,6 +24,7 @@ pub mod srp;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod ublk;
+pub mod virtio;
 pub mod volume_state;
 
 pub use volume_state::exports;

@@ -21,3 +21,4 @@ pub mod nvmeof;
 pub mod scsi;
 pub mod srp;
 pub mod ublk;
+pub mod virtio;

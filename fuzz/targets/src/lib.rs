@@ -40,6 +40,7 @@ mod srp_target;
 mod target_side;
 mod text;
 mod tls;
+mod virtio_queue;
 mod wire;
 
 /// A fuzz target.
@@ -82,6 +83,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "srp_target", run: srp_target::srp_target },
     Target { name: "srp_url", run: text::srp_url },
     Target { name: "tls", run: tls::tls },
+    Target { name: "virtio_queue", run: virtio_queue::virtio_queue },
     Target { name: "volume_spec", run: text::volume_spec },
 ];
 

@@ -23,6 +23,7 @@ const BANS: &[BannedWords] = &[
         may: &[
             ("crates/volume/src/buf/mod.rs", "shared I/O memory is handled by address"),
             ("crates/volume/src/buf/caches.rs", "prefetches and streaming stores by address"),
+            ("crates/volume/src/buf/words.rs", "words of memory that another process changes"),
             ("crates/engine/src/core/ring", "the kernel owns submitted memory until its completion"),
             ("crates/engine/src/sys/mod.rs", "system calls that no crate wraps"),
             ("crates/engine/src/sys/memory", "mapped and huge pages"),
@@ -30,6 +31,7 @@ const BANS: &[BannedWords] = &[
             ("crates/engine/src/net/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/net/frames/ring", "frames in memory that is shared with the kernel"),
             ("crates/engine/src/attach/ublk/kernel", "commands, descriptors and copies of the ublk driver"),
+            ("crates/engine/src/sys/shared_memory", "memory that is shared with another process"),
             ("crates/engine/src/volume/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

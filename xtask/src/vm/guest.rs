@@ -45,6 +45,9 @@ impl Guest<'_> {
         let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
         let (reader, writer) = std::io::pipe()?;
         let mut qemu = self.qemu(script, &addresses);
+        // Scripts name files of the test to the monitor, and so to QEMU.
+        qemu.current_dir(host.directory());
+        qemu.arg("-monitor").arg(format!("unix:{},server=on,wait=off", host.monitor().display()));
         qemu.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = qemu.spawn().context("cannot run QEMU")?;
         // Closes the pipe's write end, so that the reader sees when QEMU ends.
@@ -87,7 +90,11 @@ impl Guest<'_> {
         let mut command = Command::new("timeout");
         command.args(["--foreground", "--signal=KILL", &LIMIT_S.to_string(), "qemu-system-x86_64"]);
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1536"]);
-        command.args(["-nographic", "-nodefaults", "-no-reboot", "-monitor", "none"]);
+        command.args(["-nographic", "-nodefaults", "-no-reboot"]);
+        if shares_memory(script) {
+            command.args(["-object", "memory-backend-memfd,id=memory,size=1536M,share=on"]);
+            command.args(["-machine", "memory-backend=memory"]);
+        }
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
         // On a busy machine Linux measures a wrong TSC frequency and reports soft lockups.
         // Parameters unknown to the kernel are passed to the environment of its first process.
@@ -120,6 +127,11 @@ impl Guest<'_> {
 /// Whether a script needs raw frames, for which only root can create a tap interface.
 pub(crate) fn needs_frames(script: &str) -> bool {
     script.starts_with("aoe")
+}
+
+/// Whether other processes of this machine access the guest's memory.
+fn shares_memory(script: &str) -> bool {
+    script.starts_with("vhost-user")
 }
 
 /// Addresses of host and guest, which are the same on both sides, so that addresses in discovery

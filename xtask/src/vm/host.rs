@@ -9,6 +9,7 @@
 //! | `host kill NAME` | the program has been killed, as by a power failure |
 //! | `host stop NAME` | the program has ended after SIGTERM; its exit status is that of `host` |
 //! | `host wait NAME` | the program has ended by itself; its exit status is that of `host` |
+//! | `host monitor COMMAND` | QEMU's monitor has executed the command; fails if it has answered with an error |
 //!
 //! A shell executes `COMMAND`. Its environment has the addresses `HOST` and `GUEST`, and the
 //! interface `TAP` if there is one. `start` starts one program.
@@ -17,9 +18,10 @@ use super::log::Log;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, PipeReader};
+use std::io::{BufRead, BufReader, PipeReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -52,6 +54,16 @@ impl Host {
         Ok(Host { directory: tempfile::tempdir()?, environment, processes: BTreeMap::new(), log })
     }
 
+    /// The directory of the test.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The socket of QEMU's monitor.
+    pub(crate) fn monitor(&self) -> PathBuf {
+        self.directory.path().join("monitor")
+    }
+
     /// Executes a script's request and returns its exit status; 1 if it cannot be executed.
     pub(crate) fn execute(&mut self, line: &str) -> i32 {
         self.log.add("host", line);
@@ -67,8 +79,10 @@ impl Host {
 
     fn try_to_obey(&mut self, line: &str) -> Result<i32> {
         let (verb, rest) = split(line);
-        if verb == "run" {
-            return Ok(code(self.process("run", rest)?.end()?));
+        match verb {
+            "run" => return Ok(code(self.process("run", rest)?.end()?)),
+            "monitor" => return self.monitor_says(rest).map(|said| i32::from(said.contains("Error"))),
+            _ => {}
         }
         let (name, rest) = split(rest);
         match verb {
@@ -91,6 +105,20 @@ impl Host {
             "wait" => self.take(name)?.end().map(code),
             _ => bail!("unknown request {verb}"),
         }
+    }
+
+    /// What QEMU's monitor answers to a command.
+    fn monitor_says(&self, command: &str) -> Result<String> {
+        let mut monitor = UnixStream::connect(self.monitor()).context("cannot connect to QEMU's monitor")?;
+        monitor.set_read_timeout(Some(TIMEOUT))?;
+        read_prompt(&mut monitor)?;
+        writeln!(monitor, "{command}")?;
+        let said = read_prompt(&mut monitor)?;
+        // It repeats the command, with a line editor's escape sequences.
+        for line in said.lines().filter(|line| !line.contains('\x1b')) {
+            self.log.add("monitor", line);
+        }
+        Ok(said)
     }
 
     fn process(&self, name: &str, command: &str) -> Result<Process> {
@@ -164,6 +192,17 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Reads up to the prompt of QEMU's monitor.
+fn read_prompt(monitor: &mut impl Read) -> Result<String> {
+    let mut said = Vec::new();
+    while !said.ends_with(b"(qemu) ") {
+        let mut byte = [0];
+        monitor.read_exact(&mut byte).context("QEMU's monitor does not answer")?;
+        said.extend(byte);
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 /// Lines of text, with invalid UTF-8 replaced.

@@ -46,6 +46,7 @@ pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl"];
 /// Modules of the guest; their dependencies are added.
 const MODULES: &[&str] = &[
     "virtio_net",
+    "virtio_blk",
     "configfs",
     "crc32c_generic",
     "crc32c_intel",

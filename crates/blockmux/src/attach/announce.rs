@@ -56,7 +56,7 @@ impl DiskAnnouncement {
     /// One JSON object.
     pub(super) fn json(&self) -> Value {
         json!({
-            "device": self.device,
+            self.way.path_is(): self.device,
             "link": self.link,
             "mounted_at": self.mounted_at,
             "volume": self.volume,
@@ -70,10 +70,12 @@ impl DiskAnnouncement {
 
     /// Environment variables for the command of `--run`.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let device = ["BLOCKMUX_DEVICE", "device"].map(|name| (name, Some(&self.device)));
-        let mount = ["BLOCKMUX_MOUNT", "mount"].map(|name| (name, self.mounted_at.as_ref()));
-        let variables = device.into_iter().chain(mount);
-        variables.filter_map(|(name, value)| Some((name.to_owned(), value?.clone()))).collect()
+        let path = self.way.path_is();
+        let path = [format!("BLOCKMUX_{}", path.to_uppercase()), path.to_owned()];
+        let path = path.map(|name| (name, Some(&self.device)));
+        let mount = ["BLOCKMUX_MOUNT", "mount"].map(|name| (name.to_owned(), self.mounted_at.as_ref()));
+        let variables = path.into_iter().chain(mount);
+        variables.filter_map(|(name, value)| Some((name, value?.clone()))).collect()
     }
 }
 
@@ -115,5 +117,9 @@ mod tests {
         assert!(mounted.environment().contains(&("mount".to_owned(), "/mnt".to_owned())));
         let object = announcement().json();
         assert_eq!((&object["device"], &object["recovered"]), (&"/dev/ublkb0".into(), &true.into()));
+        let disk =
+            DiskAnnouncement { device: "/run/a.sock".to_owned(), way: Way::VhostUser, ..announcement() };
+        assert!(disk.environment().contains(&("BLOCKMUX_SOCKET".to_owned(), "/run/a.sock".to_owned())));
+        assert_eq!(disk.json()["socket"], "/run/a.sock");
     }
 }

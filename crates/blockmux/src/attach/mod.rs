@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 use tracing::info;
-use way::Way;
+use way::{Way, WayOptions};
 
 /// Arguments of `blockmux attach`.
 #[derive(clap::Args)]
@@ -47,9 +47,13 @@ pub(crate) struct AttachArgs {
     /// A volume or a URL
     #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget"])]
     volume: Option<Spec>,
-    /// How to attach it: ublk (a block device) [default: the best that this machine has]
+    /// How to attach it: ublk (a block device) or vhost-user (the disk of a virtual machine)
+    /// [default: the best that this machine has]
     #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
     via: Option<Way>,
+    /// Where virtual machines find the disk: the Unix socket of vhost-user
+    #[arg(long, value_name = "PATH", required_if_eq("via", "vhost-user"), conflicts_with_all = ["name", "mount"])]
+    socket: Option<PathBuf>,
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
@@ -76,10 +80,14 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "run")]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
-    #[arg(long, conflicts_with_all = ["volume", "via", "read_only", "run", "forget", "name", "mount"])]
+    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "forget", "name", "mount"])]
     probe: bool,
     /// Remove a disk that a process that has ended has left; what waits for it fails
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["volume", "via", "read_only", "run", "json", "name", "mount"])]
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "json", "name", "mount"]
+    )]
     forget: Option<PathBuf>,
 }
 
@@ -111,10 +119,16 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
     let cannot_attach = |error| Failure::request(format!("{spec}: {error}"));
     // Opening a volume may create a file, so this is first.
-    let way = Way::choose(args.via).map_err(cannot_attach)?;
+    let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser));
+    check_options(args, asked)?;
+    let way = Way::choose(asked).map_err(cannot_attach)?;
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args)?;
     let options = disk_options(args, &cores, &opened);
+    let options = match (way, &args.socket) {
+        (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),
+        _ => WayOptions::Ublk(options),
+    };
     let info = opened.volume.info();
     let export = Export {
         name: spec.to_string(),
@@ -129,7 +143,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
     let _size_checks = can_change_externally(spec).then(|| sizes::check(&exports)).transpose()?;
-    let disk = way.attach(&cores, &exports, VolumeId(0), options).map_err(cannot_attach)?;
+    let disk = options.attach(&cores, &exports, VolumeId(0)).map_err(cannot_attach)?;
     let disk = match &args.mount {
         Some(directory) => Box::new(MountedDisk::mount(disk, directory, info.read_only)?),
         None => disk,
@@ -224,6 +238,18 @@ fn open_volume(spec: &Spec, read_only: bool) -> Result<Opened, Failure> {
     }
 }
 
+/// Checks that the way that is asked for has what the options are for.
+fn check_options(args: &AttachArgs, asked: Option<Way>) -> Result<(), Failure> {
+    match (asked, &args.socket) {
+        (Some(Way::VhostUser), None) => Err(Failure::request("--via vhost-user needs --socket PATH")),
+        (Some(way), Some(_)) if way != Way::VhostUser => {
+            let way = way.name();
+            Err(Failure::request(format!("--socket is for --via vhost-user; omit it for {way}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn start_cores(args: &AttachArgs) -> Result<Cores, Failure> {
     let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
     let count = args.cores.map_or(cpus, NonZeroUsize::get).min(MAX_CORES);
@@ -264,9 +290,15 @@ whose data is lost with the process, as mem:, are removed.
 
 ublk needs root and Linux 6.5 or newer with the module ublk_drv.
 
+With --socket the disk is a virtual machine's, by vhost-user-blk. QEMU connects
+to it, cloud-hypervisor and SPDK too; the command of --run has it as $socket.
+While no process serves the socket, requests of the guest wait, if its
+hypervisor connects again: give QEMU's chardev reconnect-ms=.
+
 Examples:
   blockmux attach nvme+tcp://192.0.2.7/nqn.2026-11.example:disk/1
   blockmux attach iscsi://192.0.2.7/iqn.2026-11.example:disk/0 --read-only
   blockmux attach mem:1g --run 'mkfs.xfs -q $device && blkid $device'
+  blockmux attach nbd://192.0.2.7/disk --socket /run/disk.sock
   blockmux attach --probe
   blockmux attach --forget /dev/ublkb0";

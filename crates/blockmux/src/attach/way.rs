@@ -1,10 +1,12 @@
 //! The ways to attach a volume, best first.
 
 use blockmux_engine::attach::ublk::{self, UblkDisk};
+use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::attach::{AttachError, AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Exports, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// A way to attach a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -12,22 +14,42 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Way {
     /// A block device by ublk, Linux's driver of block devices in user space.
     Ublk,
+    /// A disk of a virtual machine by vhost-user-blk, at a Unix socket.
+    VhostUser,
     /// No disk at all.
     #[cfg(test)]
     #[value(skip)]
     Fake,
 }
 
+/// A way with its options.
+pub(crate) enum WayOptions {
+    Ublk(DiskOptions),
+    /// With the socket.
+    VhostUser(DiskOptions, PathBuf),
+    #[cfg(test)]
+    Fake(DiskOptions),
+}
+
 impl Way {
-    /// Every way, best first.
+    /// Every way to a disk of this machine, best first.
     pub(super) const ALL: [Way; 1] = [Way::Ublk];
 
     /// Its name, as for `--via`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Way::Ublk => "ublk",
+            Way::VhostUser => "vhost-user",
             #[cfg(test)]
             Way::Fake => "fake",
+        }
+    }
+
+    /// What the path of its disks is.
+    pub(super) fn path_is(self) -> &'static str {
+        match self {
+            Way::VhostUser => "socket",
+            _ => "device",
         }
     }
 
@@ -38,6 +60,7 @@ impl Way {
     pub(crate) fn probe(self) -> Result<(), AttachError> {
         match self {
             Way::Ublk => ublk::driver_features().map(drop)?,
+            Way::VhostUser => {}
             #[cfg(test)]
             Way::Fake => {}
         }
@@ -48,7 +71,7 @@ impl Way {
     ///
     /// # Errors
     /// If it has none: why it lacks the best.
-    pub(crate) fn best() -> Result<Way, AttachError> {
+    pub(super) fn best() -> Result<Way, AttachError> {
         let mut why_not = None;
         for way in Way::ALL {
             match way.probe() {
@@ -69,6 +92,18 @@ impl Way {
             None => Way::best(),
         }
     }
+}
+
+impl WayOptions {
+    /// A way with the options that all have; `None` if it needs others.
+    pub(crate) fn plain(way: Way, disk: DiskOptions) -> Option<WayOptions> {
+        match way {
+            Way::Ublk => Some(WayOptions::Ublk(disk)),
+            Way::VhostUser => None,
+            #[cfg(test)]
+            Way::Fake => Some(WayOptions::Fake(disk)),
+        }
+    }
 
     /// Attaches a volume of `exports`, served on `cores`; returns when the disk can be read.
     ///
@@ -79,14 +114,16 @@ impl Way {
         cores: &Cores,
         exports: &Exports,
         volume: VolumeId,
-        options: DiskOptions,
     ) -> Result<Box<dyn AttachedDisk>, AttachError> {
         Ok(match self {
-            Way::Ublk => Box::new(UblkDisk::attach(cores, exports, volume, options)?),
+            WayOptions::Ublk(disk) => Box::new(UblkDisk::attach(cores, exports, volume, disk)?),
+            WayOptions::VhostUser(disk, socket) => {
+                Box::new(VhostUserDisk::attach(cores, exports, volume, disk, &socket)?)
+            }
             #[cfg(test)]
-            Way::Fake => {
+            WayOptions::Fake(disk) => {
                 let name = exports.get(volume).map(|export| export.name.clone()).unwrap_or_default();
-                Box::new(super::fake::FakeDisk::attach(&name, options)?)
+                Box::new(super::fake::FakeDisk::attach(&name, disk)?)
             }
         })
     }

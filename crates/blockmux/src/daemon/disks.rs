@@ -6,7 +6,7 @@
 
 use super::attachment::Attachment;
 use crate::api::{ApiError, ErrorCode};
-use crate::attach::way::Way;
+use crate::attach::way::{Way, WayOptions};
 use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
@@ -456,7 +456,9 @@ fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure
     let options =
         DiskOptions { queues: cores.count() as u16, depth: DEPTH, data, read_only, name: name.clone() };
     let way = choose(volume, *via)?;
-    let disk = way.attach(cores, exports, id, options).map_err(|error| about(volume, error))?;
+    let needs_socket = || about(volume, "vhost-user needs a socket; use `blockmux attach --socket`");
+    let options = WayOptions::plain(way, options).ok_or_else(needs_socket)?;
+    let disk = options.attach(cores, exports, id).map_err(|error| about(volume, error))?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
 

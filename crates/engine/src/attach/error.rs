@@ -57,6 +57,14 @@ pub enum AttachError {
         /// What failed.
         error: io::Error,
     },
+    /// A socket cannot be made.
+    #[error("cannot listen at {}: {error}; is the directory there, and is no other program at this socket?", path.display())]
+    Socket {
+        /// The file of the socket.
+        path: PathBuf,
+        /// What failed.
+        error: io::Error,
+    },
     /// A core cannot serve a queue.
     #[error("a core cannot serve a queue of the disk: {0}")]
     Queue(io::Error),

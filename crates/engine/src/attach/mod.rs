@@ -8,6 +8,7 @@ mod error;
 mod name;
 mod node;
 pub mod ublk;
+pub mod vhost_user;
 
 pub use error::{AttachError, DetachError};
 pub use name::{DiskName, InvalidDiskName};

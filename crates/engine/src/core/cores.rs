@@ -87,12 +87,7 @@ impl Cores {
         nth: usize,
         ask: impl FnOnce(&Rc<EngineCore>) -> T + Send + 'static,
     ) -> Option<T> {
-        let (sender, receiver) = mpsc::channel();
-        self.threads.get(nth)?.inbox.send(move |core| {
-            // The receiver may be gone.
-            let _ = sender.send(ask(core));
-        });
-        receiver.recv().ok()
+        self.threads.get(nth)?.inbox.ask(ask)
     }
 
     /// Wakes every task of every core, so that each notices requests of other threads.

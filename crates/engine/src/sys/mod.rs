@@ -5,6 +5,7 @@ pub mod acl;
 pub mod congestion;
 pub mod memory;
 pub mod safe_path;
+pub(crate) mod shared_memory;
 pub mod syscall_filter;
 
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};

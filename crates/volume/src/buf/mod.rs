@@ -11,6 +11,7 @@
 #![expect(unsafe_code, reason = "the one module that reads and writes shared I/O memory")]
 
 mod caches;
+mod words;
 
 pub(crate) use caches::settle_streams;
 

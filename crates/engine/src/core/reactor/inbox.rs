@@ -29,6 +29,19 @@ impl Inbox {
             let _ = write(&self.event, &1_u64.to_ne_bytes());
         }
     }
+
+    /// Runs `ask` on the core and waits for the result; `None` if the core has ended.
+    pub fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Rc<EngineCore>) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = mpsc::channel();
+        self.send(move |core| {
+            // The receiver may be gone.
+            let _ = sender.send(ask(core));
+        });
+        receiver.recv().ok()
+    }
 }
 
 /// Runs messages of other threads.

@@ -1,0 +1,205 @@
+//! A volume that front ends may connect to, one after the other.
+
+use super::message_socket::ReceiveError;
+use super::session::{FrontEndSession, SessionError};
+use super::shared::DiskShared;
+use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use crate::core::cores::Cores;
+use crate::net::socket::{Address, Listener};
+use crate::serve::audit::AUDIT;
+use crate::sys::peer_process;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::volume_state::SizeWatch;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{Errno, read, write};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use tracing::{info, warn};
+
+/// A volume as the disk of virtual machines, at a Unix socket. Dropping it leaves the socket to the
+/// end of the process.
+pub struct VhostUserDisk {
+    shared: Arc<DiskShared>,
+    /// Wakes the thread of the socket.
+    wake: Arc<OwnedFd>,
+    _size_watch: Option<SizeWatch>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl VhostUserDisk {
+    /// Listens at `path`, and serves a volume of `exports` on `cores` to whoever connects. A socket
+    /// without a listener is replaced.
+    ///
+    /// # Errors
+    /// If the volume has gone, or the socket cannot be made.
+    pub fn attach(
+        cores: &Cores,
+        exports: &Exports,
+        volume: VolumeId,
+        options: DiskOptions,
+        path: &Path,
+    ) -> Result<VhostUserDisk, AttachError> {
+        let failed = |error| AttachError::Socket { path: path.to_owned(), error };
+        let listener = Listener::bind(&Address::Unix(path.to_owned())).map_err(failed)?;
+        let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
+        let export = exports.get(volume).ok_or_else(gone)?;
+        let shared = Arc::new(DiskShared {
+            path: path.to_owned(),
+            exports: exports.clone(),
+            volume,
+            info: export.volume.info(),
+            serial: options.data.map_or_else(String::new, |data| format!("{data:016x}")),
+            cores: cores.inboxes(),
+            is_stopping: AtomicBool::new(false),
+            has_new_size: AtomicBool::new(false),
+            is_forced: AtomicBool::new(false),
+        });
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(|error| failed(error.into()))?);
+        let size_watch = exports.volume_state(volume).map(|volume_state| {
+            let (shared, wake) = (shared.clone(), wake.clone());
+            SizeWatch::begin(&volume_state, move |_| {
+                shared.has_new_size.store(true, Ordering::Relaxed);
+                signal(&wake);
+            })
+        });
+        let (served, own) = (shared.clone(), wake.clone());
+        let serve = move || served.serve(&listener, &own);
+        let thread = thread::Builder::new().name("vhost-user".to_owned()).spawn(serve).map_err(failed)?;
+        let (disk, name) = (path.display(), &export.name);
+        info!(target: AUDIT, protocol = "vhost-user", %disk, volume = name, "attached");
+        Ok(VhostUserDisk { shared, wake, _size_watch: size_watch, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Ends the thread of the socket, which closes it; waits for requests in flight, unless they
+    /// are abandoned.
+    fn end(&self, what: &str) {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+        signal(&self.wake);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            if thread.join().is_err() {
+                warn!("{}: the thread of the socket has panicked", self.shared.path.display());
+            }
+            info!(target: AUDIT, protocol = "vhost-user", disk = %self.shared.path.display(), "{what}");
+        }
+    }
+}
+
+impl AttachedDisk for VhostUserDisk {
+    fn path(&self) -> PathBuf {
+        self.shared.path.clone()
+    }
+
+    fn attached_as(&self) -> AttachedAs {
+        AttachedAs::New
+    }
+
+    fn detach(&self) -> Result<(), DetachError> {
+        self.end("detached");
+        Ok(())
+    }
+
+    /// The front end keeps the requests that were not answered for the next back end.
+    fn detach_by_force(&self) -> Result<(), DetachError> {
+        self.shared.is_forced.store(true, Ordering::Relaxed);
+        self.end("detached by force");
+        Ok(())
+    }
+}
+
+/// What the thread of the socket waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SocketEvent {
+    /// A front end connects, or sends a message.
+    Readable,
+    /// The disk is to end.
+    Stop,
+    /// The volume may have another size.
+    Size,
+}
+
+impl DiskShared {
+    /// Serves one front end after the other until the disk is to end.
+    fn serve(&self, listener: &Listener, wake: &OwnedFd) {
+        loop {
+            match self.wait(listener, wake) {
+                SocketEvent::Readable => match listener.accept() {
+                    Ok(stream) => {
+                        let process = peer_process(stream.as_raw_fd());
+                        let socket = stream.as_fd().try_clone_to_owned().map(UnixStream::from);
+                        let served = socket.and_then(|socket| FrontEndSession::new(self, socket));
+                        match served {
+                            Ok(session) => self.serve_front_end(session, process, wake),
+                            Err(error) => warn!("{}: a connection fails: {error}", self.path.display()),
+                        }
+                    }
+                    Err(error) => warn!("{}: cannot accept a connection: {error}", self.path.display()),
+                },
+                SocketEvent::Size => {}
+                SocketEvent::Stop => return,
+            }
+        }
+    }
+
+    fn serve_front_end(&self, mut session: FrontEndSession<'_>, process: Option<u32>, wake: &OwnedFd) {
+        let disk = self.path.display();
+        let process = process.unwrap_or_default();
+        info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end connected");
+        loop {
+            match self.wait(session.socket(), wake) {
+                SocketEvent::Readable => {
+                    if let Err(error) = session.handle_message() {
+                        session.lose();
+                        match error {
+                            SessionError::Receive(ReceiveError::Closed) => {
+                                info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end disconnected");
+                            }
+                            error => {
+                                warn!("{disk}: the front end, process {process}, is disconnected: {error}")
+                            }
+                        }
+                        return;
+                    }
+                }
+                SocketEvent::Stop => return session.stop(),
+                SocketEvent::Size => session.notify_of_config(),
+            }
+        }
+    }
+
+    /// Waits for a descriptor, or the end.
+    fn wait(&self, readable: &impl AsFd, wake: &OwnedFd) -> SocketEvent {
+        loop {
+            if self.is_stopping.load(Ordering::Relaxed) {
+                return SocketEvent::Stop;
+            }
+            if self.has_new_size.swap(false, Ordering::Relaxed) {
+                return SocketEvent::Size;
+            }
+            let mut fds = [PollFd::new(readable, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    warn!("{}: cannot wait: {error}", self.path.display());
+                    return SocketEvent::Stop;
+                }
+                Ok(_) if !fds[0].revents().is_empty() => return SocketEvent::Readable,
+                Ok(_) => {
+                    let _ = read(wake, &mut [0; 8]);
+                }
+            }
+        }
+    }
+}
+
+/// Wakes the thread of the socket.
+fn signal(wake: &OwnedFd) {
+    // The write fails only if the counter is full, and then it is readable anyway.
+    let _ = write(wake, &1_u64.to_ne_bytes());
+}

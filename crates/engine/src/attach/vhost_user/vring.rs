@@ -1,0 +1,159 @@
+//! A virtqueue as the front end describes it, piece by piece, and its queue once it is served.
+
+use super::queue_task::{QueueEvents, QueuePlace, RunningQueue, VringVolume};
+use super::shared::DiskShared;
+use blockmux_proto::virtio::wire::vhost_user::VringAddr;
+use blockmux_proto::virtio::{DeviceState, GuestMemory, GuestRegion, InflightRecord, RingAreas, RingError};
+use blockmux_volume::{Memory, Pages};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tracing::debug;
+
+/// A region of the guest's memory, for all cores.
+#[derive(Clone)]
+pub(super) struct SharedRegion {
+    pub(super) guest_addr: u64,
+    pub(super) user_addr: u64,
+    pub(super) pages: Arc<Pages>,
+}
+
+/// A core's view of the guest's memory.
+fn memory_of(regions: &[SharedRegion]) -> GuestMemory {
+    let region = |region: &SharedRegion| GuestRegion {
+        guest_addr: region.guest_addr,
+        user_addr: region.user_addr,
+        memory: Memory::from_pages(&region.pages),
+    };
+    GuestMemory::new(regions.iter().map(region).collect())
+}
+
+fn areas_of(memory: &GuestMemory, size: u16, addr: &VringAddr) -> Result<RingAreas, RingError> {
+    RingAreas::of_user(memory, size, (addr.descriptor, addr.available, addr.used))
+}
+
+/// What the queues of a device have in common.
+pub(super) struct Machine<'a> {
+    pub(super) shared: &'a DiskShared,
+    pub(super) device: DeviceState,
+    pub(super) regions: &'a [SharedRegion],
+    /// The records of requests in flight of all queues.
+    pub(super) records: Option<&'a Arc<Pages>>,
+    /// Queues are enabled from the start: the front end uses no protocol features.
+    pub(super) is_enabled: bool,
+}
+
+/// A virtqueue of the front end.
+#[derive(Default)]
+pub(super) struct Vring {
+    pub(super) size: u16,
+    pub(super) addr: Option<VringAddr>,
+    pub(super) next_avail: u16,
+    is_enabled: bool,
+    /// The front end has said how it notifies, which starts the queue.
+    is_started: bool,
+    events: QueueEvents,
+    running: Option<RunningQueue>,
+}
+
+impl Vring {
+    /// Serves the queue if it was described completely.
+    ///
+    /// # Errors
+    /// If it is not in the guest's memory.
+    pub(super) fn start(&mut self, index: usize, machine: &Machine<'_>) -> io::Result<()> {
+        let is_enabled = self.is_enabled || machine.is_enabled;
+        let Some(addr) = self.addr.filter(|_| self.is_started && is_enabled && self.size > 0) else {
+            return Ok(());
+        };
+        if self.running.is_some() {
+            return Ok(());
+        }
+        let (size, regions, records) = (self.size, machine.regions.to_vec(), machine.records.cloned());
+        let place = move || {
+            let memory = memory_of(&regions);
+            let areas = areas_of(&memory, size, &addr)?;
+            let record = records.and_then(|pages| {
+                let memory = Memory::from_pages(&pages);
+                InflightRecord::of_queue(&memory.seg(0, memory.len()), index, size)
+            });
+            Ok(QueuePlace { memory, areas, record })
+        };
+        let DiskShared { exports, volume, .. } = machine.shared;
+        let serves =
+            VringVolume { exports: exports.clone(), volume: *volume, origin: machine.shared.origin() };
+        let events = std::mem::take(&mut self.events);
+        let core = machine.shared.core(index);
+        let running =
+            RunningQueue::start(core, serves, machine.device, (size, self.next_avail, events), place)?;
+        running.change(|queue| queue.enable(true));
+        debug!("virtqueue {index} of {size} begins at {}", self.next_avail);
+        self.running = Some(running);
+        Ok(())
+    }
+
+    /// Stops the queue; returns the index at which it continues.
+    pub(super) fn stop(&mut self, shared: &DiskShared) -> u16 {
+        if let Some(running) = self.running.take() {
+            self.next_avail = running.stop(&shared.is_forced).unwrap_or(self.next_avail);
+        }
+        (self.is_started, self.events) = (false, QueueEvents::default());
+        self.next_avail
+    }
+
+    /// Ends the queue without answers.
+    pub(super) fn lose(&mut self, shared: &DiskShared) {
+        if let Some(running) = self.running.take() {
+            running.lose(&shared.is_forced);
+        }
+    }
+
+    /// Enables or disables the queue.
+    pub(super) fn enable(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+        if let Some(running) = &self.running {
+            running.change(move |queue| queue.enable(is_enabled));
+        }
+    }
+
+    /// The guest's memory has changed.
+    ///
+    /// # Errors
+    /// If the queue is not in it.
+    pub(super) fn set_memory(&self, regions: &[SharedRegion]) -> Result<(), RingError> {
+        let (Some(running), Some(addr)) = (&self.running, self.addr) else { return Ok(()) };
+        let (regions, size) = (regions.to_vec(), self.size);
+        let changed = running.change(move |queue| {
+            let memory = memory_of(&regions);
+            let areas = areas_of(&memory, size, &addr)?;
+            queue.set_memory(memory, areas);
+            Ok(())
+        });
+        changed.unwrap_or(Ok(()))
+    }
+
+    /// The guest notifies by this event descriptor, or not at all.
+    pub(super) fn set_kick(&mut self, kick: Option<OwnedFd>) {
+        self.is_started = true;
+        match &self.running {
+            Some(running) => drop(running.change(|queue| queue.set_kick(kick))),
+            None => self.events.kick = kick,
+        }
+    }
+
+    /// The guest's driver is notified by this event descriptor.
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+        match &self.running {
+            Some(running) => drop(running.change(|queue| queue.set_call(call))),
+            None => self.events.call = call,
+        }
+    }
+
+    /// The front end is notified of errors by this event descriptor.
+    pub(super) fn set_error(&mut self, error: Option<OwnedFd>) {
+        match &self.running {
+            Some(running) => drop(running.change(|queue| queue.set_error(error))),
+            None => self.events.error = error,
+        }
+    }
+}

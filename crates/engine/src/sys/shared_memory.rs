@@ -1,0 +1,104 @@
+//! Memory that is shared with another process, by a descriptor of a file.
+#![expect(unsafe_code, reason = "maps files of another process")]
+
+use blockmux_volume::Pages;
+use blockmux_volume::buf::Backing;
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Maps `len` bytes of a file at `offset`, shared with whoever else has it open.
+///
+/// # Errors
+/// If they are not within the file, or cannot be mapped.
+pub(crate) fn map_shared(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Arc<Pages>> {
+    let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
+    let found = fstat(file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(refused("it is not a file of shared memory"));
+    }
+    let end =
+        offset.checked_add(len).filter(|end| u64::try_from(found.st_size).is_ok_and(|size| *end <= size));
+    let end = end.filter(|_| len > 0).ok_or_else(|| refused("the region is not within its file"))?;
+    // A page of the file, which may be a huge one.
+    let page = u64::try_from(found.st_blksize).ok().filter(|page| page.is_power_of_two());
+    let page = page.ok_or_else(|| refused("the file has no page size"))?;
+    let first = offset & !(page - 1);
+    let mapped = end.checked_next_multiple_of(page).ok_or_else(|| refused("the region is too long"))? - first;
+    let mapped = usize::try_from(mapped).map_err(|_| refused("the region is too long"))?;
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe {
+        libc::mmap(std::ptr::null_mut(), mapped, access, kind, file.as_raw_fd(), first as libc::off_t)
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+    // The memory of others does not belong into a core dump.
+    // SAFETY: the range was mapped above.
+    unsafe { libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_DONTDUMP) };
+    let mapping = FileMapping { start, len: mapped };
+    // SAFETY: `offset` is in the first page, and the region ends within the mapping.
+    let region = unsafe { start.add((offset - first) as usize) };
+    // SAFETY: mapped until `mapping` is dropped, and initialized, as any file is.
+    Ok(unsafe { Pages::from_raw(region, len as usize, Box::new(mapping)) })
+}
+
+/// New zeroed memory that can be handed to another process, which cannot make it shorter.
+///
+/// # Errors
+/// If there is not enough memory.
+pub(crate) fn new_shared(name: &str, len: usize) -> io::Result<(OwnedFd, Arc<Pages>)> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, len as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let pages = map_shared(file.as_fd(), 0, len as u64)?;
+    Ok((file, pages))
+}
+
+/// A mapping of a file.
+struct FileMapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+// SAFETY: `FileMapping` is only an address and a length.
+unsafe impl Send for FileMapping {}
+// SAFETY: `FileMapping` is only an address and a length.
+unsafe impl Sync for FileMapping {}
+
+impl Backing for FileMapping {}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map_shared`, and nothing refers to it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Memory;
+
+    #[test]
+    fn both_sides_see_the_same_bytes_at_any_offset() {
+        let (file, pages) = new_shared("test", 3 * 4096).unwrap();
+        let mapped = map_shared(file.as_fd(), 4104, 5000).unwrap();
+        Memory::from_pages(&pages).seg(4104, 4).copy_from(b"abcd");
+        assert_eq!(mapped.len(), 5000);
+        assert_eq!(Memory::from_pages(&mapped).seg(0, 4).to_vec(), b"abcd");
+    }
+
+    #[test]
+    fn a_region_beyond_its_file_is_refused() {
+        let (file, _pages) = new_shared("test", 4096).unwrap();
+        for (len, offset) in [(4097, 0), (1, 4096), (u64::MAX, 1), (0, 0), (u64::MAX, 4096)] {
+            assert!(map_shared(file.as_fd(), offset, len).is_err(), "{len} bytes at {offset}");
+        }
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        assert!(map_shared(pipe.as_fd(), 0, 1).is_err());
+    }
+}
