@@ -170,6 +170,7 @@ Volumes:
   null:1t                    discards writes, reads zeroes
   file:disk.img              a file; ?size=10g creates it
   block:/dev/sdb             a block device
+  vhost-user:/run/disk.sock  the disk of a vhost-user back end
   slice:1m,10g:SPEC          a part of another volume: 10g from byte 1m on
   stripe:1m:SPEC,SPEC        RAID 0 of other volumes
   delay:5ms:SPEC             adds latency to a volume

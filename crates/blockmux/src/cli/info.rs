@@ -91,6 +91,7 @@ fn is_writable(spec: &Spec) -> Result<bool, Failure> {
         let is_writable = match leaf {
             Spec::File(file) => !file.read_only && opens(&file.path),
             Spec::Block(block) => !block.read_only && opens(&block.path),
+            Spec::VhostUser(device) => !device.read_only,
             Spec::Url(url) => reach::of_url(url.as_written())?.describe()?.json["read_only"] != true,
             _ => true,
         };

@@ -77,6 +77,7 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
             .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them"))
             .or_else(|| missing(&file.path, file.size.is_some() && !file.read_only)),
         Spec::Block(block) => missing(&block.path, false),
+        Spec::VhostUser(device) => missing(&device.path, false),
         _ => None,
     };
     look_at_volumes(&setup, about).iter().for_each(|line| warn!("{line}"));

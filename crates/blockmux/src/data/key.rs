@@ -7,7 +7,7 @@
 
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
-use blockmux_volume::spec::{BlockSpec, FileSpec};
+use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
 use rustix::fs::{major, makedev, minor, statvfs};
 use std::fs::{self, Metadata};
 use std::num::NonZeroU64;
@@ -38,6 +38,12 @@ impl DataKey {
             DataKey { key: format!("device {}", path.display()), is_unique: false }
         };
         Some(of_device(Path::new(SYSFS), metadata.rdev(), 0).unwrap_or_else(by_path))
+    }
+
+    /// The key of a vhost-user device: its socket, because a serial number need not be unique.
+    pub(crate) fn of_vhost_user(device: &VhostUserSpec) -> DataKey {
+        let path = absolute(&device.path).unwrap_or_else(|_| device.path.clone());
+        DataKey { key: format!("vhost-user {}", path.display()), is_unique: false }
     }
 
     /// The key of a remote volume. `volume_key` distinguishes it from other volumes of its server,

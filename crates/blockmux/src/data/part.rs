@@ -72,6 +72,7 @@ impl DataPart {
             let key = match source {
                 Spec::File(file) => DataKey::of_file(file),
                 Spec::Block(block) => DataKey::of_block(block),
+                Spec::VhostUser(device) => Some(DataKey::of_vhost_user(device)),
                 _ => None,
             };
             parts.extend(key.map(|key| DataPart { key: key.key, part, is_exact: true }));
@@ -101,6 +102,7 @@ impl DataPart {
             | Spec::Mem(_)
             | Spec::Null(_)
             | Spec::Block(_)
+            | Spec::VhostUser(_)
             | Spec::Url(_) => None,
         }
     }
@@ -120,7 +122,9 @@ pub(crate) fn for_each_source(spec: &Spec, part: Part, found: &mut dyn FnMut(&Sp
             part.of_members(*chunk, members).for_each(|(part, member)| for_each_source(member, part, found));
         }
         Spec::Decorated(_, inner) => for_each_source(inner, part, found),
-        Spec::File(_) | Spec::Block(_) | Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => found(spec, part),
+        Spec::File(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => {
+            found(spec, part)
+        }
     }
 }
 

@@ -17,13 +17,16 @@ use blockmux_engine::sys::memory::map_pages;
 use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenError};
 use blockmux_engine::volume::populate;
 use blockmux_engine::volume::state::{self, has_note};
+use blockmux_engine::volume::vhost_user::{VhostUserOptions, VhostUserVolume};
+use blockmux_proto::names::uri::DEFAULT_RECONNECT;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
-use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, Url};
+use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, VhostUserSpec};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
     SliceVolume, Spec, StripeVolume, Volume,
 };
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -144,6 +147,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             note_raw(format, &*volume, data.as_ref(), how);
             Ok(local(volume, false, data))
         }
+        Spec::VhostUser(device) => open_vhost_user(spec, device, how),
         Spec::Slice(slice, inner) => {
             let below = open(inner, Use { part: how.part.below_slice(*slice), ..how })?;
             let data = below.data.map(|data| DataKey::of_slice(slice.offset, &data));
@@ -160,11 +164,24 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let remote = reach::of_url(url.as_written())?;
             let volume = remote.open(how.connections)?;
             let data = DataKey::of_remote(&*volume, &remote.volume_key());
-            let volume = with_blocks(url, volume)?;
+            let blocks = url.block_sizes().map_err(Failure::request)?;
+            let volume = with_blocks(url, blocks, volume)?;
             let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
             Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
         }
     }
+}
+
+fn open_vhost_user(spec: &Spec, device: &VhostUserSpec, how: Use<'_>) -> Result<Opened, Failure> {
+    let options = VhostUserOptions {
+        read_only: device.read_only || how.is_read_only(),
+        reconnect_timeout: device.reconnect.unwrap_or(DEFAULT_RECONNECT),
+    };
+    let volume = VhostUserVolume::open(&device.path, options);
+    let volume = volume.map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+    let (volume, data) =
+        (with_blocks(spec, device.blocks, Arc::new(volume))?, Some(DataKey::of_vhost_user(device)));
+    Ok(Opened { volume, is_remote: true, is_fresh: false, data, remote: Vec::new() })
 }
 
 type Decorate = Box<dyn FnOnce(Arc<dyn Volume>) -> Arc<dyn Volume>>;
@@ -192,20 +209,23 @@ fn open_or_share(
     if how.part.is_whole() { open().map(Arc::new) } else { shared_files::open(spec, read_only, open) }
 }
 
-/// A remote volume with the block sizes that its URL sets.
-fn with_blocks(url: &Url, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, Failure> {
-    let blocks = url.block_sizes().map_err(Failure::request)?;
+/// A volume with the block sizes that its spec sets.
+fn with_blocks(
+    spec: &dyn Display,
+    blocks: BlockSizes,
+    volume: Arc<dyn Volume>,
+) -> Result<Arc<dyn Volume>, Failure> {
     if blocks.is_own() {
         return Ok(volume);
     }
     let whole = volume.info().size;
     let volume = SliceVolume::with_blocks(volume, blocks)
-        .map_err(|error| Failure::request(format!("{url}: {error}")))?;
+        .map_err(|error| Failure::request(format!("{spec}: {error}")))?;
     let info = volume.info();
     if info.size < whole {
         let (size, block) = (info.size, info.logical_block);
         warn!(
-            "{url}: has {whole} bytes, not a multiple of the block size {block}; only the first {size} are used"
+            "{spec}: has {whole} bytes, not a multiple of the block size {block}; only the first {size} are used"
         );
     }
     Ok(Arc::new(volume))

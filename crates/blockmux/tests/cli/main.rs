@@ -73,4 +73,5 @@ mod takeover;
 mod timeouts;
 mod token_copy;
 mod trouble;
+mod vhost_user;
 mod zones;

@@ -5,6 +5,7 @@
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  DEVICE  BLOCKS
 //!         | block:PATH[?OPTION[&OPTION]...]    DEVICE  BLOCKS
+//!         | vhost-user:PATH[?OPTION[&OPTION]...]   readonly=on|off  reconnect=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
@@ -49,6 +50,7 @@ use crate::fault::Fault;
 use crate::limiter::Limits;
 use crate::units::UnitError;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A volume spec, parsed but not opened. Parse it with `str::parse`; it prints as the shortest text
 /// that parses to the same spec, except that passwords in URLs are never printed.
@@ -62,6 +64,8 @@ pub enum Spec {
     File(FileSpec),
     /// `block:`, a local block device.
     Block(BlockSpec),
+    /// `vhost-user:`, the block device of a vhost-user back end.
+    VhostUser(VhostUserSpec),
     /// `slice:`, a part of a volume.
     Slice(SliceSpec, Box<Spec>),
     /// `stripe:`, a stripe of volumes.
@@ -98,6 +102,9 @@ impl Spec {
         match self {
             Spec::File(file) => Spec::File(FileSpec { path: directory.join(&file.path), ..file }),
             Spec::Block(block) => Spec::Block(BlockSpec { path: directory.join(&block.path), ..block }),
+            Spec::VhostUser(device) => {
+                Spec::VhostUser(VhostUserSpec { path: directory.join(&device.path), ..device })
+            }
             Spec::Stripe { chunk, members } => Spec::Stripe {
                 chunk,
                 members: members.into_iter().map(|spec| spec.below(directory)).collect(),
@@ -118,7 +125,12 @@ impl Spec {
         match self {
             Spec::Stripe { members, .. } => members.iter().flat_map(Spec::leaves).collect(),
             Spec::Slice(_, inner) | Spec::Decorated(_, inner) => inner.leaves(),
-            Spec::Mem(_) | Spec::Null(_) | Spec::File(_) | Spec::Block(_) | Spec::Url(_) => vec![self],
+            Spec::Mem(_)
+            | Spec::Null(_)
+            | Spec::File(_)
+            | Spec::Block(_)
+            | Spec::VhostUser(_)
+            | Spec::Url(_) => vec![self],
         }
     }
 
@@ -139,7 +151,7 @@ impl Spec {
             Spec::File(file) => file.size,
             Spec::Slice(slice, inner) => slice.len.or_else(|| inner.size()?.checked_sub(slice.offset)),
             Spec::Decorated(_, inner) => inner.size(),
-            Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => None,
+            Spec::Null(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Stripe { .. } | Spec::Url(_) => None,
         }
     }
 
@@ -156,7 +168,9 @@ impl Spec {
             }
             Spec::Slice(slice, inner) => Spec::Slice(*slice, inside(inner, slice.offset.checked_add(size)?)?),
             Spec::Decorated(decoration, inner) => Spec::Decorated(decoration.clone(), inside(inner, size)?),
-            Spec::Null(_) | Spec::Block(_) | Spec::Stripe { .. } | Spec::Url(_) => return None,
+            Spec::Null(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Stripe { .. } | Spec::Url(_) => {
+                return None;
+            }
         })
     }
 
@@ -263,6 +277,19 @@ pub struct BlockSpec {
     pub blocks: BlockSizes,
 }
 
+/// The block device of a vhost-user back end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserSpec {
+    /// The Unix socket where the back end listens.
+    pub path: PathBuf,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// How long requests wait for a back end that is lost; `None`: the default.
+    pub reconnect: Option<Duration>,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
+}
+
 /// Destination of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
@@ -288,7 +315,7 @@ pub enum SpecError {
     SizeAlone(String),
     /// The kind does not exist.
     #[error(
-        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, slice, stripe, delay, fault, rate, log, or a URL such as nbd://host/export"
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, vhost-user, slice, stripe, delay, fault, rate, log, or a URL such as nbd://host/export"
     )]
     UnknownKind {
         /// The kind.

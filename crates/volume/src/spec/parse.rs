@@ -5,7 +5,7 @@ use super::secrets::with_hidden_secrets;
 use super::write::EFFECTS;
 use super::{
     BlockSpec, Decoration, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError,
-    Url,
+    Url, VhostUserSpec,
 };
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
@@ -77,6 +77,7 @@ impl<'a> Parser<'a> {
             "null" => self.null(rest),
             "file" => self.file(rest),
             "block" => self.block(rest),
+            "vhost-user" => self.vhost_user(rest),
             "slice" => self.slice(rest),
             "stripe" => self.stripe(rest),
             "delay" => self.delay(rest),
@@ -179,6 +180,25 @@ impl<'a> Parser<'a> {
             }
         }
         Ok(Spec::Block(block))
+    }
+
+    fn vhost_user(self, rest: &str) -> Parsed<Spec> {
+        let (path, options) =
+            self.path_and_options(rest, "vhost-user:PATH, as in vhost-user:/run/disk.sock")?;
+        let mut device =
+            VhostUserSpec { path, read_only: false, reconnect: None, blocks: BlockSizes::default() };
+        for (key, value) in self.pairs(options, '&')? {
+            match key {
+                "readonly" => device.read_only = self.on_off(key, value)?,
+                "reconnect" => device.reconnect = Some(self.duration(value)?),
+                _ if self.block_size(&mut device.blocks, key, value)? => {}
+                _ => {
+                    let known = "readonly, reconnect, block_size and physical_block_size";
+                    return Err(self.unknown(key, "a vhost-user device", known));
+                }
+            }
+        }
+        Ok(Spec::VhostUser(device))
     }
 
     /// Reads one of the two block sizes; `false` if the key is another option.
@@ -460,8 +480,8 @@ fn nesting(depth: &mut i32, byte: u8) -> i32 {
     *depth
 }
 
-const KINDS: [&str; 10] =
-    ["mem", "null", "file", "block", "slice", "stripe", "delay", "fault", "rate", "log"];
+const KINDS: [&str; 11] =
+    ["mem", "null", "file", "block", "vhost-user", "slice", "stripe", "delay", "fault", "rate", "log"];
 const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
 const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops, write_bw and burst";
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";

@@ -93,6 +93,7 @@ fn every_kind_takes_block_sizes() {
         "mem:1g?populate=off&block_size=4k",
         "file:a?format=raw&block_size=512&physical_block_size=4k",
         "block:/dev/sdb?direct=off&block_size=64k",
+        "vhost-user:/run/a.sock?readonly=on&reconnect=5s&block_size=4k",
         "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
         "delay:1ms:slice:0,1g:file:a?block_size=4k",
     ] {
@@ -189,6 +190,8 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("file:a\nb", "`file:a\\nb` contains a control character: in a path write it with a per cent sign"),
         ("file:a%00", "write %25 for a per cent sign"),
         ("block:/dev/sda?size=1g", "not an option of a block device"),
+        ("vhost-user:/run/a.sock?direct=on", "not an option of a vhost-user device"),
+        ("vhost-user:", "has no path: write vhost-user:PATH"),
         (
             "mem:1g?block_size=1000",
             "`1000` is not a value for block_size in `mem:1g?block_size=1000`: write a power",
@@ -354,6 +357,7 @@ fn relative_paths_are_resolved_against_a_directory() {
     for (text, expected) in [
         ("file:a.img?size=1g", "file:/etc/b/a.img?size=1g"),
         ("block:/dev/sdb", "block:/dev/sdb"),
+        ("vhost-user:a.sock?readonly=on", "vhost-user:/etc/b/a.sock?readonly=on"),
         (
             "log:x.log:stripe:file:a,[delay:1ms:file:/b]",
             "log:/etc/b/x.log:stripe:file:/etc/b/a,[delay:1ms:file:/b]",

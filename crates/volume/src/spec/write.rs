@@ -56,6 +56,17 @@ impl fmt::Display for Spec {
                 ];
                 write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
             }
+            Spec::VhostUser(device) => {
+                let reconnect = device.reconnect.map(format_duration);
+                let [logical, physical] = block_texts(device.blocks);
+                let options = [
+                    ("readonly", device.read_only.then_some("on")),
+                    ("reconnect", reconnect.as_deref()),
+                    (BlockSizes::LOGICAL, logical.as_deref()),
+                    (BlockSizes::PHYSICAL, physical.as_deref()),
+                ];
+                write!(f, "vhost-user:{}{}", encode(&device.path), joined('?', '&', options))
+            }
             Spec::Slice(slice, volume) => {
                 let len = slice.len.map(|len| format!(",{}", format_size(len))).unwrap_or_default();
                 write!(f, "slice:{}{len}:{volume}", format_size(slice.offset))

@@ -161,6 +161,10 @@ impl BenchPlan {
                 }
                 None => {
                     add(CaseKind::Local(volume.volume.clone()));
+                    // As a URL, it is measured where it is.
+                    if is_of_back_end(&volume.name) {
+                        continue;
+                    }
                     let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
                     for protocol in protocol::stream_protocols().filter(is_wanted) {
                         policies
@@ -381,6 +385,12 @@ pub(super) fn check_spared(
         Some((row, volume)) => Err(would_overwrite(&row.job.name, volume)),
         None => Ok(()),
     }
+}
+
+/// Whether the volume is, or is above, the device of a vhost-user back end.
+fn is_of_back_end(name: &str) -> bool {
+    let spec = name.parse::<Spec>();
+    spec.is_ok_and(|spec| spec.leaves().into_iter().any(|leaf| matches!(leaf, Spec::VhostUser(_))))
 }
 
 /// Whether a volume of this kind returns the data that was written.

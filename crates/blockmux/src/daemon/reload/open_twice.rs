@@ -96,6 +96,8 @@ fn written_path(leaf: &Spec) -> Option<&Path> {
     match leaf {
         Spec::File(FileSpec { path, read_only: false, .. })
         | Spec::Block(BlockSpec { path, read_only: false, .. }) => Some(path),
+        // A back end serves one front end, also one that only reads.
+        Spec::VhostUser(device) => Some(&device.path),
         _ => None,
     }
 }

@@ -10,6 +10,7 @@ use crate::serve::audit::AUDIT;
 use crate::sys::peer_process;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::SizeWatch;
+use blockmux_volume::VolumeInfo;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, read, write};
 use std::io;
@@ -48,11 +49,12 @@ impl VhostUserDisk {
         let listener = Listener::bind(&Address::Unix(path.to_owned())).map_err(failed)?;
         let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
         let export = exports.get(volume).ok_or_else(gone)?;
+        let info = export.volume.info();
         let shared = Arc::new(DiskShared {
             path: path.to_owned(),
             exports: exports.clone(),
             volume,
-            info: export.volume.info(),
+            info: VolumeInfo { read_only: info.read_only || export.read_only || options.read_only, ..info },
             serial: options.data.map_or_else(String::new, |data| format!("{data:016x}")),
             cores: cores.inboxes(),
             is_stopping: AtomicBool::new(false),

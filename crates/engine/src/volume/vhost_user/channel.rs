@@ -1,0 +1,54 @@
+//! A channel to the device of a back end.
+
+use super::core_queue::{ChannelCompletions, CoreQueue};
+use super::state::OpenDisk;
+use blockmux_volume::{Channel, Completion, Io, Waker};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub(super) struct VhostUserChannel {
+    disk: Arc<OpenDisk>,
+    queue: Rc<RefCell<CoreQueue>>,
+    own: Rc<ChannelCompletions>,
+}
+
+impl VhostUserChannel {
+    pub(super) fn new(
+        disk: &Arc<OpenDisk>,
+        queue: Rc<RefCell<CoreQueue>>,
+        depth: u32,
+        waker: Waker,
+    ) -> VhostUserChannel {
+        let done = RefCell::new(Vec::with_capacity(depth as usize));
+        let own = Rc::new(ChannelCompletions { done, waker, is_closed: Cell::new(false) });
+        VhostUserChannel { disk: disk.clone(), queue, own }
+    }
+}
+
+impl Channel for VhostUserChannel {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        match self.disk.0.check(&io) {
+            Ok(()) => self.queue.borrow_mut().submit(io, &self.own),
+            Err(error) => self.own.done.borrow_mut().push(Completion { tag: io.tag, result: Err(error) }),
+        }
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        self.queue.borrow_mut().send(Some(&self.own));
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.queue.borrow_mut().turn(Some(&self.own));
+        done.append(&mut self.own.done.borrow_mut());
+    }
+}
+
+impl Drop for VhostUserChannel {
+    fn drop(&mut self) {
+        self.own.is_closed.set(true);
+    }
+}

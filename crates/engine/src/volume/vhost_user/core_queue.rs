@@ -1,0 +1,218 @@
+//! One core's virtqueue, which its channels share.
+
+use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
+use crate::core::ring::Registration;
+use blockmux_proto::virtio::BlkDriver;
+use blockmux_volume::{Completion, Io, IoError, Slab, Tag, Waker};
+use rustix::io::{read, write};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use tracing::warn;
+
+/// A queue and the requests of its channels.
+pub(super) struct CoreQueue {
+    /// Requests that have not completed, by the tag that the driver has.
+    requests: Slab<ChannelRequest>,
+    /// Requests that the driver has not taken.
+    pending: VecDeque<Io>,
+    /// Absent while there is no back end.
+    running: Option<RunningDriver>,
+    /// The back end has not come back in time: requests fail.
+    has_failed: bool,
+    /// The volume is closed.
+    pub(super) has_ended: bool,
+    waker: Waker,
+    registration: Registration,
+    armed: Rc<WakeOnEvent>,
+}
+
+/// A driver and its event descriptors.
+pub(super) struct RunningDriver {
+    pub(super) driver: BlkDriver,
+    pub(super) kick: OwnedFd,
+    pub(super) call: OwnedFd,
+}
+
+struct ChannelRequest {
+    tag: Tag,
+    of: Rc<ChannelCompletions>,
+}
+
+/// The completions of a channel.
+pub(super) struct ChannelCompletions {
+    pub(super) done: RefCell<Vec<Completion>>,
+    pub(super) waker: Waker,
+    /// Nobody polls any longer.
+    pub(super) is_closed: Cell<bool>,
+}
+
+impl CoreQueue {
+    /// Starts the task of a queue on this core.
+    pub(super) fn spawn(core: &EngineCore) -> Rc<RefCell<CoreQueue>> {
+        let mut made = None;
+        core.spawn(|waker| {
+            let armed = WakeOnEvent::new(waker);
+            let queue = Rc::new(RefCell::new(CoreQueue {
+                requests: Slab::with_capacity(INITIAL_REQUESTS),
+                pending: VecDeque::new(),
+                running: None,
+                has_failed: false,
+                has_ended: false,
+                waker: waker.clone(),
+                registration: core.register(armed.clone()),
+                armed,
+            }));
+            made = Some(queue.clone());
+            CoreQueueTask(queue)
+        });
+        made.expect("spawn calls its argument")
+    }
+
+    /// Takes a request of a channel.
+    #[inline]
+    pub(super) fn submit(&mut self, mut io: Io, of: &Rc<ChannelCompletions>) {
+        if self.has_failed || self.has_ended {
+            let completion = Completion { tag: io.tag, result: Err(IoError::PathLost) };
+            return of.done.borrow_mut().push(completion);
+        }
+        let request = ChannelRequest { tag: io.tag, of: of.clone() };
+        io.tag = Tag(self.requests.insert(request) as u64);
+        self.pending.push_back(io);
+    }
+
+    /// Takes what the back end has answered, and does as [`CoreQueue::send`].
+    #[inline]
+    pub(super) fn turn(&mut self, own: Option<&Rc<ChannelCompletions>>) -> bool {
+        let Some(RunningDriver { driver, .. }) = &mut self.running else { return false };
+        if let Err(error) = driver.reap() {
+            warn!("vhost-user: {error}; the virtqueue stops");
+            self.fail();
+            return true;
+        }
+        self.send(own)
+    }
+
+    /// Sends what can be sent, and distributes what has completed; wakes the users of all channels
+    /// but `own`. Returns whether anything has completed. Answers of the back end are left: a
+    /// channel that is kicked is not polled again unless it is woken.
+    #[inline]
+    pub(super) fn send(&mut self, own: Option<&Rc<ChannelCompletions>>) -> bool {
+        let Some(RunningDriver { driver, kick, .. }) = &mut self.running else { return false };
+        while driver.room() > 0
+            && let Some(io) = self.pending.pop_front()
+        {
+            driver.submit(io);
+        }
+        if driver.send() {
+            // It fails only if the counter is full, and then it is readable anyway.
+            let _ = write(kick, &1_u64.to_ne_bytes());
+        }
+        let mut has_completed = false;
+        while let Some(completion) = driver.poll_done() {
+            has_completed = true;
+            complete(&mut self.requests, completion, own);
+        }
+        has_completed
+    }
+
+    /// A back end serves the queue from now on.
+    pub(super) fn install(&mut self, running: RunningDriver) {
+        self.remove();
+        self.has_failed = false;
+        self.running = Some(running);
+        self.waker.wake();
+    }
+
+    /// The back end is gone: requests wait for the next one.
+    pub(super) fn remove(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            self.armed.disarm(&self.registration);
+            for io in running.driver.take_unfinished().into_iter().rev() {
+                self.pending.push_front(io);
+            }
+        }
+    }
+
+    /// The back end does not come back: all requests fail.
+    pub(super) fn fail(&mut self) {
+        self.remove();
+        self.has_failed = true;
+        for io in std::mem::take(&mut self.pending) {
+            complete(&mut self.requests, Completion { tag: io.tag, result: Err(IoError::PathLost) }, None);
+        }
+    }
+
+    /// The volume is closed.
+    pub(super) fn end(&mut self) {
+        self.fail();
+        self.has_ended = true;
+        self.waker.wake();
+    }
+
+    /// The device has another size, in bytes.
+    pub(super) fn resize(&mut self, size: u64) {
+        if let Some(running) = &mut self.running {
+            running.driver.resize(size);
+        }
+    }
+
+    /// Waits for the back end's next notification.
+    fn park(&mut self) {
+        let Some(running) = &mut self.running else { return };
+        // Cleared before the ring is looked at, so that a later answer notifies again.
+        let _ = read(&running.call, &mut [0; 8]);
+        let is_late = running.driver.ask_for_calls();
+        self.armed.arm(&self.registration, running.call.as_raw_fd(), libc::POLLIN, 0);
+        if is_late {
+            self.waker.wake();
+        }
+    }
+}
+
+/// Gives a completion to its channel, and wakes its user unless that is `own`.
+#[inline]
+fn complete(
+    requests: &mut Slab<ChannelRequest>,
+    completion: Completion,
+    own: Option<&Rc<ChannelCompletions>>,
+) {
+    let Some(request) = requests.remove(completion.tag.0 as usize) else { return };
+    if request.of.is_closed.get() {
+        return;
+    }
+    request.of.done.borrow_mut().push(Completion { tag: request.tag, ..completion });
+    if own.is_none_or(|own| !Rc::ptr_eq(own, &request.of)) {
+        request.of.waker.wake();
+    }
+}
+
+/// Looks for answers while no channel does.
+struct CoreQueueTask(Rc<RefCell<CoreQueue>>);
+
+impl Task for CoreQueueTask {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        let mut queue = self.0.borrow_mut();
+        if queue.has_ended {
+            return Progress::Done;
+        }
+        if let Some(running) = &mut queue.running {
+            // From now on until it is parked, this task looks for answers.
+            running.driver.suppress_calls();
+        }
+        if queue.turn(None) { Progress::Drained } else { Progress::Idle }
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn park(&mut self) {
+        self.0.borrow_mut().park();
+    }
+}
+
+/// Number of requests for which memory is allocated at first.
+const INITIAL_REQUESTS: u32 = 128;

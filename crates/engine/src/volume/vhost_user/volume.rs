@@ -1,0 +1,275 @@
+//! The volume, and the thread that keeps it connected.
+
+use super::back_end::{BackEnd, BackEndError, MEMORY_ADDR};
+use super::channel::VhostUserChannel;
+use super::core_queue::{CoreQueue, RunningDriver};
+use super::state::{DiskState, OpenDisk};
+use crate::core::reactor::EngineCore;
+use crate::remote::check_unchanged;
+use crate::sys::shared_memory::new_shared;
+use blockmux_proto::virtio::BlkDriver;
+use blockmux_volume::{Channel, Core, IoError, LinkCounts, Memory, Volume, VolumeInfo, Waker};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{read, write};
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{cmp, thread};
+use tracing::{info, warn};
+
+/// The block device of a vhost-user back end.
+pub struct VhostUserVolume {
+    disk: Arc<OpenDisk>,
+}
+
+/// Options of a volume.
+#[derive(Clone, Copy, Debug)]
+pub struct VhostUserOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// How long requests wait for another connection when this one is lost.
+    pub reconnect_timeout: Duration,
+}
+
+impl VhostUserVolume {
+    /// Connects to the back end that listens at `path`.
+    ///
+    /// # Errors
+    /// If the back end cannot be used.
+    pub fn open(path: &Path, options: VhostUserOptions) -> Result<VhostUserVolume, BackEndError> {
+        let back_end = BackEnd::connect(path)?;
+        let memory = |error: rustix::io::Errno| BackEndError::Memory(error.into());
+        let found = &back_end.disk.info;
+        let first = VolumeInfo { read_only: found.read_only || options.read_only, ..found.clone() };
+        let state = Arc::new(DiskState {
+            path: path.to_owned(),
+            size: AtomicU64::new(first.size),
+            first,
+            reconnects: AtomicU64::new(0),
+            reconnect_timeout: options.reconnect_timeout,
+            most_queues: back_end.queues.min(MAX_CORES),
+            cores: Mutex::default(),
+            listeners: Mutex::default(),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            is_closed: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(memory)?,
+        });
+        let served = state.clone();
+        let run = move || served.serve(back_end);
+        thread::Builder::new().name("vhost-user".to_owned()).spawn(run).map_err(BackEndError::Memory)?;
+        Ok(VhostUserVolume { disk: Arc::new(OpenDisk(state)) })
+    }
+}
+
+impl Volume for VhostUserVolume {
+    fn info(&self) -> VolumeInfo {
+        self.disk.0.info()
+    }
+
+    fn links(&self) -> Option<LinkCounts> {
+        Some(LinkCounts { reconnects: self.disk.0.reconnects.load(Ordering::Relaxed) })
+    }
+
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        lock(&self.disk.0.listeners).push(call);
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let core = EngineCore::from_core(core).ok_or(IoError::Unsupported)?;
+        let queue = self.disk.0.queue_of(&core)?;
+        Ok(Box::new(VhostUserChannel::new(&self.disk, queue, depth, waker)))
+    }
+}
+
+/// The queues of a core, by volume.
+#[derive(Default)]
+struct CoreQueues(RefCell<Vec<(u64, Weak<RefCell<CoreQueue>>)>>);
+
+impl CoreQueues {
+    fn find(&self, id: u64) -> Option<Rc<RefCell<CoreQueue>>> {
+        self.0.borrow().iter().find(|(found, _)| *found == id)?.1.upgrade()
+    }
+}
+
+impl DiskState {
+    /// The queue of a core; its first channel makes it.
+    fn queue_of(&self, core: &EngineCore) -> Result<Rc<RefCell<CoreQueue>>, IoError> {
+        let queues = core.local(CoreQueues::default);
+        if let Some(queue) = queues.find(self.id) {
+            return Ok(queue);
+        }
+        let mut cores = lock(&self.cores);
+        if cores.len() >= self.most_queues {
+            let (path, most) = (self.path.display(), self.most_queues);
+            warn!(
+                "vhost-user:{path}: the back end has {most} virtqueues, and each core needs one; give it more \
+                 (num-queues), or use fewer cores"
+            );
+            return Err(IoError::Unsupported);
+        }
+        let queue = CoreQueue::spawn(core);
+        let mut all = queues.0.borrow_mut();
+        all.retain(|(_, queue)| queue.strong_count() > 0);
+        all.push((self.id, Rc::downgrade(&queue)));
+        cores.push(core.inbox().clone());
+        self.wake();
+        Ok(queue)
+    }
+
+    /// Keeps the volume connected until it is closed.
+    fn serve(&self, back_end: BackEnd) {
+        let mut next = Some(back_end);
+        while !self.is_closed.load(Ordering::Relaxed) {
+            let Some(back_end) = next.take().or_else(|| self.reconnect()) else { break };
+            if let Err(error) = self.use_back_end(back_end)
+                && !self.is_closed.load(Ordering::Relaxed)
+            {
+                warn!("vhost-user:{}: {error}; connecting again", self.path.display());
+            }
+            self.on_queues(CoreQueue::remove);
+        }
+        self.on_queues(CoreQueue::end);
+    }
+
+    /// Serves all queues by a back end, until it is lost or the volume is closed.
+    fn use_back_end(&self, mut back_end: BackEnd) -> Result<(), BackEndError> {
+        let len = BlkDriver::MEMORY_LEN * self.most_queues.min(back_end.queues);
+        let (file, pages) = new_shared("blockmux-vhost-user", len).map_err(BackEndError::Memory)?;
+        back_end.share(&file, len)?;
+        let mut started = 0;
+        loop {
+            let cores = lock(&self.cores).clone();
+            for (index, core) in cores.iter().enumerate().skip(started) {
+                let event = || {
+                    let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+                    made.map_err(|error| BackEndError::Memory(error.into()))
+                };
+                let duplicate = |event: &OwnedFd| event.try_clone().map_err(BackEndError::Memory);
+                let (kick, call) = (event()?, event()?);
+                let (own_kick, own_call) = (duplicate(&kick)?, duplicate(&call)?);
+                let at = index * BlkDriver::MEMORY_LEN;
+                let (pages, disk, id) = (pages.clone(), back_end.disk.clone(), self.id);
+                // The rings are cleared before the back end looks at them.
+                let addr = MEMORY_ADDR + at as u64;
+                let made = core.ask(move |core| {
+                    let memory = Memory::from_pages(&pages).seg(at, BlkDriver::MEMORY_LEN);
+                    let driver = BlkDriver::new(disk, &memory, addr, core.pool().clone());
+                    let queue = core.local(CoreQueues::default).find(id);
+                    let running = RunningDriver { driver, kick: own_kick, call: own_call };
+                    queue.map(|queue| queue.borrow_mut().install(running))
+                });
+                if made.is_none() {
+                    return Err(BackEndError::Lost(io::Error::other("a core has ended")));
+                }
+                back_end.start_queue(index, addr, &kick, &call)?;
+                // It may have been notified before it knew how.
+                let _ = write(&kick, &1_u64.to_ne_bytes());
+            }
+            started = cores.len();
+            self.wait(&mut back_end, None)?;
+            if self.is_closed.load(Ordering::Relaxed) {
+                return (0..started).try_for_each(|index| back_end.stop_queue(index));
+            }
+        }
+    }
+
+    /// Connects again; `None` if the volume is closed before that succeeds. Requests fail after the
+    /// timeout, but the back end may still come back.
+    fn reconnect(&self) -> Option<BackEnd> {
+        let (lost, mut pause, mut has_failed) = (Instant::now(), FIRST_PAUSE, false);
+        loop {
+            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+            // An error ends the pause early.
+            let _ = poll(&mut fds, Timespec::try_from(pause).ok().as_ref());
+            let _ = read(&self.wake, &mut [0; 8]);
+            if self.is_closed.load(Ordering::Relaxed) {
+                return None;
+            }
+            pause = cmp::min(pause * 2, MAX_PAUSE);
+            let found = BackEnd::connect(&self.path).and_then(|back_end| {
+                let unchanged = check_unchanged(&self.info(), &back_end.disk.info, 1);
+                unchanged.map(|()| back_end).map_err(BackEndError::Changed)
+            });
+            match found {
+                Ok(back_end) => {
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
+                    info!("vhost-user:{}: connected again", self.path.display());
+                    return Some(back_end);
+                }
+                Err(error) if lost.elapsed() >= self.reconnect_timeout => {
+                    if !std::mem::replace(&mut has_failed, true) {
+                        warn!("vhost-user:{}: {error}; requests fail from now on", self.path.display());
+                    }
+                    self.on_queues(CoreQueue::fail);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Waits until the volume is used on another core, or is closed, or the back end does anything.
+    fn wait(&self, back_end: &mut BackEnd, timeout: Option<&Timespec>) -> Result<(), BackEndError> {
+        let requests = back_end.requests().unwrap_or(back_end.socket());
+        let fds = &mut [
+            PollFd::new(&self.wake, PollFlags::IN),
+            PollFd::new(back_end.socket(), PollFlags::IN),
+            PollFd::new(requests, PollFlags::IN),
+        ];
+        poll(fds, timeout).map_err(|error| BackEndError::Lost(error.into())).or_else(
+            |error| match error {
+                BackEndError::Lost(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+                error => Err(error),
+            },
+        )?;
+        let [_, socket, requests] = fds.each_ref().map(|fd| !fd.revents().is_empty());
+        let _ = read(&self.wake, &mut [0; 8]);
+        if socket {
+            // It sends nothing without having been asked.
+            return Err(BackEndError::Lost(io::ErrorKind::ConnectionReset.into()));
+        }
+        if requests && back_end.handle_request()? {
+            back_end.read_config()?;
+            self.take_size(back_end.disk.info.size);
+        }
+        Ok(())
+    }
+
+    fn take_size(&self, size: u64) {
+        // Whoever sees the new size can use it.
+        self.on_queues(move |queue| queue.resize(size));
+        let was = self.size.swap(size, Ordering::Relaxed);
+        if was != size {
+            info!("vhost-user:{}: has {size} bytes now, and had {was}", self.path.display());
+            lock(&self.listeners).iter().for_each(|call| call());
+        }
+    }
+
+    /// Changes the queues of all cores, and waits for that.
+    fn on_queues(&self, change: impl Fn(&mut CoreQueue) + Clone + Send + 'static) {
+        for core in lock(&self.cores).clone() {
+            let (id, change) = (self.id, change.clone());
+            core.ask(move |core| {
+                if let Some(queue) = core.local(CoreQueues::default).find(id) {
+                    change(&mut queue.borrow_mut());
+                }
+            });
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Identifies volumes on their cores.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// Largest number of cores that use a volume.
+const MAX_CORES: usize = 64;
+/// The first pause before connecting again, which doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_secs(1);

@@ -1,0 +1,280 @@
+//! A vhost-user volume over a disk of ours: the volume conformance suite, and what happens when the
+//! back end restarts, does not come back, or has a new size.
+
+mod conforms;
+
+use blockmux_engine::attach::vhost_user::VhostUserDisk;
+use blockmux_engine::attach::{AttachedDisk, DiskOptions};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::{PollPolicy, Reactor};
+use blockmux_engine::volume::file::{FileOptions, FileVolume};
+use blockmux_engine::volume::vhost_user::{BackEndError, VhostUserOptions, VhostUserVolume};
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_volume::{
+    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Output, ReadyList, Resize,
+    Seg, SgList, Tag, Volume, Waker,
+};
+use blockmux_wire::virtio::vhost_user::{FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader};
+use conforms::{conforms, disk_and_frozen};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use zerocopy::IntoBytes;
+
+/// Disks of one volume at two sockets, the second one read-only.
+struct BackEnds {
+    cores: Cores,
+    exports: Exports,
+    folder: TempDir,
+}
+
+impl BackEnds {
+    fn of(volume: Arc<dyn Volume>) -> BackEnds {
+        let config = CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() };
+        BackEnds {
+            cores: Cores::start(&config).unwrap(),
+            exports: disk_and_frozen(&volume),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn attach(&self, name: &str) -> VhostUserDisk {
+        let (volume, _) = self.exports.find(name).unwrap();
+        self.attach_volume(volume, name)
+    }
+
+    fn attach_volume(&self, volume: VolumeId, name: &str) -> VhostUserDisk {
+        let options = DiskOptions { queues: 1, depth: 128, data: None, read_only: false, name: None };
+        VhostUserDisk::attach(&self.cores, &self.exports, volume, options, &self.path(name)).unwrap()
+    }
+
+    fn open(&self, name: &str, reconnect_timeout: Duration) -> Result<VhostUserVolume, BackEndError> {
+        let options = VhostUserOptions { read_only: false, reconnect_timeout };
+        VhostUserVolume::open(&self.path(name), options)
+    }
+}
+
+fn conforms_over_vhost_user(volume: Arc<dyn Volume>) {
+    let back_ends = BackEnds::of(volume);
+    let disks = ["disk", "frozen"].map(|name| back_ends.attach(name));
+    let open = |name| Arc::new(back_ends.open(name, LONG).unwrap());
+    conforms(open("disk"), Some(open("frozen")));
+    disks.iter().for_each(|disk| disk.detach().unwrap());
+}
+
+#[test]
+fn a_ram_volume_conforms_over_vhost_user() {
+    conforms_over_vhost_user(Arc::new(MemVolume::new(40 << 20)));
+}
+
+#[test]
+fn a_file_conforms_over_vhost_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = FileOptions { size: Some(40 << 20), create: true, ..FileOptions::default() };
+    let file = FileVolume::open(folder.path().join("disk"), options).unwrap();
+    conforms_over_vhost_user(Arc::new(file));
+}
+
+/// A user of a volume on a core of its own thread.
+struct User {
+    reactor: Reactor,
+    core: Rc<dyn Core>,
+    channel: Box<dyn Channel>,
+}
+
+impl User {
+    fn of(volume: &dyn Volume) -> User {
+        let (reactor, _) = Reactor::new(PollPolicy::Never, 64 << 20).unwrap();
+        let core: Rc<dyn Core> = reactor.core().clone();
+        let channel = volume.open(&core, 8, Waker::idle()).unwrap();
+        User { reactor, core, channel }
+    }
+
+    fn submit(&mut self, tag: u64, op: Op, offset: u64, data: &[u8]) {
+        let memory = SgList::one(Seg::from_slice(data));
+        let io = Io { tag: Tag(tag), op, offset, len: data.len() as u64, data: Some(memory) };
+        self.channel.submit(io);
+        self.channel.kick();
+    }
+
+    fn turn(&mut self) {
+        self.core.wake_at(self.core.now() + Duration::from_millis(1), &Waker::idle());
+        let mut turns = 0..1;
+        self.reactor.run_until(|| turns.next().is_none()).unwrap();
+    }
+
+    fn next(&mut self) -> Completion {
+        let mut done = Vec::new();
+        loop {
+            self.channel.poll(&mut done);
+            match done.pop() {
+                Some(completion) => return completion,
+                None => self.turn(),
+            }
+        }
+    }
+}
+
+fn data(completion: Completion) -> Vec<u8> {
+    match completion.result {
+        Ok(Output::Data(data)) => data.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+const WRITE: Op = Op::Write { fua: false };
+const LONG: Duration = Duration::from_secs(600);
+
+#[test]
+fn requests_wait_for_a_back_end_that_restarts() {
+    let delays = Delays { read: Duration::from_millis(50), ..Delays::default() };
+    let back_ends = BackEnds::of(Arc::new(DelayVolume::new(Arc::new(MemVolume::new(1 << 20)), delays)));
+    let disk = back_ends.attach("disk");
+    let volume = back_ends.open("disk", LONG).unwrap();
+    let mut user = User::of(&volume);
+    user.submit(0, WRITE, 4096, &[7; 4096]);
+    assert!(user.next().result.is_ok());
+    user.submit(1, Op::Read, 4096, &[0; 4096]);
+    for _ in 0..10 {
+        user.turn();
+    }
+    // It ends without an answer to the read.
+    disk.detach_by_force().unwrap();
+    user.submit(2, Op::Read, 4096, &[0; 512]);
+    user.turn();
+    let disk = back_ends.attach("disk");
+    let mut tags = [user.next(), user.next()].map(|completion| {
+        let tag = completion.tag.0;
+        assert!(data(completion).iter().all(|byte| *byte == 7));
+        tag
+    });
+    tags.sort_unstable();
+    assert_eq!(tags, [1, 2]);
+    assert_eq!(volume.links().unwrap().reconnects, 1);
+    drop(disk);
+}
+
+#[test]
+fn requests_fail_if_the_back_end_does_not_come_back_in_time() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let disk = back_ends.attach("disk");
+    let volume = back_ends.open("disk", Duration::ZERO).unwrap();
+    let mut user = User::of(&volume);
+    user.submit(0, WRITE, 0, &[7; 512]);
+    assert!(user.next().result.is_ok());
+    disk.detach().unwrap();
+    user.submit(1, Op::Read, 0, &[0; 512]);
+    assert!(matches!(user.next().result, Err(IoError::PathLost)));
+    // It may come back later.
+    let _disk = back_ends.attach("disk");
+    let mut tag = 2;
+    loop {
+        user.submit(tag, Op::Read, 0, &[0; 512]);
+        match user.next() {
+            Completion { result: Err(IoError::PathLost), .. } => user.turn(),
+            completion => {
+                assert_eq!(data(completion), [7; 512]);
+                break;
+            }
+        }
+        tag += 1;
+    }
+}
+
+#[test]
+fn a_new_size_reaches_the_volume() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::within(
+        blockmux_engine::sys::memory::map_pages(4 << 20).unwrap(),
+        1 << 20,
+        blockmux_volume::BlockSizes::default(),
+    )));
+    let _disk = back_ends.attach("disk");
+    let volume = back_ends.open("disk", LONG).unwrap();
+    let (disk, _) = back_ends.exports.find("disk").unwrap();
+    back_ends.exports.volume_state(disk).unwrap().resize(Resize::grow(2 << 20)).unwrap();
+    let mut user = User::of(&volume);
+    while volume.info().size != 2 << 20 {
+        user.turn();
+    }
+    user.submit(0, WRITE, (2 << 20) - 512, &[7; 512]);
+    assert!(user.next().result.is_ok());
+}
+
+#[test]
+fn an_answer_that_comes_before_a_kick_wakes_the_user() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let volume = back_ends.open("disk", LONG).unwrap();
+    let mut user = User::of(&volume);
+    let ready = ReadyList::new();
+    user.channel = volume.open(&user.core, 8, ready.waker(1)).unwrap();
+    for tag in 0..20 {
+        user.submit(tag, Op::Read, 0, &[0; 512]);
+        // The channel is polled only if it has woken its user.
+        while ready.pop().is_none() {
+            user.channel.kick();
+            user.turn();
+        }
+        assert_eq!(data(user.next()), [0; 512]);
+    }
+}
+
+#[test]
+fn a_channel_outlives_its_volume() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let mut user = User::of(&back_ends.open("disk", LONG).unwrap());
+    for tag in 0..10 {
+        user.turn();
+        user.submit(tag, WRITE, 0, &[7; 512]);
+        assert!(user.next().result.is_ok());
+    }
+    drop(user);
+    // The back end is free for the next front end.
+    back_ends.open("disk", LONG).unwrap();
+}
+
+#[test]
+fn a_socket_without_a_back_end_is_refused() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    assert!(matches!(back_ends.open("disk", LONG), Err(BackEndError::Connect(_))));
+}
+
+#[test]
+fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let message = |request: FrontendRequest, flags: u32, payload: &[u8]| {
+        let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
+        [header.as_bytes(), payload].concat()
+    };
+    let region = MemoryRegion { guest_addr: 0, size: 1 << 20, user_addr: 0, mmap_offset: 0 };
+    let table = [MemoryTableHeader { num_regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat();
+    for bytes in [
+        message(FrontendRequest::GET_FEATURES, 2, &[]),
+        message(FrontendRequest(77), 1, &[]),
+        message(FrontendRequest::SET_FEATURES, 1, &u64::MAX.to_ne_bytes()),
+        message(FrontendRequest::SET_MEM_TABLE, 1, &table),
+        message(FrontendRequest::REM_MEM_REG, 1, &[0; 40]),
+        message(FrontendRequest::SET_VRING_NUM, 1, &[0xff; 8]),
+        message(FrontendRequest::SET_VRING_KICK, 1, &[0; 8]),
+        vec![0xff; 4096],
+    ] {
+        let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
+        front_end.write_all(&bytes).unwrap();
+        // The end may be a reset, because not all was read.
+        assert_eq!(front_end.read(&mut [0; 64]).unwrap_or(0), 0);
+    }
+    let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
+    front_end.write_all(&message(FrontendRequest::GET_FEATURES, 1, &[])[..7]).unwrap();
+    drop(front_end);
+    assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
+}
