@@ -125,7 +125,7 @@ const KNOWN: &[KnownCircle] = &[
     },
     KnownCircle {
         folder: "crates/proto/src/nbd/server",
-        files: "long_write multi_step pending reply request transmission",
+        files: "long_write pending reply request transmission",
         reason: "one state machine: a request and its reply",
     },
     KnownCircle {

@@ -31,7 +31,11 @@ impl DiskAnnouncement {
     ) -> DiskAnnouncement {
         DiskAnnouncement {
             device: disk.path().display().to_string(),
-            link: args.name.as_ref().map(|name| name.link().display().to_string()),
+            link: args
+                .name
+                .as_ref()
+                .filter(|_| way != Way::Fuse)
+                .map(|name| name.link().display().to_string()),
             mounted_at: args.mount.as_ref().map(|directory| directory.display().to_string()),
             volume: spec.to_string(),
             way,

@@ -48,6 +48,11 @@ impl Detaching {
         self.progress == DetachProgress::Flushing && !self.has_warned
     }
 
+    /// Whether no attempt to remove the disk is under way.
+    pub(super) fn is_attached(&self) -> bool {
+        self.progress == DetachProgress::Attached
+    }
+
     /// Tells that the flush takes long, and what to do.
     pub(super) fn warn_of_flush(&mut self) {
         let disk = self.disk.path();
@@ -99,7 +104,9 @@ impl Detaching {
             Ok(()) => Ok(true),
             // A later attempt is under way.
             Err(_) if attempt != self.attempts => Ok(false),
-            Err(error @ (DetachError::InUse { .. } | DetachError::Flush { .. })) => {
+            Err(
+                error @ (DetachError::InUse { .. } | DetachError::Open { .. } | DetachError::Flush { .. }),
+            ) => {
                 if std::mem::replace(&mut self.was_refused, true) {
                     warn!("{error}; removing the disk by force");
                     self.attempt(DetachProgress::Forcing)?;

@@ -1,4 +1,4 @@
-//! `blockmux attach`: a volume as a disk of this machine, until the process is stopped.
+//! `blockmux attach`: a volume as a disk or a file of this machine, until the process is stopped.
 //!
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
 //! that is in use stays, and a second signal removes it by force; so does a signal while the
@@ -9,6 +9,7 @@ mod announce;
 mod detach;
 #[cfg(test)]
 pub(crate) mod fake;
+mod file;
 mod mounted;
 mod probe;
 pub(crate) mod way;
@@ -24,11 +25,11 @@ use crate::volume_kinds::flush;
 use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
 use crate::volume_kinds::sizes::{self, can_change_externally};
 use announce::DiskAnnouncement;
-use blockmux_engine::attach::{DiskName, DiskOptions, ublk};
+use blockmux_engine::attach::{DiskName, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_volume::Spec;
+use blockmux_volume::{Spec, VolumeInfo};
 use detach::{Detaching, Removed};
 use mounted::MountedDisk;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -47,8 +48,8 @@ pub(crate) struct AttachArgs {
     /// A volume or a URL
     #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget"])]
     volume: Option<Spec>,
-    /// How to attach it: ublk (a block device) or vhost-user (the disk of a virtual machine)
-    /// [default: the best that this machine has]
+    /// How to attach it: ublk or nbd (a block device), fuse (a file) or vhost-user (the disk of a
+    /// virtual machine) [default: the first of ublk, nbd and fuse that this machine has]
     #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
     via: Option<Way>,
     /// Where virtual machines find the disk: the Unix socket of vhost-user
@@ -60,13 +61,20 @@ pub(crate) struct AttachArgs {
     /// Run a shell command with the disk in its environment, and detach when it ends
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
-    /// Name of the disk: it is /dev/blockmux/NAME, too
+    /// Name of the disk: it is /dev/blockmux/NAME, too; for fuse, name of the file
     #[arg(long, value_name = "NAME")]
     name: Option<DiskName>,
     /// Mount the disk's file system there, as long as it is attached
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
-    /// Number of threads, each with a queue of the disk [default: one for each CPU]
+    /// Directory of the file, for fuse; it is made if it does not exist [default:
+    /// /run/blockmux-files/NAME, below $XDG_RUNTIME_DIR for users other than root]
+    #[arg(long, value_name = "DIR", conflicts_with = "socket")]
+    directory: Option<PathBuf>,
+    /// Let other users read the file, and root write it, for fuse
+    #[arg(long, conflicts_with = "socket")]
+    allow_other: bool,
+    /// Number of threads, each with a queue of the disk; fuse has one [default: one for each CPU]
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
     /// Maximum number of requests in flight on each queue
@@ -80,13 +88,13 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "run")]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
-    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "forget", "name", "mount"])]
+    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "forget", "name", "mount", "directory"])]
     probe: bool,
-    /// Remove a disk that a process that has ended has left; what waits for it fails
+    /// Remove a disk or a mount that a process that has ended has left; what waits for it fails
     #[arg(
         long,
-        value_name = "DEVICE",
-        conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "json", "name", "mount"]
+        value_name = "PATH",
+        conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "json", "name", "mount", "directory"]
     )]
     forget: Option<PathBuf>,
 }
@@ -106,6 +114,8 @@ enum AttachEvent {
     CommandEnded(std::io::Result<std::process::ExitStatus>),
     /// An attempt to remove the disk has ended.
     Removed(Removed),
+    /// The disk was removed, maybe by somebody else.
+    Gone,
 }
 
 /// Attaches a volume until a signal or the end of the command of `--run`.
@@ -114,22 +124,27 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
         return probe::run(args.json);
     }
     if let Some(device) = &args.forget {
-        return ublk::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
+        return way::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
     }
     let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
     let cannot_attach = |error| Failure::request(format!("{spec}: {error}"));
     // Opening a volume may create a file, so this is first.
-    let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser));
+    let is_file = args.directory.is_some() || args.allow_other;
+    let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser)).or(is_file.then_some(Way::Fuse));
     check_options(args, asked)?;
     let way = Way::choose(asked).map_err(cannot_attach)?;
+    check_options(args, Some(way))?;
     let opened = open_volume(spec, args.read_only)?;
-    let cores = start_cores(args)?;
-    let options = disk_options(args, &cores, &opened);
+    let cores = start_cores(args, way)?;
+    let options = disk_options(args, way, &cores, &opened);
     let options = match (way, &args.socket) {
         (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),
+        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec)?),
+        (Way::Nbd, _) => WayOptions::Nbd(options),
         _ => WayOptions::Ublk(options),
     };
     let info = opened.volume.info();
+    let info = VolumeInfo { read_only: info.read_only || args.read_only, ..info };
     let export = Export {
         name: spec.to_string(),
         description: String::new(),
@@ -156,6 +171,9 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
             (None, Some(failure))
         }
     };
+    let removed = sender.clone();
+    // The receiver is gone if the process ends for another reason.
+    disk.when_removed(Box::new(move || removed.send(AttachEvent::Gone).unwrap_or_default()));
     let status = wait(&events, running.as_ref(), Detaching::new(disk, sender));
     service_manager::stopping();
     cores.stop(END_TIMEOUT);
@@ -218,6 +236,9 @@ fn wait(
                 detaching.begin()?;
             }
             Ok(AttachEvent::Signal) => detaching.begin()?,
+            Ok(AttachEvent::Gone) if has_ended && detaching.is_attached() => detaching.begin()?,
+            // Its command or the removal goes on.
+            Ok(AttachEvent::Gone) => {}
             Ok(AttachEvent::Removed(removed)) => {
                 if detaching.on_removed(removed)? {
                     return status;
@@ -238,29 +259,36 @@ fn open_volume(spec: &Spec, read_only: bool) -> Result<Opened, Failure> {
     }
 }
 
-/// Checks that the way that is asked for has what the options are for.
-fn check_options(args: &AttachArgs, asked: Option<Way>) -> Result<(), Failure> {
-    match (asked, &args.socket) {
-        (Some(Way::VhostUser), None) => Err(Failure::request("--via vhost-user needs --socket PATH")),
-        (Some(way), Some(_)) if way != Way::VhostUser => {
+/// Checks that the way, if it is known, has what the options are for.
+fn check_options(args: &AttachArgs, way: Option<Way>) -> Result<(), Failure> {
+    let Some(way) = way else { return Ok(()) };
+    if way != Way::Fuse && (args.directory.is_some() || args.allow_other) {
+        return Err(Failure::request("--directory and --allow-other are for --via fuse; omit them"));
+    }
+    if way == Way::Fuse && args.mount.is_some() {
+        return Err(Failure::request("--mount needs a block device, and fuse makes a file; omit it"));
+    }
+    match (way, &args.socket) {
+        (Way::VhostUser, None) => Err(Failure::request("--via vhost-user needs --socket PATH")),
+        (Way::VhostUser, Some(_)) | (_, None) => Ok(()),
+        (_, Some(_)) => {
             let way = way.name();
             Err(Failure::request(format!("--socket is for --via vhost-user; omit it for {way}")))
         }
-        _ => Ok(()),
     }
 }
 
-fn start_cores(args: &AttachArgs) -> Result<Cores, Failure> {
+fn start_cores(args: &AttachArgs, way: Way) -> Result<Cores, Failure> {
     let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
-    let count = args.cores.map_or(cpus, NonZeroUsize::get).min(MAX_CORES);
+    let count = way.cores(args.cores.map_or(cpus, NonZeroUsize::get).min(MAX_CORES));
     let policy = args.poll.unwrap_or(Poll::Adaptive).into();
     let config = CoresConfig { count, policy, ..CoresConfig::default() };
     Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
 }
 
-fn disk_options(args: &AttachArgs, cores: &Cores, opened: &Opened) -> DiskOptions {
+fn disk_options(args: &AttachArgs, way: Way, cores: &Cores, opened: &Opened) -> DiskOptions {
     let data = opened.data.as_ref().and_then(DataKey::disk_number);
-    if data.is_none() {
+    if data.is_none() && way != Way::Fuse {
         info!("the disk does not outlive this process: its volume does not");
     }
     DiskOptions {
@@ -280,15 +308,18 @@ const LONG_FLUSH: Duration = Duration::from_secs(2);
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
-The disk's path is printed once the disk can be read, and is $device for the
-command of --run. SIGTERM or SIGINT flushes and removes the disk. While it is in
+The path of the disk or file is printed once it can be read, and is $device for
+the command of --run. SIGTERM or SIGINT flushes and removes it. While it is in
 use, as by a mounted file system, it stays; a second signal removes it by force.
 
-If the process is killed, the disk stays and requests wait. `blockmux attach` of
-the same volume goes on with the disk, without an I/O error. Disks of volumes
-whose data is lost with the process, as mem:, are removed.
+If the process is killed, a block device stays and requests wait. `blockmux
+attach` of the same volume goes on with it, without an I/O error. Disks of
+volumes whose data is lost with the process, as mem:, are removed or fail. A
+file fails every access until the volume is attached again.
 
-ublk needs root and Linux 6.5 or newer with the module ublk_drv.
+ublk needs root and Linux 6.5 or newer with the module ublk_drv; nbd needs root
+and the module nbd. fuse needs root or fusermount3; unmounting it ends the
+process.
 
 With --socket the disk is a virtual machine's, by vhost-user-blk. QEMU connects
 to it, cloud-hypervisor and SPDK too; the command of --run has it as $socket.
@@ -300,5 +331,6 @@ Examples:
   blockmux attach iscsi://192.0.2.7/iqn.2026-11.example:disk/0 --read-only
   blockmux attach mem:1g --run 'mkfs.xfs -q $device && blkid $device'
   blockmux attach nbd://192.0.2.7/disk --socket /run/disk.sock
+  blockmux attach nbd://192.0.2.7/disk --via fuse --directory /mnt/disks
   blockmux attach --probe
   blockmux attach --forget /dev/ublkb0";

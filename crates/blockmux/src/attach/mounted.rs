@@ -74,6 +74,10 @@ impl AttachedDisk for MountedDisk {
         self.unmount(&["-l"]).unwrap_or_else(|said| warn!("umount: {said}"));
         Ok(())
     }
+
+    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
+        self.disk.when_removed(tell);
+    }
 }
 
 /// Runs a program; returns what it has said if it failed.

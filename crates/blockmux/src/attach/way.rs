@@ -1,12 +1,16 @@
 //! The ways to attach a volume, best first.
 
+use super::file;
+use blockmux_engine::attach::fuse::{self, FuseDisk, FuseOptions};
+use blockmux_engine::attach::nbd::{self, NbdDisk};
 use blockmux_engine::attach::ublk::{self, UblkDisk};
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::attach::{AttachError, AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Exports, VolumeId};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tracing::info;
 
 /// A way to attach a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -14,6 +18,10 @@ use std::path::PathBuf;
 pub(crate) enum Way {
     /// A block device by ublk, Linux's driver of block devices in user space.
     Ublk,
+    /// A block device by the kernel's NBD client.
+    Nbd,
+    /// A file in a file system of FUSE.
+    Fuse,
     /// A disk of a virtual machine by vhost-user-blk, at a Unix socket.
     VhostUser,
     /// No disk at all.
@@ -25,6 +33,8 @@ pub(crate) enum Way {
 /// A way with its options.
 pub(crate) enum WayOptions {
     Ublk(DiskOptions),
+    Nbd(DiskOptions),
+    Fuse(FuseOptions),
     /// With the socket.
     VhostUser(DiskOptions, PathBuf),
     #[cfg(test)]
@@ -32,13 +42,20 @@ pub(crate) enum WayOptions {
 }
 
 impl Way {
+    /// The number of cores that can serve a disk, of `available` ones.
+    pub(super) fn cores(self, available: usize) -> usize {
+        if self == Way::Fuse { 1 } else { available }
+    }
+
     /// Every way to a disk of this machine, best first.
-    pub(super) const ALL: [Way; 1] = [Way::Ublk];
+    pub(super) const ALL: [Way; 3] = [Way::Ublk, Way::Nbd, Way::Fuse];
 
     /// Its name, as for `--via`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Way::Ublk => "ublk",
+            Way::Nbd => "nbd",
+            Way::Fuse => "fuse",
             Way::VhostUser => "vhost-user",
             #[cfg(test)]
             Way::Fake => "fake",
@@ -60,6 +77,8 @@ impl Way {
     pub(crate) fn probe(self) -> Result<(), AttachError> {
         match self {
             Way::Ublk => ublk::driver_features().map(drop)?,
+            Way::Nbd => nbd::probe()?,
+            Way::Fuse => fuse::probe()?,
             Way::VhostUser => {}
             #[cfg(test)]
             Way::Fake => {}
@@ -67,7 +86,7 @@ impl Way {
         Ok(())
     }
 
-    /// The best way that this machine has.
+    /// The best way that this machine has; logs why it lacks better ones.
     ///
     /// # Errors
     /// If it has none: why it lacks the best.
@@ -76,7 +95,10 @@ impl Way {
         for way in Way::ALL {
             match way.probe() {
                 Ok(()) => return Ok(way),
-                Err(error) => why_not = why_not.or(Some(error)),
+                Err(error) => {
+                    info!("{}: {error}", way.name());
+                    why_not = why_not.or(Some(error));
+                }
             }
         }
         why_not.map_or(Ok(Way::Ublk), Err)
@@ -94,11 +116,25 @@ impl Way {
     }
 }
 
+/// Removes a disk that a process that has ended has left.
+///
+/// # Errors
+/// If there is none, or it cannot be removed.
+pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
+    match disk.strip_prefix("/dev") {
+        Ok(name) if name.to_string_lossy().starts_with("nbd") => nbd::forget(disk),
+        Ok(_) => ublk::forget(disk),
+        Err(_) => fuse::forget(disk),
+    }
+}
+
 impl WayOptions {
     /// A way with the options that all have; `None` if it needs others.
     pub(crate) fn plain(way: Way, disk: DiskOptions) -> Option<WayOptions> {
         match way {
             Way::Ublk => Some(WayOptions::Ublk(disk)),
+            Way::Nbd => Some(WayOptions::Nbd(disk)),
+            Way::Fuse => Some(WayOptions::Fuse(file::plain_options(&disk)?)),
             Way::VhostUser => None,
             #[cfg(test)]
             Way::Fake => Some(WayOptions::Fake(disk)),
@@ -117,6 +153,8 @@ impl WayOptions {
     ) -> Result<Box<dyn AttachedDisk>, AttachError> {
         Ok(match self {
             WayOptions::Ublk(disk) => Box::new(UblkDisk::attach(cores, exports, volume, disk)?),
+            WayOptions::Nbd(disk) => Box::new(NbdDisk::attach(cores, exports, volume, disk)?),
+            WayOptions::Fuse(file) => Box::new(FuseDisk::attach(cores, exports, volume, &file)?),
             WayOptions::VhostUser(disk, socket) => {
                 Box::new(VhostUserDisk::attach(cores, exports, volume, disk, &socket)?)
             }

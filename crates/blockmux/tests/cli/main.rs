@@ -10,6 +10,7 @@ mod allow;
 mod aoe_interop;
 mod api;
 mod attach;
+mod attach_fuse;
 mod audit;
 mod bad_input;
 mod bench;

@@ -1,5 +1,7 @@
 //! Why a volume cannot be attached, or its disk not detached, in any way.
 
+use super::fuse::FuseError;
+use super::nbd::NetlinkError;
 use super::ublk::ControlError;
 use blockmux_proto::ublk::UnsupportedBlocks;
 use std::io;
@@ -11,6 +13,12 @@ pub enum AttachError {
     /// The driver cannot be used.
     #[error(transparent)]
     Ublk(#[from] ControlError),
+    /// The NBD driver cannot be used.
+    #[error(transparent)]
+    Nbd(#[from] NetlinkError),
+    /// The file system cannot be mounted.
+    #[error(transparent)]
+    Fuse(#[from] FuseError),
     /// The kernel's disks have no such blocks.
     #[error(transparent)]
     Blocks(#[from] UnsupportedBlocks),
@@ -21,6 +29,12 @@ pub enum AttachError {
         node: PathBuf,
         /// The process ID of its server.
         process: i32,
+    },
+    /// Another process, which is not known, has attached the volume.
+    #[error("is attached as {} by another process; use that disk, or stop the process first", node.display())]
+    InUseBySomebody {
+        /// The node of the disk.
+        node: PathBuf,
     },
     /// The process that had attached the volume has left its disk, and the volume is another one
     /// now.
@@ -81,6 +95,14 @@ pub enum DetachError {
         /// Where it is mounted, as far as known.
         places: Vec<String>,
     },
+    /// Its file is open, or somebody is in its directory.
+    #[error("{} is in use{}; close it first", file.display(), by(users))]
+    Open {
+        /// The file.
+        file: PathBuf,
+        /// Loop devices on it.
+        users: Vec<String>,
+    },
     /// Its data is not on the volume.
     #[error("{}: flush failed: {error}; see whether the volume is available", node.display())]
     Flush {
@@ -92,8 +114,18 @@ pub enum DetachError {
     /// The driver cannot be used.
     #[error(transparent)]
     Ublk(#[from] ControlError),
+    /// The NBD driver cannot be used.
+    #[error(transparent)]
+    Nbd(#[from] NetlinkError),
+    /// The file system cannot be unmounted.
+    #[error(transparent)]
+    Fuse(#[from] FuseError),
 }
 
 fn at(places: &[String]) -> String {
     if places.is_empty() { String::new() } else { format!(" at {}", places.join(", ")) }
+}
+
+fn by(users: &[String]) -> String {
+    if users.is_empty() { String::new() } else { format!(" by {}", users.join(", ")) }
 }

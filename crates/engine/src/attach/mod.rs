@@ -5,8 +5,11 @@
 //! Each way to attach is a module.
 
 mod error;
+pub mod fuse;
 mod name;
+pub mod nbd;
 mod node;
+mod removal;
 pub mod ublk;
 pub mod vhost_user;
 
@@ -53,6 +56,10 @@ pub trait AttachedDisk: Send + Sync {
     /// # Errors
     /// If the kernel does not remove it.
     fn detach_by_force(&self) -> Result<(), DetachError>;
+
+    /// Calls `tell` once the disk is removed by anybody, as by `umount`, if this way of attaching
+    /// notices that.
+    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// Options of a disk.

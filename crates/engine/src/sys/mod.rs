@@ -114,6 +114,46 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     Ok(received)
 }
 
+/// Reads once, into `head` and then into `list`.
+///
+/// # Errors
+/// As `readv(2)`.
+pub fn read_message(fd: RawFd, head: &mut [u8], list: &SgList) -> io::Result<usize> {
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
+    let count = fill_iovecs(&mut iovecs, (head.as_mut_ptr(), head.len()), list);
+    // SAFETY: the first `count` iovecs are written; `head` is exclusive, and `list` lives during
+    // the call.
+    check(unsafe { libc::readv(fd, iovecs.as_ptr().cast(), count as libc::c_int) })
+}
+
+/// Writes `head` and `list` at once.
+///
+/// # Errors
+/// As `writev(2)`.
+pub fn write_message(fd: RawFd, head: &[u8], list: &SgList) -> io::Result<usize> {
+    if list.segs().len() >= MAX_IOVECS {
+        return write_message(fd, &[head, &list.to_vec()].concat(), &SgList::default());
+    }
+    let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_IOVECS];
+    let count = fill_iovecs(&mut iovecs, (head.as_ptr().cast_mut(), head.len()), list);
+    // SAFETY: the first `count` iovecs are written, and what they name lives during the call, which
+    // only reads it.
+    check(unsafe { libc::writev(fd, iovecs.as_ptr().cast(), count as libc::c_int) })
+}
+
+/// Writes the iovecs of a head and of what follows it, as far as there is room; returns their
+/// number.
+#[inline]
+fn fill_iovecs(iovecs: &mut [MaybeUninit<libc::iovec>], head: (*mut u8, usize), list: &SgList) -> usize {
+    let segs = list.segs().iter().map(|seg| (seg.as_ptr(), seg.len()));
+    let mut count = 0;
+    for (slot, (base, len)) in iovecs.iter_mut().zip(std::iter::once(head).chain(segs)) {
+        slot.write(libc::iovec { iov_base: base.cast(), iov_len: len });
+        count += 1;
+    }
+    count
+}
+
 /// Sets a socket option to these bytes.
 ///
 /// # Errors

@@ -6,6 +6,8 @@ mod errno;
 pub mod server;
 pub mod uri;
 
+pub use blockmux_wire::netlink;
+
 /// Format of the messages of the transmission phase, which the handshake negotiates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeaderFormat {

@@ -1,7 +1,7 @@
 //! Exports: the named volumes of a target.
 
 use super::VolumeState;
-use blockmux_volume::Volume;
+use blockmux_volume::{Volume, VolumeInfo};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -20,6 +20,15 @@ pub struct Export {
     pub read_only: bool,
     /// The exported volume.
     pub volume: Arc<dyn Volume>,
+}
+
+impl Export {
+    /// The properties of the volume, which is also read-only if the export is.
+    #[must_use]
+    pub fn info(&self) -> VolumeInfo {
+        let info = self.volume.info();
+        VolumeInfo { read_only: info.read_only || self.read_only, ..info }
+    }
 }
 
 /// All volumes of a target; clones share the list.

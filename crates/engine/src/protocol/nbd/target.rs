@@ -8,7 +8,7 @@ use crate::serve::handover::{HandedOverConnection, SessionHandover};
 use crate::serve::listener::{Permit, Serve};
 use crate::serve::moves::{ArrivedConnection, Elsewhere, ProcessHandover};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::nbd::server::{NbdTargetSession, NbdTls};
 use blockmux_tls::ServerCredentials;
 use blockmux_volume::Core;
@@ -47,6 +47,24 @@ pub fn serve(exports: Exports, tls: Option<NbdServerTls>) -> Serve {
         let session = NewSession { session, pool, exports: exports.all() };
         TargetTask::spawn(core, arrival, session, options(secure));
     })
+}
+
+/// Serves a volume to a client of this machine that needs no handshake. Returns whether the volume
+/// is there.
+pub fn serve_negotiated(
+    core: &Rc<EngineCore>,
+    exports: &Exports,
+    volume: VolumeId,
+    stream: Stream,
+    permit: Permit,
+) -> bool {
+    let pool = core.pool().for_peer();
+    let Some(session) = NbdTargetSession::negotiated(exports, volume, pool.clone(), core.now()) else {
+        return false;
+    };
+    let session = NewSession { session, pool, exports: exports.all() };
+    TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
+    true
 }
 
 /// Continues a session of another process: `stream` is its connection, without TLS; `unread` are

@@ -166,9 +166,7 @@ impl AoeTargetSession {
             }
             AtaCommand::IDENTIFY_DEVICE => {
                 let Some(disk) = self.disks.get(at) else { return };
-                let mut info = disk.export.volume.info();
-                info.read_only |= disk.export.read_only;
-                let data = identify::describe(disk.unit.address, disk.uuid, &info);
+                let data = identify::describe(disk.unit.address, disk.uuid, &disk.export.info());
                 registers.sector_count = 0;
                 let reply = super::reply::with_status(registers, ATA_STATUS_DRDY, 0);
                 self.answer(from, answer, reply.as_bytes(), SgList::one(Seg::from_slice(data.as_bytes())));

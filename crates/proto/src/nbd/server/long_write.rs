@@ -5,10 +5,10 @@
 //! rest of the payload is discarded. The reply follows the last piece, so that no write of this
 //! request is in flight when the client gets it.
 
-use super::multi_step::piece_end;
 use super::pending::PendingRequest;
 use super::request::NbdRequestRefusal;
 use crate::driver::session::Demand;
+use crate::multi_step::piece_end;
 use blockmux_volume::SgList;
 
 /// A long write in progress.
@@ -41,7 +41,7 @@ impl LongWrite {
 
     /// The piece whose payload comes next.
     pub(super) fn piece(&self) -> PendingRequest {
-        let length = piece_end(self.at, &self.write, self.block).saturating_sub(self.at);
+        let length = piece_end(self.at, &self.write.bytes(), self.block).saturating_sub(self.at);
         PendingRequest { offset: self.at, length, ..self.write }
     }
 

@@ -12,7 +12,7 @@
 //! [`NbdTargetSession`] forwards every call to the current phase. A handshake results in `params`:
 //! the export, the header format, whether block status is available, and whether the client has to
 //! respect the block sizes. In the transmission phase, `request` parses and checks, `pending` holds
-//! the requests in flight, and `reply` writes the replies. `multi_step` and `long_write` carry out
+//! the requests in flight, and `reply` writes the replies. `crate::multi_step` and `long_write` do
 //! what the volume cannot do in one I/O, see
 //! `docs/decisions/0083-nbd-clients-that-did-not-ask-need-no-block-size.md`.
 //!
@@ -32,7 +32,6 @@
 mod handover;
 mod handshake;
 mod long_write;
-mod multi_step;
 mod option;
 mod params;
 mod pending;
@@ -48,11 +47,14 @@ use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
 use crate::driver::outbox::Outbox;
 use crate::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession, Timed};
 use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
-use crate::exports::{Exports, VolumeId};
+use crate::exports::{Export, Exports, VolumeId};
+use crate::nbd::HeaderFormat;
 use crate::volume_state::{Admission, Epoch, NotAdmitted};
 use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, Tag, Waker};
+use blockmux_wire::nbd::handshake::TransmissionFlags;
 pub use handover::NbdResumeError;
 use handshake::{AfterHandshake, ServerHandshake};
+use params::ServerParams;
 use std::time::Instant;
 pub use tls::{NbdTls, TlsMode};
 use transmission::ServerTransmission;
@@ -84,6 +86,25 @@ impl NbdTargetSession {
         let mut outbox = Outbox::default();
         let phase = NbdTargetPhase::Handshake(ServerHandshake::new(exports, now, &mut outbox));
         NbdTargetSession { phase, outbox, pool, events: AuditEvents::default(), export: String::new() }
+    }
+
+    /// A session without a handshake, for a client of this machine that was told the export's size,
+    /// block and [`transmission_flags`] in another way. `None` if the volume was removed.
+    #[must_use]
+    pub fn negotiated(
+        exports: &Exports,
+        volume: VolumeId,
+        pool: Pool,
+        now: Instant,
+    ) -> Option<NbdTargetSession> {
+        let (export, volume_state) = (exports.get(volume)?, exports.volume_state(volume)?);
+        let params = ServerParams::new(volume, &export, HeaderFormat::Simple, false, true);
+        let admission = Admission::new(&volume_state, None, Epoch::current());
+        let transmission = ServerTransmission::new(params, admission, pool.clone(), now);
+        let phase = NbdTargetPhase::Transmission(transmission);
+        let mut events = AuditEvents::default();
+        events.push(AuditEvent::Login(login("", export.name.clone())));
+        Some(NbdTargetSession { phase, outbox: Outbox::default(), pool, events, export: export.name.clone() })
     }
 
     /// Continues a session that another process has handed over, see
@@ -331,6 +352,12 @@ impl TargetLifecycle for NbdTargetSession {
             NbdTargetPhase::Closing => {}
         }
     }
+}
+
+/// The transmission flags of an export for a client that uses simple replies.
+#[must_use]
+pub fn transmission_flags(volume: VolumeId, export: &Export) -> TransmissionFlags {
+    ServerParams::new(volume, export, HeaderFormat::Simple, false, true).transmission_flags()
 }
 
 /// The login for the log; an NBD client has no name unless TLS authenticates it.

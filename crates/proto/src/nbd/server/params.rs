@@ -28,9 +28,7 @@ impl ServerParams {
         base_allocation: bool,
         respects_sizes: bool,
     ) -> ServerParams {
-        let mut info = export.volume.info();
-        info.read_only |= export.read_only;
-        ServerParams { volume, info, headers, base_allocation, respects_sizes }
+        ServerParams { volume, info: export.info(), headers, base_allocation, respects_sizes }
     }
 
     /// The maximum length of a read or write, in bytes. A client that respects the block sizes was

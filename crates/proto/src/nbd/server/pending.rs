@@ -1,7 +1,8 @@
 //! Requests in flight, with what their replies need.
 
-use super::multi_step::MultiStepRequest;
 use super::reply::{MAX_STATUS_LEN, ReplyAddress};
+use super::transmission::ALL_ROOM;
+use crate::multi_step::{ByteRequest, MultiStepRequest};
 use crate::volume_state::{AtomicRange, IoGuard};
 use blockmux_volume::{Op, Slab, Tag};
 
@@ -27,10 +28,16 @@ impl PendingRequest {
         ReplyAddress { cookie: self.cookie, offset: self.offset }
     }
 
+    /// What it does with which bytes.
+    #[inline]
+    pub(super) fn bytes(&self) -> ByteRequest {
+        ByteRequest { op: self.op, offset: self.offset, length: self.length }
+    }
+
     /// The offset after its range, in bytes.
     #[inline]
     pub(super) fn end(&self) -> u64 {
-        self.offset.saturating_add(self.length)
+        self.bytes().end()
     }
 
     /// The maximum memory that its data or its reply may hold, in bytes.
@@ -72,7 +79,8 @@ impl PendingSlot {
     fn payload(&self) -> usize {
         match &self.steps {
             None => self.request.payload(),
-            Some(steps) => steps.payload(&self.request),
+            Some(steps) if steps.is_long_read(&self.request.bytes()) => ALL_ROOM,
+            Some(steps) => self.request.payload().saturating_add(steps.extra_payload()),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Parsing requests, compact or extended, into operations of a volume (proto.md, "Request message",
 //! "Request types"; extension-ext-header, "Extended request").
 
-use super::multi_step::is_long;
 use super::params::ServerParams;
 use super::pending::PendingRequest;
 use super::reply::MAX_STATUS_LEN;
 use super::transmission::ALL_ROOM;
 use crate::driver::session::ProtocolError;
+use crate::multi_step::is_long;
 use crate::nbd::HeaderFormat;
 use crate::nbd::errno;
 use blockmux_volume::{IoError, MAX_TRANSFER, Op};

@@ -19,7 +19,6 @@
 //! volume's flush covers them.
 
 use super::long_write::LongWrite;
-use super::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
 use super::params::ServerParams;
 use super::pending::{AdmittingRequest, PendingRequest, PendingTable};
 use super::reply::{BASE_ALLOCATION_ID, ReplyAddress, ReplyWriter};
@@ -30,6 +29,7 @@ use crate::driver::outbox::Outbox;
 use crate::driver::session::{Demand, ProtocolError};
 use crate::driver::target::Charge;
 use crate::exports::VolumeId;
+use crate::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
 use crate::volume_state::{Admission, AtomicRange, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
@@ -404,7 +404,7 @@ impl ServerTransmission {
             Op::Discard { .. } => whole_blocks_within(offset, end, block),
             Op::Prefetch => enclosing_blocks(offset, end, block),
             _ => {
-                let steps = MultiStepRequest::new(&accepted, data, block, &self.admission);
+                let steps = MultiStepRequest::new(&accepted.bytes(), data, block, &self.admission);
                 return self.next_step(accepted, Box::new(steps));
             }
         };
@@ -417,7 +417,7 @@ impl ServerTransmission {
 
     /// Submits the next I/O of a request.
     fn next_step(&mut self, request: PendingRequest, mut steps: Box<MultiStepRequest>) {
-        let io = steps.next(&request, &self.admission);
+        let io = steps.next(&request.bytes(), &self.admission);
         let tag = self.pending.insert(request, Some(steps));
         self.queue.push_back(Io { tag, ..io });
     }
@@ -432,7 +432,7 @@ impl ServerTransmission {
         outbox: &mut Outbox,
     ) {
         let to = request.address();
-        match steps.on_io(&request, result) {
+        match steps.on_io(&request.bytes(), result) {
             RequestStep::Next => self.next_step(request, steps),
             RequestStep::SendPart(at, data) => {
                 self.replies.part(outbox, to, at, &data, false);
@@ -456,7 +456,7 @@ impl ServerTransmission {
             let written = result.map(drop);
             let written = written.map_err(|error| NbdRequestRefusal::of_io_error(error, request.op));
             self.on_piece(written, outbox);
-        } else if result.is_err() && steps.has_sent(request) && !self.replies.can_fail_later() {
+        } else if result.is_err() && steps.has_sent(&request.bytes()) && !self.replies.can_fail_later() {
             outbox.clear();
             self.awaiting = AwaitedRequest::Over(Some("a read failed after a part of its data was sent"));
         } else {
@@ -481,7 +481,7 @@ impl ServerTransmission {
             Some(_) if self.stopping => return self.on_piece(Err(STOPPING), outbox),
             Some((piece, data)) => {
                 let mut steps =
-                    MultiStepRequest::new(&piece, Some(data), self.params.block(), &self.admission);
+                    MultiStepRequest::new(&piece.bytes(), Some(data), self.params.block(), &self.admission);
                 steps.is_piece = true;
                 self.next_step(piece, Box::new(steps));
             }

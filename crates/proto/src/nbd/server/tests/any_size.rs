@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exports::VolumeId;
-use crate::nbd::server::multi_step::PIECE;
+use crate::multi_step::PIECE;
 use crate::volume_state::RangeGuard;
 use blockmux_volume::{BlockSizes, Cost, Pages};
 

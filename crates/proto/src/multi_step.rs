@@ -1,6 +1,6 @@
 //! Requests that the volume cannot carry out as one I/O: of any alignment, or longer than
-//! [`MAX_TRANSFER`](blockmux_volume::MAX_TRANSFER). Only clients that did not request the block
-//! sizes may send them.
+//! [`MAX_TRANSFER`](blockmux_volume::MAX_TRANSFER). NBD clients that did not request the block
+//! sizes may send them, and users of files do.
 //!
 //! ```text
 //!   read           Read (the enclosing blocks), of a long request once for each piece
@@ -13,18 +13,34 @@
 //! complete, as those of a COMPARE AND WRITE. A failed step fails the request; the steps after it
 //! are not taken.
 
-use super::pending::PendingRequest;
-use super::transmission::ALL_ROOM;
 use crate::volume_state::{Admission, AtomicRange};
 use blockmux_volume::{Extent, Io, IoError, Op, Output, Seg, SgList, Tag};
 
+/// What a request does with a range of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteRequest {
+    pub(crate) op: Op,
+    /// In bytes.
+    pub(crate) offset: u64,
+    /// In bytes.
+    pub(crate) length: u64,
+}
+
+impl ByteRequest {
+    /// The offset after its range, in bytes.
+    #[inline]
+    pub(crate) fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
+}
+
 /// A request in progress. It has at most one I/O in flight.
-pub(super) struct MultiStepRequest {
+pub(crate) struct MultiStepRequest {
     steps: RequestSteps,
     /// The volume's block, in bytes.
     block: u64,
-    /// It is a piece of a [`super::long_write::LongWrite`], which has the reply.
-    pub(super) is_piece: bool,
+    /// It is a piece of a longer request, which has the reply.
+    pub(crate) is_piece: bool,
 }
 
 enum RequestSteps {
@@ -42,7 +58,7 @@ enum RequestSteps {
 }
 
 /// What to do after the completion of an I/O.
-pub(super) enum RequestStep {
+pub(crate) enum RequestStep {
     /// Submit the next I/O.
     Next,
     /// Send a part of the data, which begins at this offset, then submit the next I/O.
@@ -55,8 +71,8 @@ pub(super) enum RequestStep {
 
 impl MultiStepRequest {
     /// A read, a write, a write of zeroes or a block status; `data` is that of a write.
-    pub(super) fn new(
-        request: &PendingRequest,
+    pub(crate) fn new(
+        request: &ByteRequest,
         data: Option<SgList>,
         block: u64,
         admission: &Admission,
@@ -73,16 +89,19 @@ impl MultiStepRequest {
         MultiStepRequest { steps, block, is_piece: false }
     }
 
-    /// The maximum memory that the request's data may hold, in bytes.
-    pub(super) fn payload(&self, request: &PendingRequest) -> usize {
-        match self.steps {
-            RequestSteps::Read { .. } if is_long(request.offset, request.end(), self.block) => ALL_ROOM,
-            _ => request.payload().saturating_add(self.block.saturating_mul(2) as usize),
-        }
+    /// Whether it is a read in several pieces.
+    pub(crate) fn is_long_read(&self, request: &ByteRequest) -> bool {
+        let is_read = matches!(self.steps, RequestSteps::Read { .. });
+        is_read && is_long(request.offset, request.end(), self.block)
+    }
+
+    /// The maximum memory of blocks that it needs in part, in bytes.
+    pub(crate) fn extra_payload(&self) -> usize {
+        self.block.saturating_mul(2) as usize
     }
 
     /// The blocks that are locked while the request's I/O is in flight.
-    pub(super) fn locked_range(&mut self) -> Option<&mut AtomicRange> {
+    pub(crate) fn locked_range(&mut self) -> Option<&mut AtomicRange> {
         match &mut self.steps {
             RequestSteps::Write(write) | RequestSteps::WriteZeroes { part: Some(write), .. } => {
                 write.range.as_mut()
@@ -92,12 +111,12 @@ impl MultiStepRequest {
     }
 
     /// Whether a part of the data was sent, so that a simple reply cannot report an error.
-    pub(super) fn has_sent(&self, request: &PendingRequest) -> bool {
+    pub(crate) fn has_sent(&self, request: &ByteRequest) -> bool {
         matches!(self.steps, RequestSteps::Read { at } if at > request.offset)
     }
 
     /// The next I/O; its tag is not set.
-    pub(super) fn next(&mut self, request: &PendingRequest, admission: &Admission) -> Io {
+    pub(crate) fn next(&mut self, request: &ByteRequest, admission: &Admission) -> Io {
         let (block, end) = (self.block, request.end());
         match &mut self.steps {
             RequestSteps::Read { at } => {
@@ -127,7 +146,7 @@ impl MultiStepRequest {
     }
 
     /// Handles the completion of an I/O.
-    pub(super) fn on_io(&mut self, request: &PendingRequest, result: Result<Output, IoError>) -> RequestStep {
+    pub(crate) fn on_io(&mut self, request: &ByteRequest, result: Result<Output, IoError>) -> RequestStep {
         let output = match result {
             Ok(output) => output,
             Err(error) => return RequestStep::Done(Err(error)),
@@ -254,26 +273,26 @@ impl BlockWrite {
 
 /// Offset and length of the blocks that contain the bytes from `offset` to `end`.
 #[inline]
-pub(super) fn enclosing_blocks(offset: u64, end: u64, block: u64) -> (u64, u64) {
+pub(crate) fn enclosing_blocks(offset: u64, end: u64, block: u64) -> (u64, u64) {
     let start = offset & !block.wrapping_sub(1);
     (start, end.checked_next_multiple_of(block).unwrap_or(u64::MAX).saturating_sub(start))
 }
 
 /// Offset and length of the whole blocks between `offset` and `end`.
-pub(super) fn whole_blocks_within(offset: u64, end: u64, block: u64) -> (u64, u64) {
+pub(crate) fn whole_blocks_within(offset: u64, end: u64, block: u64) -> (u64, u64) {
     let start = offset.checked_next_multiple_of(block).unwrap_or(u64::MAX);
     (start, (end & !block.wrapping_sub(1)).saturating_sub(start))
 }
 
 /// Whether a request with these enclosing blocks is carried out in pieces.
 #[inline]
-pub(super) fn is_long(offset: u64, end: u64, block: u64) -> bool {
+pub(crate) fn is_long(offset: u64, end: u64, block: u64) -> bool {
     enclosing_blocks(offset, end, block).1 > blockmux_volume::MAX_TRANSFER.into()
 }
 
 /// The end of the piece that begins at byte `at` of the volume; the whole request is a piece unless
 /// it is long.
-pub(super) fn piece_end(at: u64, request: &PendingRequest, block: u64) -> u64 {
+pub(crate) fn piece_end(at: u64, request: &ByteRequest, block: u64) -> u64 {
     match is_long(request.offset, request.end(), block) {
         true => block_end(at, PIECE).min(request.end()),
         false => request.end(),
@@ -310,4 +329,4 @@ const NO_TAG: Tag = Tag(0);
 
 /// Length of the pieces of a long request, in bytes: a power of two, and a multiple of every block.
 /// Shorter ones are slower, and longer ones wait longer for memory.
-pub(super) const PIECE: u64 = 4 << 20;
+pub(crate) const PIECE: u64 = 4 << 20;

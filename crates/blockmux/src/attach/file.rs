@@ -1,0 +1,115 @@
+//! Where the file of a volume is that is attached as a file.
+
+use super::AttachArgs;
+use crate::failure::Failure;
+use blockmux_engine::attach::DiskOptions;
+use blockmux_engine::attach::fuse::FuseOptions;
+use blockmux_volume::Spec;
+use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
+use rustix::process::geteuid;
+use std::path::{Path, PathBuf};
+
+/// The options of the volume's file.
+pub(super) fn options(args: &AttachArgs, spec: &Spec) -> Result<FuseOptions, Failure> {
+    let link = args.name.as_ref().map(|name| name.link());
+    let name =
+        link.as_ref().and_then(|link| link.file_name()).map(|name| name.to_string_lossy().into_owned());
+    let file = name.unwrap_or_else(|| name_of(spec));
+    let mount_point = match &args.directory {
+        Some(directory) => directory.clone(),
+        None => default_directory()?.join(&file),
+    };
+    let mount_point = as_mounted(&mount_point)
+        .map_err(|error| Failure::request(format!("{}: {error}", mount_point.display())))?;
+    let (allow_other, read_only) = (args.allow_other, args.read_only);
+    Ok(FuseOptions { mount_point, file, allow_other, read_only, depth: args.iodepth })
+}
+
+/// The options of the file of a disk without a spec, which is named after its data if it has no
+/// name. `None` if there is no directory for it.
+pub(super) fn plain_options(disk: &DiskOptions) -> Option<FuseOptions> {
+    let name =
+        disk.name.as_ref().and_then(|name| Some(name.link().file_name()?.to_string_lossy().into_owned()));
+    let of_data = || disk.data.map_or_else(|| "volume".to_owned(), |data| format!("{data:016x}"));
+    let file = name.unwrap_or_else(of_data);
+    let mount_point = default_directory().ok()?.join(&file);
+    let read_only = disk.read_only;
+    Some(FuseOptions { mount_point, file, allow_other: false, read_only, depth: disk.depth })
+}
+
+/// The directory of all directories that no option names.
+fn default_directory() -> Result<PathBuf, Failure> {
+    let name = "blockmux-files";
+    if geteuid().is_root() {
+        return Ok(Path::new("/run").join(name));
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| !runtime.is_empty());
+    let none = || Failure::request("XDG_RUNTIME_DIR is not set; name a directory with --directory");
+    Ok(PathBuf::from(runtime.ok_or_else(none)?).join(name))
+}
+
+/// The path without symbolic links above its last part, as the kernel lists mount points. The last
+/// part may be a dead mount.
+fn as_mounted(path: &Path) -> std::io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    Ok(match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name),
+        _ => path,
+    })
+}
+
+/// A name for the volume's file: that of its own file or device, or the path in its URL.
+fn name_of(spec: &Spec) -> String {
+    match spec {
+        Spec::Mem(_) => "mem".to_owned(),
+        Spec::Null(_) => "null".to_owned(),
+        Spec::File(FileSpec { path, .. })
+        | Spec::Block(BlockSpec { path, .. })
+        | Spec::VhostUser(VhostUserSpec { path, .. }) => {
+            of_text(path.to_string_lossy().rsplit('/').next().unwrap_or_default())
+        }
+        Spec::Slice(_, inner) | Spec::Decorated(_, inner) => name_of(inner),
+        Spec::Stripe { .. } => "stripe".to_owned(),
+        Spec::Url(url) => {
+            let text = url.to_string();
+            let without_scheme = text.split_once("://").map_or(text.as_str(), |(_, rest)| rest);
+            let before_query = without_scheme.split(['?', '#']).next().unwrap_or_default();
+            of_text(before_query.split_once('/').map_or("", |(_, path)| path))
+        }
+    }
+}
+
+fn of_text(text: &str) -> String {
+    let name: String =
+        text.trim_matches('/').chars().map(|c| if c == '/' || c.is_control() { '-' } else { c }).collect();
+    match name.as_str() {
+        "" | "." | ".." => "volume".to_owned(),
+        _ if name.len() > MAX_LEN => "volume".to_owned(),
+        _ => name,
+    }
+}
+
+/// Length of the longest name in bytes.
+const MAX_LEN: usize = 255;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_after_its_volume() {
+        let long = format!("nbd://host/{}", "x".repeat(300));
+        for (spec, name) in [
+            ("mem:1g", "mem"),
+            ("file:/srv/disk.img?size=1m", "disk.img"),
+            ("block:/dev/sda", "sda"),
+            ("log:-:file:disk.img", "disk.img"),
+            ("nbd://192.0.2.7:10809/backup?reconnect=5s", "backup"),
+            ("nbd://192.0.2.7", "volume"),
+            ("iscsi://192.0.2.7/iqn.2026-11.example:disk/0", "iqn.2026-11.example:disk-0"),
+            (&long, "volume"),
+        ] {
+            assert_eq!(name_of(&spec.parse().unwrap()), name, "{spec}");
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! `blockmux attach --via fuse`: volumes as files. Tests that need FUSE print a line that begins
+//! with `skipped: ` and end if this machine lets nobody mount it.
+
+use crate::control::LoopDevice;
+use crate::daemon::Daemon;
+use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+/// Whether volumes can be mounted here; if not, prints that the test is skipped.
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+fn has_fuse() -> bool {
+    let output = blockmux(["attach", "--probe"]);
+    let probed = text(&output.stdout);
+    let fuse = probed.lines().find_map(|line| line.strip_prefix("fuse")).unwrap_or_default().trim();
+    if fuse != "usable" {
+        println!("skipped: {fuse}");
+    }
+    fuse == "usable"
+}
+
+/// A mounted volume. Its process is killed when dropped, and the dead mount removed.
+struct Mounted {
+    process: Daemon,
+    file: PathBuf,
+    has_ended: bool,
+}
+
+impl Mounted {
+    fn attach(directory: &Path, args: &[&str]) -> Mounted {
+        let mount_point = directory.join("disks");
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["attach", "--via", "fuse", "--json", "--directory"]).arg(&mount_point).args(args);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let process = Daemon::of_child(child);
+        let file = PathBuf::from(process.json["device"].as_str().unwrap());
+        assert_eq!(process.json["via"], "fuse");
+        assert!(file.starts_with(mount_point.canonicalize().unwrap()), "{}", file.display());
+        Mounted { process, file, has_ended: false }
+    }
+
+    fn mount_point(&self) -> &Path {
+        self.file.parent().unwrap()
+    }
+
+    fn open(&self) -> File {
+        File::options().read(true).write(true).open(&self.file).unwrap()
+    }
+
+    /// Waits for the end of the process.
+    fn wait(&mut self) -> ExitStatus {
+        self.has_ended = true;
+        self.process.wait()
+    }
+
+    /// Stops the process, which unmounts the volume and removes the mount point.
+    fn detach(mut self) {
+        self.process.signal(Signal::TERM);
+        assert!(self.wait().success());
+        assert!(!self.mount_point().exists());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.process.signal(Signal::KILL);
+            self.wait();
+        }
+        let _ = blockmux([Path::new("attach"), Path::new("--forget"), self.mount_point()]);
+    }
+}
+
+/// Bytes that differ between neighbours and between blocks.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8 ^ (at >> 9) as u8).collect()
+}
+
+fn image(directory: &Path, size: u64) -> String {
+    let path = directory.join("disk.img");
+    let file = File::options().write(true).create(true).truncate(false).open(&path).unwrap();
+    file.set_len(size).unwrap();
+    format!("file:{}", path.display())
+}
+
+#[test]
+fn a_volume_is_a_file_that_is_read_and_written_at_any_place() {
+    if !has_fuse() {
+        return;
+    }
+    for volume in ["mem:16m", "mem:16m?block_size=4096"] {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = Mounted::attach(directory.path(), &[volume]);
+        let found = fs::metadata(&mounted.file).unwrap();
+        assert_eq!((found.len(), found.permissions().mode() & 0o777), (16 << 20, 0o644));
+        assert_eq!(found.uid(), rustix::process::geteuid().as_raw());
+        let names = fs::read_dir(mounted.mount_point()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["mem"]);
+        let (file, mut content) = (mounted.open(), pattern(4 << 20));
+        file.write_all_at(&content, 0).unwrap();
+        for (offset, len) in [(1, 1), (4095, 2), (8192, 100), (12_000, 288), (16_001, 1_700_000)] {
+            file.write_all_at(&vec![0xa5; len], offset as u64).unwrap();
+            content[offset..offset + len].fill(0xa5);
+        }
+        succeed(Command::new("fallocate").args(["-p", "-o", "70001", "-l", "200000"]).arg(&mounted.file));
+        content[70_001..270_001].fill(0);
+        file.sync_all().unwrap();
+        assert!(fs::read(&mounted.file).unwrap()[..content.len()] == content, "{volume}");
+        let past = file.write_at(&[1; 10], (16 << 20) - 4).unwrap();
+        assert_eq!(past, 4);
+        assert_eq!(file.write_at(&[1; 10], 16 << 20).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(file.set_len(0).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // A program that would truncate the file writes the volume instead.
+        fs::write(&mounted.file, b"abc").unwrap();
+        assert_eq!(fs::metadata(&mounted.file).unwrap().len(), 16 << 20);
+        drop(file);
+        mounted.detach();
+    }
+}
+
+#[test]
+fn a_volume_that_is_read_only_is_a_file_that_is_read_only() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["mem:1m", "--read-only"]);
+    let mode = fs::metadata(&mounted.file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o444);
+    let error = File::options().write(true).open(&mounted.file).unwrap_err();
+    assert!(matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied));
+    assert_eq!(fs::read(&mounted.file).unwrap().len(), 1 << 20);
+    mounted.detach();
+}
+
+#[test]
+fn a_failed_write_and_a_failed_flush_are_errors_of_their_calls() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["fault:op=write,every=1:mem:1m"]);
+    let error = mounted.open().write_at(&[1; 4096], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(61), "{error}");
+    drop(mounted);
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["fault:op=flush,every=1:mem:1m"]);
+    let file = mounted.open();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(61));
+}
+
+#[test]
+fn a_file_that_is_open_stays_until_it_is_closed() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let file = mounted.open();
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("is in use; close it first");
+    file.write_all_at(b"still there", 0).unwrap();
+    drop(file);
+    mounted.detach();
+}
+
+#[test]
+fn a_second_signal_unmounts_a_file_that_is_open() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let file = mounted.open();
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("is in use; close it first");
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("removed by force");
+    assert!(!mounted.wait().success());
+    assert!(file.write_at(b"gone", 0).is_err());
+    assert!(!mounted.mount_point().exists());
+}
+
+#[test]
+fn unmounting_ends_the_process_without_an_error() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    succeed(Command::new("umount").arg(mounted.mount_point()));
+    assert!(mounted.wait().success());
+    assert!(!mounted.mount_point().exists());
+}
+
+#[test]
+fn the_mount_of_a_killed_process_is_replaced_or_removed() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let volume = image(directory.path(), 1 << 20);
+    let mut mounted = Mounted::attach(directory.path(), &[&volume]);
+    mounted.open().write_all_at(b"kept", 4096).unwrap();
+    let kill = |mounted: &mut Mounted| {
+        mounted.process.signal(Signal::KILL);
+        mounted.wait();
+        assert!(File::open(&mounted.file).is_err());
+    };
+    kill(&mut mounted);
+    let mut again = Mounted::attach(directory.path(), &[&volume]);
+    let mut data = [0; 4];
+    again.open().read_exact_at(&mut data, 4096).unwrap();
+    assert_eq!(&data, b"kept");
+    let output = blockmux([Path::new("attach"), Path::new("--forget"), again.mount_point()]);
+    assert_eq!(output.status.code(), Some(2), "its process runs");
+    kill(&mut again);
+    let output = blockmux([Path::new("attach"), Path::new("--forget"), &again.file]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(again.mount_point()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_that_is_in_use_is_refused() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let mount_point = mounted.mount_point().display().to_string();
+    let refused = |place: &str| {
+        let output = blockmux(["attach", "null:1m", "--directory", place]);
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let said = refused(&mount_point);
+    assert!(said.contains("is a mount point already; unmount it, or name another"), "{said}");
+    let said = refused("/proc/version/x");
+    assert!(said.contains("name another directory with --directory"), "{said}");
+    mounted.detach();
+}
+
+#[test]
+fn the_command_of_run_has_the_file_and_its_status_is_returned() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mount_point = directory.path().join("disks");
+    let place = mount_point.display().to_string();
+    let run = |command| blockmux(["attach", "mem:1m", "--directory", &place, "--run", command]);
+    let output = run("wc -c < $device; exit 7");
+    assert_eq!((text(&output.stdout).trim(), output.status.code()), ("1048576", Some(7)));
+    assert!(!mount_point.exists());
+}
+
+/// File systems on loop devices on the file, which are as strict as those on a disk.
+#[test]
+fn file_systems_on_loop_devices_keep_their_files() {
+    if !has_fuse() || !has("losetup") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("mnt");
+    fs::create_dir(&place).unwrap();
+    for (make, volume) in [("mkfs.xfs", "?block_size=4096"), ("mkfs.ext4", "")] {
+        if !has(make) {
+            continue;
+        }
+        let volume = image(directory.path(), 400 << 20) + volume;
+        let mounted = Mounted::attach(directory.path(), &[&volume]);
+        let Some(device) = LoopDevice::over(&mounted.file, &["--direct-io=on"]) else { return };
+        succeed(Command::new(make).arg("-q").arg(&device.0));
+        let mount = || succeed(Command::new("mount").arg(&device.0).arg(&place));
+        let unmount = || succeed(Command::new("umount").arg(&place));
+        mount();
+        let files: Vec<Vec<u8>> = (0..40).map(|nth| pattern(nth * 54_321)).collect();
+        for (nth, data) in files.iter().enumerate() {
+            fs::write(place.join(nth.to_string()), data).unwrap();
+        }
+        fs::remove_file(place.join("7")).unwrap();
+        succeed(Command::new("fstrim").arg(&place));
+        unmount();
+        mount();
+        for (nth, data) in files.iter().enumerate().filter(|(nth, _)| *nth != 7) {
+            assert!(fs::read(place.join(nth.to_string())).unwrap() == *data, "{make}: file {nth}");
+        }
+        unmount();
+        drop(device);
+        mounted.detach();
+    }
+}
+
+#[test]
+fn fio_verifies_its_writes_with_direct_io_and_in_shared_memory() {
+    if !has_fuse() || !has("fio") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &[&image(directory.path(), 64 << 20)]);
+    let file = format!("--filename={}", mounted.file.display());
+    let direct = ["--direct=1", "--ioengine=libaio", "--iodepth=32", "--bsrange=512-128k", "--bs_unaligned"];
+    let mut ways = vec![&direct[..]];
+    if maps_shared() {
+        ways.push(&["--ioengine=mmap", "--bs=4k"]);
+    }
+    for options in ways {
+        let job = ["--name=verify", "--rw=randwrite", "--verify=crc32c", "--size=32m", "--io_size=8m"];
+        succeed(Command::new("fio").current_dir(directory.path()).args(job).arg(&file).args(options));
+    }
+    mounted.detach();
+}
+
+/// Whether the kernel maps a file with direct I/O shared (Linux 6.6).
+fn maps_shared() -> bool {
+    let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = version.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    version >= (6, 6)
+}

@@ -1,0 +1,230 @@
+//! The life of a mounted volume: mounted, read for the first time, unmounted.
+//!
+//! A killed process leaves a dead mount, which fails every access, so nothing can go on with it.
+//! The next `attach` removes it and mounts the volume again.
+
+use super::fuse_task::{FuseDevice, FuseTask};
+use super::mount::{self, FuseError, Users};
+use crate::attach::node::wait_for;
+use crate::attach::removal::RemovalNotice;
+use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError};
+use crate::core::cores::Cores;
+use crate::core::reactor::{EngineCore, Inbox, WakeOnEvent};
+use crate::serve::audit::AUDIT;
+use crate::serve::channels::Channels;
+use crate::sys::become_io_flusher;
+use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::fuse::{FileAccess, FuseFile, FuseQueue};
+use blockmux_proto::volume_state::Origin;
+use blockmux_volume::VolumeInfo;
+use rustix::process::{getgid, getuid};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+use tracing::{debug, info, warn};
+
+/// Where and how a volume is mounted.
+#[derive(Clone, Debug)]
+pub struct FuseOptions {
+    /// The directory of the file. It is made if it does not exist.
+    pub mount_point: PathBuf,
+    /// Name of the file.
+    pub file: String,
+    /// Whether other users may use the file, as far as its permissions allow.
+    pub allow_other: bool,
+    /// Refuse writes, also if the volume is writable.
+    pub read_only: bool,
+    /// Maximum number of requests in flight.
+    pub depth: u16,
+}
+
+/// A mounted volume.
+pub struct FuseDisk {
+    mount_point: PathBuf,
+    file: PathBuf,
+    /// The mount point was made for this mount.
+    is_own_directory: bool,
+    /// Set when the file system is given up.
+    fails: Arc<AtomicBool>,
+    core: Inbox,
+    removal: Arc<RemovalNotice>,
+}
+
+impl FuseDisk {
+    /// Mounts a volume of `exports`, and serves it on the first of `cores`. Returns when the file
+    /// can be read.
+    ///
+    /// # Errors
+    /// If the volume cannot be mounted; nothing is left behind then.
+    pub fn attach(
+        cores: &Cores,
+        exports: &Exports,
+        volume: VolumeId,
+        options: &FuseOptions,
+    ) -> Result<FuseDisk, AttachError> {
+        let mount_point = options.mount_point.clone();
+        mount::clear_dead(&mount_point)?;
+        let is_own_directory = make_directory(&mount_point)
+            .map_err(|error| FuseError::MountPoint { mount_point: mount_point.clone(), error })?;
+        let inbox = cores.inboxes().into_iter().next();
+        let disk = FuseDisk {
+            file: mount_point.join(&options.file),
+            mount_point,
+            is_own_directory,
+            fails: Arc::default(),
+            core: inbox.ok_or_else(|| AttachError::Queue(io::ErrorKind::NotFound.into()))?,
+            removal: Arc::default(),
+        };
+        let users = if options.allow_other { Users::Everybody } else { Users::Owner };
+        let begun = mount::mount_at(&disk.mount_point, users).map_err(AttachError::from);
+        let begun = begun.and_then(|device| {
+            disk.serve(device, (cores, exports, volume), options).map_err(AttachError::Queue)?;
+            disk.read_first_block(exports, volume)
+        });
+        match begun {
+            Ok(()) => {
+                let name = exports.get(volume).map_or_else(String::new, |export| export.name.clone());
+                let file = disk.file.display();
+                info!(target: AUDIT, protocol = PROTOCOL, disk = %file, volume = name, "attached: {:?}", AttachedAs::New);
+                Ok(disk)
+            }
+            Err(error) => {
+                disk.give_up().unwrap_or_else(|error| debug!("{error}"));
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the task of the file system.
+    fn serve(
+        &self,
+        device: OwnedFd,
+        (cores, exports, volume): (&Cores, &Exports, VolumeId),
+        options: &FuseOptions,
+    ) -> io::Result<()> {
+        let (exports, fails, removal) = (exports.clone(), self.fails.clone(), self.removal.clone());
+        let origin = Origin { protocol: PROTOCOL, listener: self.mount_point.display().to_string().into() };
+        let time_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let access = FileAccess { uid: getuid().as_raw(), gid: getgid().as_raw(), time_s };
+        let (name, depth, read_only) = (options.file.clone(), options.depth, options.read_only);
+        let spawn = move |core: &Rc<EngineCore>| {
+            if let Err(error) = become_io_flusher() {
+                debug!("memory of a core may wait for the file system: {error}");
+            }
+            let removed = || io::Error::from(io::ErrorKind::NotFound);
+            let info = exports.get(volume).ok_or_else(removed)?.info();
+            let info = VolumeInfo { read_only: info.read_only || read_only, ..info };
+            let files = vec![FuseFile { name, volume, info }];
+            let queue = FuseQueue::new(&exports, files, access, depth).ok_or_else(removed)?;
+            core.spawn(|waker| {
+                let readiness = WakeOnEvent::new(waker);
+                let registration = core.register(readiness.clone());
+                let port = FuseDevice::new(device, (readiness, registration));
+                let channels = Channels::new(exports, core.clone(), waker.clone(), origin);
+                let served = (queue, channels);
+                FuseTask::new(port, served, (core.clone(), waker), fails, move || removal.note())
+            });
+            Ok(())
+        };
+        cores.ask(0, spawn).unwrap_or_else(|| Err(io::Error::other("it has ended")))
+    }
+
+    fn read_first_block(&self, exports: &Exports, volume: VolumeId) -> Result<(), AttachError> {
+        let block = exports.get(volume).map_or(512, |export| export.volume.info().logical_block);
+        let read =
+            File::open(&self.file).and_then(|file| file.read_exact_at(&mut vec![0; block as usize], 0));
+        read.map_err(|error| AttachError::FirstRead { node: self.file.clone(), error })
+    }
+
+    /// Ends the file system, although it is in use, and unmounts it.
+    fn give_up(&self) -> Result<(), FuseError> {
+        self.fails.store(true, Ordering::Relaxed);
+        self.core.send(|core| core.wake_all());
+        let unmounted = mount::unmount_from(&self.mount_point, true);
+        self.remove_directory();
+        unmounted
+    }
+
+    fn remove_directory(&self) {
+        if self.is_own_directory
+            && let Err(error) = fs::remove_dir(&self.mount_point)
+        {
+            warn!("{}: {error}", self.mount_point.display());
+        }
+    }
+
+    fn note_detached(&self, what: &str) {
+        info!(target: AUDIT, protocol = PROTOCOL, disk = %self.file.display(), "{what}");
+    }
+}
+
+impl AttachedDisk for FuseDisk {
+    fn path(&self) -> PathBuf {
+        self.file.clone()
+    }
+
+    fn attached_as(&self) -> AttachedAs {
+        AttachedAs::New
+    }
+
+    fn detach(&self) -> Result<(), DetachError> {
+        let flushed = File::open(&self.file).and_then(|file| file.sync_all());
+        match flushed {
+            // Somebody else has unmounted it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(DetachError::Flush { node: self.file.clone(), error }),
+            Ok(()) => {}
+        }
+        let unmount = || match mount::unmount_from(&self.mount_point, false) {
+            // A program may be about to close it.
+            Err(FuseError::Busy(_)) => None,
+            done => Some(done),
+        };
+        let unmounted = wait_for(CLOSES, unmount);
+        let open = || DetachError::Open { file: self.file.clone(), users: mount::loop_devices(&self.file) };
+        unmounted.ok_or_else(open)??;
+        self.remove_directory();
+        self.note_detached("detached");
+        Ok(())
+    }
+
+    fn detach_by_force(&self) -> Result<(), DetachError> {
+        self.give_up()?;
+        self.note_detached("detached by force");
+        Ok(())
+    }
+
+    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
+        self.removal.tell(tell);
+    }
+}
+
+/// Removes a mount that a process that has ended has left; `place` is the mount point or its file.
+///
+/// # Errors
+/// If there is none.
+pub fn forget(place: &Path) -> Result<(), AttachError> {
+    let found = [Some(place), place.parent()].into_iter().flatten().find(|place| mount::is_dead(place));
+    let error = io::Error::new(io::ErrorKind::NotFound, "no mount that a process has left");
+    let mount_point = place.to_owned();
+    let found = found.ok_or(FuseError::Refused { mount_point, why: error.to_string() })?;
+    Ok(mount::unmount_from(found, true)?)
+}
+
+/// Makes a directory unless it exists; returns whether it did.
+fn make_directory(directory: &Path) -> io::Result<bool> {
+    if fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
+        return Ok(false);
+    }
+    fs::create_dir_all(directory).map(|()| true)
+}
+
+const PROTOCOL: &str = "fuse";
+/// The time in which a program closes a file that it uses briefly.
+const CLOSES: Duration = Duration::from_secs(1);

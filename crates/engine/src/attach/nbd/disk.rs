@@ -1,0 +1,350 @@
+//! The life of a disk: connected or taken over, watched, and disconnected.
+//!
+//! The kernel keeps a disk whose connections are closed, and its requests wait for new ones. It
+//! also keeps a text of the server's choice, which here identifies the volume's data. So the next
+//! process that attaches the volume finds the disk without a state file.
+
+use super::connections::{ConnectionMaker, DiskConnection, wait_for_close};
+use super::netlink::{NbdAttributes, NbdNetlink, NetlinkError};
+use crate::attach::name;
+use crate::attach::node::{self, wait_for};
+use crate::attach::removal::RemovalNotice;
+use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use crate::core::cores::Cores;
+use crate::serve::audit::AUDIT;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::nbd::netlink::{NbdAttribute, NbdCommand};
+use blockmux_proto::nbd::server::transmission_flags;
+use blockmux_proto::ublk::UnsupportedBlocks;
+use rustix::param::page_size;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use tracing::{debug, info};
+
+/// A disk of the driver.
+pub struct NbdDisk {
+    device: Arc<NbdDevice>,
+    attached_as: AttachedAs,
+}
+
+/// A device of the driver that this process serves.
+struct NbdDevice {
+    netlink: NbdNetlink,
+    index: u32,
+    identifier: Option<String>,
+    maker: ConnectionMaker,
+    /// Connections are no longer replaced.
+    is_ending: AtomicBool,
+    removal: RemovalNotice,
+}
+
+impl NbdDisk {
+    /// Attaches a volume of `exports`, and serves it on `cores`. If a process that has ended had
+    /// attached the same data, its disk goes on. Returns when the disk can be read.
+    ///
+    /// # Errors
+    /// If the volume cannot be attached; nothing is left behind then, except a disk of a process
+    /// that has ended.
+    pub fn attach(
+        cores: &Cores,
+        exports: &Exports,
+        volume: VolumeId,
+        options: DiskOptions,
+    ) -> Result<NbdDisk, AttachError> {
+        let netlink = NbdNetlink::open()?;
+        let export = exports.get(volume).ok_or_else(|| AttachError::Queue(io::ErrorKind::NotFound.into()))?;
+        let export = Export { read_only: export.read_only || options.read_only, ..(*export).clone() };
+        let info = export.info();
+        let (block, page) = (info.logical_block, page_size() as u32);
+        // The kernel has no blocks below 512 bytes; the volume's blocks are not larger than a page.
+        if !(SECTOR..=page).contains(&block) {
+            return Err(UnsupportedBlocks { block, page }.into());
+        }
+        // The kernel uses several connections only if a flush on one covers all.
+        let count = if info.shared_flush { options.queues.max(1) } else { 1 };
+        let maker = ConnectionMaker::new(cores, exports, volume);
+        let identifier = options.data.map(|data| format!("blockmux-{data:016x}"));
+        let left = identifier.as_deref().and_then(left_by_another);
+        let (index, connections, attached_as) = match left {
+            Some(index) => {
+                let taken = take_over(&netlink, index, identifier.as_deref(), (&maker, &export, count))?;
+                (index, taken, AttachedAs::Recovered)
+            }
+            None => {
+                let mut made = connections(&maker, count)?;
+                let attributes = new_disk(volume, &export, &options).identifier(identifier.as_deref());
+                let index = netlink.connect(attributes.sockets(ends(&made)))?;
+                made.iter_mut().for_each(|connection| connection.kernel = None);
+                (index, made, AttachedAs::New)
+            }
+        };
+        let (is_ending, removal) = (AtomicBool::new(false), RemovalNotice::default());
+        let device = Arc::new(NbdDevice { netlink, index, identifier, maker, is_ending, removal });
+        let watched = device.clone();
+        let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(connections));
+        let begun = watch.map(drop).map_err(AttachError::Queue);
+        let disk = NbdDisk { device, attached_as };
+        let node = disk.path();
+        let begun = begun.and_then(|()| options.name.as_ref().map_or(Ok(()), |name| name.publish(&node)));
+        match begun.and_then(|()| disk.device.read_first_block(block as usize)) {
+            Ok(()) => {
+                if let Some(name) = &options.name {
+                    name.appear(&node);
+                }
+                disk.note(&format!("attached: {attached_as:?}"), &export.name);
+                Ok(disk)
+            }
+            Err(error) => {
+                if attached_as == AttachedAs::New {
+                    disk.device.remove().unwrap_or_else(|error| debug!("{error}"));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn open_unused(&self) -> Result<File, DetachError> {
+        let node = self.path();
+        match node::open_unused(&node) {
+            Ok(Some(disk)) => Ok(disk),
+            Ok(None) => {
+                let places = node::mount_points(&node);
+                Err(DetachError::InUse { node, places })
+            }
+            Err(error) => Err(DetachError::Flush { node, error }),
+        }
+    }
+
+    fn note(&self, what: &str, volume: &str) {
+        let disk = disk_node(self.device.index);
+        info!(target: AUDIT, protocol = "nbd", disk = %disk.display(), volume, "{what}");
+    }
+}
+
+impl AttachedDisk for NbdDisk {
+    fn path(&self) -> PathBuf {
+        disk_node(self.device.index)
+    }
+
+    fn attached_as(&self) -> AttachedAs {
+        self.attached_as
+    }
+
+    fn outlives_process(&self) -> bool {
+        self.device.identifier.is_some()
+    }
+
+    fn check_unused(&self) -> Result<(), DetachError> {
+        self.open_unused().map(drop)
+    }
+
+    fn leave(&self) {
+        self.device.is_ending.store(true, Ordering::Release);
+    }
+
+    fn detach(&self) -> Result<(), DetachError> {
+        let disk = self.open_unused()?;
+        disk.sync_all().map_err(|error| DetachError::Flush { node: self.path(), error })?;
+        // Nobody can mount it while it is open here, and the flush has written all pages.
+        self.device.remove()?;
+        self.note("detached", "");
+        Ok(())
+    }
+
+    fn detach_by_force(&self) -> Result<(), DetachError> {
+        self.device.remove()?;
+        self.note("detached by force", "");
+        Ok(())
+    }
+
+    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
+        self.device.removal.tell(tell);
+    }
+}
+
+/// Removes a disk that a process that has ended has left. Requests that wait fail.
+///
+/// # Errors
+/// If it is no disk of ours, or the kernel does not remove it.
+pub fn forget(node: &Path) -> Result<(), AttachError> {
+    let netlink = NbdNetlink::open()?;
+    let is_it = |(index, _): &(u32, String)| disk_node(*index) == node;
+    let not_found = || AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() };
+    let (index, identifier) = own_disks().find(is_it).ok_or_else(not_found)?;
+    // The kernel takes a connection only if it misses one.
+    let mut probe = DiskConnection::unserved().map_err(AttachError::Queue)?;
+    reconfigure(&netlink, index, Some(&identifier), std::slice::from_mut(&mut probe))?;
+    if probe.is_closed() {
+        return Err(in_use(index));
+    }
+    name::withdraw(node);
+    netlink.execute(NbdCommand::NBD_CMD_DISCONNECT, NbdAttributes::default().index(index))?;
+    Ok(())
+}
+
+impl NbdDevice {
+    /// Replaces connections that the kernel has closed, until the disk is removed.
+    fn watch(&self, mut connections: Vec<DiskConnection>) {
+        loop {
+            let all: Vec<_> = connections.iter().collect();
+            let Some(closed) = wait_for_close(&all, None) else { return };
+            if self.is_ending.load(Ordering::Acquire) {
+                return;
+            }
+            match self.replace(closed) {
+                Ok(connection) => connections[closed] = connection,
+                Err(error) => {
+                    debug!("{}: {error}", disk_node(self.index).display());
+                    return self.removal.note();
+                }
+            }
+            // The kernel does not take a connection if it misses none.
+            thread::park_timeout(REPLACES);
+        }
+    }
+
+    fn replace(&self, nth: usize) -> Result<DiskConnection, AttachError> {
+        let mut made = self.maker.connect(nth).map_err(AttachError::Queue)?;
+        reconfigure(&self.netlink, self.index, self.identifier.as_deref(), std::slice::from_mut(&mut made))?;
+        Ok(made)
+    }
+
+    fn read_first_block(&self, block: usize) -> Result<(), AttachError> {
+        let node = disk_node(self.index);
+        node::read_first_block(&node, block).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => AttachError::Node { node, error },
+            _ => AttachError::FirstRead { node, error },
+        })
+    }
+
+    /// Disconnects the disk; what is in flight fails.
+    fn remove(&self) -> Result<(), NetlinkError> {
+        self.is_ending.store(true, Ordering::Release);
+        name::withdraw(&disk_node(self.index));
+        let disconnect = NbdAttributes::default().index(self.index);
+        self.netlink.execute(NbdCommand::NBD_CMD_DISCONNECT, disconnect).map(drop)
+    }
+}
+
+fn connections(maker: &ConnectionMaker, count: u16) -> Result<Vec<DiskConnection>, AttachError> {
+    (0..count.into()).map(|nth| maker.connect(nth)).collect::<io::Result<_>>().map_err(AttachError::Queue)
+}
+
+fn ends(connections: &[DiskConnection]) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+    connections.iter().filter_map(|connection| connection.kernel.as_ref().map(AsFd::as_fd))
+}
+
+/// Gives the kernel connections instead of those that are closed. It takes as many as it misses,
+/// and the others are closed.
+fn reconfigure(
+    netlink: &NbdNetlink,
+    index: u32,
+    identifier: Option<&str>,
+    connections: &mut [DiskConnection],
+) -> Result<(), NetlinkError> {
+    let attributes = NbdAttributes::default().index(index).identifier(identifier).sockets(ends(connections));
+    netlink.execute(NbdCommand::NBD_CMD_RECONFIGURE, attributes)?;
+    connections.iter_mut().for_each(|connection| connection.kernel = None);
+    Ok(())
+}
+
+/// Continues with the disk of a process that has ended.
+fn take_over(
+    netlink: &NbdNetlink,
+    index: u32,
+    identifier: Option<&str>,
+    (maker, export, count): (&ConnectionMaker, &Export, u16),
+) -> Result<Vec<DiskConnection>, AttachError> {
+    if !is_described_by(index, export) {
+        return Err(AttachError::Changed { node: disk_node(index) });
+    }
+    // The kernel may not have noticed yet that the process has ended.
+    let taken = wait_for(RELEASES, || {
+        let connect = || -> Result<Vec<DiskConnection>, AttachError> {
+            let mut made = connections(maker, count)?;
+            reconfigure(netlink, index, identifier, &mut made)?;
+            made.retain(|connection| !connection.is_closed());
+            Ok(made)
+        };
+        match connect() {
+            Ok(made) if made.is_empty() => None,
+            done => Some(done),
+        }
+    });
+    taken.unwrap_or_else(|| Err(in_use(index)))
+}
+
+/// The properties of a new disk.
+fn new_disk(volume: VolumeId, export: &Export, options: &DiskOptions) -> NbdAttributes {
+    let info = export.volume.info();
+    let keeps = if options.data.is_some() { KEEPS_S } else { 0 };
+    NbdAttributes::default()
+        .number(NbdAttribute::NBD_ATTR_SIZE_BYTES, info.size)
+        .number(NbdAttribute::NBD_ATTR_BLOCK_SIZE_BYTES, info.logical_block.into())
+        .number(NbdAttribute::NBD_ATTR_SERVER_FLAGS, transmission_flags(volume, export).bits().into())
+        .number(NbdAttribute::NBD_ATTR_TIMEOUT, REQUEST_TIMEOUT_S)
+        .number(NbdAttribute::NBD_ATTR_DEAD_CONN_TIMEOUT, keeps)
+}
+
+/// Whether a disk may go on with a volume: size, block and write protection are the same.
+fn is_described_by(index: u32, export: &Export) -> bool {
+    let info = export.info();
+    let has =
+        |attribute: &str, value: u64| sysfs(index, attribute).is_some_and(|text| text.parse() == Ok(value));
+    has("size", info.size / u64::from(SECTOR))
+        && has("queue/logical_block_size", info.logical_block.into())
+        && has("ro", info.read_only.into())
+}
+
+/// The disk that a process had made for this data.
+fn left_by_another(identifier: &str) -> Option<u32> {
+    own_disks().find(|(_, of_disk)| of_disk == identifier).map(|(index, _)| index)
+}
+
+/// Disks with our identifiers.
+fn own_disks() -> impl Iterator<Item = (u32, String)> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let index = entry.file_name().to_str()?.strip_prefix("nbd")?.parse().ok()?;
+        // Linux 5.14.
+        let identifier = sysfs(index, "backend")?;
+        identifier.starts_with("blockmux-").then_some((index, identifier))
+    })
+}
+
+/// Another process serves the disk. The driver knows only the one that has made it.
+fn in_use(index: u32) -> AttachError {
+    let made_by = sysfs(index, "pid").and_then(|pid| pid.parse::<i32>().ok()).unwrap_or_default();
+    let runs =
+        fs::read_to_string(format!("/proc/{made_by}/comm")).is_ok_and(|name| name.trim() == "blockmux");
+    match runs {
+        true => AttachError::InUse { node: disk_node(index), process: made_by },
+        false => AttachError::InUseBySomebody { node: disk_node(index) },
+    }
+}
+
+fn sysfs(index: u32, attribute: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/nbd{index}/{attribute}")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn disk_node(index: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{index}"))
+}
+
+const SECTOR: u32 = 512;
+/// Timeout of a request. The kernel then sends it again on another connection, also those that
+/// were in flight when a process was killed.
+const REQUEST_TIMEOUT_S: u64 = 30;
+/// How long requests wait for the next process: as good as for ever.
+const KEEPS_S: u64 = 365 * 24 * 3600;
+/// The time in which the kernel notices that a process has ended.
+const RELEASES: Duration = Duration::from_secs(2);
+/// The pause after a replacement.
+const REPLACES: Duration = Duration::from_millis(200);

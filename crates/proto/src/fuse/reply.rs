@@ -1,0 +1,141 @@
+//! Replies, and the error numbers in them.
+
+use blockmux_volume::{IoError, SgList};
+use blockmux_wire::fuse::{EntryOut, OutHeader};
+use zerocopy::{Immutable, IntoBytes};
+
+/// The answer to a request.
+#[derive(Debug)]
+pub struct FuseReply {
+    head: [u8; MAX_HEAD],
+    head_len: usize,
+    /// The data of a read, which follows the head.
+    pub data: Option<SgList>,
+}
+
+impl FuseReply {
+    /// A success with a structure of at most the length of [`EntryOut`].
+    #[inline]
+    pub(super) fn with(unique: u64, body: &(impl IntoBytes + Immutable)) -> FuseReply {
+        FuseReply::new(unique, 0, body.as_bytes(), None)
+    }
+
+    /// A success with data.
+    #[inline]
+    pub(super) fn data(unique: u64, data: SgList) -> FuseReply {
+        FuseReply::new(unique, 0, &[], Some(data))
+    }
+
+    /// A success without anything.
+    #[inline]
+    pub(super) fn success(unique: u64) -> FuseReply {
+        FuseReply::new(unique, 0, &[], None)
+    }
+
+    /// A failure.
+    pub(super) fn failure(unique: u64, errno: Errno) -> FuseReply {
+        FuseReply::new(unique, errno.0.saturating_neg(), &[], None)
+    }
+
+    #[inline]
+    fn new(unique: u64, error: i32, body: &[u8], data: Option<SgList>) -> FuseReply {
+        let mut head = [0; MAX_HEAD];
+        let head_len = size_of::<OutHeader>().saturating_add(body.len());
+        let data_len = data.as_ref().map_or(0, SgList::len);
+        let header = OutHeader { len: head_len.saturating_add(data_len) as u32, error, unique };
+        for (to, from) in head.iter_mut().zip(header.as_bytes().iter().chain(body)) {
+            *to = *from;
+        }
+        FuseReply { head, head_len, data }
+    }
+
+    /// The bytes before the data.
+    #[inline]
+    #[must_use]
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..self.head_len).unwrap_or_default()
+    }
+}
+
+/// An error number of Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Errno(pub(super) i32);
+
+impl Errno {
+    pub(super) const EPERM: Errno = Errno(1);
+    pub(super) const ENOENT: Errno = Errno(2);
+    pub(super) const EIO: Errno = Errno(5);
+    pub(super) const ENOMEM: Errno = Errno(12);
+    pub(super) const ENODEV: Errno = Errno(19);
+    pub(super) const EISDIR: Errno = Errno(21);
+    pub(super) const EINVAL: Errno = Errno(22);
+    pub(super) const ENOSPC: Errno = Errno(28);
+    pub(super) const EROFS: Errno = Errno(30);
+    pub(super) const ENOSYS: Errno = Errno(38);
+    pub(super) const EBADE: Errno = Errno(52);
+    pub(super) const ENODATA: Errno = Errno(61);
+    pub(super) const ENOLINK: Errno = Errno(67);
+    pub(super) const EPROTO: Errno = Errno(71);
+    pub(super) const EOPNOTSUPP: Errno = Errno(95);
+}
+
+/// The numbers are those of block devices, which a loop device on a file passes on, except for what
+/// is special to files.
+impl From<IoError> for Errno {
+    fn from(error: IoError) -> Errno {
+        match error {
+            IoError::OutOfRange | IoError::Aborted => Errno::EIO,
+            IoError::Misaligned | IoError::BadLength => Errno::EINVAL,
+            IoError::ReadOnly => Errno::EROFS,
+            IoError::Unsupported => Errno::EOPNOTSUPP,
+            IoError::Reserved => Errno::EBADE,
+            IoError::NoSpace => Errno::ENOSPC,
+            IoError::Medium => Errno::ENODATA,
+            IoError::NoMemory => Errno::ENOMEM,
+            IoError::PathLost | IoError::Fenced => Errno::ENOLINK,
+            IoError::ShuttingDown => Errno::ENODEV,
+        }
+    }
+}
+
+/// Length of the longest head in bytes.
+const MAX_HEAD: usize = size_of::<OutHeader>() + size_of::<EntryOut>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_volume::Seg;
+    use blockmux_wire::fuse::WriteOut;
+
+    #[test]
+    fn a_reply_counts_its_head_and_its_data() {
+        let reply = FuseReply::with(0x0102, &WriteOut { size: 512, padding: 0 });
+        assert_eq!(reply.head(), [24, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]);
+        let reply = FuseReply::data(1, Seg::from_slice(&[7; 512]).into());
+        assert_eq!((reply.head().len(), &reply.head()[..2]), (16, &[0x10, 2][..]));
+        let reply = FuseReply::failure(1, Errno::EIO);
+        assert_eq!(reply.head()[..8], [16, 0, 0, 0, 0xfb, 0xff, 0xff, 0xff]);
+    }
+
+    #[test]
+    fn every_error_has_its_number() {
+        let table = [
+            (IoError::OutOfRange, 5),
+            (IoError::Misaligned, 22),
+            (IoError::BadLength, 22),
+            (IoError::ReadOnly, 30),
+            (IoError::Unsupported, 95),
+            (IoError::Reserved, 52),
+            (IoError::NoSpace, 28),
+            (IoError::Medium, 61),
+            (IoError::NoMemory, 12),
+            (IoError::PathLost, 67),
+            (IoError::Aborted, 5),
+            (IoError::ShuttingDown, 19),
+            (IoError::Fenced, 67),
+        ];
+        for (error, number) in table {
+            assert_eq!(Errno::from(error), Errno(number), "{error}");
+        }
+    }
+}
