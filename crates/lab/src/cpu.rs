@@ -1,12 +1,16 @@
-//! CPU time of threads, split into user and system time.
+//! CPU time of threads, split into user and system time, and of the whole machine.
 //!
 //! The total is the thread's CPU clock, exact to the nanosecond. The kernel reports the split only
 //! in ticks of 10 ms (`/proc/thread-self/stat`), so the parts are estimated as shares of the total,
 //! with an error of a few percent over a second.
+//!
+//! The machine's busy time is the elapsed time of its CPUs without that in which they were idle, as
+//! the kernel measures it (`/proc/stat`). It includes interrupts and kernel threads, whose work no
+//! process is charged for.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Add;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// CPU time of threads since their start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +49,31 @@ impl CpuTime {
     }
 }
 
+/// Time in which this machine's CPUs were not busy, up to a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MachineCpu {
+    at: Instant,
+    cpus: u32,
+    /// Sum over the CPUs, without work or taken by the hypervisor.
+    not_busy: Duration,
+}
+
+impl MachineCpu {
+    /// The state now; `None` if the kernel does not tell it.
+    pub(crate) fn now() -> Option<MachineCpu> {
+        let (at, stat) = (Instant::now(), std::fs::read_to_string("/proc/stat").ok()?);
+        let (cpus, ticks) = not_busy_ticks(&stat)?;
+        let per_second = rustix::param::clock_ticks_per_second();
+        Some(MachineCpu { at, cpus, not_busy: Duration::from_millis(ticks * 1000 / per_second.max(1)) })
+    }
+
+    /// CPU time of the machine since `earlier`, in nanoseconds.
+    pub(crate) fn since(self, earlier: MachineCpu) -> u64 {
+        let all = self.at.duration_since(earlier.at) * self.cpus.min(earlier.cpus);
+        all.saturating_sub(self.not_busy.saturating_sub(earlier.not_busy)).as_nanos() as u64
+    }
+}
+
 impl Add for CpuTime {
     type Output = CpuTime;
 
@@ -65,9 +94,47 @@ fn ticks(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
+/// Number of CPUs in `/proc/stat`, and the ticks of all in which they were idle, waited for I/O or
+/// were taken by the hypervisor: columns 4, 5 and 8.
+fn not_busy_ticks(stat: &str) -> Option<(u32, u64)> {
+    let is_cpu = |line: &&str| line.starts_with("cpu");
+    let mut lines = stat.lines().take_while(is_cpu);
+    let columns = lines.next()?.split_ascii_whitespace().collect::<Vec<_>>();
+    let ticks = [4, 5, 8].map(|at| columns.get(at).and_then(|ticks| ticks.parse::<u64>().ok()));
+    let cpus = u32::try_from(lines.count()).ok().filter(|&cpus| cpus > 0)?;
+    Some((cpus, ticks[0]? + ticks[1]? + ticks[2].unwrap_or(0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_is_busy_when_its_cpus_are_neither_idle_nor_taken() {
+        let stat = "cpu  1 2 3 400 50 6 7 8 9 10\ncpu0 0 0 0 0\ncpu1 0 0 0 0\nintr 1\n";
+        assert_eq!(not_busy_ticks(stat), Some((2, 458)));
+        assert_eq!(not_busy_ticks("intr 1\ncpu 1 2 3 4 5\n"), None);
+        let at = Instant::now();
+        let state = |ms, idle_ms| MachineCpu {
+            at: at + Duration::from_millis(ms),
+            cpus: 2,
+            not_busy: Duration::from_millis(idle_ms),
+        };
+        assert_eq!(state(1000, 5500).since(state(0, 4000)), 500_000_000);
+        assert_eq!(state(10, 5500).since(state(0, 4000)), 0, "a tick is longer than the period");
+    }
+
+    #[test]
+    fn work_of_this_thread_is_work_of_the_machine() {
+        let before = MachineCpu::now().unwrap();
+        let own = CpuTime::of_this_thread();
+        while CpuTime::of_this_thread().since(own).cpu_ns < 200_000_000 {
+            std::hint::spin_loop();
+        }
+        let busy_ns = MachineCpu::now().unwrap().since(before);
+        // The kernel counts in ticks of 10 ms on each CPU.
+        assert!(busy_ns > 150_000_000, "{busy_ns}");
+    }
 
     #[test]
     fn ticks_are_found_after_a_name_with_spaces_and_parentheses() {

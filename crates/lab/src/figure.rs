@@ -30,6 +30,10 @@ pub enum Figure {
     InitiatorSystem,
     /// Percent of one CPU, both sides together, for each Gbit/s of payload.
     CpuPerGbit,
+    /// CPU time of the whole machine for each I/O, in microseconds.
+    MachineCpu,
+    /// Percent of one CPU, of the whole machine, for each Gbit/s of payload.
+    MachinePerGbit,
 }
 
 impl Figure {
@@ -54,6 +58,8 @@ impl Figure {
             Figure::TargetSystem => "target_system_us_per_io".into(),
             Figure::InitiatorSystem => "initiator_system_us_per_io".into(),
             Figure::CpuPerGbit => "cpu_percent_per_gbit_s".into(),
+            Figure::MachineCpu => "machine_cpu_us_per_io".into(),
+            Figure::MachinePerGbit => "machine_cpu_percent_per_gbit_s".into(),
         }
     }
 
@@ -76,6 +82,8 @@ impl Figure {
             Figure::TargetSystem => per_io(run.target_system_ns),
             Figure::InitiatorSystem => per_io(run.initiator_system_ns),
             Figure::CpuPerGbit => cpu_per_gbit(kind, run),
+            Figure::MachineCpu => per_io(run.machine_cpu_ns),
+            Figure::MachinePerGbit => percent_per_gbit(run.machine_cpu_ns?, run),
         }
     }
 }
@@ -130,11 +138,12 @@ impl Labels {
         let verb = match row.kind {
             ConfigurationKind::CeilingSleeping => "sleeps",
             ConfigurationKind::CeilingSpinning => "spins",
-            ConfigurationKind::Protocol if self.polls_differ => row.poll.as_str(),
-            ConfigurationKind::Local | ConfigurationKind::Protocol => "",
+            ConfigurationKind::Protocol | ConfigurationKind::Device if self.polls_differ => row.poll.as_str(),
+            ConfigurationKind::Local | ConfigurationKind::Protocol | ConfigurationKind::Device => "",
         };
         let prefix = if row.kind.is_ceiling() && self.ceilings_differ { row.protocol.as_str() } else { "" };
-        let is_named = row.kind.is_ceiling() || row.configuration == row.target;
+        let is_named =
+            row.kind.is_ceiling() || row.kind == ConfigurationKind::Device || row.configuration == row.target;
         let target = if self.targets_differ && !is_named { row.target.as_str() } else { "" };
         // A merged report's directory comes last: "ceiling sleeps (before)".
         let (configuration, from) = match row.configuration.split_once(" (") {
@@ -246,6 +255,9 @@ pub fn title(job: &Job) -> String {
 /// A job in words without its block size.
 #[must_use]
 pub fn title_within_size(job: &Job) -> String {
+    if let Some(program) = &job.program {
+        return format!("{}, {program}", pattern(job.rw));
+    }
     format!("{}, depth {}{}", pattern(job.rw), job.iodepth, modifiers(job))
 }
 
@@ -292,10 +304,13 @@ fn three_digits(value: f64) -> String {
 fn cpu_per_gbit(kind: ConfigurationKind, run: &Run) -> Option<f64> {
     let target_ns =
         if kind == ConfigurationKind::Local { run.target_cpu_ns.or(Some(0)) } else { run.target_cpu_ns };
-    let both_ns = (target_ns? + run.initiator_cpu_ns?) as f64;
+    percent_per_gbit(target_ns? + run.initiator_cpu_ns?, run)
+}
+
+fn percent_per_gbit(cpu_ns: u64, run: &Run) -> Option<f64> {
     let bits = run.bytes() as f64 * 8.0;
     // (CPU ns / run ns * 100) / (bits / run ns): the duration cancels out.
-    (bits > 0.0).then(|| both_ns * 100.0 / bits)
+    (bits > 0.0).then(|| cpu_ns as f64 * 100.0 / bits)
 }
 
 #[cfg(test)]
@@ -327,6 +342,13 @@ mod tests {
     }
 
     #[test]
+    fn a_job_of_another_program_names_it_in_place_of_a_depth() {
+        let job = Job { bs: 8192, program: Some("bonnie++ on XFS".into()), ..Job::default() };
+        assert_eq!(title(&job), "8 KiB sequential read, bonnie++ on XFS");
+        assert_eq!(title(&Job { program: None, ..job }), "8 KiB sequential read, depth 1");
+    }
+
+    #[test]
     fn a_label_contains_only_properties_that_differ() {
         let row = |configuration: &str, kind, target: &str, poll: &str, protocol: &str| Row {
             configuration: configuration.into(),
@@ -353,6 +375,7 @@ mod tests {
                 suite: None,
                 rows: rows.to_vec(),
                 skipped: Vec::new(),
+                conditions: Vec::new(),
             };
             let labels = Labels::of(&comparison);
             rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()

@@ -7,9 +7,11 @@
 //! ```
 //! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
 //! Gbit/s, MTU 1500". Rows measured here have the link after their protocol: "aoe, 1 Gbit/s, MTU
-//! 1500".
+//! 1500". If several stripes were served, theirs stands before the link, and each has a table: "aoe,
+//! 4-way stripe, 1 Gbit/s, MTU 1500".
 
 use crate::figure::{self, Figure};
+use crate::link::row_name;
 use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, Unit};
 
@@ -30,29 +32,52 @@ pub struct Grid {
 /// The study's tables; empty if nothing was measured over links.
 #[must_use]
 pub fn grids(comparison: &Comparison, study: &Study) -> Vec<Grid> {
-    let mut protocols: Vec<&str> = Vec::new();
+    let mut titles: Vec<(&str, Option<&str>)> = Vec::new();
     for row in comparison.rows.iter().filter(|row| place(row).is_some()) {
-        if !protocols.contains(&row.protocol.as_str()) {
-            protocols.push(&row.protocol);
-        }
+        push_new(&mut titles, (row.protocol.as_str(), stripe(row)));
     }
-    protocols.sort_by_key(|protocol| protocol.is_empty());
-    protocols.into_iter().map(|protocol| grid(comparison, study, protocol)).collect()
+    titles.sort_by_key(|(protocol, _)| protocol.is_empty());
+    titles.into_iter().map(|(protocol, stripe)| grid(comparison, study, protocol, stripe)).collect()
 }
 
-/// The link or the stripe that a row was measured on.
+/// The link that a row was measured over; the stripe of a local row.
 pub(crate) fn place(row: &Row) -> Option<&str> {
-    let protocol = if row.kind == ConfigurationKind::Local { "local" } else { row.protocol.as_str() };
-    let place = row.configuration.strip_prefix(protocol)?.strip_prefix(", ")?;
-    (place.contains("MTU ") || place.ends_with("-way stripe")).then_some(place)
+    let place = behind_protocol(row)?;
+    let place = stripe(row).map_or(place, |stripe| place[stripe.len()..].trim_start_matches(", "));
+    (place.contains("MTU ") || place.ends_with(STRIPE)).then_some(place)
 }
 
-fn grid(comparison: &Comparison, study: &Study, protocol: &str) -> Grid {
+/// The stripe that a row was measured on, if a link follows it.
+pub(crate) fn stripe(row: &Row) -> Option<&str> {
+    let (stripe, _) = behind_protocol(row)?.split_once(", ")?;
+    stripe.ends_with(STRIPE).then_some(stripe)
+}
+
+/// Whether a volume of the study, such as "4 disks", stands for the stripe of a row measured here.
+pub(crate) fn stands_for(volume: &str, stripe: &str) -> bool {
+    // "PS3, 4 disks" is one volume.
+    let disks = volume.rsplit(", ").next().unwrap_or_default();
+    members(disks).is_some() && members(disks) == members(stripe)
+}
+
+fn behind_protocol(row: &Row) -> Option<&str> {
+    let protocol = if row.kind == ConfigurationKind::Local { "local" } else { row.protocol.as_str() };
+    row.configuration.strip_prefix(protocol)?.strip_prefix(", ")
+}
+
+fn grid(comparison: &Comparison, study: &Study, protocol: &str, on: Option<&str>) -> Grid {
     let is_local = protocol.is_empty();
-    let rows = || comparison.rows.iter().filter(|row| row.protocol == protocol && place(row).is_some());
+    let is_of_grid =
+        |row: &&Row| row.protocol == protocol && place(row).is_some() && (is_local || stripe(row) == on);
+    let rows = || comparison.rows.iter().filter(is_of_grid);
     let name = if is_local { "local" } else { protocol };
-    let figures: Vec<&PublishedFigure> =
-        study.figures.iter().filter(|figure| figure.protocol == name && figure.unit == UNIT).collect();
+    let is_of_volume =
+        |figure: &PublishedFigure| on.is_none_or(|on| stands_for(split(&figure.label, is_local).0, on));
+    let figures: Vec<&PublishedFigure> = study
+        .figures
+        .iter()
+        .filter(|figure| figure.protocol == name && figure.unit == UNIT && is_of_volume(figure))
+        .collect();
     let (mut jobs, mut places, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows() {
         push_new(&mut jobs, row.job.name.clone());
@@ -80,14 +105,14 @@ fn grid(comparison: &Comparison, study: &Study, protocol: &str) -> Grid {
         (place.clone(), line)
     });
     Grid {
-        title: name.to_owned(),
+        title: on.map_or_else(|| name.to_owned(), |on| row_name(name, on)),
         lines: lines.collect(),
         columns: std::iter::once(HERE.to_owned()).chain(volumes.iter().cloned()).collect(),
         jobs,
     }
 }
 
-fn push_new(list: &mut Vec<String>, item: String) {
+fn push_new<T: PartialEq>(list: &mut Vec<T>, item: T) {
     if !list.contains(&item) {
         list.push(item);
     }
@@ -117,6 +142,7 @@ fn members(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
+const STRIPE: &str = "-way stripe";
 const UNIT: Unit = Unit::MbPerSecond;
 const HERE: &str = "here";
 
@@ -157,6 +183,7 @@ mod tests {
             suite: None,
             rows,
             skipped: Vec::new(),
+            conditions: Vec::new(),
         }
     }
 
@@ -183,5 +210,26 @@ mod tests {
         assert_eq!(aoe.lines[1].1, ["700", "", "", "", "", "", "", ""]);
         assert_eq!(grids[1].lines, [("10 Gbit/s, MTU 4608".to_owned(), vec!["900".into(), "113".into()])]);
         assert_eq!(grids[2].lines[1], ("12-way stripe".to_owned(), vec!["6000".into(), "577".into()]));
+    }
+
+    #[test]
+    fn each_stripe_that_is_served_has_its_own_table() {
+        let rows = vec![
+            row("local, 4-way stripe", "", "read", 5000),
+            row("local, 12-way stripe", "", "read", 6000),
+            row("aoe, 4-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 110),
+            row("aoe, 12-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 111),
+            row("nbd, 12-way stripe, 1 Gbit/s, MTU 1500", "nbd", "read", 112),
+        ];
+        let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
+        let grids = grids(&comparison(rows), &study);
+        let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
+        assert_eq!(titles, ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", "local"]);
+        assert_eq!(grids[0].columns, ["here", "4 disks"], "the PlayStation had no such link");
+        let line = |nth: usize| (grids[nth].lines[0].0.as_str(), grids[nth].lines[0].1.join(" "));
+        assert_eq!(line(0), ("1 Gbit/s, MTU 4132", "110 106".to_owned()));
+        assert_eq!(line(1), ("1 Gbit/s, MTU 4132", "111 72.0".to_owned()));
+        assert_eq!(line(2), ("1 Gbit/s, MTU 1500", "112".to_owned()), "the study has no such figure");
+        assert_eq!(grids[3].lines.len(), 2);
     }
 }

@@ -117,6 +117,10 @@ pub struct Job {
     pub fsync_every: u32,
     /// Seed of the random offsets, fio's `randseed`.
     pub randseed: u64,
+    /// What does the job in place of the load generator: "bonnie++ on XFS". It decides itself how
+    /// many requests are in flight, and for how long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 impl Default for Job {
@@ -141,6 +145,7 @@ impl Default for Job {
             fua_every: 0,
             fsync_every: 0,
             randseed: 1,
+            program: None,
         }
     }
 }

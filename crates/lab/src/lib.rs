@@ -9,6 +9,7 @@
 //! the ceiling does so with bare sockets. [`result`] holds the results; the other modules format
 //! them.
 
+pub mod bonnie;
 pub mod ceiling;
 pub mod content;
 mod cpu;

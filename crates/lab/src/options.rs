@@ -180,6 +180,7 @@ mod tests {
             verify: Some(Verify::Crc32c),
             fsync_every: 8,
             fua_every: 1,
+            program: None,
         };
         assert_eq!(job, expected);
     }

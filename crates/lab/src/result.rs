@@ -21,6 +21,9 @@ pub struct Comparison {
     pub rows: Vec<Row>,
     /// Jobs that could not run, with the reason.
     pub skipped: Vec<(String, String)>,
+    /// What readers must know about how it was measured, as sentences.
+    #[serde(default)]
+    pub conditions: Vec<String>,
 }
 
 /// The machine that measured.
@@ -51,6 +54,8 @@ pub enum ConfigurationKind {
     Local,
     /// A volume behind a protocol.
     Protocol,
+    /// A disk of this machine: another driver or program does what a protocol does in this process.
+    Device,
     /// Bare sockets with the same message sizes, both sides sleeping when idle.
     CeilingSleeping,
     /// Bare sockets with the same message sizes, both sides spinning.
@@ -65,8 +70,8 @@ pub struct Row {
     pub configuration: String,
     /// The kind of configuration.
     pub kind: ConfigurationKind,
-    /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; empty for
-    /// local.
+    /// The protocol whose message sizes a ceiling repeats, or that a protocol row speaks; a disk's
+    /// driver; empty for local.
     pub protocol: String,
     /// The volume or URL.
     pub target: String,
@@ -106,6 +111,9 @@ pub struct Run {
     /// System time of the initiator's threads in nanoseconds, if the run was long enough to tell.
     #[serde(default)]
     pub initiator_system_ns: Option<u64>,
+    /// CPU time of the whole machine in nanoseconds, of the kernel and of all programs.
+    #[serde(default)]
+    pub machine_cpu_ns: Option<u64>,
 }
 
 /// One direction of a run; all zero if there was none.
@@ -151,8 +159,10 @@ impl Comparison {
     #[must_use]
     pub fn caution(&self) -> Option<String> {
         let congestion: Congestion = self.machine.congestion.parse().ok()?;
-        let is_over_tcp =
-            |row: &Row| !row.protocol.is_empty() && row.protocol != "aoe" && !row.protocol.ends_with("+unix");
+        let is_over_tcp = |row: &Row| {
+            let is_tcp = row.protocol != "aoe" && !row.protocol.ends_with("+unix");
+            is_tcp && !row.protocol.is_empty() && row.kind != ConfigurationKind::Device
+        };
         (congestion.paces() && self.rows.iter().any(is_over_tcp)).then(|| {
             format!(
                 "TCP by {congestion} paces segments by timers, over loopback too: rows of 64 KiB and more measure those \
@@ -258,6 +268,12 @@ impl Spread {
 }
 
 impl ConfigurationKind {
+    /// Whether the configuration is one that users choose from, and that is ranked.
+    #[must_use]
+    pub fn is_candidate(self) -> bool {
+        matches!(self, ConfigurationKind::Protocol | ConfigurationKind::Device)
+    }
+
     /// Whether the configuration is a bare-socket ceiling, sleeping or spinning.
     #[must_use]
     pub fn is_ceiling(self) -> bool {
@@ -266,6 +282,13 @@ impl ConfigurationKind {
 }
 
 impl Comparison {
+    /// Whether a disk was measured. The CPU time of its driver and of other programs behind it is
+    /// only known as part of the machine's.
+    #[must_use]
+    pub fn has_devices(&self) -> bool {
+        self.rows.iter().any(|row| row.kind == ConfigurationKind::Device)
+    }
+
     /// Rows grouped by job, jobs in order of first appearance. Jobs are compared by their options,
     /// not by name.
     #[must_use]
@@ -331,11 +354,18 @@ impl Comparison {
     }
 }
 
+/// The largest block whose rate is shown in I/O per second, in bytes.
+const SMALL: u32 = 16 << 10;
 /// Up to this share of its ceiling a row causes no warning, because both values are measured and
 /// vary.
 pub(crate) const NOISY_SHARE: f64 = 1.1;
 
 impl Job {
+    /// Whether its rate is shown in I/O per second, as of small blocks.
+    pub(crate) fn is_small(&self) -> bool {
+        self.bs <= SMALL && self.program.is_none()
+    }
+
     /// Whether two jobs differ only in their names and the seed of their offsets.
     pub(crate) fn does_the_same_as(&self, other: &Job) -> bool {
         let same = Job { name: other.name.clone(), randseed: other.randseed, ..self.clone() };
@@ -382,6 +412,7 @@ mod tests {
             suite: None,
             rows,
             skipped: Vec::new(),
+            conditions: Vec::new(),
         }
     }
 

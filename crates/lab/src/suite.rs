@@ -39,6 +39,24 @@ pub struct Suite {
     published: Vec<Figures>,
     links: Option<Links>,
     charts: Vec<StudyChart>,
+    file_system: Option<OnFileSystem>,
+}
+
+/// How a study that measured a file system is repeated on one.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OnFileSystem {
+    /// The program that does the jobs, and the file system.
+    program: String,
+    /// How the measurement here differs from the study's.
+    adapted: String,
+    /// Caveats.
+    note: String,
+    /// The program's jobs, with the names that the study's figures have.
+    job: Vec<Entry>,
+    /// Charts beside those of the suite.
+    #[serde(default)]
+    chart: Vec<StudyChart>,
 }
 
 /// A study as reports show it: its setup, and its figures for comparison with ours.
@@ -143,7 +161,7 @@ impl PublishedFigure {
     /// Whether a job measured here corresponds to the figure.
     #[must_use]
     pub fn is_about(&self, job: &Job) -> bool {
-        let shape = |job: &Job| (job.rw, job.bs, job.iodepth, job.numjobs);
+        let shape = |job: &Job| (job.rw, job.bs, job.iodepth, job.numjobs, job.program.clone());
         shape(&self.job) == shape(job)
     }
 }
@@ -211,10 +229,25 @@ impl Suite {
         pairs.map(row).collect()
     }
 
+    /// The protocols that are measured, with "local" for a volume without one.
+    pub fn protocols(&self) -> impl Iterator<Item = &str> {
+        self.protocols.iter().map(String::as_str)
+    }
+
     /// The links that it is measured over, if not loopback.
     #[must_use]
     pub fn links(&self) -> Option<&Links> {
         self.links.as_ref()
+    }
+
+    /// The suite as it is measured on a file system, with the jobs of another program; `None` if
+    /// the study did not.
+    #[must_use]
+    pub fn on_file_system(self) -> Option<Suite> {
+        let OnFileSystem { program, adapted, note, job, chart } = self.file_system?;
+        let jobs = job.into_iter().map(|entry| Job { program: Some(program.clone()), ..entry.into_job() });
+        let charts = [self.charts, chart].concat();
+        Some(Suite { adapted, note, jobs: jobs.collect(), charts, file_system: None, ..self })
     }
 
     /// The study as reports show it.
@@ -274,6 +307,7 @@ impl Suite {
             published: file.published,
             links: file.links,
             charts: file.chart,
+            file_system: file.file_system,
         }
     }
 }
@@ -328,13 +362,14 @@ struct File {
     #[serde(default)]
     published: Vec<Figures>,
     links: Option<Links>,
+    file_system: Option<OnFileSystem>,
     job: Vec<Entry>,
     #[serde(default)]
     chart: Vec<StudyChart>,
 }
 
 /// A job with fio's options.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
@@ -575,6 +610,28 @@ mod tests {
             let rewrite = figure(&suite, &read.protocol, "rewrite", &read.label, Unit::MbPerSecond);
             assert!(rewrite < read.mb_s.unwrap(), "{read:?}: {rewrite}");
         }
+    }
+
+    #[test]
+    fn aatrokoskis_file_system_jobs_have_every_figure_of_the_study() {
+        let suite = suite("aatrokoski-2007");
+        let (blocks, files) = (suite.to_study(), suite.on_file_system().unwrap());
+        assert!(files.jobs.iter().all(|job| job.program.as_deref() == Some("bonnie++ on XFS")));
+        let study = files.to_study();
+        assert_eq!(study.figures.len(), blocks.figures.len());
+        assert_ne!((study.adapted, study.note), (blocks.adapted, blocks.note));
+        let is_about_others =
+            |figure: &PublishedFigure| blocks.figures.iter().any(|other| other.is_about(&figure.job));
+        assert!(!study.figures.iter().any(is_about_others), "block jobs are other jobs");
+        assert!(study.charts.iter().any(|chart| chart.volume.as_deref() == Some("12 disks")));
+        for chart in &study.charts {
+            let is_reference = |figure: &&PublishedFigure| {
+                (&figure.protocol, &figure.label) == (&chart.reference.protocol, &chart.reference.label)
+                    && chart.jobs.contains(&figure.job.name)
+            };
+            assert_eq!(study.figures.iter().filter(is_reference).count(), 1, "{}", chart.title);
+        }
+        assert!(Suite::by_name("zeta-2016").unwrap().on_file_system().is_none());
     }
 
     #[test]

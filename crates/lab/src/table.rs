@@ -30,13 +30,17 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
     let labels = Labels::of(comparison);
     let longest = comparison.rows.iter().map(|row| labels.label(row).chars().count()).max().unwrap_or(0);
     let label_width = longest.clamp(MIN_LABEL, MAX_LABEL);
-    let columns = fitting(width.0, label_width);
+    let columns = fitting(width.0, label_width, comparison.has_devices());
     let grids = study.map_or_else(Vec::new, |study| grid::grids(comparison, study));
     let table = TextTable { comparison, study, grids, labels, label_width, columns, width: width.0, colour };
     let mut out = String::new();
     table.head(&mut out);
     for group in comparison.groups() {
-        table.group(&mut out, &group);
+        // Of another program there are only rates, which the study's tables have.
+        match group[0].job.program.is_some() && !table.grids.is_empty() {
+            true => table.errors(&mut out, &group),
+            false => table.group(&mut out, &group),
+        }
     }
     table.grids.iter().for_each(|grid| table.grid(&mut out, grid));
     table.not_run(&mut out);
@@ -88,6 +92,9 @@ impl TextTable<'_> {
             suite.unwrap_or_default()
         );
         self.paragraph(out, &line);
+        for condition in &self.comparison.conditions {
+            self.paragraph(out, &plain(condition));
+        }
         if let Some(caution) = self.comparison.caution() {
             self.paragraph(out, &caution);
         }
@@ -101,9 +108,7 @@ impl TextTable<'_> {
             let line = self.line(row);
             let style = if row.kind.is_ceiling() { DIM } else { "" };
             let _ = writeln!(out, "{}", self.styled(style, &line));
-            for error in row_errors(row) {
-                let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {error}")));
-            }
+            self.errors(out, std::slice::from_ref(row));
         }
         // If the study's own tables follow, they contain its figures.
         let study = self.study.filter(|_| self.grids.is_empty());
@@ -111,6 +116,12 @@ impl TextTable<'_> {
         let figures: Vec<_> = figures.filter(|figure| figure.is_about(&group[0].job)).collect();
         for cell in figures.chunk_by(|a, b| a.name() == b.name()) {
             let _ = writeln!(out, "{}", self.styled(DIM, &self.published(cell)));
+        }
+    }
+
+    fn errors(&self, out: &mut String, rows: &[&Row]) {
+        for error in rows.iter().flat_map(|row| row_errors(row)) {
+            let _ = writeln!(out, "{}", self.styled(RED, &format!("    ! {error}")));
         }
     }
 
@@ -223,12 +234,19 @@ impl TextTable<'_> {
     fn legend(&self, out: &mut String) {
         out.push('\n');
         let noisy = if self.comparison.has_noisy_ceiling() { NOISY_CEILING } else { "" };
-        for line in [self.how_measured(), format!("{LEGEND}{noisy}")] {
-            self.paragraph(out, &line);
+        let machine = if self.comparison.has_devices() { MACHINE_LEGEND } else { "" };
+        self.paragraph(out, &self.how_measured());
+        if !self.has_only_grids() {
+            self.paragraph(out, &format!("{LEGEND}{machine}{noisy}"));
         }
         if let Some(study) = self.study.filter(|study| !study.figures.is_empty()) {
             self.paragraph(out, &plain(&format!("{PUBLISHED}: {}, measured elsewhere.", study.source)));
         }
+    }
+
+    /// Whether the study's tables are all that is shown.
+    fn has_only_grids(&self) -> bool {
+        !self.grids.is_empty() && self.comparison.rows.iter().all(|row| row.job.program.is_some())
     }
 
     fn how_measured(&self) -> String {
@@ -244,8 +262,9 @@ impl TextTable<'_> {
             Some((least, most)) if least != most => {
                 format!("{} to {}", figure::seconds(least), figure::seconds(most))
             }
+            // Another program decides for how long it runs.
+            Some((0, _)) | None => return format!("{}.", runs.trim_end_matches(',')),
             Some((least, _)) => figure::seconds(least),
-            None => String::new(),
         };
         format!("{runs} of {time}.")
     }
@@ -307,8 +326,9 @@ pub(crate) fn row_errors(row: &Row) -> Vec<String> {
     row_errors
 }
 
-fn fitting(width: usize, label_width: usize) -> Vec<&'static Column> {
-    let mut columns: Vec<&Column> = COLUMNS.iter().collect();
+fn fitting(width: usize, label_width: usize, has_devices: bool) -> Vec<&'static Column> {
+    let is_shown = |column: &&Column| has_devices || column.name != MACHINE;
+    let mut columns: Vec<&Column> = COLUMNS.iter().filter(is_shown).collect();
     let total = |columns: &[&Column]| label_width + columns.iter().map(|column| column.width).sum::<usize>();
     while total(&columns) > width {
         let least = columns.iter().map(|column| column.keep).min().unwrap_or(u8::MAX);
@@ -335,6 +355,13 @@ const COLUMNS: &[Column] = &[
     Column { over: "latency, us", name: "max", width: 6, keep: 2, cell: Cell::Measure(Figure::Max) },
     Column { over: "CPU us/IO", name: "tgt", width: 5, keep: 5, cell: Cell::Measure(Figure::TargetCpu) },
     Column { over: "CPU us/IO", name: "ini", width: 5, keep: 5, cell: Cell::Measure(Figure::InitiatorCpu) },
+    Column {
+        over: "CPU us/IO",
+        name: MACHINE,
+        width: 5,
+        keep: u8::MAX,
+        cell: Cell::Measure(Figure::MachineCpu),
+    },
     Column { over: "", name: "%/Gb", width: 5, keep: 4, cell: Cell::Measure(Figure::CpuPerGbit) },
     Column { over: "", name: "ceil", width: 5, keep: u8::MAX, cell: Cell::Share },
 ];
@@ -344,6 +371,11 @@ and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload.
 sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
 adaptive: the faster of the two).";
 
+/// Follows the legend if there are disks.
+const MACHINE_LEGEND: &str = " all: CPU time of this whole machine for each I/O, of the kernel and of all programs: \
+the only one that is known of a disk.";
+/// The column of the machine's CPU time.
+const MACHINE: &str = "all";
 /// Printed if a share exceeds 100%.
 pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: other programs used the machine. Repeat with \
 more or longer runs on an otherwise idle machine.";

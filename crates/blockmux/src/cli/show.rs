@@ -49,6 +49,8 @@ pub(crate) fn show(comparison: &Comparison, report: Option<&Path>, as_json: bool
 fn study(comparison: &Comparison) -> Option<Study> {
     // A report of a later version may have another suite.
     let suite = Suite::by_name(comparison.suite.as_deref()?).ok()?;
+    let is_on_file_system = comparison.rows.iter().any(|row| row.job.program.is_some());
+    let suite = if is_on_file_system { suite.on_file_system()? } else { suite };
     Some(suite.to_study())
 }
 

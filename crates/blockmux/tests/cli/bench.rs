@@ -13,39 +13,39 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A directory for a report, and runs of the bench that write it there.
-struct Bench(TempDir);
+pub(crate) struct Bench(TempDir);
 
 impl Bench {
-    fn new() -> Bench {
+    pub(crate) fn new() -> Bench {
         Bench(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.0.path().join(name).display().to_string()
     }
 
     /// A bench with short runs and the arguments `words` and `rest`.
-    fn command(&self, words: &str, rest: &[&str]) -> Command {
+    pub(crate) fn command(&self, words: &str, rest: &[&str]) -> Command {
         let mut command = Command::new(BLOCKMUX);
         command.args(["bench", "--report", &self.path("report")]).args(words.split_whitespace()).args(rest);
         command
     }
 
-    fn run(&self, words: &str, rest: &[&str]) -> Output {
+    pub(crate) fn run(&self, words: &str, rest: &[&str]) -> Output {
         self.command(&format!("--runtime 0.05 --ramp_time 0.01 --runs 2 {words}"), rest).output().unwrap()
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.read("bench.json")).unwrap()
     }
 
-    fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.0.path().join("report").join(name)).unwrap()
     }
 }
 
 /// Standard output of a successful run. Standard error must contain only progress lines.
-fn printed(output: &Output) -> String {
+pub(crate) fn printed(output: &Output) -> String {
     let stderr = text(&output.stderr);
     let others: Vec<&str> = stderr.lines().filter(|line| !is_progress(line)).collect();
     assert_eq!((output.status.code(), others), (Some(0), Vec::new()));
@@ -61,7 +61,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-fn jobs(report: &Value) -> &Vec<Value> {
+pub(crate) fn jobs(report: &Value) -> &Vec<Value> {
     report["jobs"].as_array().unwrap()
 }
 

@@ -14,6 +14,7 @@ mod attach_fuse;
 mod audit;
 mod bad_input;
 mod bench;
+mod bench_devices;
 mod block_sizes;
 mod config;
 mod connection_places;

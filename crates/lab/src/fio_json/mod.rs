@@ -109,7 +109,7 @@ fn options(row: &Row) -> Value {
     let mut options = Map::new();
     let mut add = |key: &str, value: String| options.insert(key.into(), Value::String(value));
     add("name", job.name.clone());
-    add("ioengine", "blockmux".into());
+    add("ioengine", job.program.clone().unwrap_or_else(|| "blockmux".into()));
     add("filename", row.target.clone());
     add("rw", job.rw.name().to_owned());
     add("bs", short(u64::from(job.bs)));
@@ -298,7 +298,7 @@ impl Samples {
 const FORMAT: u32 = 1;
 const EIO: u32 = 5;
 const MS_NS: f64 = 1e6;
-const SHOWN: [Figure; 12] = [
+const SHOWN: [Figure; 14] = [
     Figure::Iops,
     Figure::MbPerSecond,
     Figure::Mean,
@@ -311,6 +311,8 @@ const SHOWN: [Figure; 12] = [
     Figure::TargetSystem,
     Figure::InitiatorSystem,
     Figure::CpuPerGbit,
+    Figure::MachineCpu,
+    Figure::MachinePerGbit,
 ];
 /// fio's latency buckets: key, nanoseconds of the unit, upper bounds in the unit.
 const BUCKETS: [(&str, f64, &[u32]); 3] = [

@@ -140,6 +140,11 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
         all.suite = all.suite.filter(|suite| Some(suite) == report.suite.as_ref());
         all.rows.extend(report.rows);
         all.skipped.extend(report.skipped);
+        for condition in report.conditions {
+            if !all.conditions.contains(&condition) {
+                all.conditions.push(condition);
+            }
+        }
     }
     Some(all)
 }
@@ -197,6 +202,7 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
         suite: None,
         rows,
         skipped,
+        conditions: Vec::new(),
     })
 }
 
@@ -279,6 +285,7 @@ fn fio_run(job: &Value) -> Run {
         initiator_cpu_ns: Some(cpu_ns(percent("usr_cpu") + percent("sys_cpu"))),
         target_system_ns: None,
         initiator_system_ns: Some(cpu_ns(percent("sys_cpu"))),
+        machine_cpu_ns: None,
     }
 }
 

@@ -7,7 +7,7 @@
 
 mod worker;
 
-use crate::cpu::{CpuTime, CpuUsage};
+use crate::cpu::{CpuTime, CpuUsage, MachineCpu};
 use crate::histogram::Histogram;
 use crate::job::{Job, Range};
 use crate::job_error::JobError;
@@ -131,14 +131,15 @@ impl Bench<'_> {
         let (control, results) = self.start(None)?;
         wait_for_first_answers(&control);
         self.wait(Duration::from_millis(self.job.ramp_time_ms), 0);
-        let before = self.cpu_times();
+        let (before, machine_before) = (self.cpu_times(), MachineCpu::now());
         control.set(Phase::Measure);
         self.wait(Duration::from_millis(self.job.runtime_ms), self.job.ramp_time_ms);
         control.set(Phase::Stop);
-        let after = self.cpu_times();
+        let (after, machine_after) = (self.cpu_times(), MachineCpu::now());
         let total = self.collect(&results, DRAIN_TIMEOUT)?;
         let used = |side: usize| Some(after[side]?.since(before[side]?));
-        Ok(total.into_run(used(0), used(1)))
+        let machine_cpu_ns = machine_after.zip(machine_before).map(|(after, before)| after.since(before));
+        Ok(Run { machine_cpu_ns, ..total.into_run(used(0), used(1)) })
     }
 
     /// Writes the job's range exactly once, however long that takes, to prepare a volume.
@@ -263,6 +264,7 @@ impl WorkerResult {
             initiator_cpu_ns: initiator.map(|used| used.cpu_ns),
             target_system_ns: target.and_then(|used| used.system_ns),
             initiator_system_ns: initiator.and_then(|used| used.system_ns),
+            machine_cpu_ns: None,
         }
     }
 }

@@ -119,6 +119,7 @@ impl PageTable {
                 "CPU initiator",
                 "of which kernel",
                 "% CPU per Gbit/s",
+                "CPU machine",
                 "Share of ceiling",
                 "Target",
             ]
@@ -136,6 +137,7 @@ impl PageTable {
             cells.push(cell(Figure::Max));
             cells.extend([Figure::TargetCpu, Figure::TargetSystem].map(cell));
             cells.extend([Figure::InitiatorCpu, Figure::InitiatorSystem, Figure::CpuPerGbit].map(cell));
+            cells.push(cell(Figure::MachineCpu));
             cells.push(or_dash(comparison.share_of_ceiling(row).map(figure::percent)));
             cells.push(row.target.clone());
             PageLine { class: line_class(row), cells }
@@ -191,7 +193,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".into())
 }
 
-const RUN_FIGURES: [(&str, Figure); 10] = [
+const RUN_FIGURES: [(&str, Figure); 11] = [
     ("IOPS", Figure::Iops),
     ("MB/s", Figure::MbPerSecond),
     ("mean", Figure::Mean),
@@ -202,6 +204,7 @@ const RUN_FIGURES: [(&str, Figure); 10] = [
     ("CPU target", Figure::TargetCpu),
     ("CPU initiator", Figure::InitiatorCpu),
     ("% CPU per Gbit/s", Figure::CpuPerGbit),
+    ("CPU machine", Figure::MachineCpu),
 ];
 
 #[cfg(test)]

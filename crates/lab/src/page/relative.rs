@@ -76,8 +76,12 @@ struct BestDepth<'a> {
 fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec<(String, Ratio)> {
     let (figure, per_unit) = chart.unit.measured_as();
     let mut all: Vec<BestDepth> = Vec::new();
+    let of_volume = |row: &&Row| match (&chart.volume, grid::stripe(row)) {
+        (Some(volume), Some(stripe)) => grid::stands_for(volume, stripe),
+        _ => true,
+    };
     let of_chart = |row: &&Row| row.kind == ConfigurationKind::Protocol && chart.jobs.contains(&row.job.name);
-    for row in comparison.rows.iter().filter(of_chart) {
+    for row in comparison.rows.iter().filter(of_chart).filter(of_volume) {
         let Some(value) = row.median(figure).filter(|value| *value > 0.0) else { continue };
         let protocol = row.protocol.split(' ').next().unwrap_or_default();
         let best = BestDepth { row, value: value * per_unit, protocol, label: label(row, protocol, labels) };
@@ -118,6 +122,8 @@ fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool
 fn label(row: &Row, protocol: &str, labels: &Labels) -> String {
     let label = labels.label(row);
     let rest = label.strip_prefix(protocol).unwrap_or(&label).trim_start_matches(", ").trim();
+    let rest = grid::stripe(row).and_then(|stripe| rest.strip_prefix(stripe)).unwrap_or(rest);
+    let rest = rest.trim_start_matches(", ");
     match grid::place(row) {
         Some(_) => rest.to_owned(),
         None if rest.is_empty() => "here".to_owned(),

@@ -109,7 +109,7 @@ impl Absolute {
 
 fn rates(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     let card = |group: &&Group| {
-        let (figure, unit, shown): (_, _, fn(f64) -> String) = if group[0].job.bs <= SMALL {
+        let (figure, unit, shown): (_, _, fn(f64) -> String) = if group[0].job.is_small() {
             (Figure::Iops, "IOPS", figure::count)
         } else {
             (Figure::MbPerSecond, "MB/s", figure::measure)
@@ -248,17 +248,24 @@ fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<Char
 
 /// CPU time per I/O for small blocks, and per Gbit/s for large ones. The target's part is first.
 fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
+    // Of a disk only the machine's CPU time is known, which is then shown of all.
+    let whole_machine = comparison.has_devices();
     let card = |group: &&Group| {
-        let (figure, unit) = if group[0].job.bs <= SMALL {
-            (Cpu::PerIo, "µs per I/O")
-        } else {
-            (Cpu::PerGbit, "% of a core per Gbit/s")
+        let (figure, unit) = match (group[0].job.is_small(), whole_machine) {
+            (true, false) => (CpuCost::PerIo, "µs per I/O"),
+            (false, false) => (CpuCost::Of(Figure::CpuPerGbit), "% of a core per Gbit/s"),
+            (true, true) => (CpuCost::Of(Figure::MachineCpu), "µs per I/O"),
+            (false, true) => (CpuCost::Of(Figure::MachinePerGbit), "% of a core per Gbit/s"),
         };
         let bars = without_ceilings(group).filter_map(|row| {
             let runs: Vec<f64> = row.runs.iter().filter_map(|run| figure.both(row.kind, run)).collect();
             let both = row.spread(|run| figure.both(row.kind, run))?.median;
             let side = |figure| row.median(figure).unwrap_or(0.0);
-            let (target, initiator) = (side(Figure::TargetCpu), side(Figure::InitiatorCpu));
+            let initiator = side(Figure::InitiatorCpu);
+            let target = match whole_machine {
+                true => (side(Figure::MachineCpu) - initiator).max(0.0),
+                false => side(Figure::TargetCpu),
+            };
             let part = |us: f64| both * us / (target + initiator).max(f64::MIN_POSITIVE);
             let pale = format!("{} pale", class(row));
             let ceiling = comparison.ceiling_of(row);
@@ -282,30 +289,31 @@ fn cpu(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
     Section {
         id: "cpu",
         title: "CPU time",
-        note: "User and system time of both sides. Shorter is better. The tick is the CPU time of the ceiling. The \
-               table of all figures shows how much of the time was spent in the kernel."
-            .into(),
+        note: if whole_machine { MACHINE_CPU } else { BOTH_SIDES_CPU }.into(),
         reason: "",
-        legend: &[("other", "target"), ("other pale", "initiator")],
+        legend: match whole_machine {
+            true => &[("other", "the rest of the machine"), ("other pale", "load generator and initiator")],
+            false => &[("other", "target"), ("other pale", "initiator")],
+        },
         blocks: by_block_size(groups, card),
     }
 }
 
 /// CPU time of both sides together.
 #[derive(Clone, Copy)]
-enum Cpu {
-    /// Microseconds.
+enum CpuCost {
+    /// Microseconds of target and initiator.
     PerIo,
-    /// Per cent of a core.
-    PerGbit,
+    /// A figure that includes both.
+    Of(Figure),
 }
 
-impl Cpu {
+impl CpuCost {
     /// The CPU time of one run; `None` if a side was not measured. A local volume has no target.
     fn both(self, kind: ConfigurationKind, run: &Run) -> Option<f64> {
         match self {
-            Cpu::PerGbit => Figure::CpuPerGbit.of(kind, run),
-            Cpu::PerIo => {
+            CpuCost::Of(figure) => figure.of(kind, run),
+            CpuCost::PerIo => {
                 let target = Figure::TargetCpu.of(kind, run);
                 let target = if kind == ConfigurationKind::Local { target.or(Some(0.0)) } else { target };
                 Some(target? + Figure::InitiatorCpu.of(kind, run)?)
@@ -362,7 +370,8 @@ pub(super) fn class(row: &Row) -> String {
         ConfigurationKind::Local => "local",
         ConfigurationKind::CeilingSleeping
         | ConfigurationKind::CeilingSpinning
-        | ConfigurationKind::Protocol => protocol_class(&row.protocol),
+        | ConfigurationKind::Protocol
+        | ConfigurationKind::Device => protocol_class(&row.protocol),
     };
     match row.poll.as_str() {
         "always" => format!("{colour} poll-always"),
@@ -371,8 +380,11 @@ pub(super) fn class(row: &Row) -> String {
     }
 }
 
-/// The largest block whose rate is shown in I/O per second, in bytes.
-pub(super) const SMALL: u32 = 16 << 10;
+const BOTH_SIDES_CPU: &str = "User and system time of both sides. Shorter is better. The tick is the CPU time of the \
+ceiling. The table of all figures shows how much of the time was spent in the kernel.";
+const MACHINE_CPU: &str = "Busy time of all CPUs of this machine, of the kernel and of all programs, because drivers and \
+programs behind a disk cannot be told apart. Shorter is better. It includes a server on this machine, and excludes one \
+elsewhere.";
 /// Up to this many charts need no heading for each block size.
 const ONE_BLOCK: usize = 4;
 const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baseline: a request and response program without a \

@@ -1,10 +1,9 @@
 //! The findings: a few sentences computed from the numbers.
 
 use super::ratio::protocol_class;
-use super::sections::SMALL;
 use crate::figure::{self, Figure, Labels};
 use crate::job::{Job, Rw};
-use crate::result::{Comparison, ConfigurationKind, NOISY_SHARE, Row};
+use crate::result::{Comparison, NOISY_SHARE, Row};
 
 /// The winners, and the reasons if no winner is named.
 pub(super) struct Findings {
@@ -24,15 +23,15 @@ pub(super) struct Tile {
     pub(super) sentence: String,
 }
 
-/// The findings of a comparison. Only protocols are ranked, not the local volume and the ceilings.
+/// The findings of a comparison. Protocols and disks are ranked, not the local volume and the
+/// ceilings.
 /// A winner is named only if there are enough runs and they agree.
 pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
     let groups = comparison.groups();
-    let with_protocols =
-        groups.iter().filter(|group| group.iter().any(|row| row.kind == ConfigurationKind::Protocol));
+    let with_protocols = groups.iter().filter(|group| group.iter().any(|row| row.kind.is_candidate()));
     let groups: Vec<&Vec<&Row>> = with_protocols.collect();
     let smallest = groups.iter().map(|group| group[0].job.bs).min().unwrap_or(0);
-    let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && smallest <= SMALL;
+    let small = |group: &&&Vec<&Row>| group[0].job.bs == smallest && group[0].job.is_small();
     // At equal depth reads come before writes, because most readers look for them first.
     let reads = |job: &Job| matches!(job.rw, Rw::RandRead);
     // Depth 32 is the depth of the published studies; without it, the greatest depth.
@@ -48,7 +47,7 @@ pub(super) fn findings(comparison: &Comparison, labels: &Labels) -> Findings {
         busy.and_then(|group| rate(comparison, labels, group)),
         quiet.and_then(|group| latency(labels, group)),
         throughput(comparison, labels, &groups),
-        busy.and_then(|group| cpu(labels, group)),
+        busy.and_then(|group| cpu(comparison, labels, group)),
     ];
     let mut findings = Findings { tiles: Vec::new(), doubts: Vec::new() };
     for candidate in candidates.into_iter().flatten() {
@@ -104,7 +103,7 @@ fn latency(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
 
 /// Only of large blocks: the throughput of small blocks is the I/O per second in another unit.
 fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -> Option<Candidate> {
-    let large = groups.iter().filter(|group| group[0].job.bs > SMALL);
+    let large = groups.iter().filter(|group| !group[0].job.is_small());
     let all = large.filter_map(|group| BestResult::of(labels, group, Figure::MbPerSecond, true));
     let best = all.max_by(|a, b| a.value.total_cmp(&b.value))?;
     if let Some(doubt) = best.doubt {
@@ -126,23 +125,27 @@ fn throughput(comparison: &Comparison, labels: &Labels, groups: &[&Vec<&Row>]) -
     }))
 }
 
-fn cpu(labels: &Labels, group: &[&Row]) -> Option<Candidate> {
-    let best = BestResult::of(labels, group, Figure::CpuPerGbit, false)?;
+fn cpu(comparison: &Comparison, labels: &Labels, group: &[&Row]) -> Option<Candidate> {
+    let figure = if comparison.has_devices() { Figure::MachinePerGbit } else { Figure::CpuPerGbit };
+    let best = BestResult::of(labels, group, figure, false)?;
     if let Some(doubt) = best.doubt {
         return Some(Err(doubt));
     }
     let side = |figure| best.row.median(figure).map_or("–".to_owned(), figure::measure);
-    let (target, initiator) = (side(Figure::TargetCpu), side(Figure::InitiatorCpu));
+    let parts = match figure {
+        Figure::MachinePerGbit => format!("{} µs of the whole machine per I/O", side(Figure::MachineCpu)),
+        _ => format!(
+            "{} µs in the target and {} µs in the initiator per I/O",
+            side(Figure::TargetCpu),
+            side(Figure::InitiatorCpu)
+        ),
+    };
     Some(Ok(Tile {
         about: "CPU cost",
         class: protocol_class(&best.row.protocol),
         value: figure::measure(best.value),
         unit: "% of a core per Gbit/s",
-        sentence: format!(
-            "{}: {target} µs in the target and {initiator} µs in the initiator per I/O.{}",
-            figure::title(&best.row.job),
-            best.ties
-        ),
+        sentence: format!("{}: {parts}.{}", figure::title(&best.row.job), best.ties),
         who: best.who,
     }))
 }
@@ -160,7 +163,7 @@ struct BestResult<'a> {
 
 impl<'a> BestResult<'a> {
     fn of(labels: &Labels, group: &[&'a Row], figure: Figure, most: bool) -> Option<BestResult<'a>> {
-        let rows = || group.iter().filter(|row| row.kind == ConfigurationKind::Protocol);
+        let rows = || group.iter().filter(|row| row.kind.is_candidate());
         let ranked = rows()
             .filter_map(|row| Some((*row, row.figure(figure)?)))
             .filter(|(_, spread)| spread.median > 0.0);
@@ -183,7 +186,7 @@ impl<'a> BestResult<'a> {
 /// The reason why no winner is named for this job: too few runs, or runs that differ too much.
 /// Every protocol counts, because one with differing runs could have won, too.
 fn doubt(labels: &Labels, group: &[&Row], figure: Figure) -> Option<String> {
-    let rows = || group.iter().filter(|row| row.kind == ConfigurationKind::Protocol);
+    let rows = || group.iter().filter(|row| row.kind.is_candidate());
     let job = figure::title(&group[0].job);
     let runs = rows().map(|row| row.runs.len()).min().unwrap_or(0);
     if runs < MIN_RUNS {
@@ -206,7 +209,7 @@ fn name(figure: Figure) -> &'static str {
     match figure {
         Figure::Mean => "latency",
         Figure::MbPerSecond => "throughput",
-        Figure::CpuPerGbit => "CPU time",
+        Figure::CpuPerGbit | Figure::MachinePerGbit => "CPU time",
         _ => "IOPS",
     }
 }

@@ -1,26 +1,19 @@
 //! A case of the bench: one configuration under one job.
 
+use super::device::DiskLabel;
 use super::plan::BenchPlan;
-use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
+use super::served;
+use super::veth::VethPair;
 use crate::failure::Failure;
-use crate::protocol::address::ListenerAddress;
-use crate::protocol::frontend::{Portal, Service, VolumeNames};
-use crate::protocol::policy::Policy;
-use crate::protocol::{Carrier, LogicalUnits, Protocol};
+use crate::protocol::Protocol;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::PollPolicy;
-use blockmux_engine::net::socket::{Address, Listener};
-use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
-use blockmux_engine::serve::sessions::Sessions;
-use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::ceiling::{self, CeilingJob, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::Job;
 use blockmux_lab::link::{self, Link};
 use blockmux_lab::result::{ConfigurationKind, Row, Run};
-use blockmux_proto::exports::{Export, Exports};
 use blockmux_volume::Volume;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +38,8 @@ pub(super) enum CaseKind {
     /// A volume that this process serves and accesses in two network namespaces, over the plan's
     /// veth pair.
     Linked(&'static Protocol, Arc<dyn Volume>, PollPolicy, Link),
+    /// A disk of this machine.
+    Device(DiskLabel, Arc<dyn Volume>, PollPolicy),
     /// A volume of another server, over this transport.
     Remote(&'static Protocol, Transport, Arc<dyn Volume>, PollPolicy),
     /// The ceiling: bare sockets with the message sizes of a protocol.
@@ -61,6 +56,7 @@ impl BenchCase {
         let of = match &self.kind {
             CaseKind::Local(_) => "local",
             CaseKind::Served(protocol, ..) | CaseKind::Linked(protocol, ..) => protocol.name,
+            CaseKind::Device(label, ..) => &label.name,
             CaseKind::Remote(..) => &self.target,
             CaseKind::Ceiling(..) => "ceiling",
         };
@@ -73,6 +69,9 @@ impl BenchCase {
             CaseKind::Local(_) => (ConfigurationKind::Local, String::new(), ""),
             CaseKind::Served(protocol, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
                 (ConfigurationKind::Protocol, protocol.name.to_owned(), policy.name())
+            }
+            CaseKind::Device(label, _, policy) => {
+                (ConfigurationKind::Device, label.driver.clone(), policy.name())
             }
             CaseKind::Remote(protocol, transport, _, policy) => {
                 (ConfigurationKind::Protocol, protocol.name_over(*transport), policy.name())
@@ -102,6 +101,10 @@ impl BenchCase {
                 let initiator = plan.initiator_cores(PollPolicy::ADAPTIVE, self.job.numjobs)?;
                 self.bench(volume, true, &initiator, None, progress)
             }
+            CaseKind::Device(_, volume, policy) => {
+                let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
+                self.bench(volume, true, &initiator, None, progress)
+            }
             CaseKind::Remote(_, _, volume, policy) => {
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 let run = self.bench(volume, false, &initiator, None, progress);
@@ -111,7 +114,7 @@ impl BenchCase {
             }
             CaseKind::Served(protocol, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let remote = self.reach(None, protocol, volume, &target, plan.congestion.as_ref())?;
+                let remote = self.reach(None, protocol, volume, &target, plan)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
@@ -124,7 +127,7 @@ impl BenchCase {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 veth.enter(&target, &initiator).map_err(|error| self.failed(error))?;
-                let remote = self.reach(Some(veth), protocol, volume, &target, plan.congestion.as_ref())?;
+                let remote = self.reach(Some(veth), protocol, volume, &target, plan)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
             CaseKind::Ceiling(protocol, transport, variant) => {
@@ -141,26 +144,15 @@ impl BenchCase {
         }
     }
 
-    /// Serves the volume at one end of the veth pair and accesses it from the other, or over
-    /// loopback.
     fn reach(
         &self,
         veth: Option<&VethPair>,
         protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
-        congestion: Option<&Congestion>,
+        plan: &BenchPlan,
     ) -> Result<Arc<dyn Volume>, Failure> {
-        let at = veth.map_or(Ipv4Addr::LOCALHOST, |veth| veth.address(TARGET));
-        let serve = || serve(target, protocol, volume, at, congestion);
-        let open = |url: &str| (protocol.remote)(url)?.open(1);
-        let reached = match veth {
-            None => serve().and_then(|url| open(&url)),
-            Some(veth) => {
-                let url = veth.within(TARGET, serve)?;
-                url.and_then(|url| veth.within(INITIATOR, || open(&url))?)
-            }
-        };
+        let reached = served::reach(veth, protocol, volume, target, plan.congestion.as_ref());
         reached.map_err(|error| self.failed(error))
     }
 
@@ -195,55 +187,5 @@ impl BenchCase {
     }
 }
 
-/// Serves `volume` with `cores`, on a free port or at an end of the veth pair; returns its URL.
-fn serve(
-    cores: &Cores,
-    protocol: &'static Protocol,
-    volume: &Arc<dyn Volume>,
-    at: Ipv4Addr,
-    congestion: Option<&Congestion>,
-) -> Result<String, Failure> {
-    let listener = match protocol.carrier {
-        Carrier::Stream => {
-            let address = Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0));
-            Some(Listener::bind_with(&address, congestion).map_err(Failure::run)?)
-        }
-        Carrier::Frames => None,
-    };
-    let address = listener.as_ref().map(|listener| listener.address().clone());
-    let place =
-        address.map_or_else(|| ListenerAddress::Interface(INTERFACE.to_owned()), ListenerAddress::Socket);
-    let exports = Exports::new(vec![Export {
-        name: EXPORT.to_owned(),
-        description: String::new(),
-        read_only: false,
-        volume: volume.clone(),
-    }]);
-    let policy = &Policy::of_one_volume(protocol, place.clone(), EXPORT);
-    let mut frontend = (protocol.frontend)();
-    frontend.check(&[EXPORT]).map_err(Failure::run)?;
-    let (places, sessions) = (std::slice::from_ref(&place), Sessions::default());
-    let units = LogicalUnits::new(&exports);
-    let service = Service { exports: &exports, units: &units, places, policy, cores, sessions: &sessions };
-    let live = frontend.serve(&service)?;
-    for (listener, live) in listener.into_iter().zip(&live) {
-        let (serve, inboxes) = (live.serve(&place), cores.inboxes());
-        cores
-            .ask(0, move |core| {
-                ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MAX_CONNECTIONS))
-            })
-            .ok_or_else(|| Failure::run("a core of the target ended unexpectedly"))?;
-    }
-    let portal = Portal { listener: place.clone(), reached_at: place };
-    let infos = VolumeNames::all(&exports)
-        .into_iter()
-        .flat_map(|named| frontend.connect_info(protocol, &portal, &named));
-    infos.map(|info| info.url).next().ok_or_else(|| Failure::run("the protocol does not export the volume"))
-}
-
-/// Name of the bench's export.
-const EXPORT: &str = "bench";
-/// The maximum number of connections, more than the workers of any job.
-const MAX_CONNECTIONS: usize = 2048;
 /// Time for closing the sessions.
 const STOP_GRACE: Duration = Duration::from_secs(5);

@@ -9,10 +9,12 @@
 //! shuffled, because a case affects the next one.
 
 mod case;
+mod device;
 mod jobs;
 mod linked;
 mod measure;
 mod plan;
+mod served;
 mod veth;
 
 use crate::cli::show;
@@ -35,6 +37,9 @@ pub(crate) struct BenchArgs {
     /// Volume, URL, or fio job file (a path without a colon)
     #[arg(value_name = "VOLUME|URL|JOBFILE")]
     volumes_and_jobs: Vec<String>,
+    /// Measure a disk of this machine, as /dev/ublkb0, or a file on FUSE; repeatable
+    #[arg(long, value_name = "PATH")]
+    device: Vec<PathBuf>,
     /// Jobs and figures of a published study: aatrokoski-2007, chelsio-iwarp, taocloud-2022,
     /// zeta-2016
     #[arg(long, value_name = "NAME")]
@@ -97,7 +102,7 @@ pub(crate) struct BenchArgs {
     /// Do not measure bare sockets
     #[arg(long)]
     no_ceiling: bool,
-    /// Let jobs also write to volumes that existed before
+    /// Let jobs also write to volumes that existed before and to disks of --device
     #[arg(long)]
     overwrite: bool,
     /// Directory for bench.json and bench.html
@@ -137,8 +142,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     show::make_directory(&args.report)?;
     let interrupts = Interrupts::watch()?;
+    let started = when::now();
     let mut plan = BenchPlan::make(args)?;
-    let (started, skipped) = (when::now(), std::mem::take(&mut plan.skipped));
+    let skipped = std::mem::take(&mut plan.skipped);
     let Measured { mut rows, lost_connection, end } = measure(plan, args.runs(), interrupts)?;
     let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
@@ -150,6 +156,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         suite: args.suite.clone(),
         rows,
         skipped,
+        conditions: Vec::new(),
     };
     if done > 0 {
         show::show(&comparison, Some(&args.report), args.json)?;
@@ -201,7 +208,8 @@ Without arguments: three jobs on a RAM volume over every protocol that `serve`
 uses by default, in less than a minute; --full adds SRP. Several values of --rw,
 --bs, --iodepth and --numjobs are measured in every combination. A job file has
 one [section] for each combination instead. Volumes that existed before are
-written to only if --overwrite or --rw says so. Ctrl-C prints what has been
+written to only if --overwrite or --rw says so, disks of --device only if
+--overwrite does. Ctrl-C prints what has been
 measured. --suite aatrokoski-2007 needs root and `ip`.
 
 Examples:
@@ -211,6 +219,7 @@ Examples:
   blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
   blockmux bench --suite taocloud-2022
+  blockmux bench --device /dev/ublkb0 iscsi://host/iqn.2026-11.example:disk/0
 
 Exit status: 0 success; 1 a run failed, lost its connection or read wrong data;
 2 could not start; 130 interrupted.";

@@ -2,6 +2,7 @@
 
 use super::BenchArgs;
 use super::case::{BenchCase, CaseKind};
+use super::device::LocalDisk;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::linked;
 use super::veth::VethPair;
@@ -17,6 +18,7 @@ use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::ceiling::{Data, Transport, Variant};
 use blockmux_lab::generator::Bench;
 use blockmux_lab::job::{Job, Rw};
+use blockmux_lab::link::Links;
 use blockmux_lab::suite::{Suite, SuiteRow};
 use blockmux_lab::units;
 use blockmux_volume::spec::without_secrets;
@@ -55,17 +57,16 @@ pub(super) struct BenchVolume {
     pub(super) volume: Arc<dyn Volume>,
     /// Protocol and transport of a URL.
     remote: Option<(&'static Protocol, Transport)>,
+    /// The disk, if `--device` names it.
+    disk: Option<LocalDisk>,
     /// Whether the volume existed before. Its content is overwritten only on request.
     holds_data: bool,
 }
 
 impl BenchPlan {
-    /// Opens the volumes and checks every job against them.
-    pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
-        let (names, files): (Vec<&String>, Vec<&String>) =
-            args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
-        let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
-        let mut plan = BenchPlan {
+    /// A plan without cases.
+    fn new(args: &BenchArgs) -> BenchPlan {
+        BenchPlan {
             cases: Vec::new(),
             skipped: Vec::new(),
             fresh: Vec::new(),
@@ -74,7 +75,15 @@ impl BenchPlan {
             ceiling_bytes: 0,
             cpus: sys::allowed_cpus().map_or(1, |cpus| cpus.len()),
             congestion: args.congestion.clone(),
-        };
+        }
+    }
+
+    /// Opens the volumes and checks every job against them.
+    pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
+        let (names, files): (Vec<&String>, Vec<&String>) =
+            args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
+        let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
+        let mut plan = BenchPlan::new(args);
         let Jobs { jobs, are_default } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
         let mut volumes = Vec::new();
@@ -83,22 +92,27 @@ impl BenchPlan {
                 volumes.push(plan.open(name)?);
             }
         }
-        if volumes.is_empty() {
+        let disks = plan.open_disks(args)?;
+        if volumes.is_empty() && (disks.is_empty() || args.suite.is_some()) {
             volumes = plan.open_default(args)?;
         }
-        let must_spare = !args.overwrite && args.rw.is_empty();
         match &args.suite {
-            Some(name) => plan.add_suite(name, args, &volumes, &policies)?,
+            Some(name) => plan.add_suite(name, args, &volumes, &disks, &policies)?,
             None => {
+                volumes.extend(disks);
                 for (job, target) in &jobs {
-                    let spares =
-                        |volume: &BenchVolume| must_spare && volume.holds_data && job.rw.changes_content();
+                    // A disk may have another owner, so a pattern alone does not suffice.
+                    let is_told =
+                        |volume: &BenchVolume| args.overwrite || !args.rw.is_empty() && volume.disk.is_none();
+                    let spares = |volume: &BenchVolume| {
+                        volume.holds_data && job.rw.changes_content() && !is_told(volume)
+                    };
                     let named =
                         |volume: &&BenchVolume| target.as_deref().is_none_or(|name| name == volume.name);
                     let (spared, wanted): (Vec<_>, Vec<_>) =
                         volumes.iter().filter(named).partition(|volume| spares(volume));
                     if let Some(volume) = spared.first().filter(|_| !are_default) {
-                        return Err(would_overwrite(&job.name, volume));
+                        return Err(would_overwrite(&format!("job {}", job.name), volume));
                     }
                     plan.skip_overwriting(job, &spared);
                     plan.add_job(job, &wanted, &policies, args);
@@ -121,7 +135,32 @@ impl BenchPlan {
         let remote = if opened.is_remote { protocol::of_url(name) } else { None };
         let holds_data = !opened.is_fresh && keeps_content(&spec);
         let (name, shown) = (name.to_owned(), without_secrets(name));
-        Ok(BenchVolume { name, shown, place: String::new(), volume: opened.volume, remote, holds_data })
+        let (volume, place) = (opened.volume, String::new());
+        Ok(BenchVolume { name, shown, place, volume, remote, disk: None, holds_data })
+    }
+
+    /// Opens the disks of `--device`. The kernel refuses those that are in use.
+    fn open_disks(&mut self, args: &BenchArgs) -> Result<Vec<BenchVolume>, Failure> {
+        let mut disks: Vec<BenchVolume> = Vec::new();
+        for path in &args.device {
+            let disk = LocalDisk::at(path)?;
+            let shown = disk.path.display().to_string();
+            if disks.iter().any(|other| other.shown == shown) {
+                return Err(Failure::request(format!("--device {}: is given twice", path.display())));
+            }
+            let access = if disk.is_read_only { Access::Read } else { Access::Write };
+            let volume = open::open(&disk.spec, Use::briefly(access))?.volume;
+            disks.push(BenchVolume {
+                name: shown.clone(),
+                shown,
+                place: String::new(),
+                volume,
+                remote: None,
+                disk: Some(disk),
+                holds_data: true,
+            });
+        }
+        Ok(disks)
     }
 
     /// Opens the default volume.
@@ -131,8 +170,13 @@ impl BenchPlan {
         let Some(links) = suite.as_ref().and_then(Suite::links) else {
             return Ok(vec![self.open(&format!("mem:{bytes}"))?]);
         };
-        let stripes = linked::stripes(links, bytes / links.stripes.len().max(1) as u64);
-        stripes.into_iter().map(|(spec, place)| Ok(BenchVolume { place, ..self.open(&spec)? })).collect()
+        self.open_stripes(links, bytes / links.stripes.len().max(1) as u64)
+    }
+
+    /// Opens stripes of RAM of `bytes` each.
+    fn open_stripes(&mut self, links: &Links, bytes: u64) -> Result<Vec<BenchVolume>, Failure> {
+        let stripes = linked::stripes(links, bytes).into_iter();
+        stripes.map(|(spec, place)| Ok(BenchVolume { place, ..self.open(&spec)? })).collect()
     }
 
     /// Skips a job that would overwrite existing volumes without request.
@@ -149,6 +193,10 @@ impl BenchPlan {
     fn add_job(&mut self, job: &Job, volumes: &[&BenchVolume], policies: &[PollPolicy], args: &BenchArgs) {
         let mut protocols: Vec<(&'static Protocol, Transport)> = Vec::new();
         for volume in volumes {
+            if volume.disk.is_some() {
+                self.add_disk(job, volume, policies);
+                continue;
+            }
             let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &volume.shown));
             match volume.remote {
                 Some((protocol, transport)) => {
@@ -176,6 +224,13 @@ impl BenchPlan {
             }
         }
         self.add_ceilings(job, protocols, args);
+    }
+
+    fn add_disk(&mut self, job: &Job, volume: &BenchVolume, policies: &[PollPolicy]) {
+        let Some(disk) = &volume.disk else { return };
+        let kind = |&poll: &PollPolicy| CaseKind::Device(disk.label(), volume.volume.clone(), poll);
+        let cases = policies.iter().map(|poll| BenchCase::new(kind(poll), job, &volume.shown));
+        self.cases.extend(cases);
     }
 
     fn add_ceilings(&mut self, job: &Job, protocols: Vec<(&'static Protocol, Transport)>, args: &BenchArgs) {
@@ -215,10 +270,17 @@ impl BenchPlan {
         name: &str,
         args: &BenchArgs,
         volumes: &[BenchVolume],
+        disks: &[BenchVolume],
         policies: &[PollPolicy],
     ) -> Result<(), Failure> {
         let suite =
             Suite::by_name(name).map_err(|error| Failure::request(format!("--suite {name}: {error}")))?;
+        if let (Some(_), [disk, ..]) = (suite.links(), disks) {
+            let disk = &disk.shown;
+            return Err(Failure::request(format!(
+                "--device {disk}: {name} compares links, not disks; use another suite"
+            )));
+        }
         if let Some(links) = suite.links()
             && volumes.iter().all(|volume| volume.remote.is_none())
             && (volumes.len() == 1 || args.volumes_and_jobs.is_empty())
@@ -233,6 +295,7 @@ impl BenchPlan {
         let times = times(args)?;
         let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
         check_spared(args, &rows, volumes)?;
+        check_spared(args, &rows, disks)?;
         for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
             // Local rows first, as everywhere.
             of_job.sort_by_key(|row| row.protocol != "local");
@@ -251,6 +314,9 @@ impl BenchPlan {
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
             if is_last_of_job {
+                for volume in disks {
+                    self.add_disk(&row.job, volume, policies);
+                }
                 let all = protocol::stream_protocols().map(|protocol| (protocol, Transport::Tcp)).collect();
                 self.add_ceilings(&row.job, all, args);
             }
@@ -268,6 +334,7 @@ impl BenchPlan {
             if let CaseKind::Local(volume)
             | CaseKind::Served(_, volume, _)
             | CaseKind::Linked(_, volume, ..)
+            | CaseKind::Device(_, volume, _)
             | CaseKind::Remote(_, _, volume, _) = &case.kind
             {
                 let info = volume.info();
@@ -363,9 +430,9 @@ impl BenchPlan {
 }
 
 /// Refuses a job of a file or a suite, which was perhaps written for a volume without data.
-fn would_overwrite(job: &str, volume: &BenchVolume) -> Failure {
+fn would_overwrite(what: &str, volume: &BenchVolume) -> Failure {
     Failure::request(format!(
-        "job {job} would overwrite {}, which existed before; to allow that, give --overwrite",
+        "{what} would overwrite {}, which existed before; to allow that, give --overwrite",
         volume.shown
     ))
 }
@@ -382,7 +449,7 @@ pub(super) fn check_spared(
     let writing = rows.iter().find(|row| row.job.rw.changes_content());
     let existing = volumes.iter().find(|volume| volume.holds_data);
     match writing.zip(existing).filter(|_| !args.overwrite) {
-        Some((row, volume)) => Err(would_overwrite(&row.job.name, volume)),
+        Some((row, volume)) => Err(would_overwrite(&format!("job {}", row.job.name), volume)),
         None => Ok(()),
     }
 }
