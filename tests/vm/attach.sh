@@ -242,6 +242,35 @@ detach
 host kill target
 serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809"
 
+check a_process_that_is_stopped_for_a_while_loses_nothing
+attach file:disk.img
+begin_io "$disk"
+sees_writes "$disk"
+kill -STOP $attached
+sleep 5
+kill -CONT $attached
+sees_writes "$disk"
+kill -STOP $attached
+crash
+attach file:disk.img
+sees_writes "$disk"
+end_io
+detach
+
+check files_that_are_written_faster_than_the_disk_takes_them_fill_the_memory_and_are_kept
+attach "nbd://$HOST/disk"
+mkfs.ext4 -q -F "$disk"
+echo 400000000 >/proc/sys/vm/dirty_bytes
+mount -t ext4 "$disk" /mnt
+for n in 1 2; do
+  dd if=/dev/urandom of=/mnt/file bs=1M count=200 conv=fsync
+  sum=$(md5sum </mnt/file)
+  echo 3 >/proc/sys/vm/drop_caches
+  test "$(md5sum </mnt/file)" = "$sum"
+done
+umount /mnt
+detach
+
 check a_disk_whose_server_is_lost_is_removed_by_a_second_signal
 attach "nbd://$HOST/disk"
 host kill target

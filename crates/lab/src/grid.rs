@@ -7,8 +7,8 @@
 //! ```
 //! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
 //! Gbit/s, MTU 1500". Rows measured here have the link after their protocol: "aoe, 1 Gbit/s, MTU
-//! 1500". If several stripes were served, theirs stands before the link, and each has a table: "aoe,
-//! 4-way stripe, 1 Gbit/s, MTU 1500".
+//! 1500". If several stripes were served, theirs stands before the link, and each has a table:
+//! "aoe, 4-way stripe, 1 Gbit/s, MTU 1500".
 
 use crate::figure::{self, Figure};
 use crate::link::row_name;

@@ -82,6 +82,9 @@ const MODULES: &[&str] = &[
     "rdma_ucm",
 ];
 
+/// Modules that are parts of the kernel itself from Linux 6.16 on.
+const PARTS_OF_NEWER_KERNELS: &[&str] = &["crc32c_generic", "crc32c_intel", "libcrc32c", "sha256_generic"];
+
 /// Files of this machine that programs read.
 const FILES: &[&str] = &[
     "/etc/iscsi/iscsid.conf",
@@ -92,8 +95,8 @@ const FILES: &[&str] = &[
     "/lib/multipath/libprioconst.so",
 ];
 
-/// Writes an image with the scripts of `scripts` and, if given, the module `siw` and the program
-/// `blockmux`. Its first process is the script `init`.
+/// Writes an image with the scripts of `scripts`, our programs `ours`, and the module `siw` if
+/// given. Its first process is the script `init`.
 ///
 /// # Errors
 /// If a program or a module is missing, or nothing can be written.
@@ -101,7 +104,7 @@ pub(crate) fn build(
     scripts: &Path,
     kernel: &Kernel,
     siw: Option<&Path>,
-    blockmux: Option<&Path>,
+    ours: &[PathBuf],
     image: &Path,
 ) -> Result<()> {
     let directory = tempfile::tempdir_in(image.parent().context("the image's path has no directory")?)?;
@@ -133,13 +136,14 @@ pub(crate) fn build(
     for (name, program) in names.iter().zip(&programs) {
         fs::copy(program, root.join("usr/bin").join(name)).with_context(|| program.display().to_string())?;
     }
-    if let Some(blockmux) = blockmux {
-        // Debug information is most of the program's size.
-        succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin/blockmux")).arg(blockmux))?;
+    for program in ours {
+        let name = program.file_name().context("a program's path has no file name")?;
+        // Debug information is most of a program's size.
+        succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin").join(name)).arg(program))?;
     }
     let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };
     let files = FILES.iter().chain(for_siw).map(Path::new);
-    let linked: Vec<PathBuf> = programs.into_iter().chain(blockmux.map(PathBuf::from)).collect();
+    let linked: Vec<PathBuf> = programs.into_iter().chain(ours.iter().cloned()).collect();
     for file in libraries(&linked)?.iter().map(PathBuf::as_path).chain(files) {
         copy_to_the_same_place(file, root)?;
     }
@@ -216,6 +220,7 @@ fn files_of(names: &[&str], needs: &str, built_in: &str) -> Result<BTreeSet<Stri
         match needs.get(*name) {
             Some((file, needs)) => files.extend([*file].into_iter().chain(needs.split_whitespace())),
             None if built_in.lines().any(|file| module(file) == *name) => {}
+            None if PARTS_OF_NEWER_KERNELS.contains(name) => {}
             None => bail!("the kernel has no module {name}"),
         }
     }

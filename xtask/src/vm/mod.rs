@@ -65,9 +65,15 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         let in_guest = scripts.extract_if(.., |script| is_in_guest(script));
         lines.extend(in_guest.map(|script| format!("skipped: {script} (no {program})")));
     }
-    let blockmux = scripts.iter().any(|script| is_in_guest(script)).then(|| programs.join("blockmux"));
+    let for_guest = match scripts.iter().any(|script| is_in_guest(script)) {
+        true => {
+            succeed(&mut cargo(root, "build --quiet --package blockmux-engine --example conforms"))?;
+            vec![programs.join("blockmux"), programs.join("examples/conforms")]
+        }
+        false => Vec::new(),
+    };
     let image = place.join("image.cpio");
-    image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), blockmux.as_deref(), &image)?;
+    image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), &for_guest, &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
     for script in &scripts {
         if guest::needs_frames(script) && !rustix::process::geteuid().is_root() {
