@@ -1,7 +1,7 @@
 # Volumes as disks of the guest by its kernel's NBD client. Blockmux runs in the guest; the host serves remote volumes.
 . /lib.sh
 # Connections of a killed process.
-unimportant='Power-on or device reset occurred|block nbd[0-9]+: |nbd[0-9]+: detected capacity change'
+unimportant='Power-on or device reset occurred|block nbd[0-9]+: |nbd[0-9]+: detected capacity change|nbd_xmit_timeout: '
 mkdir -p /var/run
 
 # attach ARGUMENTS: attaches a volume in the background; the disk is $disk, its process $attached.
