@@ -103,7 +103,7 @@ fn in_the_shipped_units_only_the_daemon_limits_its_lines() {
     let files =
         fs::read_dir(directory).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let units: Vec<_> = files.filter(|unit| unit.contains("\nExecStart=")).collect();
-    assert_eq!(units.len(), 2);
+    assert_eq!(units.len(), 3);
     assert!(units.iter().all(|unit| unit.contains("\nLogRateLimitIntervalSec=0\n")));
 }
 
