@@ -37,9 +37,9 @@ follows_sizes() { ! uname -r | grep -q '^6\.\([0-9]\|1[0-5]\)\.'; }
 has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
 
 check without_the_driver_attach_says_how_to_load_it
-fails blockmux attach mem:64m 2>said
+fails blockmux attach mem:64m --via ublk 2>said
 grep 'load the driver with `modprobe ublk_drv`' said
-fails blockmux attach --probe >said
+blockmux attach --probe >said || true    # other ways may be usable
 grep '^ublk  /dev/ublk-control does not exist' said
 modprobe ublk_drv
 blockmux attach --probe | grep '^ublk  usable'
