@@ -134,6 +134,11 @@ truncate -s 384M disk.img
 blockmux attach --forget "$disk"
 within 10 is_removed
 
+check a_disk_that_another_program_disconnects_ends_the_process
+attach file:disk.img
+nbd-client -d "$disk"
+wait $attached
+
 check a_remote_volume_is_attached_once_and_waits_for_its_server
 serve "'disk=file:disk.img?size=384m' --iscsi $HOST:3260"
 url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)

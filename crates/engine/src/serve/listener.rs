@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -115,6 +115,8 @@ pub struct Permit {
     /// The list of replaceable connections that holds this one: during its handshake, for an open
     /// discovery, or once it lingers.
     entry: Option<(Arc<Mutex<Replaceable>>, Arc<ReplaceableConnection>)>,
+    /// See [`Permit::closing`].
+    closed_at_end: Option<OwnedFd>,
 }
 
 /// Connections that may be closed for a new one: those in their handshake, those of open discovery,
@@ -368,11 +370,26 @@ impl ConnectionLimit {
         self.0.open_of_protocol.fetch_add(1, Ordering::Relaxed);
         self.0.listener.open.fetch_add(1, Ordering::Relaxed);
         self.0.listener.accepted.fetch_add(1, Ordering::Relaxed);
-        Permit { limit: self.clone(), is_orphaned: false, peer: None, login_by: None, entry: None }
+        Permit {
+            limit: self.clone(),
+            is_orphaned: false,
+            peer: None,
+            login_by: None,
+            entry: None,
+            closed_at_end: None,
+        }
     }
 }
 
 impl Permit {
+    /// Closes `fd` when the connection ends, even if its I/O is in flight, so that another thread can
+    /// wait for the end.
+    #[must_use]
+    pub(crate) fn closing(mut self, fd: OwnedFd) -> Permit {
+        self.closed_at_end = Some(fd);
+        self
+    }
+
     /// The list of sessions for this connection's session.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
@@ -471,6 +488,7 @@ impl Permit {
     /// Releases the share of a connection whose peer has disconnected with I/O in flight, which may
     /// never end. Such connections are counted separately, and limited for each volume.
     pub fn orphan(&mut self) {
+        self.closed_at_end = None;
         if !std::mem::replace(&mut self.is_orphaned, true) {
             self.limit.0.orphaned.fetch_add(1, Ordering::Relaxed);
             self.give_back();

@@ -1,8 +1,8 @@
 //! The sockets of a disk: made in pairs, one end for a session on a core, the other for the kernel.
 //!
 //! The kernel closes a connection if a request has taken too long, and sends its requests again
-//! when it gets another one. So the process watches its connections, and replaces those that were
-//! closed.
+//! when it gets another one. So the process waits for the end of its sessions, and replaces their
+//! connections.
 
 use crate::core::cores::Cores;
 use crate::core::reactor::Inbox;
@@ -14,7 +14,7 @@ use blockmux_proto::exports::{Exports, VolumeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 use tracing::debug;
@@ -27,13 +27,22 @@ pub(super) struct ConnectionMaker {
     limit: ConnectionLimit,
 }
 
-/// A connection.
-pub(super) struct DiskConnection {
-    /// The end of the kernel, until it was handed over.
-    pub(super) kernel: Option<OwnedFd>,
-    /// A second descriptor of the session's end, to see when the kernel closes the other.
-    watched: OwnedFd,
+/// A connection that is not handed over to the kernel yet.
+pub(super) struct NewConnection {
+    pub(super) ends: Ends,
+    pub(super) session: OpenSession,
 }
+
+/// Both ends of a connection.
+pub(super) struct Ends {
+    kernel: OwnedFd,
+    /// A second descriptor of the session's end. While it is open the kernel sees no end of a
+    /// session that has closed its own.
+    own: OwnedFd,
+}
+
+/// A session with the kernel: a pipe that is closed when it ends.
+pub(super) struct OpenSession(OwnedFd);
 
 impl ConnectionMaker {
     pub(super) fn new(cores: &Cores, exports: &Exports, volume: VolumeId) -> ConnectionMaker {
@@ -42,11 +51,11 @@ impl ConnectionMaker {
     }
 
     /// Makes the `nth` connection of a disk; its session is on core `nth`.
-    pub(super) fn connect(&self, nth: usize) -> io::Result<DiskConnection> {
-        let (own, kernel) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        let watched = own.try_clone()?;
-        let stream = Stream::handed_over(own)?;
-        let permit = self.limit.permit().ok_or(io::ErrorKind::QuotaExceeded)?;
+    pub(super) fn connect(&self, nth: usize) -> io::Result<NewConnection> {
+        let ends = Ends::new()?;
+        let stream = Stream::handed_over(ends.own.try_clone()?)?;
+        let (session, closed_at_end) = io::pipe()?;
+        let permit = self.limit.permit().ok_or(io::ErrorKind::QuotaExceeded)?.closing(closed_at_end.into());
         let core = self.cores.get(nth % self.cores.len().max(1)).ok_or(io::ErrorKind::NotFound)?;
         let (exports, volume, (sender, served)) = (self.exports.clone(), self.volume, mpsc::channel());
         core.send(move |core| {
@@ -57,30 +66,39 @@ impl ConnectionMaker {
             let _ = sender.send(serve_negotiated(core, &exports, volume, stream, permit));
         });
         match served.recv() {
-            Ok(true) => Ok(DiskConnection { kernel: Some(kernel), watched }),
+            Ok(true) => Ok(NewConnection { ends, session: OpenSession(session.into()) }),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 }
 
-impl DiskConnection {
-    /// A connection without a session.
-    pub(super) fn unserved() -> io::Result<DiskConnection> {
-        let (watched, kernel) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(DiskConnection { kernel: Some(kernel), watched })
+impl Ends {
+    pub(super) fn new() -> io::Result<Ends> {
+        let (own, kernel) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        Ok(Ends { kernel, own })
     }
 
-    /// Whether the kernel has closed its end.
-    pub(super) fn is_closed(&self) -> bool {
-        wait_for_close(&[self], Some(Duration::ZERO)).is_some()
+    /// The end for the kernel.
+    pub(super) fn of_kernel(&self) -> BorrowedFd<'_> {
+        self.kernel.as_fd()
+    }
+
+    /// Leaves its end to the kernel, which got it; returns whether it has kept the end open.
+    pub(super) fn leave(self) -> bool {
+        drop(self.kernel);
+        first_closed(&[&self.own], Some(Duration::ZERO)).is_none()
     }
 }
 
-/// Waits until the kernel has closed one of its ends, at most for `time`; returns which.
-pub(super) fn wait_for_close(connections: &[&DiskConnection], time: Option<Duration>) -> Option<usize> {
-    let watched = connections.iter().map(|connection| &connection.watched);
-    let mut polled: Vec<PollFd<'_>> = watched.map(|watched| PollFd::new(watched, PollFlags::RDHUP)).collect();
+/// Waits until a session has ended; returns which. `None` if sessions cannot be waited for.
+pub(super) fn wait_for_end(sessions: &[OpenSession]) -> Option<usize> {
+    let pipes: Vec<_> = sessions.iter().map(|session| &session.0).collect();
+    first_closed(&pipes, None)
+}
+
+/// Waits until the other end of a socket or pipe is closed, at most for `time`; returns of which.
+fn first_closed(ends: &[&OwnedFd], time: Option<Duration>) -> Option<usize> {
+    let mut polled: Vec<PollFd<'_>> = ends.iter().map(|end| PollFd::new(end, PollFlags::RDHUP)).collect();
     let time = time.and_then(|time| Timespec::try_from(time).ok());
     while let Err(error) = poll(&mut polled, time.as_ref()) {
         if error != rustix::io::Errno::INTR {
@@ -107,9 +125,7 @@ mod tests {
         let volume = Arc::new(MemVolume::new(1 << 20));
         let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
         let maker = ConnectionMaker::new(&cores, &Exports::new(vec![export]), VolumeId(0));
-        let mut connection = maker.connect(0).unwrap();
-        assert!(!connection.is_closed());
-        let mut kernel = UnixStream::from(connection.kernel.take().unwrap());
+        let (mut kernel, session) = handed_over(maker.connect(0).unwrap());
         // A read of 512 bytes at 0 with the cookie 7.
         let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
         request.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0]);
@@ -119,7 +135,29 @@ mod tests {
         assert_eq!(reply[..16], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
         assert_eq!(reply[16..], [0; 512]);
         drop(kernel);
-        assert_eq!(wait_for_close(&[&connection], None), Some(0));
-        assert!(connection.is_closed());
+        assert_eq!(wait_for_end(&[session]), Some(0));
+
+        let (mut kernel, session) = handed_over(maker.connect(0).unwrap());
+        let mut disconnect = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 2];
+        disconnect.extend([0; 20]);
+        kernel.write_all(&disconnect).unwrap();
+        assert_eq!(kernel.read(&mut reply).unwrap(), 0, "nothing keeps a session open that was told to end");
+        assert_eq!(wait_for_end(&[session]), Some(0));
+    }
+
+    #[test]
+    fn an_end_that_the_kernel_has_not_kept_is_closed() {
+        let ends = Ends::new().unwrap();
+        let kernel = ends.of_kernel().try_clone_to_owned().unwrap();
+        assert!(ends.leave());
+        drop(kernel);
+        assert!(!Ends::new().unwrap().leave());
+    }
+
+    /// The kernel's end, and the session.
+    fn handed_over(connection: NewConnection) -> (UnixStream, OpenSession) {
+        let kernel = connection.ends.of_kernel().try_clone_to_owned().unwrap();
+        assert!(connection.ends.leave());
+        (UnixStream::from(kernel), connection.session)
     }
 }

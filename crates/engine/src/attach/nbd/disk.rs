@@ -4,7 +4,7 @@
 //! also keeps a text of the server's choice, which here identifies the volume's data. So the next
 //! process that attaches the volume finds the disk without a state file.
 
-use super::connections::{ConnectionMaker, DiskConnection, wait_for_close};
+use super::connections::{ConnectionMaker, Ends, NewConnection, OpenSession, wait_for_end};
 use super::netlink::{NbdAttributes, NbdNetlink, NetlinkError};
 use crate::attach::name;
 use crate::attach::node::{self, wait_for};
@@ -19,7 +19,7 @@ use blockmux_proto::ublk::UnsupportedBlocks;
 use rustix::param::page_size;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,23 +71,22 @@ impl NbdDisk {
         let maker = ConnectionMaker::new(cores, exports, volume);
         let identifier = options.data.map(|data| format!("blockmux-{data:016x}"));
         let left = identifier.as_deref().and_then(left_by_another);
-        let (index, connections, attached_as) = match left {
+        let (index, sessions, attached_as) = match left {
             Some(index) => {
                 let taken = take_over(&netlink, index, identifier.as_deref(), (&maker, &export, count))?;
                 (index, taken, AttachedAs::Recovered)
             }
             None => {
-                let mut made = connections(&maker, count)?;
+                let made = connections(&maker, count)?;
                 let attributes = new_disk(volume, &export, &options).identifier(identifier.as_deref());
-                let index = netlink.connect(attributes.sockets(ends(&made)))?;
-                made.iter_mut().for_each(|connection| connection.kernel = None);
-                (index, made, AttachedAs::New)
+                let index = netlink.connect(attributes.sockets(made.iter().map(of_kernel)))?;
+                (index, made.into_iter().map(|made| made.session).collect(), AttachedAs::New)
             }
         };
         let (is_ending, removal) = (AtomicBool::new(false), RemovalNotice::default());
         let device = Arc::new(NbdDevice { netlink, index, identifier, maker, is_ending, removal });
         let watched = device.clone();
-        let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(connections));
+        let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(sessions));
         let begun = watch.map(drop).map_err(AttachError::Queue);
         let disk = NbdDisk { device, attached_as };
         let node = disk.path();
@@ -178,9 +177,9 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     let not_found = || AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() };
     let (index, identifier) = own_disks().find(is_it).ok_or_else(not_found)?;
     // The kernel takes a connection only if it misses one.
-    let mut probe = DiskConnection::unserved().map_err(AttachError::Queue)?;
-    reconfigure(&netlink, index, Some(&identifier), std::slice::from_mut(&mut probe))?;
-    if probe.is_closed() {
+    let probe = Ends::new().map_err(AttachError::Queue)?;
+    reconfigure(&netlink, index, Some(&identifier), [probe.of_kernel()].into_iter())?;
+    if !probe.leave() {
         return Err(in_use(index));
     }
     name::withdraw(node);
@@ -189,16 +188,15 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
 }
 
 impl NbdDevice {
-    /// Replaces connections that the kernel has closed, until the disk is removed.
-    fn watch(&self, mut connections: Vec<DiskConnection>) {
+    /// Replaces the connections of sessions that end, until the disk is removed.
+    fn watch(&self, mut sessions: Vec<OpenSession>) {
         loop {
-            let all: Vec<_> = connections.iter().collect();
-            let Some(closed) = wait_for_close(&all, None) else { return };
+            let Some(ended) = wait_for_end(&sessions) else { return };
             if self.is_ending.load(Ordering::Acquire) {
                 return;
             }
-            match self.replace(closed) {
-                Ok(connection) => connections[closed] = connection,
+            match self.replace(ended) {
+                Ok(session) => sessions[ended] = session,
                 Err(error) => {
                     debug!("{}: {error}", disk_node(self.index).display());
                     return self.removal.note();
@@ -209,10 +207,11 @@ impl NbdDevice {
         }
     }
 
-    fn replace(&self, nth: usize) -> Result<DiskConnection, AttachError> {
-        let mut made = self.maker.connect(nth).map_err(AttachError::Queue)?;
-        reconfigure(&self.netlink, self.index, self.identifier.as_deref(), std::slice::from_mut(&mut made))?;
-        Ok(made)
+    fn replace(&self, nth: usize) -> Result<OpenSession, AttachError> {
+        let made = self.maker.connect(nth).map_err(AttachError::Queue)?;
+        let ends = [made.ends.of_kernel()].into_iter();
+        reconfigure(&self.netlink, self.index, self.identifier.as_deref(), ends)?;
+        Ok(made.session)
     }
 
     fn read_first_block(&self, block: usize) -> Result<(), AttachError> {
@@ -232,26 +231,24 @@ impl NbdDevice {
     }
 }
 
-fn connections(maker: &ConnectionMaker, count: u16) -> Result<Vec<DiskConnection>, AttachError> {
+fn connections(maker: &ConnectionMaker, count: u16) -> Result<Vec<NewConnection>, AttachError> {
     (0..count.into()).map(|nth| maker.connect(nth)).collect::<io::Result<_>>().map_err(AttachError::Queue)
 }
 
-fn ends(connections: &[DiskConnection]) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
-    connections.iter().filter_map(|connection| connection.kernel.as_ref().map(AsFd::as_fd))
+fn of_kernel(connection: &NewConnection) -> BorrowedFd<'_> {
+    connection.ends.of_kernel()
 }
 
-/// Gives the kernel connections instead of those that are closed. It takes as many as it misses,
-/// and the others are closed.
-fn reconfigure(
+/// Gives the kernel ends of connections instead of those that are closed. It keeps as many as it
+/// misses.
+fn reconfigure<'a>(
     netlink: &NbdNetlink,
     index: u32,
     identifier: Option<&str>,
-    connections: &mut [DiskConnection],
+    ends: impl Iterator<Item = BorrowedFd<'a>>,
 ) -> Result<(), NetlinkError> {
-    let attributes = NbdAttributes::default().index(index).identifier(identifier).sockets(ends(connections));
-    netlink.execute(NbdCommand::NBD_CMD_RECONFIGURE, attributes)?;
-    connections.iter_mut().for_each(|connection| connection.kernel = None);
-    Ok(())
+    let attributes = NbdAttributes::default().index(index).identifier(identifier).sockets(ends);
+    netlink.execute(NbdCommand::NBD_CMD_RECONFIGURE, attributes).map(drop)
 }
 
 /// Continues with the disk of a process that has ended.
@@ -260,17 +257,16 @@ fn take_over(
     index: u32,
     identifier: Option<&str>,
     (maker, export, count): (&ConnectionMaker, &Export, u16),
-) -> Result<Vec<DiskConnection>, AttachError> {
+) -> Result<Vec<OpenSession>, AttachError> {
     if !is_described_by(index, export) {
         return Err(AttachError::Changed { node: disk_node(index) });
     }
     // The kernel may not have noticed yet that the process has ended.
     let taken = wait_for(RELEASES, || {
-        let connect = || -> Result<Vec<DiskConnection>, AttachError> {
-            let mut made = connections(maker, count)?;
-            reconfigure(netlink, index, identifier, &mut made)?;
-            made.retain(|connection| !connection.is_closed());
-            Ok(made)
+        let connect = || -> Result<Vec<OpenSession>, AttachError> {
+            let made = connections(maker, count)?;
+            reconfigure(netlink, index, identifier, made.iter().map(of_kernel))?;
+            Ok(made.into_iter().filter_map(|made| made.ends.leave().then_some(made.session)).collect())
         };
         match connect() {
             Ok(made) if made.is_empty() => None,
