@@ -242,7 +242,7 @@ fn promtool_accepts_the_names_of_all_metrics() {
 }
 
 #[test]
-fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
+fn the_page_shows_volumes_disks_and_sessions_in_a_browser_and_fits_a_phone() {
     let Some(browser) = browser() else { return };
     let tcp = Tcp::serve(&["a=mem:8m", "b=mem:8m", "--iscsi", "127.0.0.1:0"]);
     let mut scsi = RawIscsi::login(&tcp.daemon.urls_of("iscsi")[0], "iqn.2026-11.i:a");
@@ -259,6 +259,22 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
     volume["throttled"] = json!({"held": 3, "requests": 9, "seconds": 0.5});
     let now = &mut told["/v1/history"]["volumes"][0]["now"];
     (now["reads"], now["throttled"]) = (json!(400), json!(100));
+    let counters =
+        json!({"reads": 1, "writes": 2, "others": 0, "failed": 3, "read_bytes": 512, "written_bytes": 0});
+    let disk = |more: Value| -> Value {
+        let parts = [&counters, &json!({"read_only": false, "recovered": false}), &more];
+        parts
+            .iter()
+            .flat_map(|part| part.as_object().unwrap().clone())
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    };
+    told["/v1/status"]["attachments"] = json!([
+        disk(
+            json!({"volume": "a", "state": "attached", "device": "/dev/ublkb0", "via": "ublk", "recovered": true})
+        ),
+        disk(json!({"volume": "b", "state": "failed", "error": "no <b>driver</b>"})),
+    ]);
     // Names are chosen by peers, so they may contain markup.
     told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
     let change = json!({"change": "volume <b>: added", "affected": ["one"]});
@@ -275,6 +291,18 @@ fn the_page_shows_volumes_and_sessions_in_a_browser_and_fits_a_phone() {
             "each client read 100 IOPS",
         ];
         assert_eq!(seen["notes"], json!(notes), "{name}");
+        let disks = json!([
+            "a",
+            "/dev/ublkb0",
+            "ublk",
+            "recovered",
+            "b",
+            "\u{2013}",
+            "\u{2013}",
+            "failed",
+            "no <b>driver</b>"
+        ]);
+        assert_eq!(seen["disks"], disks, "{name}");
         assert_eq!(seen["initiator"], "iqn.2026-11.i:<b>a</b>");
         let drift = json!(["volume <b>: added (affects 1 session)", "cores: 2 (at the next start)"]);
         assert_eq!((&seen["drift"], &seen["config"]), (&drift, &json!("config file differs")), "{name}");
@@ -337,6 +365,7 @@ addEventListener("load", () => setTimeout(() => {
     errors, dark: matchMedia("(prefers-color-scheme: dark)").matches,
     resources: performance.getEntriesByType("resource").map(entry => entry.name),
     volumes: texts("#volumes tbody th"), notes: texts("#volumes .notes > *"), sessions: texts("#sessions tbody th"),
+    disks: texts("#disks tbody :is(th, td:not(.notes, .number), .notes > *)"),
     initiator: document.querySelector("#sessions td.long").textContent,
     drift: texts("#drift-section:not([hidden]) li"), config: document.getElementById("config").textContent,
     charts: document.querySelectorAll("figure svg").length,

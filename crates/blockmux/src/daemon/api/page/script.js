@@ -176,21 +176,36 @@ function volumeRow(volume, series) {
 
 const moved = session => session.read_bytes + session.written_bytes;
 const asked = session => session.reads + session.writes + session.others;
+/* The cells of what a session or a disk does now, from its counters and those of the last look. */
+function trafficCells(one, earlier, seconds) {
+  const rate = pick => earlier && seconds > 0 ? Math.max(0, (pick(one) - pick(earlier)) / seconds) : null;
+  const requests = rate(asked), flow = rate(moved);
+  return [number("requests/s", requests == null ? "\u2013" : count(Math.round(requests))),
+    number("bytes/s", flow == null ? "\u2013" : speed(flow)),
+    number("failed", count(one.failed), one.failed > 0)];
+}
+
 const key = session => [session.protocol, session.initiator, session.target, session.address, session.since].join("\n");
 
 function sessionRow(session, earlier, seconds) {
   const row = element("tr"), name = element("th", "protocol", session.protocol);
   const known = PROTOCOLS.includes(session.protocol) ? session.protocol : "other";
   name.style.setProperty("--c", `var(--${known})`);
-  const rate = pick => earlier && seconds > 0 ? Math.max(0, (pick(session) - pick(earlier)) / seconds) : null;
   const from = element("td", "", session.address);
   const initiator = element("td", "long", session.initiator), target = element("td", "long", session.target);
   const since = element("td", "", time(session.since));
-  const requests = rate(asked), flow = rate(moved);
-  row.append(name, from, initiator, target, since);
-  row.append(number("requests/s", requests == null ? "\u2013" : count(Math.round(requests))));
-  row.append(number("bytes/s", flow == null ? "\u2013" : speed(flow)));
-  row.append(number("failed", count(session.failed), session.failed > 0));
+  row.append(name, from, initiator, target, since, ...trafficCells(session, earlier, seconds));
+  return row;
+}
+
+function diskRow(disk, earlier, seconds) {
+  const row = element("tr"), state = element("td", "notes");
+  row.append(element("th", "", disk.volume), element("td", "long", disk.device ?? "\u2013"), element("td", "", disk.via ?? "\u2013"));
+  if (disk.state !== "attached") state.append(element("span", "badge" + (disk.state === "failed" ? " bad" : ""), disk.state));
+  if (disk.read_only) state.append(element("span", "badge", "read-only"));
+  if (disk.recovered) state.append(element("span", "badge", "recovered"));
+  if (disk.error) state.append(element("p", "limits", disk.error));
+  row.append(state, ...trafficCells(disk, earlier, seconds));
   return row;
 }
 
@@ -224,7 +239,14 @@ function show(status, sessions, hour, actions) {
   rows("sessions", shown.map(one => sessionRow(one, earlier.get(key(one)), seconds)), "no client is connected");
   $("more-sessions").hidden = sessions.length <= MOST_SESSIONS;
   $("more-sessions").textContent = `and ${sessions.length - MOST_SESSIONS} more`;
-  before = { at: performance.now(), sessions: new Map(sessions.map(one => [key(one), one])) };
+  const disks = before ? before.disks : new Map();
+  rows("disks", status.attachments.map(one => diskRow(one, disks.get(one.volume), seconds)), "");
+  $("disks-section").hidden = !status.attachments.length;
+  before = {
+    at: performance.now(),
+    sessions: new Map(sessions.map(one => [key(one), one])),
+    disks: new Map(status.attachments.map(one => [one.volume, one])),
+  };
   $("actions-section").hidden = !actions.length;
   rows("actions", actions.slice(-SHOWN_ACTIONS).reverse().map(one => {
     const row = element("tr"), state = element("td", "long" + (one.state === "failed" ? " bad" : ""));
@@ -290,6 +312,7 @@ async function look() {
 }
 
 $("volumes").classList.add("stack");
+$("disks").classList.add("stack");
 $("sessions").classList.add("stack");
 $("login").addEventListener("submit", event => {
   event.preventDefault();
