@@ -382,8 +382,8 @@ impl ConnectionLimit {
 }
 
 impl Permit {
-    /// Closes `fd` when the connection ends, even if its I/O is in flight, so that another thread can
-    /// wait for the end.
+    /// Closes `fd` when the connection ends, even if its I/O is in flight, so that another thread
+    /// can wait for the end.
     #[must_use]
     pub(crate) fn closing(mut self, fd: OwnedFd) -> Permit {
         self.closed_at_end = Some(fd);

@@ -38,10 +38,19 @@ struct NbdDevice {
     netlink: NbdNetlink,
     index: u32,
     identifier: Option<String>,
+    identity: DiskIdentity,
     maker: ConnectionMaker,
     /// Connections are no longer replaced.
     is_ending: AtomicBool,
     removal: RemovalNotice,
+}
+
+/// What the driver tells disks of one number apart by: the thread that has connected it, and the
+/// text that identifies its data. Nothing if none is connected.
+#[derive(PartialEq, Eq)]
+struct DiskIdentity {
+    thread: Option<String>,
+    data: Option<String>,
 }
 
 impl NbdDisk {
@@ -84,7 +93,8 @@ impl NbdDisk {
             }
         };
         let (is_ending, removal) = (AtomicBool::new(false), RemovalNotice::default());
-        let device = Arc::new(NbdDevice { netlink, index, identifier, maker, is_ending, removal });
+        let identity = DiskIdentity::of(index);
+        let device = Arc::new(NbdDevice { netlink, index, identifier, identity, maker, is_ending, removal });
         let watched = device.clone();
         let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(sessions));
         let begun = watch.map(drop).map_err(AttachError::Queue);
@@ -108,10 +118,14 @@ impl NbdDisk {
         }
     }
 
-    fn open_unused(&self) -> Result<File, DetachError> {
+    /// The disk, while nothing else uses it; `None` if another program has removed it.
+    fn open_unused(&self) -> Result<Option<File>, DetachError> {
+        if !self.device.is_connected() {
+            return Ok(None);
+        }
         let node = self.path();
         match node::open_unused(&node) {
-            Ok(Some(disk)) => Ok(disk),
+            Ok(Some(disk)) => Ok(Some(disk)),
             Ok(None) => {
                 let places = node::mount_points(&node);
                 Err(DetachError::InUse { node, places })
@@ -148,7 +162,11 @@ impl AttachedDisk for NbdDisk {
     }
 
     fn detach(&self) -> Result<(), DetachError> {
-        let disk = self.open_unused()?;
+        let Some(disk) = self.open_unused()? else {
+            self.device.forget();
+            self.note("was detached by another program", "");
+            return Ok(());
+        };
         disk.sync_all().map_err(|error| DetachError::Flush { node: self.path(), error })?;
         // Nobody can mount it while it is open here, and the flush has written all pages.
         self.device.remove()?;
@@ -187,6 +205,12 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     Ok(())
 }
 
+impl DiskIdentity {
+    fn of(index: u32) -> DiskIdentity {
+        DiskIdentity { thread: sysfs(index, "pid"), data: sysfs(index, "backend") }
+    }
+}
+
 impl NbdDevice {
     /// Replaces the connections of sessions that end, until the disk is removed.
     fn watch(&self, mut sessions: Vec<OpenSession>) {
@@ -222,10 +246,24 @@ impl NbdDevice {
         })
     }
 
-    /// Disconnects the disk; what is in flight fails.
-    fn remove(&self) -> Result<(), NetlinkError> {
+    /// Whether the disk is still the one that this process serves: another program may have removed
+    /// it, and then have used its number.
+    fn is_connected(&self) -> bool {
+        DiskIdentity::of(self.index) == self.identity
+    }
+
+    /// Leaves a disk that is removed.
+    fn forget(&self) {
         self.is_ending.store(true, Ordering::Release);
         name::withdraw(&disk_node(self.index));
+    }
+
+    /// Disconnects the disk; what is in flight fails.
+    fn remove(&self) -> Result<(), NetlinkError> {
+        self.forget();
+        if !self.is_connected() {
+            return Ok(());
+        }
         let disconnect = NbdAttributes::default().index(self.index);
         self.netlink.execute(NbdCommand::NBD_CMD_DISCONNECT, disconnect).map(drop)
     }
