@@ -197,4 +197,4 @@ stop
 grep "$ram is removed by force" daemon.log
 umount /mnt || true
 within 20 test ! -e "$ram"
-no_kernel_warnings 'I/O error|EXT4|Buffer I/O error|JBD2'
+no_kernel_warnings 'I/O error|EXT4|Buffer I/O error|JBD2|Aborting journal'

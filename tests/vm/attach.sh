@@ -166,7 +166,7 @@ fails grep " /mnt " /proc/mounts
 test ! -e /dev/blockmux/data
 blockmux attach file:disk.img --mount /mnt --run 'test -d $mount/modules'
 fails blockmux attach mem:64m --mount /mnt 2>said
-grep '^error: /dev/ublkb[0-9]* cannot be mounted: ' said
+grep '^blockmux: /dev/ublkb[0-9]* cannot be mounted: ' said
 
 check the_disk_of_a_ram_volume_ends_with_its_process
 attach mem:64m
