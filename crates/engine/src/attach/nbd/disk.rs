@@ -223,10 +223,12 @@ impl NbdDevice {
                 Ok(session) => sessions[ended] = session,
                 Err(error) => {
                     debug!("{}: {error}", disk_node(self.index).display());
-                    return self.removal.note();
+                    if !self.is_connected() {
+                        return self.removal.note();
+                    }
                 }
             }
-            // The kernel does not take a connection if it misses none.
+            // The kernel does not take a connection if it misses none, and resources may come back.
             thread::park_timeout(REPLACES);
         }
     }

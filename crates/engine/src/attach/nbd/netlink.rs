@@ -9,7 +9,7 @@ use blockmux_proto::nbd::netlink::{
 use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Why a command to the NBD driver failed.
@@ -43,9 +43,9 @@ pub fn probe() -> Result<(), NetlinkError> {
     NbdNetlink::open().map(drop)
 }
 
-/// A socket to the driver.
+/// Sends commands to the driver, each over a socket of its own: one that blocks, as a disconnect
+/// does, delays no other, and none gets another one's reply.
 pub(super) struct NbdNetlink {
-    socket: OwnedFd,
     family: u16,
 }
 
@@ -87,24 +87,21 @@ impl NbdAttributes {
 }
 
 impl NbdNetlink {
-    /// Opens a socket and finds the driver.
+    /// Finds the driver.
     ///
     /// # Errors
     /// If there is no driver.
     pub(super) fn open() -> Result<NbdNetlink, NetlinkError> {
         let unusable = |error: io::Error| NetlinkError::Unusable(error);
-        let (family, kind, flags) = (AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC);
-        let socket =
-            socket_with(family, kind, flags, Some(GENERIC)).map_err(|error| unusable(error.into()))?;
         let mut name = Vec::new();
         push_attribute(&mut name, CTRL_ATTR_FAMILY_NAME, &[NBD_GENL_FAMILY_NAME.as_bytes(), &[0]].concat());
-        let found = ask(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &name);
+        let found = ask(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &name);
         let found = found.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => NetlinkError::NoDriver,
             _ => unusable(error),
         })?;
         let family = attribute(&found, CTRL_ATTR_FAMILY_ID).and_then(|id| u16::read_from_bytes(id).ok());
-        Ok(NbdNetlink { socket, family: family.ok_or(NetlinkError::NoDriver)? })
+        Ok(NbdNetlink { family: family.ok_or(NetlinkError::NoDriver)? })
     }
 
     /// Makes a disk; returns its number.
@@ -122,13 +119,14 @@ impl NbdNetlink {
         command: NbdCommand,
         attributes: NbdAttributes,
     ) -> Result<Vec<u8>, NetlinkError> {
-        ask(&self.socket, self.family, command.0, &attributes.0)
-            .map_err(|error| NetlinkError::Refused { command, error })
+        ask(self.family, command.0, &attributes.0).map_err(|error| NetlinkError::Refused { command, error })
     }
 }
 
 /// Sends a command and waits for its end; returns the attributes of its reply.
-fn ask(socket: &OwnedFd, family: u16, command: u8, attributes: &[u8]) -> io::Result<Vec<u8>> {
+fn ask(family: u16, command: u8, attributes: &[u8]) -> io::Result<Vec<u8>> {
+    let (domain, kind, flags) = (AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC);
+    let socket = socket_with(domain, kind, flags, Some(GENERIC))?;
     let len = size_of::<NetlinkHeader>() + size_of::<CommandHeader>() + attributes.len();
     let header = NetlinkHeader {
         len: len as u32,
@@ -138,11 +136,11 @@ fn ask(socket: &OwnedFd, family: u16, command: u8, attributes: &[u8]) -> io::Res
     };
     let command = CommandHeader { command, version: NBD_GENL_VERSION, reserved: 0 };
     let request = [header.as_bytes(), command.as_bytes(), attributes].concat();
-    sendto(socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut reply = Vec::new();
     loop {
         let mut buffer = vec![0; MAX_REPLY];
-        let (len, _) = recv(socket, &mut buffer[..], RecvFlags::empty())?;
+        let (len, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
         let mut rest = &buffer[..len];
         while let Ok((header, _)) = NetlinkHeader::read_from_prefix(rest) {
             let end = (header.len as usize).clamp(size_of::<NetlinkHeader>(), rest.len());
@@ -217,13 +215,10 @@ mod tests {
 
     #[test]
     fn the_kernel_names_its_families() {
-        let socket =
-            socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(GENERIC))
-                .unwrap();
         let ask_for = |name: &[u8]| {
             let mut attributes = Vec::new();
             push_attribute(&mut attributes, CTRL_ATTR_FAMILY_NAME, name);
-            ask(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &attributes)
+            ask(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &attributes)
         };
         let found = ask_for(b"nlctrl\0").unwrap();
         assert_eq!(attribute(&found, CTRL_ATTR_FAMILY_ID), Some(&GENL_ID_CTRL.to_ne_bytes()[..]));
