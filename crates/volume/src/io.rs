@@ -45,6 +45,7 @@ pub enum Op {
 
 impl Op {
     /// Whether the operation changes the volume's content.
+    #[inline]
     #[must_use]
     pub fn is_write(self) -> bool {
         matches!(self, Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. })

@@ -20,6 +20,15 @@ impl SgList {
         self.0.push(seg);
     }
 
+    /// The only segment, or the list if it has several or none.
+    ///
+    /// # Errors
+    /// The list, unless it has one segment.
+    #[inline]
+    pub fn into_one(self) -> Result<Seg, SgList> {
+        self.0.into_inner().map(|[seg]| seg).map_err(SgList)
+    }
+
     /// The segments in order.
     #[inline]
     #[must_use]

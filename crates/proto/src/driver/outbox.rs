@@ -89,8 +89,15 @@ impl Outbox {
     /// Appends payload by reference, which is held until it is sent.
     #[inline]
     pub fn push_payload(&mut self, data: &SgList) {
-        for seg in data.segs() {
-            self.push_seg(seg.clone());
+        data.segs().iter().for_each(|seg| self.push_seg(seg.clone()));
+    }
+
+    /// Appends payload that nobody else needs.
+    #[inline]
+    pub fn take_payload(&mut self, data: SgList) {
+        match data.into_one() {
+            Ok(seg) => self.push_seg(seg),
+            Err(data) => self.push_payload(&data),
         }
     }
 

@@ -347,16 +347,9 @@ impl IoSource for FuseQueue {
         let Some(request) = self.pending.get_mut(io.tag.0 as usize) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        let file = request.file;
-        let (needs, owns_lock) = match request.locked_range().map(AtomicRange::lock) {
-            None => (RequiredAccess::of(io.op), false),
-            Some(locked) => {
-                locked?;
-                (RequiredAccess::Writing, true)
-            }
-        };
-        let admission = self.admissions.get(file).ok_or(NotAdmitted::Denied(IoError::Aborted))?;
-        match admission.admit(io.op, (io.offset, io.len), needs, owns_lock) {
+        let admission = self.admissions.get(request.file).ok_or(NotAdmitted::Denied(IoError::Aborted))?;
+        let (needs, atomic) = (RequiredAccess::of(io.op), request.locked_range());
+        match admission.admit(io.op, (io.offset, io.len), needs, atomic) {
             Ok(guard) => request.guard = guard,
             Err(NotAdmitted::Denied(error)) => {
                 self.end(io.tag, Err(error));

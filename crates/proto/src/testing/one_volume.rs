@@ -294,7 +294,7 @@ fn an_admitted_write_that_is_excluded_before_it_begins_never_begins() {
     let volume_state = both.exports.volume_state(VolumeId(0)).unwrap();
     let nameless = Admission::new(&volume_state, None, Epoch::current());
     assert_eq!(reserve_out(&mut scsi, 0, 0, 0, 1), ScsiStatus::GOOD);
-    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, false);
+    let write = || nameless.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, None);
     drop(write().unwrap());
     assert_eq!(reserve_out(&mut scsi, 1, 1, 1, 0), ScsiStatus::GOOD);
     assert!(matches!(write(), Err(NotAdmitted::Denied(IoError::Reserved))));

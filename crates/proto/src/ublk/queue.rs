@@ -189,7 +189,7 @@ impl IoSource for UblkQueue {
 
     #[inline]
     fn begin(&mut self, _volume: VolumeId, io: &Io, _is_late: bool) -> Result<(), NotAdmitted<IoError>> {
-        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
+        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), None);
         let slot = self.requests.get_mut(io.tag.0 as usize);
         match (admitted, slot) {
             (Ok(guard), Some(slot)) => slot.guard = guard,

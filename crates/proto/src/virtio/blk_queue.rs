@@ -287,7 +287,7 @@ impl IoSource for BlkQueue {
 
     #[inline]
     fn begin(&mut self, _volume: VolumeId, io: &Io, _is_late: bool) -> Result<(), NotAdmitted<IoError>> {
-        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), false);
+        let admitted = self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), None);
         match admitted {
             Ok(guard) => {
                 if let Some(slot) = self.slots.get_mut(io.tag.0 as usize) {

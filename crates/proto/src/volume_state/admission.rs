@@ -136,28 +136,44 @@ impl Admission {
     }
 
     /// Admits an I/O on a range in bytes. Only reads and writes are counted; for others the guard
-    /// is `None`.
+    /// is `None`. `atomic` is the range that its command reads and writes atomically, which is
+    /// locked first; such a command needs write access.
     ///
     /// # Errors
-    /// If a byte of the range is locked, unless the client `owns_lock`; [`IoError::Fenced`] if the
-    /// volume was fenced since the session began, [`IoError::Reserved`] if reservations do not
-    /// allow `needs`, and [`IoError::ShuttingDown`] if the volume was removed.
+    /// If a byte of the range is locked by others; [`IoError::Fenced`] if the volume was fenced
+    /// since the session began, [`IoError::Reserved`] if reservations do not allow `needs`, and
+    /// [`IoError::ShuttingDown`] if the volume was removed.
     #[inline]
     pub(crate) fn admit(
         &self,
         op: Op,
         range: ByteRange,
         needs: RequiredAccess,
-        owns_lock: bool,
+        atomic: Option<&mut AtomicRange>,
     ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
+        let owns_lock = atomic.is_some();
+        let needs = if owns_lock { RequiredAccess::Writing } else { needs };
+        if let Some(atomic) = atomic {
+            self.lock(atomic)?;
+        }
         let check = || self.check(needs);
-        if op == Op::Read || op.is_write() {
+        if matches!(op, Op::Read) || op.is_write() {
             let counter = self.counter.get_or_init(|| IoCounter::new(&self.volume_state, self.epoch));
             counter.clone().admit(op, range, owns_lock, check).map(Some)
         } else {
             check().map_err(NotAdmitted::Denied)?;
             Ok(None)
         }
+    }
+
+    /// Locks the range of a command. Access is checked first: who has none must not hold up others.
+    #[cold]
+    fn lock(&self, atomic: &mut AtomicRange) -> Result<(), NotAdmitted<IoError>> {
+        if self.volume_state.in_flight.is_fenced(self.epoch.0) {
+            return Err(NotAdmitted::Denied(IoError::Fenced));
+        }
+        self.check(RequiredAccess::Writing).map_err(NotAdmitted::Denied)?;
+        atomic.lock()
     }
 
     /// A range of the volume that the client will read and write atomically, in bytes.
@@ -286,10 +302,8 @@ impl Admissions {
         op: Op,
         range: ByteRange,
         needs: RequiredAccess,
-        owns_lock: bool,
+        atomic: Option<&mut AtomicRange>,
     ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
-        self.find(volume)
-            .ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?
-            .admit(op, range, needs, owns_lock)
+        self.find(volume).ok_or(NotAdmitted::Denied(IoError::ShuttingDown))?.admit(op, range, needs, atomic)
     }
 }

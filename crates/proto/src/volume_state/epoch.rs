@@ -75,19 +75,26 @@ mod tests {
         Admission::new(volume_state, None, Epoch::current())
     }
 
-    fn write(user: &Admission, owns_lock: bool) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
-        user.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, owns_lock)
+    fn write(user: &Admission) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
+        write_in(user, None)
+    }
+
+    fn write_in(
+        user: &Admission,
+        atomic: Option<&mut AtomicRange>,
+    ) -> Result<Option<IoGuard>, NotAdmitted<IoError>> {
+        user.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, atomic)
     }
 
     fn is_fenced(user: &Admission) -> bool {
-        matches!(write(user, false), Err(NotAdmitted::Denied(IoError::Fenced)))
+        matches!(write(user), Err(NotAdmitted::Denied(IoError::Fenced)))
     }
 
     #[test]
     fn users_of_an_ended_epoch_stay_fenced_and_new_ones_wait_for_their_io() {
         let (volume_state, other) = (volume_state(), volume_state());
         let (mut used, idle, of_other) = (user(&volume_state), user(&volume_state), user(&other));
-        let io = write(&used, false).unwrap();
+        let io = write(&used).unwrap();
         assert_eq!(used.complaint(), Some("an initiator has reserved the volume"), "for another reason");
         let fence = volume_state.fence();
         assert!(is_fenced(&used) && is_fenced(&idle));
@@ -97,12 +104,12 @@ mod tests {
         assert!(fence.begin_epoch() && fence.begin_epoch());
         assert!(is_fenced(&used) && is_fenced(&idle));
         assert!(is_fenced(&early), "it began when nobody was admitted");
-        assert!(write(&user(&volume_state), false).is_ok());
-        assert!(write(&of_other, false).is_ok(), "another volume is not fenced");
+        assert!(write(&user(&volume_state)).is_ok());
+        assert!(write(&of_other).is_ok(), "another volume is not fenced");
         assert_eq!(used.complaint(), Some("the volume was fenced; the client must connect again"));
         assert_eq!(used.complaint(), None);
         // What is complete can still be made durable.
-        assert!(used.admit(Op::Flush, (0, 0), RequiredAccess::Nothing, false).is_ok());
+        assert!(used.admit(Op::Flush, (0, 0), RequiredAccess::Nothing, None).is_ok());
     }
 
     #[test]
@@ -114,9 +121,9 @@ mod tests {
         assert!(is_fenced(&user(&volume_state)));
         assert!(second.begin_epoch());
         let new = user(&volume_state);
-        assert!(write(&new, false).is_ok());
+        assert!(write(&new).is_ok());
         // Epochs of other volumes change nothing.
-        assert!(super::tests::volume_state().fence().begin_epoch() && write(&new, false).is_ok());
+        assert!(super::tests::volume_state().fence().begin_epoch() && write(&new).is_ok());
     }
 
     #[test]
@@ -124,15 +131,24 @@ mod tests {
         let volume_state = volume_state();
         let old = user(&volume_state);
         let mut range = AtomicRange::new(&volume_state, 0, 512);
-        assert_eq!(range.lock::<IoError>(), Ok(()));
-        drop(write(&old, true).unwrap());
+        drop(write_in(&old, Some(&mut range)).unwrap());
         let fence = volume_state.fence();
-        assert!(matches!(write(&old, true), Err(NotAdmitted::Denied(IoError::Fenced))));
+        assert!(matches!(write_in(&old, Some(&mut range)), Err(NotAdmitted::Denied(IoError::Fenced))));
         assert!(fence.begin_epoch(), "its lock delays no epoch");
         let new = user(&volume_state);
-        assert!(matches!(write(&new, false), Err(NotAdmitted::Locked(_))));
+        assert!(matches!(write(&new), Err(NotAdmitted::Locked(_))));
         assert!(is_fenced(&old), "and not locked");
         drop(range);
-        assert!(write(&new, false).is_ok());
+        assert!(write(&new).is_ok());
+    }
+
+    #[test]
+    fn who_may_not_write_locks_no_range() {
+        let volume_state = volume_state();
+        let old = user(&volume_state);
+        assert!(volume_state.fence().begin_epoch());
+        let mut range = AtomicRange::new(&volume_state, 0, 512);
+        assert!(matches!(write_in(&old, Some(&mut range)), Err(NotAdmitted::Denied(IoError::Fenced))));
+        assert!(write(&user(&volume_state)).is_ok(), "the range is not locked");
     }
 }

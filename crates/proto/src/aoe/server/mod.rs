@@ -370,7 +370,7 @@ impl IoSource for AoeTargetSession {
     fn begin(&mut self, volume: VolumeId, io: &Io, _is_late: bool) -> Result<(), NotAdmitted<IoError>> {
         let key = SlotKey(io.tag.0);
         let needs = RequiredAccess::of(io.op);
-        match self.admissions.admit(volume, io.op, (io.offset, io.len), needs, false) {
+        match self.admissions.admit(volume, io.op, (io.offset, io.len), needs, None) {
             Ok(guard) => {
                 if let Some(pending) = self.pending.get_mut(key) {
                     (pending.guard, pending.has_begun) = (guard, true);

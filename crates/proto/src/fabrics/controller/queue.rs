@@ -27,7 +27,7 @@ use crate::nvme::auth::controller::Authenticator;
 use crate::nvme::event_queue::{EventQueue, QueueEvent};
 use crate::nvme::io::{IoCommand, IoRequest, IoStep};
 use crate::nvme::{HangUp, MAX_DATA, MAX_EVENT_REQUESTS, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{AtomicRange, NotAdmitted, RequiredAccess};
+use crate::volume_state::{NotAdmitted, RequiredAccess};
 use blockmux_volume::{Completion, Cost, Io, IoError, Op, Pool, Seg, SgList, Tag, Waker};
 use blockmux_wire::nvme::opcode::AdminOpcode;
 use blockmux_wire::nvme::status::NvmeStatus;
@@ -545,17 +545,15 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         if entry.abort.is_some() {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         }
-        let atomic = entry.atomic_range().map(AtomicRange::lock);
-        let owns_lock = atomic.is_some();
-        atomic.unwrap_or(Ok(()))?;
-        let needs_write = owns_lock || io.op.is_write() || io.op == Op::Flush;
+        let needs_write = entry.atomic_range().is_some() || io.op.is_write() || io.op == Op::Flush;
         let needs = if needs_write { RequiredAccess::Writing } else { RequiredAccess::Reading };
         // The volume may have been detached and attached again.
         if is_late && (!queue.reaches(volume, needs) || !queue.begin_use(volume)) {
             // The host's next attempt is answered with the reason.
             return Err(NotAdmitted::Denied(IoError::PathLost));
         }
-        entry.io_guard = queue.admissions.admit(volume, io.op, (io.offset, io.len), needs, owns_lock)?;
+        let range = (io.offset, io.len);
+        entry.io_guard = queue.admissions.admit(volume, io.op, range, needs, entry.atomic_range())?;
         Ok(())
     }
 

@@ -68,7 +68,7 @@ impl ReplyWriter {
         match result {
             // Data of another length would desynchronize the client; the guard rules that out
             // whatever the volume returns.
-            Ok(Output::Data(data)) if data.len() as u64 == of.length => self.data(outbox, to, &data),
+            Ok(Output::Data(data)) if data.len() as u64 == of.length => self.data(outbox, to, data),
             Ok(Output::Extents(mut extents)) if !extents.is_empty() => {
                 extents.truncate(if of.one_extent { 1 } else { MAX_DESCRIPTORS });
                 cut(&mut extents, of.length);
@@ -124,7 +124,7 @@ impl ReplyWriter {
     /// Replies to a read of at least one byte. The read can no longer fail, so its only chunk is
     /// also the last.
     #[inline]
-    fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: &SgList) {
+    fn data(&mut self, outbox: &mut Outbox, to: ReplyAddress, data: SgList) {
         self.data_chunk(outbox, to, to.offset, data, NBD_REPLY_FLAG_DONE);
     }
 
@@ -135,11 +135,11 @@ impl ReplyWriter {
         outbox: &mut Outbox,
         to: ReplyAddress,
         at: u64,
-        data: &SgList,
+        data: SgList,
         is_last: bool,
     ) {
         match (self.headers, is_last) {
-            (HeaderFormat::Simple, _) if at > to.offset => outbox.push_payload(data),
+            (HeaderFormat::Simple, _) if at > to.offset => outbox.take_payload(data),
             (_, true) => self.data_chunk(outbox, to, at, data, NBD_REPLY_FLAG_DONE),
             (_, false) => self.data_chunk(outbox, to, at, data, 0),
         }
@@ -151,7 +151,7 @@ impl ReplyWriter {
     }
 
     #[inline]
-    fn data_chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, at: u64, data: &SgList, flags: u16) {
+    fn data_chunk(&mut self, outbox: &mut Outbox, to: ReplyAddress, at: u64, data: SgList, flags: u16) {
         let length = data.len().saturating_add(size_of::<U64<BE>>());
         let offset = U64::new(at);
         let flags = U16::new(flags);
@@ -168,7 +168,7 @@ impl ReplyWriter {
                 self.head(outbox, ExtendedDataHead { chunk, offset }.as_bytes());
             }
         }
-        outbox.push_payload(data);
+        outbox.take_payload(data);
     }
 
     /// Replies with the extents of `base:allocation`.

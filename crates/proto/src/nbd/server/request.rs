@@ -179,6 +179,9 @@ impl NbdRequest {
     /// Checks the flags: FUA is valid with every command, any other flag only with its own.
     #[inline]
     fn check_flags(&self, params: &ServerParams) -> Result<(), NbdRequestRefusal> {
+        if self.flags.is_empty() && params.headers != HeaderFormat::Extended {
+            return Ok(());
+        }
         let mut known = CmdFlags::FUA;
         match self.command {
             Cmd::NBD_CMD_READ if params.headers != HeaderFormat::Simple => known |= CmdFlags::DF,
@@ -226,7 +229,9 @@ impl NbdRequest {
             }
         }
         let is_one_chunk = self.flags.contains(CmdFlags::DF);
-        if op == Op::Read && (self.length > params.max_request() || is_one_chunk && self.is_long(params)) {
+        if matches!(op, Op::Read)
+            && (self.length > params.max_request() || is_one_chunk && self.is_long(params))
+        {
             // EOVERFLOW is not for reads with simple replies ("Error values").
             let errno =
                 if params.headers == HeaderFormat::Simple { Errno::NBD_EINVAL } else { Errno::NBD_EOVERFLOW };

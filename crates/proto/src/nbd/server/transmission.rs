@@ -30,7 +30,7 @@ use crate::driver::session::{Demand, ProtocolError};
 use crate::driver::target::Charge;
 use crate::exports::VolumeId;
 use crate::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
-use crate::volume_state::{Admission, AtomicRange, NotAdmitted, RequiredAccess};
+use crate::volume_state::{Admission, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, SgList, Tag};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
@@ -435,10 +435,10 @@ impl ServerTransmission {
         match steps.on_io(&request.bytes(), result) {
             RequestStep::Next => self.next_step(request, steps),
             RequestStep::SendPart(at, data) => {
-                self.replies.part(outbox, to, at, &data, false);
+                self.replies.part(outbox, to, at, data, false);
                 self.next_step(request, steps);
             }
-            RequestStep::SendLast(at, data) => self.replies.part(outbox, to, at, &data, true),
+            RequestStep::SendLast(at, data) => self.replies.part(outbox, to, at, data, true),
             RequestStep::Done(result) => self.finish_steps(&request, &steps, result, outbox),
         }
     }
@@ -525,14 +525,7 @@ impl ServerTransmission {
         let Some(AdmittingRequest { guard, range }) = self.pending.admitting(io.tag) else {
             return Err(NotAdmitted::Denied(IoError::Aborted));
         };
-        let (needs, owns_lock) = match range.map(AtomicRange::lock) {
-            None => (RequiredAccess::of(io.op), false),
-            Some(locked) => {
-                locked?;
-                (RequiredAccess::Writing, true)
-            }
-        };
-        match self.admission.admit(io.op, (io.offset, io.len), needs, owns_lock) {
+        match self.admission.admit(io.op, (io.offset, io.len), RequiredAccess::of(io.op), range) {
             Ok(admitted) => *guard = admitted,
             Err(NotAdmitted::Denied(error)) => {
                 self.finish_denied(io.tag, error, outbox);

@@ -159,24 +159,24 @@ impl DeviceServer {
         io: &Io,
         is_late: bool,
     ) -> Result<(), NotAdmitted<TaskFailure>> {
-        if io.op != Op::Read && !io.op.is_write() {
+        if !matches!(io.op, Op::Read) && !io.op.is_write() {
             return Ok(());
         }
         if is_late {
             self.units.update(&self.target);
         }
-        let atomic = task.state.atomic_range().map(AtomicRange::lock);
-        let owns_lock = atomic.is_some();
-        atomic.unwrap_or(Ok(()))?;
         let index = self.index_of(task, volume);
+        let owns_lock = task.state.atomic_range().is_some();
+        if owns_lock {
+            // Who has no access must not hold up others.
+            self.check_begin(task, volume, index, true, is_late).map_err(NotAdmitted::Denied)?;
+            task.state.atomic_range().map_or(Ok(()), AtomicRange::lock)?;
+        }
         let counter = index.and_then(|index| self.units.get_mut(index)).map(AttachedUnit::counter);
         let counter = counter.ok_or(NotAdmitted::Denied(UNIT_REMOVED.into()))?;
         // The abort check follows the counting of the I/O: either the aborting side sees the I/O in
         // flight when it waits (`Drain`), or this check sees the abort.
-        let check = || {
-            self.check_counted(task, index)?;
-            if is_late { self.check_again(task, volume, owns_lock || io.op.is_write()) } else { Ok(()) }
-        };
+        let check = || self.check_begin(task, volume, index, owns_lock || io.op.is_write(), is_late);
         let guard = counter.admit(io.op, (io.offset, io.len), owns_lock, check)?;
         task.guard = Some(guard);
         Ok(())
@@ -347,6 +347,20 @@ impl DeviceServer {
             DeviceTaskState::Work(work) => work.check(other, task.op),
             _ => other.view.check_sanitize(),
         }
+    }
+
+    /// Checks whether an I/O of the task may begin; `changes`: its command changes the data.
+    #[inline]
+    fn check_begin(
+        &mut self,
+        task: &Task,
+        volume: VolumeId,
+        index: Option<usize>,
+        changes: bool,
+        is_late: bool,
+    ) -> Result<(), TaskFailure> {
+        self.check_counted(task, index)?;
+        if is_late { self.check_again(task, volume, changes) } else { Ok(()) }
     }
 
     /// Checks for a late I/O what was checked when its command began. Nobody waited for it, so it
