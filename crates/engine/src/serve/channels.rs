@@ -143,10 +143,14 @@ impl OpenChannel {
     fn begin_locked(
         &mut self,
         source: &mut impl IoSource,
+        now: Instant,
         budget: &mut u64,
         denied: &mut Vec<(Tag, IoError)>,
     ) -> bool {
         let mut has_begun = false;
+        if !self.locked.begin_tries(now) {
+            return false;
+        }
         let mut next = 0;
         while *budget > 0
             && let Some(admitted) = self.locked.try_begin(next, |io| source.begin(self.volume, io, true))
@@ -167,6 +171,10 @@ impl OpenChannel {
                 }
             }
             has_begun = true;
+        }
+        if *budget == 0 {
+            // Those that are left have not been tried.
+            self.locked.wake();
         }
         has_begun
     }
@@ -320,8 +328,9 @@ impl Channels {
             if open.in_flight == 0 || open.orphan.is_some() {
                 continue;
             }
-            open.orphan = Some(OrphanedChannel { aborts_waiting, _user: open.volume_state.orphan() });
-            if open.volume_state.orphans() == MAX_ORPHANS
+            let (user, count) = open.volume_state.orphan();
+            open.orphan = Some(OrphanedChannel { aborts_waiting, _user: user });
+            if count == MAX_ORPHANS
                 && let Some(export) = self.exports.get(open.volume)
             {
                 let name = &export.name;
@@ -337,9 +346,8 @@ impl Channels {
     /// for the next poll, and `Progress::More` is returned.
     #[inline]
     pub fn move_io(&mut self, source: &mut impl IoSource, now: Instant) -> Progress {
-        if self.exports.changes() != self.seen && self.is_idle() {
-            self.seen = self.exports.changes();
-            self.open.retain(|open| self.exports.get(open.volume).is_some());
+        if self.exports.changes() != self.seen {
+            self.close_removed();
         }
         self.clock.begin(now);
         let mut progress = Progress::Idle;
@@ -373,6 +381,18 @@ impl Channels {
             }
         }
         Progress::More
+    }
+
+    /// Closes the channels of removed volumes that have nothing in flight.
+    #[cold]
+    fn close_removed(&mut self) {
+        let changes = self.exports.changes();
+        let is_exported = |open: &OpenChannel| self.exports.get(open.volume).is_some();
+        self.open.retain(|open| open.in_flight > 0 || is_exported(open));
+        // The others are looked at again.
+        if self.open.iter().all(is_exported) {
+            self.seen = changes;
+        }
     }
 
     /// Submits and cancels the I/O that the source requests; returns whether any was submitted.
@@ -431,7 +451,7 @@ impl Channels {
     fn begin_waiting(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) -> bool {
         let mut has_begun = false;
         for at in 0..self.open.len() {
-            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty() || !open.locked.is_empty()) {
+            if self.open.get(at).is_some_and(|open| !open.throttles.is_empty() || open.locked.is_due(now)) {
                 has_begun |= self.begin_waiting_of(at, source, now, budget);
             }
         }
@@ -448,7 +468,7 @@ impl Channels {
     ) -> bool {
         let Some(open) = self.open.get_mut(at) else { return false };
         let (volume, mut denied) = (open.volume, Vec::new());
-        let mut has_begun = open.begin_locked(source, budget, &mut denied);
+        let mut has_begun = open.begin_locked(source, now, budget, &mut denied);
         while *budget > 0
             && let Some(io) = open.throttles.peek_due(now)
         {
@@ -511,9 +531,15 @@ impl Channels {
 
     #[inline]
     fn channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut OpenChannel, IoError> {
-        if let Some(at) = self.open.iter().position(|open| open.volume == volume) {
-            return Ok(&mut self.open[at]);
+        match self.open.iter().position(|open| open.volume == volume) {
+            Some(at) => Ok(&mut self.open[at]),
+            None => self.open_channel(volume, depth),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn open_channel(&mut self, volume: VolumeId, depth: u32) -> Result<&mut OpenChannel, IoError> {
         let volume_state = self.exports.volume_state(volume).ok_or(IoError::ShuttingDown)?;
         if !volume_state.takes_users() {
             return Err(IoError::NoMemory);
@@ -1006,5 +1032,73 @@ mod tests {
         let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
         session.has_stations = true;
         assert_eq!(limited.turn(&mut channels, &mut session), (3, 3));
+    }
+
+    #[test]
+    fn a_client_that_becomes_known_while_it_is_throttled_has_its_limit_afterwards() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(2, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
+        let login = Login { initiator: "iqn.a".to_owned(), ..Login::default() };
+        channels.count_for(&Sessions::default().begin(login, "192.0.2.1:1"));
+        limited.set(0, 10);
+        // What was throttled before starts, and the next ones are limited.
+        let (completed, held) = limited.turn(&mut channels, &mut session);
+        assert!(completed < 10 && held == 2, "{completed} completed, {held} held");
+    }
+
+    /// Submits requests to several volumes.
+    #[derive(Default)]
+    struct Spread(VecDeque<(VolumeId, Io)>);
+
+    impl IoSource for Spread {
+        fn depth(&self) -> u32 {
+            8
+        }
+
+        fn poll_io(&mut self) -> Option<(VolumeId, Io)> {
+            self.0.pop_front()
+        }
+
+        fn on_io(&mut self, _: Completion, _: Instant) {}
+
+        fn poll_cancel(&mut self) -> Option<(VolumeId, Tag)> {
+            None
+        }
+
+        fn charge(&mut self, io: &Io) -> Charge {
+            Charge { cost: Cost::of(io), station: None }
+        }
+
+        fn begin(&mut self, _: VolumeId, _: &Io, _: bool) -> Result<(), NotAdmitted<IoError>> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_channel_of_a_removed_volume_is_closed_while_others_are_busy() {
+        let is_released = Arc::new(AtomicBool::new(false));
+        let busy = exports(&is_released).get(VolumeId(0)).unwrap();
+        let volume: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20));
+        let idle = Arc::downgrade(&volume);
+        let export = Export { name: "b".to_owned(), description: String::new(), read_only: false, volume };
+        let exports = Exports::new(vec![(*busy).clone(), export]);
+        let mut channels =
+            Channels::new(exports.clone(), TestCore::new().as_core(), Waker::idle(), Origin::default());
+        let io = |tag| Io::new(Tag(tag), Op::Read, 0, 512);
+        let mut source = Spread([(VolumeId(0), io(0)), (VolumeId(1), io(1))].into());
+        channels.move_io(&mut source, Instant::now());
+        assert_eq!((channels.open.len(), channels.in_flight), (2, 1));
+        drop(exports.remove("b"));
+        channels.move_io(&mut source, Instant::now());
+        assert!(channels.open.len() == 1 && idle.upgrade().is_none());
+        // A volume with I/O in flight stays open until that is complete.
+        drop(exports.remove("a"));
+        channels.move_io(&mut source, Instant::now());
+        assert_eq!(channels.open.len(), 1);
+        is_released.store(true, Ordering::Relaxed);
+        channels.move_io(&mut source, Instant::now());
+        channels.move_io(&mut source, Instant::now());
+        assert!(channels.open.is_empty() && channels.is_idle());
     }
 }

@@ -9,6 +9,7 @@ use blockmux_proto::volume_state::{NotAdmitted, RangeWait, VolumeState, WakeWait
 use blockmux_volume::{Core, Io, IoError, Tag, Waker};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) struct LockedIo {
@@ -17,6 +18,8 @@ pub(crate) struct LockedIo {
     /// Wakes the session from any thread; `None` before the first request, and in the simulator,
     /// which has no other threads.
     wake: Option<WakeWaiting>,
+    /// A request may have its turn.
+    is_woken: Arc<AtomicBool>,
     /// The pending wake-up for the next try.
     armed: Option<Instant>,
     core: Rc<dyn Core>,
@@ -31,12 +34,33 @@ struct WaitingIo {
 
 impl LockedIo {
     pub(crate) fn new(core: Rc<dyn Core>, waker: Waker) -> LockedIo {
-        LockedIo { waiting: Vec::new(), wake: None, armed: None, core, waker }
+        LockedIo { waiting: Vec::new(), wake: None, is_woken: Arc::default(), armed: None, core, waker }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Whether requests are to be tried now.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        !self.is_empty()
+            && (self.is_woken.load(Ordering::Acquire) || self.armed.is_some_and(|armed| armed <= now))
+    }
+
+    /// Begins to try all requests, if they are to be tried now. A wake-up from now on is for the
+    /// next time.
+    pub(crate) fn begin_tries(&mut self, now: Instant) -> bool {
+        let is_woken = self.is_woken.swap(false, Ordering::AcqRel);
+        let is_late = self.armed.take_if(|armed| *armed <= now).is_some();
+        !self.is_empty() && (is_woken || is_late)
+    }
+
+    /// Lets requests be tried in the next turn.
+    pub(crate) fn wake(&self) {
+        self.is_woken.store(true, Ordering::Release);
+        self.waker.wake();
     }
 
     /// Lets a request wait that was not admitted, for the reason `why`.
@@ -45,7 +69,13 @@ impl LockedIo {
         let turn = if let NotAdmitted::Locked(needed) = why {
             if self.wake.is_none() {
                 let core = EngineCore::from_core(&self.core);
-                self.wake = core.map(|core| cross_thread_waker(&core, &self.waker));
+                self.wake = core.map(|core| -> WakeWaiting {
+                    let (is_woken, wake) = (self.is_woken.clone(), cross_thread_waker(&core, &self.waker));
+                    Arc::new(move || {
+                        is_woken.store(true, Ordering::Release);
+                        wake();
+                    })
+                });
             }
             let wake = self.wake.clone().unwrap_or_else(|| Arc::new(|| ()));
             RangeWait::new(volume_state, needed, wake)
@@ -54,7 +84,7 @@ impl LockedIo {
         };
         self.waiting.push(WaitingIo { io, turn });
         // The range may have been unlocked meanwhile.
-        self.waker.wake();
+        self.wake();
     }
 
     /// Tries to begin the request at this place, if there is one. Until it is its turn, its range

@@ -60,8 +60,8 @@ impl<F: SessionFactory> PortSession<F> {
         }
     }
 
-    /// Makes the session if there is none: over RDMA if the first bytes are those of an MPA
-    /// request. The session over TCP also handles TLS, and a connection that ends before any bytes.
+    /// Makes the session if there is none: over RDMA if the first bytes are a request of the
+    /// fabric. The one over TCP also handles TLS, and a connection that ends before any bytes.
     #[cold]
     fn make_session(&mut self, first_bytes: &[u8], now: Instant) {
         let PortSession::Detecting(detecting) = self else { return };

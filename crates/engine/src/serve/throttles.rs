@@ -19,6 +19,8 @@ pub(crate) struct Throttles {
     free_at: u64,
     /// The session's client, once it is known.
     client: Option<Arc<str>>,
+    /// Requests that were throttled before the client was known wait in a throttle without it.
+    has_unknown: bool,
     /// A throttle of each station, or a single one of the session's client.
     all: Vec<(Option<Mac>, Throttle)>,
     /// Number of throttled requests.
@@ -34,7 +36,16 @@ impl Throttles {
         core: Rc<dyn Core>,
         waker: Waker,
     ) -> Throttles {
-        Throttles { limiter, free_at: NEVER, client, all: Vec::new(), throttled: 0, core, waker }
+        Throttles {
+            limiter,
+            free_at: NEVER,
+            client,
+            has_unknown: false,
+            all: Vec::new(),
+            throttled: 0,
+            core,
+            waker,
+        }
     }
 
     /// Whether the next request passes without a check.
@@ -118,15 +129,16 @@ impl Throttles {
     }
 
     /// The session's client is known: requests from now on are subject to the limits of each
-    /// client.
+    /// client, once those have started that are throttled.
     pub(crate) fn set_client(&mut self, client: Arc<str>) {
-        if self.is_empty() {
-            (self.client, self.free_at) = (Some(client), NEVER);
-            self.all.clear();
-        }
+        (self.client, self.free_at, self.has_unknown) = (Some(client), NEVER, true);
     }
 
     fn throttle_of(&mut self, station: Option<Mac>) -> &mut Throttle {
+        if self.has_unknown && self.is_empty() {
+            self.all.clear();
+            self.has_unknown = false;
+        }
         let known = self.all.iter().position(|(own, _)| *own == station);
         let at = known.unwrap_or_else(|| {
             if self.all.len() >= MAX_STATIONS {
@@ -151,7 +163,8 @@ impl Throttles {
         // Stations that have sent nothing since the limits changed would not notice that there are
         // none left.
         self.all.retain(|(_, throttle)| !throttle.is_empty() || throttle.generation() == Some(generation));
-        let is_free = self.all.iter().all(|(_, throttle)| throttle.free_at() == Some(generation));
+        let is_free =
+            !self.has_unknown && self.all.iter().all(|(_, throttle)| throttle.free_at() == Some(generation));
         self.free_at = if is_free { generation } else { NEVER };
     }
 }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 /// The two sides of a login.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The protocol's name: `nbd`, `iscsi`, `iser`, `nvme-tcp`, `aoe`.
+    /// The protocol's name, such as `iscsi` or `nvme-tcp`.
     pub protocol: &'static str,
     /// InitiatorName, host NQN or MAC address; empty if the protocol has none or the peer sent
     /// none.

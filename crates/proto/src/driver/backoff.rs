@@ -1,5 +1,4 @@
-//! Exponential backoff for resources that others release: memory, locked ranges, the end of another
-//! session.
+//! Exponential backoff for resources that others release: memory, the end of another session.
 
 use std::time::{Duration, Instant};
 

@@ -226,7 +226,8 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
     /// Number of commands that have not ended.
     #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
-        self.sent.saturating_add(self.unsent.len() as u32) // as many as the table of commands has
+        // The slots of the command table bound it, so it fits.
+        self.sent.saturating_add(self.unsent.len() as u32)
     }
 
     /// Whether all commands were sent.

@@ -93,7 +93,7 @@ pub struct VolumeState {
     size: Mutex<u64>,
     meters: Meters,
     limiter: Arc<Limiter>,
-    left: OrphanCount,
+    orphans: OrphanCount,
 }
 
 /// Identifiers of a volume.
@@ -245,7 +245,7 @@ impl VolumeState {
             size: Mutex::new(size),
             meters: Meters::default(),
             limiter: Arc::default(),
-            left: OrphanCount::default(),
+            orphans: OrphanCount::default(),
         });
         let weak = Arc::downgrade(&volume_state);
         volume_state.volume.on_resize(Box::new(move || {
@@ -375,7 +375,7 @@ impl VolumeState {
         self.in_flight.is_locked((offset, len))
     }
 
-    /// The generation of the table, read sequentially consistently; see [`Drain`].
+    /// The generation of the table, in the order that `in_flight.rs` requires.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
@@ -468,7 +468,7 @@ impl VolumeState {
     /// Notifies all users. The lock is held, so a user that sees the new generation and then takes
     /// the lock sees the change.
     fn notify(&self, _locked: &Table, change: &Change<'_>) {
-        self.generation.fetch_add(1, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::SeqCst);
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
             watcher.on_change(change);

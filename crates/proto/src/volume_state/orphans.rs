@@ -19,17 +19,17 @@ pub struct OrphanedUser(Arc<VolumeState>);
 pub(super) struct OrphanCount(AtomicUsize);
 
 impl VolumeState {
-    /// Counts a user that has disconnected with unfinished I/O.
+    /// Counts a user that has disconnected with unfinished I/O; returns how many there are now.
     #[must_use]
-    pub fn orphan(self: &Arc<VolumeState>) -> OrphanedUser {
-        self.left.0.fetch_add(1, Ordering::Relaxed);
-        OrphanedUser(self.clone())
+    pub fn orphan(self: &Arc<VolumeState>) -> (OrphanedUser, usize) {
+        let before = self.orphans.0.fetch_add(1, Ordering::Relaxed);
+        (OrphanedUser(self.clone()), before.saturating_add(1))
     }
 
     /// The number of orphaned users.
     #[must_use]
     pub fn orphans(&self) -> usize {
-        self.left.0.load(Ordering::Relaxed)
+        self.orphans.0.load(Ordering::Relaxed)
     }
 
     /// Whether the volume accepts new users: not while it has [`MAX_ORPHANS`] orphaned ones.
@@ -41,7 +41,7 @@ impl VolumeState {
 
 impl Drop for OrphanedUser {
     fn drop(&mut self) {
-        self.0.left.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.orphans.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
