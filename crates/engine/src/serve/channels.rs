@@ -1035,6 +1035,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_throttled_settles_however_much_is_throttled_later() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        let settling = limited.volume_state.settling();
+        for completed in 2..5 {
+            assert!(!settling.is_over());
+            assert!(limited.core.jump());
+            assert_eq!(limited.turn(&mut channels, &mut session), (completed, 3));
+        }
+        assert!(settling.is_over());
+        let settling = limited.volume_state.settling();
+        assert!(!settling.is_over());
+        drop(channels);
+        assert!(settling.is_over(), "its user has ended");
+    }
+
+    #[test]
     fn a_client_that_becomes_known_while_it_is_throttled_has_its_limit_afterwards() {
         let limited = Limited::new(10, 0);
         let (mut channels, mut session) = (limited.channels(), Endless::new(2, 512));

@@ -76,7 +76,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use traffic::Meters;
+use traffic::{Meters, ThrottledUser};
 
 /// A volume, and the state that all of its users share.
 pub struct VolumeState {
@@ -150,10 +150,11 @@ impl Holder {
     }
 }
 
-/// Waits for the I/O that was in flight when it was created, including what limits hold back.
+/// Waits for the I/O that was in flight or throttled when it was created.
 pub struct Settling {
     volume_state: Arc<VolumeState>,
-    /// Since the first call that found nothing held back.
+    throttled: Vec<ThrottledUser>,
+    /// Since the first call that found all of those released.
     drain: OnceCell<Drain>,
 }
 
@@ -161,7 +162,7 @@ impl Settling {
     /// Whether that I/O is complete; call it until it returns true.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        if self.drain.get().is_none() && self.volume_state.traffic().held > 0 {
+        if self.drain.get().is_none() && !self.throttled.iter().all(ThrottledUser::is_released) {
             return false;
         }
         self.drain.get_or_init(|| Drain::new(&self.volume_state)).is_over()
@@ -459,10 +460,10 @@ impl VolumeState {
         self.lock().is_retired
     }
 
-    /// Waits for all I/O that was admitted before this call, or that limits held back.
+    /// Waits for all I/O that was admitted or throttled before this call.
     #[must_use]
     pub fn settling(self: &Arc<VolumeState>) -> Settling {
-        Settling { volume_state: self.clone(), drain: OnceCell::new() }
+        Settling { volume_state: self.clone(), throttled: self.meters.throttled(), drain: OnceCell::new() }
     }
 
     /// Notifies all users. The lock is held, so a user that sees the new generation and then takes

@@ -194,7 +194,9 @@ impl Meter {
     #[cold]
     pub fn hold(&self) {
         add(&self.counts.held, 1);
-        add(&self.counts.throttled, 1);
+        // Whoever sees this sees the other too: see `ThrottledUser`.
+        let throttled = &self.counts.throttled;
+        throttled.store(throttled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
     /// Counts the end of a hold that lasted `held_ns` nanoseconds.
@@ -221,8 +223,8 @@ impl Drop for Meter {
         let mut all = self.volume_state.meters.lock();
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
         let sum = all.of(&self.origin);
+        self.counts.held.store(0, Ordering::Release);
         sum.add(&self.counts);
-        sum.traffic.held = 0;
         sum.abandoned = sum.abandoned.wrapping_add(own.in_flight());
     }
 }
@@ -260,7 +262,33 @@ impl OriginTraffic {
     }
 }
 
+/// A user with throttled requests.
+pub(super) struct ThrottledUser {
+    counts: Arc<CoreCounters>,
+    /// The number of its requests that had ever been throttled.
+    total: u64,
+}
+
+impl ThrottledUser {
+    /// Whether as many have been released since: requests of a user are released in order.
+    pub(super) fn is_released(&self) -> bool {
+        let throttled = self.counts.throttled.load(Ordering::Acquire);
+        let held = self.counts.held.load(Ordering::Acquire);
+        throttled.saturating_sub(held) >= self.total
+    }
+}
+
 impl Meters {
+    /// The users with throttled requests.
+    pub(super) fn throttled(&self) -> Vec<ThrottledUser> {
+        let all = self.lock();
+        let users = all.users.iter().map(|(_, counts)| ThrottledUser {
+            counts: counts.clone(),
+            total: counts.throttled.load(Ordering::Acquire),
+        });
+        users.filter(|user| !user.is_released()).collect()
+    }
+
     pub(super) fn sum(&self) -> VolumeTraffic {
         let all = self.lock();
         let ended = all.ended.iter().map(|ended| ended.traffic);
