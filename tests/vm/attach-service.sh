@@ -1,6 +1,7 @@
 # Disks of `blockmux serve` in the guest, by ublk: reload, commands, stop and start, crash and takeover under I/O. The host
 # serves a remote volume.
 . /lib.sh
+. /ublk.inc
 unimportant='Power-on or device reset occurred'
 mkdir -p /var/run state
 chmod 700 state

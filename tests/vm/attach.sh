@@ -1,5 +1,6 @@
 # Volumes as disks of the guest by ublk. Blockmux runs in the guest; the host serves remote volumes.
 . /lib.sh
+. /ublk.inc
 unimportant='Power-on or device reset occurred'
 mkdir -p /var/run
 
@@ -33,6 +34,12 @@ crash() {
 
 # follows_sizes: the driver can change the size of a disk (Linux 6.16).
 follows_sizes() { ! uname -r | grep -q '^6\.\([0-9]\|1[0-5]\)\.'; }
+
+# has_mib N: the disk has so many MiB.
+has_mib() { test "$(cat "/sys/block/$name/size")" = $(($1 << 11)); }
+# reads: reads a block. An idle initiator of iSCSI learns of a new size with its next command.
+reads() { dd if="$disk" of=read.block bs=4k count=1 iflag=direct; }
+sees_mib() { reads && has_mib "$1"; }
 
 has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
 
@@ -183,11 +190,19 @@ within 10 test ! -e "$disk"
 check a_disk_goes_on_only_with_the_same_volume
 attach file:disk.img
 crash
-truncate -s 320M disk.img
-fails blockmux attach file:disk.img 2>said
+fails blockmux attach 'file:disk.img?block_size=4096' 2>said
 grep 'with another size' said
+truncate -s 320M disk.img
+if follows_sizes; then
+  attach file:disk.img
+  grep ', recovered$' ready
+  within 20 has_mib 320
+else
+  fails blockmux attach file:disk.img 2>said
+  grep 'with another size' said
+fi
 truncate -s 384M disk.img
-attach file:disk.img
+follows_sizes || attach file:disk.img
 detach
 
 check a_remote_volume_is_a_disk_over_nbd_and_over_iscsi
@@ -220,9 +235,8 @@ serve "small=file:small.img --iscsi $HOST:3260 --control control"
 url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)
 attach "$url"
 host run 'blockmux ctl control resize small 96m'
-has_mib() { test "$(cat "/sys/block/$name/size")" = $(($1 << 11)); }
 if follows_sizes; then
-  within 20 has_mib 96
+  within 20 sees_mib 96
   begin_io "$disk"
   sees_writes "$disk"
   crash
@@ -233,6 +247,7 @@ if follows_sizes; then
   sees_writes "$disk"
   end_io
 else
+  reads
   within 20 grep 'the kernel sees that when the volume is attached again' attach.log
   detach
   attach "$url"
