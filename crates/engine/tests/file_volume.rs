@@ -383,6 +383,30 @@ fn a_partial_last_block_is_padded_with_zeroes() {
 }
 
 #[test]
+fn a_registered_buffer_is_left_to_the_kernel_and_refused_where_this_process_needs_its_bytes() {
+    let buffer = || SgList::one(Memory::registered(3, 4096).seg(0, 4096));
+    let mut bench = Bench::on_new_file(false);
+    // The ring has no such buffer, so the kernel fails the transfer, and nothing else happens.
+    for op in [READ, WRITE] {
+        assert_eq!(bench.run(op, 0, 4096, Some(buffer())).unwrap_err(), IoError::Medium);
+    }
+    assert!(all_are(&bench.read(0, 4096), 0));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, pattern(10_000, 1)).unwrap();
+    let volume =
+        FileVolume::open(&path, FileOptions { direct: Some(false), ..FileOptions::default() }).unwrap();
+    let mut bench = Bench::new(&volume);
+    let part = |len| SgList::one(Memory::registered(3, 4096).seg(0, len));
+    // Its last block is partial: the rest of it reads as zeroes, and only data makes it longer.
+    for op in [READ, WRITE] {
+        assert_eq!(bench.run(op, 8192, 2048, Some(part(2048))).unwrap_err(), IoError::Unsupported);
+        assert_eq!(bench.run(op, 8192, 1024, Some(part(1024))).unwrap_err(), IoError::Medium);
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), pattern(10_000, 1));
+}
+
+#[test]
 fn a_file_that_is_not_whole_blocks_becomes_longer_only_by_data_beyond_its_end() {
     for block in [512, 4096] {
         let folder = tempfile::tempdir().unwrap();

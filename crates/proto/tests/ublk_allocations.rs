@@ -27,7 +27,7 @@ fn requests_allocate_nothing() {
             let op = [IoOp::READ, IoOp::WRITE, IoOp::FLUSH, IoOp::DISCARD][usize::from(tag) % 4];
             let desc =
                 IoDesc { op_flags: op.0.into(), nr_sectors: 8, start_sector: u64::from(tag) * 8, addr: 0 };
-            if let NewRequest::NeedsData(len) = queue.on_request(tag, &desc) {
+            if let NewRequest::NeedsData(len) = queue.on_request(tag, &desc, None) {
                 queue.on_data(tag, Ok(SgList::one(memory.seg(0, len))));
             }
         }

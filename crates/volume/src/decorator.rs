@@ -11,9 +11,15 @@ pub(crate) trait Decorator: Send + Sync {
     /// The wrapped volume.
     fn inner(&self) -> &dyn Volume;
 
-    /// Implements [`Volume::info`].
+    /// Implements [`Volume::info`], but for registered buffers.
     fn info_over(&self) -> VolumeInfo {
         self.inner().info()
+    }
+
+    /// Whether requests reach the wrapped volume at once and with their own data, so that it may be
+    /// in a registered buffer.
+    fn passes_registered(&self) -> bool {
+        false
     }
 
     /// Implements [`Volume::refresh_size`].
@@ -32,7 +38,9 @@ pub(crate) trait Decorator: Send + Sync {
 
 impl<D: Decorator> Volume for D {
     fn info(&self) -> VolumeInfo {
-        self.info_over()
+        let info = self.info_over();
+        let registered_alignment = info.registered_alignment.filter(|_| self.passes_registered());
+        VolumeInfo { registered_alignment, ..info }
     }
 
     fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {

@@ -1,5 +1,6 @@
 //! A request to a volume, and its completion.
 
+use crate::buf::Seg;
 use crate::sg_list::SgList;
 
 /// Identifies a request, chosen by the submitter; unique among its requests in flight on one
@@ -70,7 +71,8 @@ pub struct Io {
     /// Length in bytes, a whole number of logical blocks; 0 for a flush.
     pub len: u64,
     /// Write data, or the buffer of a read, `len` bytes. A read with `None` gets memory of the
-    /// volume (zero-copy) or of the core's pool.
+    /// volume (zero-copy) or of the core's pool. All of it or nothing is in a registered buffer,
+    /// which only some volumes take ([`crate::VolumeInfo::registered_alignment`]).
     pub data: Option<SgList>,
 }
 
@@ -79,6 +81,14 @@ impl Io {
     #[must_use]
     pub fn new(tag: Tag, op: Op, offset: u64, len: u64) -> Io {
         Io { tag, op, offset, len, data: None }
+    }
+
+    /// Whether the data is in a buffer that is registered with the core's ring.
+    #[inline]
+    #[must_use]
+    pub fn is_in_registered_buffer(&self) -> bool {
+        let first = self.data.as_ref().and_then(|data| data.segs().first());
+        first.is_some_and(Seg::is_registered)
     }
 
     /// The result of a request of length 0.

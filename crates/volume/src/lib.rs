@@ -49,7 +49,7 @@ mod volume;
 
 pub use account::{PeerAccount, peer_network};
 pub use block_sizes::{BlockSizes, SmallBlock};
-pub use buf::{Chunk, Memory, Pages, Seg};
+pub use buf::{Chunk, Memory, Pages, RegisteredPart, Seg};
 pub use crc32c::Crc32c;
 pub use delay::{DelayVolume, Delays};
 pub use fault::{Fault, FaultEffect, FaultVolume, FaultWhen};
@@ -70,5 +70,6 @@ pub use spec::{Spec, SpecError};
 pub use stripe::{DEFAULT_CHUNK, MAX_MEMBERS, StripeError, StripeVolume, range_on_member};
 pub use throttle::Throttle;
 pub use volume::{
-    Beyond, Channel, Core, LinkCounts, MAX_TRANSFER, Populated, Resize, ResizeError, Volume, VolumeInfo,
+    Beyond, Channel, Core, LinkCounts, MAX_TRANSFER, MemoryAlignment, Populated, Resize, ResizeError, Volume,
+    VolumeInfo,
 };

@@ -120,6 +120,10 @@ impl Decorator for SliceVolume {
         }
     }
 
+    fn passes_registered(&self) -> bool {
+        true
+    }
+
     fn refresh_size_over(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size

@@ -4,6 +4,7 @@ use crate::io::{Completion, Io, IoError, Op};
 use crate::pool::Pool;
 use crate::ready::Waker;
 use std::any::Any;
+use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -41,6 +42,10 @@ pub struct VolumeInfo {
     pub shared_flush: bool,
     /// Reads without a buffer are zero-copy.
     pub lends_reads: bool,
+    /// Data of reads and writes may be a buffer that is registered with the core's ring
+    /// ([`crate::Memory::registered`]), in memory that is so aligned. `None`: the volume needs
+    /// bytes, and such a request fails with [`IoError::Unsupported`].
+    pub registered_alignment: Option<MemoryAlignment>,
     /// The storage has spinning disks.
     pub rotational: bool,
 }
@@ -61,6 +66,7 @@ impl VolumeInfo {
             fast_zeroes: false,
             shared_flush: true,
             lends_reads: false,
+            registered_alignment: None,
             rotational: false,
         }
     }
@@ -100,8 +106,39 @@ impl VolumeInfo {
             if io.len > MAX_TRANSFER.into() || !data_fits {
                 return Err(IoError::BadLength);
             }
+            if self.registered_alignment.is_none() && io.is_in_registered_buffer() {
+                return Err(IoError::Unsupported);
+            }
         }
         Ok(())
+    }
+}
+
+/// An alignment of memory addresses, a power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryAlignment(
+    /// Its logarithm to base 2, and one more.
+    NonZeroU8,
+);
+
+impl MemoryAlignment {
+    /// An alignment to `bytes`, or to the next greater power of two.
+    #[must_use]
+    pub fn of(bytes: u32) -> MemoryAlignment {
+        let shift = u32::BITS - bytes.saturating_sub(1).leading_zeros();
+        MemoryAlignment(NonZeroU8::MIN.saturating_add(shift.min(u32::BITS - 1) as u8))
+    }
+
+    /// The alignment in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        1 << (self.0.get() - 1)
+    }
+
+    /// The bits of an address that are 0.
+    #[must_use]
+    pub fn mask(self) -> u32 {
+        self.bytes() - 1
     }
 }
 
@@ -336,7 +373,7 @@ pub trait Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Seg, SgList, Tag};
+    use crate::{Memory, Seg, SgList, Tag};
 
     fn io(op: Op, offset: u64, len: u64, data_len: Option<usize>) -> Io {
         let data = data_len.map(|len| SgList::one(Seg::from_slice(&vec![0; len])));
@@ -356,5 +393,28 @@ mod tests {
         let frozen = VolumeInfo { read_only: true, ..info };
         assert_eq!(frozen.check(&io(write, 0, 512, Some(512))), Err(IoError::ReadOnly));
         assert_eq!(frozen.check(&io(Op::Flush, 0, 0, None)), Ok(()));
+    }
+
+    #[test]
+    fn an_alignment_is_a_power_of_two() {
+        for (bytes, aligned) in [(0, 1), (1, 1), (2, 2), (3, 4), (512, 512), (4095, 4096), (1 << 31, 1 << 31)]
+        {
+            assert_eq!(MemoryAlignment::of(bytes).bytes(), aligned);
+        }
+        assert_eq!(MemoryAlignment::of(u32::MAX).bytes(), 1 << 31);
+        assert_eq!((MemoryAlignment::of(1).mask(), MemoryAlignment::of(512).mask()), (0, 511));
+        assert!(MemoryAlignment::of(4) < MemoryAlignment::of(512));
+    }
+
+    #[test]
+    fn only_a_volume_that_says_so_takes_registered_buffers() {
+        let data = SgList::one(Memory::registered(0, 1 << 20).seg(0, 512));
+        for op in [Op::Read, Op::Write { fua: false }] {
+            let io = Io { tag: Tag(0), op, offset: 0, len: 512, data: Some(data.clone()) };
+            assert_eq!(VolumeInfo::new(8192).check(&io), Err(IoError::Unsupported));
+            let registered_alignment = Some(MemoryAlignment::of(1));
+            let takes = VolumeInfo { registered_alignment, ..VolumeInfo::new(8192) };
+            assert_eq!(takes.check(&io), Ok(()));
+        }
     }
 }

@@ -82,6 +82,9 @@ bitflags::bitflags! {
     /// Features of a device, and of the driver (`UBLK_F_*`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Features: u64 {
+        /// The driver tells of a write before it copies its data, so that the server can choose the
+        /// memory then.
+        const NEED_GET_DATA = 1 << 2;
         /// Requests wait for another server when the device's server has ended.
         const USER_RECOVERY = 1 << 3;
         /// With `USER_RECOVERY`, requests that the server had not completed are sent to the next
@@ -95,6 +98,9 @@ bitflags::bitflags! {
         const USER_COPY = 1 << 7;
         /// The size of a disk can change (Linux 6.16).
         const UPDATE_SIZE = 1 << 10;
+        /// The driver registers the pages of each request with the ring of its command (Linux
+        /// 6.16).
+        const AUTO_BUF_REG = 1 << 11;
     }
 }
 
@@ -164,7 +170,8 @@ const _: () = assert!(size_of::<IoCmd>() == 16);
 pub struct Params {
     /// Length of this structure in bytes.
     pub len: u32,
-    /// The parts that are set: [`UBLK_PARAM_TYPE_BASIC`], [`UBLK_PARAM_TYPE_DISCARD`].
+    /// The parts that are set: [`UBLK_PARAM_TYPE_BASIC`], [`UBLK_PARAM_TYPE_DISCARD`],
+    /// [`UBLK_PARAM_TYPE_DMA_ALIGN`].
     pub types: u32,
     /// Size, blocks and cache.
     pub basic: ParamBasic,
@@ -174,10 +181,14 @@ pub struct Params {
     pub devt: [u32; 4],
     /// Parameters of zoned devices.
     pub zoned: [u32; 8],
-    /// The end of the structure, which is a multiple of 8 bytes.
+    /// Alignment of data in memory in bytes, less 1. Drivers before Linux 6.15 end here.
+    pub dma_alignment: u32,
+    /// Reserved: 0.
+    pub pad: u32,
+    /// The end of the part that is used here, which is a multiple of 8 bytes.
     pub end: u32,
 }
-const _: () = assert!(size_of::<Params>() == 112);
+const _: () = assert!(size_of::<Params>() == 120);
 
 /// Size, blocks and cache of a disk (`struct ublk_param_basic`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -268,6 +279,14 @@ const fn ioctl(direction: u32, number: u32, len: usize) -> u32 {
     direction | (len as u32) << 16 | (b'u' as u32) << 8 | number
 }
 
+/// The address in the entry of an I/O command of a device with [`Features::AUTO_BUF_REG`]
+/// (`struct ublk_auto_buf_reg`): the driver registers the pages of the next request as the buffer
+/// `index` of the ring. If it cannot, the request has [`UBLK_IO_F_NEED_REG_BUF`].
+#[must_use]
+pub const fn auto_buf_reg(index: u16) -> u64 {
+    index as u64 | UBLK_AUTO_BUF_REG_FALLBACK << 16
+}
+
 /// Position in `/dev/ublkcN` of the data of a request, in bytes.
 #[must_use]
 pub const fn data_position(queue: u16, tag: u16) -> u64 {
@@ -289,12 +308,16 @@ pub const NO_QUEUE: u16 = u16::MAX;
 pub const UBLK_IO_RES_OK: i32 = 0;
 /// A completed write is on stable storage.
 pub const UBLK_IO_F_FUA: u32 = 1 << 13;
+/// The pages of the request are not registered, although [`Features::AUTO_BUF_REG`] is set.
+pub const UBLK_IO_F_NEED_REG_BUF: u32 = 1 << 17;
 /// Zeroed blocks stay allocated.
 pub const UBLK_IO_F_NOUNMAP: u32 = 1 << 15;
 /// [`Params::basic`] is set.
 pub const UBLK_PARAM_TYPE_BASIC: u32 = 1 << 0;
 /// [`Params::discard`] is set.
 pub const UBLK_PARAM_TYPE_DISCARD: u32 = 1 << 1;
+/// [`Params::dma_alignment`] is set.
+pub const UBLK_PARAM_TYPE_DMA_ALIGN: u32 = 1 << 4;
 /// Writes are refused.
 pub const UBLK_ATTR_READ_ONLY: u32 = 1 << 0;
 /// The storage has spinning disks.
@@ -305,6 +328,8 @@ pub const UBLK_ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 pub const UBLK_ATTR_FUA: u32 = 1 << 3;
 /// The maximum depth of a queue.
 pub const UBLK_MAX_QUEUE_DEPTH: u16 = 4096;
+/// A request whose pages cannot be registered comes without.
+const UBLK_AUTO_BUF_REG_FALLBACK: u64 = 1 << 0;
 const UBLKSRV_IO_BUF_OFFSET: u64 = 0x8000_0000;
 const UBLK_TAG_OFF: u32 = 25;
 const UBLK_QID_OFF: u32 = 41;
@@ -416,14 +441,21 @@ mod tests {
             ..ParamDiscard::default()
         };
         let types = UBLK_PARAM_TYPE_BASIC | UBLK_PARAM_TYPE_DISCARD;
-        let params = Params { len: 112, types, basic, discard, ..Params::default() };
-        let mut bytes = [0; 112];
+        let types = types | UBLK_PARAM_TYPE_DMA_ALIGN;
+        let params = Params { len: 120, types, basic, discard, dma_alignment: 511, ..Params::default() };
+        let mut bytes = [0; 120];
         bytes[..60].copy_from_slice(&[
-            0x70, 0, 0, 0, 3, 0, 0, 0, 0xc, 0, 0, 0, 9, 0xc, 0x10, 0xc, 0, 8, 0, 0, // to max_sectors
+            0x78, 0, 0, 0, 0x13, 0, 0, 0, 0xc, 0, 0, 0, 9, 0xc, 0x10, 0xc, 0, 8, 0, 0, // to max_sectors
             0, 0, 0, 0, 0x9a, 0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // to the mask
             0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0x20, 0, 0, 0, 1, 0, 1, 0, 0, 0,
         ]);
+        bytes[108..110].copy_from_slice(&[0xff, 1]);
         assert_eq!(params.as_bytes(), bytes);
+    }
+
+    #[test]
+    fn a_buffer_is_named_with_the_flag_to_go_on_without() {
+        assert_eq!(auto_buf_reg(0x1122), 0x1_1122);
     }
 
     #[test]

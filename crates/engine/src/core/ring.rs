@@ -8,8 +8,9 @@
 //! tried first.
 #![expect(unsafe_code, reason = "submission queue entries carry addresses that the kernel will use")]
 
+use crate::core::buffer_table::{BufferEntries, BufferTable};
 use io_uring::{IoUring, squeue, types};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::RawFd;
 use std::rc::Rc;
@@ -32,6 +33,8 @@ pub struct Ring {
     /// Entries whose memory the kernel may access until they complete: file I/O, but not socket
     /// polls.
     in_flight_io: Cell<u32>,
+    /// The table of registered buffers, made at its first use; `None`: the kernel refuses it.
+    buffers: OnceCell<Option<Rc<BufferTable>>>,
 }
 
 struct Owner {
@@ -59,6 +62,7 @@ impl Ring {
             owners: RefCell::default(),
             reaped: Cell::default(),
             in_flight_io: Cell::new(0),
+            buffers: OnceCell::new(),
         }))
     }
 
@@ -72,6 +76,18 @@ impl Ring {
         });
         owners[index] = owner;
         Registration { ring: self.clone(), index: index as u32 }
+    }
+
+    /// Reserves `count` consecutive entries of the ring's table of registered buffers, in which a
+    /// driver can register memory of its own. `None` if there are not so many, or the kernel has no
+    /// such tables.
+    pub fn reserve_buffers(&self, count: u16) -> Option<BufferEntries> {
+        let table = self.buffers.get_or_init(|| {
+            let uring = self.uring.borrow();
+            let made = uring.submitter().register_buffers_sparse(BUFFER_ENTRIES.into());
+            made.ok().map(|()| BufferTable::new(BUFFER_ENTRIES))
+        });
+        table.as_ref()?.reserve(count)
     }
 
     /// Passes completed entries to their owners; returns their number.
@@ -314,6 +330,9 @@ const CANCEL_TOKEN: u32 = u32::MAX;
 const SQ_ENTRIES: u32 = 256;
 /// Size of the completion queue. Beyond it the kernel uses a slower overflow list.
 const CQ_ENTRIES: u32 = 8192;
+/// Size of the table of registered buffers, for which the kernel takes 8 bytes each: 64 queues of
+/// the usual depth.
+const BUFFER_ENTRIES: u16 = 8192;
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;
 

@@ -8,10 +8,12 @@
 //!   kernel ──IoDesc──▶ on_request ──▶ poll_io ──▶ volume ──▶ on_io ──▶ poll_reply ──▶ kernel
 //!   data of a write ─▶ on_data ───────┘
 //! ```
+//! The data of a request may instead be a buffer that the driver has registered with the core's
+//! ring, for volumes that take it ([`blockmux_volume::VolumeInfo::registered_alignment`]).
 
 mod params;
 mod queue;
 
 pub use blockmux_wire::ublk as wire;
-pub use params::{MAX_BYTES, UnsupportedBlocks, describes, disk_params, sectors};
+pub use params::{MAX_BYTES, UnsupportedBlocks, aligns_for, describes, disk_params, sectors};
 pub use queue::{NewRequest, Reply, UblkQueue};

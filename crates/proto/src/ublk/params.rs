@@ -1,9 +1,9 @@
 //! The parameters of a volume's disk.
 
-use blockmux_volume::VolumeInfo;
+use blockmux_volume::{MemoryAlignment, VolumeInfo};
 use blockmux_wire::ublk::{
     ParamBasic, ParamDiscard, Params, UBLK_ATTR_FUA, UBLK_ATTR_READ_ONLY, UBLK_ATTR_ROTATIONAL,
-    UBLK_ATTR_VOLATILE_CACHE, UBLK_PARAM_TYPE_BASIC, UBLK_PARAM_TYPE_DISCARD,
+    UBLK_ATTR_VOLATILE_CACHE, UBLK_PARAM_TYPE_BASIC, UBLK_PARAM_TYPE_DISCARD, UBLK_PARAM_TYPE_DMA_ALIGN,
 };
 
 /// The blocks of a volume are too large for a disk.
@@ -52,7 +52,26 @@ pub fn disk_params(info: &VolumeInfo, page: u32) -> Result<Params, UnsupportedBl
         ..ParamDiscard::default()
     };
     let types = UBLK_PARAM_TYPE_BASIC | UBLK_PARAM_TYPE_DISCARD;
-    Ok(Params { len: size_of::<Params>() as u32, types, basic, discard, ..Params::default() })
+    let params = Params { len: size_of::<Params>() as u32, types, basic, discard, ..Params::default() };
+    Ok(match info.registered_alignment {
+        Some(alignment) => Params {
+            types: types | UBLK_PARAM_TYPE_DMA_ALIGN,
+            dma_alignment: alignment
+                .max(MemoryAlignment::of(DRIVERS_ALIGNMENT))
+                .min(MemoryAlignment::of(page))
+                .mask(),
+            ..params
+        },
+        None => params,
+    })
+}
+
+/// Whether the volume takes the pages of the disk's requests as they are: they are aligned as it
+/// needs.
+#[must_use]
+pub fn aligns_for(disk: &Params, volume: &VolumeInfo) -> bool {
+    let aligned = if disk.types & UBLK_PARAM_TYPE_DMA_ALIGN == 0 { 0 } else { disk.dma_alignment };
+    volume.registered_alignment.is_some_and(|alignment| aligned >= alignment.mask())
 }
 
 /// Whether a disk with the parameters `disk` may go on with a volume that has `volume`: it is not
@@ -82,6 +101,8 @@ const MAX_LONG_BYTES: u32 = 1 << 30;
 /// Length of the longest write of zeroes that the volume may have to write, in bytes: a longer one
 /// would make the kernel wait for its end.
 const MAX_ZEROES_BYTES: u32 = 32 << 20;
+/// Alignment of data of disks that do not set one, in bytes.
+const DRIVERS_ALIGNMENT: u32 = 4;
 /// Bytes in a sector of the kernel, as a power of two.
 const SECTOR_SHIFT: u32 = 9;
 /// Bytes in a sector of the kernel.
@@ -103,7 +124,7 @@ mod tests {
         let params = disk_params(&info, 4096).unwrap();
         let ParamBasic { logical_bs_shift, physical_bs_shift, io_opt_shift, dev_sectors, .. } = params.basic;
         assert_eq!((logical_bs_shift, physical_bs_shift, io_opt_shift), (12, 12, 16));
-        assert_eq!((params.len, dev_sectors), (112, 1 << 21));
+        assert_eq!((params.len, dev_sectors), (120, 1 << 21));
         assert_eq!(params.basic.attrs, UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA);
         assert_eq!(params.discard.max_discard_sectors, 1 << 21);
         assert_eq!(params.discard.max_write_zeroes_sectors, 1 << 16);
@@ -116,6 +137,21 @@ mod tests {
         assert_eq!(params.basic.attrs, UBLK_ATTR_READ_ONLY);
         assert_eq!((params.discard.max_discard_sectors, params.discard.discard_granularity), (0, 512));
         assert_eq!(params.discard.max_write_zeroes_sectors, 1 << 21);
+    }
+
+    #[test]
+    fn a_volume_that_takes_registered_buffers_gets_them_aligned() {
+        let of = |alignment: Option<u32>| VolumeInfo {
+            registered_alignment: alignment.map(MemoryAlignment::of),
+            ..VolumeInfo::new(1 << 20)
+        };
+        let disk = |alignment| disk_params(&of(alignment), 4096).unwrap();
+        assert_eq!((disk(Some(1)).dma_alignment, disk(Some(512)).dma_alignment), (3, 511));
+        assert_eq!(disk(None).types & UBLK_PARAM_TYPE_DMA_ALIGN, 0);
+        assert!(aligns_for(&disk(Some(512)), &of(Some(4))) && aligns_for(&disk(Some(512)), &of(Some(512))));
+        assert!(!aligns_for(&disk(Some(1)), &of(Some(512))), "the disk of an older process");
+        assert!(!aligns_for(&disk(None), &of(Some(512))) && aligns_for(&disk(None), &of(Some(1))));
+        assert!(!aligns_for(&disk(Some(512)), &of(None)));
     }
 
     #[test]

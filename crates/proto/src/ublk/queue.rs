@@ -4,7 +4,7 @@ use super::params::{MAX_BYTES, SECTOR};
 use crate::driver::target::IoSource;
 use crate::exports::{Exports, VolumeId};
 use crate::volume_state::{Admission, Epoch, IoGuard, NotAdmitted, RequiredAccess};
-use blockmux_volume::{Completion, Io, IoError, Op, Output, SgList, Tag};
+use blockmux_volume::{Completion, Io, IoError, Op, Output, Seg, SgList, Tag};
 use blockmux_wire::ublk::{IoDesc, IoOp, UBLK_IO_F_FUA, UBLK_IO_F_NOUNMAP};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -21,6 +21,8 @@ pub struct UblkQueue {
     io: VecDeque<Io>,
     cancels: VecDeque<Tag>,
     replies: VecDeque<Reply>,
+    /// Writes of whose registered buffer the volume needs the bytes.
+    refused: VecDeque<u16>,
     /// Writes are refused. The kernel's own write protection can be lifted.
     read_only: bool,
     /// Every request fails, because the disk is removed by force.
@@ -43,6 +45,8 @@ struct Request {
     op: Op,
     offset: u64,
     len: u64,
+    /// The volume uses the request's pages as a registered buffer, and nobody copies its data.
+    is_registered: bool,
 }
 
 /// What the driver does with a new request.
@@ -80,15 +84,17 @@ impl UblkQueue {
             io: VecDeque::with_capacity(depth),
             cancels: VecDeque::with_capacity(depth),
             replies: VecDeque::with_capacity(depth),
+            refused: VecDeque::with_capacity(depth),
             read_only,
             is_failing: false,
         })
     }
 
     /// Takes a request of the kernel. One that is invalid, or whose tag has a request, is answered
-    /// with an error.
+    /// with an error. `registered` is the buffer of its pages, at least [`MAX_BYTES`] long, if they
+    /// are registered and the volume takes such buffers.
     #[inline]
-    pub fn on_request(&mut self, tag: u16, desc: &IoDesc) -> NewRequest {
+    pub fn on_request(&mut self, tag: u16, desc: &IoDesc, registered: Option<Seg>) -> NewRequest {
         let request = match parse(desc) {
             _ if self.is_failing => Err(IoError::Aborted),
             Ok(_) if self.is_busy(tag) => Err(IoError::BadLength),
@@ -102,14 +108,33 @@ impl UblkQueue {
                 return NewRequest::Taken;
             }
         };
+        let registered = registered.filter(|_| request.op.moves_data());
+        let request = Request { is_registered: registered.is_some(), ..request };
         if let Some(slot) = self.requests.get_mut(usize::from(tag)) {
             slot.request = Some(request);
         }
-        if matches!(request.op, Op::Write { .. }) {
+        if registered.is_none() && matches!(request.op, Op::Write { .. }) {
             return NewRequest::NeedsData(request.len as usize);
         }
-        self.push_io(tag, request, None);
+        let data = registered.map(|seg| SgList::one(seg.slice(0, request.len as usize)));
+        self.push_io(tag, request, data);
         NewRequest::Taken
+    }
+
+    /// The next write whose data is to be copied after all, with its length in bytes: the volume
+    /// needs its bytes. It goes on with [`UblkQueue::on_data`].
+    #[inline]
+    pub fn poll_refused(&mut self) -> Option<(u16, usize)> {
+        let tag = self.refused.pop_front()?;
+        let request = self.requests.get(usize::from(tag))?.request?;
+        Some((tag, request.len as usize))
+    }
+
+    /// Whether [`UblkQueue::poll_refused`] has something.
+    #[inline]
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
     }
 
     /// Takes the data of a write, or the reason why there is none.
@@ -137,6 +162,7 @@ impl UblkQueue {
             return;
         }
         self.io.clear();
+        self.refused.clear();
         for tag in 0..self.requests.len() {
             let tag = tag as u16;
             let is_in_flight = self.requests.get(usize::from(tag)).is_some_and(|slot| slot.is_in_flight);
@@ -155,8 +181,20 @@ impl UblkQueue {
 
     #[inline]
     fn push_io(&mut self, tag: u16, request: Request, data: Option<SgList>) {
-        let Request { op, offset, len } = request;
+        let Request { op, offset, len, .. } = request;
         self.io.push_back(Io { tag: Tag(tag.into()), op, offset, len, data });
+    }
+
+    /// Begins a request again without its registered buffer, which the volume has refused.
+    #[cold]
+    fn begin_with_bytes(&mut self, tag: u16) {
+        let slot = self.requests.get_mut(usize::from(tag));
+        let Some(request) = slot.and_then(|slot| slot.request.as_mut()) else { return };
+        request.is_registered = false;
+        match *request {
+            Request { op: Op::Write { .. }, .. } => self.refused.push_back(tag),
+            request => self.push_io(tag, request, None),
+        }
     }
 
     /// Answers a request that is not answered yet.
@@ -165,7 +203,9 @@ impl UblkQueue {
         let slot = self.requests.get_mut(usize::from(tag));
         let Some(request) = slot.and_then(|slot| slot.request.take()) else { return };
         self.replies.push_back(match result {
-            Ok(Output::Data(data)) => Reply { tag, data: Some(data), result: request.len as i32 },
+            Ok(Output::Data(data)) if !request.is_registered => {
+                Reply { tag, data: Some(data), result: request.len as i32 }
+            }
             Ok(_) if request.op.moves_data() => Reply { tag, data: None, result: request.len as i32 },
             Ok(_) => Reply { tag, data: None, result: 0 },
             Err(error) => Reply { tag, data: None, result: errno(error) },
@@ -214,10 +254,15 @@ impl IoSource for UblkQueue {
     #[inline]
     fn on_io(&mut self, done: Completion, _now: Instant) {
         let tag = done.tag.0 as u16;
+        let mut is_registered = false;
         if let Some(slot) = self.requests.get_mut(usize::from(tag)) {
             (slot.guard, slot.is_in_flight) = (None, false);
+            is_registered = slot.request.is_some_and(|request| request.is_registered);
         }
-        self.finish(tag, done.result);
+        match done.result {
+            Err(IoError::Unsupported) if is_registered => self.begin_with_bytes(tag),
+            result => self.finish(tag, result),
+        }
     }
 }
 
@@ -230,7 +275,7 @@ fn parse(desc: &IoDesc) -> Result<Request, IoError> {
         IoOp::READ => Op::Read,
         IoOp::WRITE => Op::Write { fua },
         // Its range means nothing: Linux sends the highest sector.
-        IoOp::FLUSH => return Ok(Request { op: Op::Flush, offset: 0, len: 0 }),
+        IoOp::FLUSH => return Ok(Request { op: Op::Flush, offset: 0, len: 0, is_registered: false }),
         IoOp::DISCARD => Op::Discard { fua },
         IoOp::WRITE_ZEROES => {
             Op::WriteZeroes { fua, may_unmap: !desc.has(UBLK_IO_F_NOUNMAP), only_fast: false }
@@ -242,7 +287,7 @@ fn parse(desc: &IoDesc) -> Result<Request, IoError> {
     if op.moves_data() && len > MAX_BYTES.into() {
         return Err(IoError::BadLength);
     }
-    Ok(Request { op, offset, len })
+    Ok(Request { op, offset, len, is_registered: false })
 }
 
 /// The error number of Linux for an error of a volume, negative. The block layer knows only some:
@@ -285,7 +330,7 @@ mod tests {
     use super::*;
     use crate::exports::Export;
     use blockmux_volume::random::SplitMix;
-    use blockmux_volume::{MemVolume, Seg};
+    use blockmux_volume::{MemVolume, Memory};
     use std::sync::Arc;
 
     const DEPTH: u16 = 4;
@@ -320,11 +365,11 @@ mod tests {
     fn a_queue_that_refuses_writes_reads_and_flushes() {
         let mut queue = UblkQueue::new(&exports(), VolumeId(0), DEPTH, true).unwrap();
         for op in [IoOp::WRITE, IoOp::DISCARD, IoOp::WRITE_ZEROES] {
-            assert_eq!(queue.on_request(0, &desc(op, 0, 8, 2)), NewRequest::Taken);
+            assert_eq!(queue.on_request(0, &desc(op, 0, 8, 2), None), NewRequest::Taken);
             assert_eq!(queue.poll_reply().unwrap().result, -EIO, "{op:?}");
         }
         for op in [IoOp::READ, IoOp::FLUSH] {
-            queue.on_request(0, &desc(op, 0, 8, 2));
+            queue.on_request(0, &desc(op, 0, 8, 2), None);
             begin(&mut queue);
             let output = if op == IoOp::READ { Output::Data(SgList::default()) } else { Output::Nothing };
             assert!(complete(&mut queue, 0, Ok(output)).result >= 0);
@@ -334,7 +379,7 @@ mod tests {
     #[test]
     fn a_read_is_answered_with_its_data_and_length() {
         let mut queue = queue();
-        assert_eq!(queue.on_request(3, &desc(IoOp::READ, 0, 8, 2)), NewRequest::Taken);
+        assert_eq!(queue.on_request(3, &desc(IoOp::READ, 0, 8, 2), None), NewRequest::Taken);
         let io = begin(&mut queue);
         assert_eq!(
             (io.tag, io.op, io.offset, io.len, io.data.is_none()),
@@ -349,7 +394,10 @@ mod tests {
     #[test]
     fn a_write_begins_when_its_data_is_there() {
         let mut queue = queue();
-        assert_eq!(queue.on_request(0, &desc(IoOp::WRITE, UBLK_IO_F_FUA, 0, 1)), NewRequest::NeedsData(512));
+        assert_eq!(
+            queue.on_request(0, &desc(IoOp::WRITE, UBLK_IO_F_FUA, 0, 1), None),
+            NewRequest::NeedsData(512)
+        );
         assert!(queue.poll_io().is_none());
         queue.on_data(0, Ok(SgList::one(Seg::from_slice(&[1; 512]))));
         let io = begin(&mut queue);
@@ -357,9 +405,53 @@ mod tests {
         let reply = complete(&mut queue, 0, Ok(Output::Nothing));
         assert_eq!((reply.result, reply.data.is_none()), (512, true));
         // Without data it fails.
-        queue.on_request(0, &desc(IoOp::WRITE, 0, 0, 1));
+        queue.on_request(0, &desc(IoOp::WRITE, 0, 0, 1), None);
         queue.on_data(0, Err(IoError::NoMemory));
         assert_eq!(queue.poll_reply().unwrap().result, -ENOMEM);
+    }
+
+    #[test]
+    fn a_registered_buffer_goes_to_the_volume_and_is_answered_without_data() {
+        let mut queue = queue();
+        let registered = || Some(Memory::registered(5, MAX_BYTES as usize).seg(0, MAX_BYTES as usize));
+        for (tag, op) in [(0, IoOp::READ), (1, IoOp::WRITE)] {
+            let taken = queue.on_request(tag, &desc(op, 0, 8, 2), registered());
+            assert_eq!(taken, NewRequest::Taken);
+            let io = begin(&mut queue);
+            assert!(io.is_in_registered_buffer() && io.data.as_ref().is_some_and(|data| data.len() == 1024));
+            let output = if tag == 0 { Output::Data(io.data.unwrap()) } else { Output::Nothing };
+            let reply = complete(&mut queue, tag.into(), Ok(output));
+            assert_eq!((reply.result, reply.data.is_none()), (1024, true));
+        }
+        queue.on_request(2, &desc(IoOp::FLUSH, 0, 0, 0), registered());
+        assert!(begin(&mut queue).data.is_none());
+    }
+
+    #[test]
+    fn a_request_whose_registered_buffer_is_refused_begins_again_with_bytes() {
+        let mut queue = queue();
+        let registered = || Some(Memory::registered(5, MAX_BYTES as usize).seg(0, MAX_BYTES as usize));
+        let refuse = |queue: &mut UblkQueue, tag| {
+            begin(queue);
+            queue.on_io(Completion { tag: Tag(tag), result: Err(IoError::Unsupported) }, Instant::now());
+            assert!(queue.poll_reply().is_none());
+        };
+        queue.on_request(0, &desc(IoOp::READ, 0, 8, 2), registered());
+        refuse(&mut queue, 0);
+        assert!(begin(&mut queue).data.is_none() && queue.poll_refused().is_none());
+        let data = SgList::one(Seg::from_slice(&[7; 1024]));
+        assert!(complete(&mut queue, 0, Ok(Output::Data(data))).data.is_some());
+        queue.on_request(1, &desc(IoOp::WRITE, 0, 8, 2), registered());
+        refuse(&mut queue, 1);
+        assert_eq!((queue.poll_io().is_none(), queue.poll_refused()), (true, Some((1, 1024))));
+        queue.on_data(1, Ok(SgList::one(Seg::from_slice(&[1; 1024]))));
+        assert!(!begin(&mut queue).is_in_registered_buffer());
+        // Without a registered buffer, the same error is an answer.
+        assert_eq!(complete(&mut queue, 1, Err(IoError::Unsupported)).result, -EOPNOTSUPP);
+        queue.on_request(2, &desc(IoOp::WRITE, 0, 8, 2), registered());
+        refuse(&mut queue, 2);
+        queue.fail();
+        assert_eq!((queue.poll_refused(), queue.poll_reply().map(|reply| reply.tag)), (None, Some(2)));
     }
 
     #[test]
@@ -372,7 +464,7 @@ mod tests {
             (IoOp::WRITE_ZEROES, UBLK_IO_F_NOUNMAP, 0, zeroes(false)),
         ] {
             let mut queue = queue();
-            assert_eq!(queue.on_request(1, &desc(op, flags, start, 2048)), NewRequest::Taken);
+            assert_eq!(queue.on_request(1, &desc(op, flags, start, 2048), None), NewRequest::Taken);
             assert_eq!(begin(&mut queue).op, expected);
             assert_eq!(complete(&mut queue, 1, Ok(Output::Nothing)).result, 0, "{op}");
         }
@@ -389,7 +481,7 @@ mod tests {
             (u16::MAX, desc(IoOp::READ, 0, 0, 1), -EINVAL),
         ] {
             let mut queue = queue();
-            assert_eq!(queue.on_request(tag, &desc), NewRequest::Taken);
+            assert_eq!(queue.on_request(tag, &desc, None), NewRequest::Taken);
             assert_eq!(queue.poll_reply().map(|reply| (reply.tag, reply.result)), Some((tag, result)));
             assert!(queue.poll_io().is_none());
         }
@@ -399,21 +491,21 @@ mod tests {
     fn a_second_request_with_a_tag_is_refused_until_the_first_is_answered() {
         let mut queue = queue();
         let read = desc(IoOp::READ, 0, 0, 1);
-        queue.on_request(0, &read);
-        queue.on_request(0, &read);
+        queue.on_request(0, &read, None);
+        queue.on_request(0, &read, None);
         assert_eq!(queue.poll_reply().unwrap().result, -EINVAL);
         begin(&mut queue);
         complete(&mut queue, 0, Err(IoError::Medium));
-        queue.on_request(0, &read);
+        queue.on_request(0, &read, None);
         assert!(queue.poll_reply().is_none());
     }
 
     #[test]
     fn a_disk_that_is_removed_by_force_answers_everything_once() {
         let mut queue = queue();
-        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1));
-        queue.on_request(1, &desc(IoOp::WRITE, 0, 0, 1));
-        queue.on_request(2, &desc(IoOp::FLUSH, 0, 0, 0));
+        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1), None);
+        queue.on_request(1, &desc(IoOp::WRITE, 0, 0, 1), None);
+        queue.on_request(2, &desc(IoOp::FLUSH, 0, 0, 0), None);
         begin(&mut queue);
         queue.fail();
         queue.fail();
@@ -427,7 +519,7 @@ mod tests {
         queue.on_data(1, Ok(SgList::one(Seg::from_slice(&[1; 512]))));
         queue.on_io(Completion { tag: Tag(0), result: Ok(Output::Nothing) }, Instant::now());
         assert!(queue.poll_io().is_none() && queue.poll_reply().is_none());
-        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1));
+        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1), None);
         assert_eq!(queue.poll_reply().unwrap().result, -EIO);
     }
 
@@ -447,7 +539,7 @@ mod tests {
                             addr: random.next(),
                         };
                         asked[usize::from(tag)] += 1;
-                        if let NewRequest::NeedsData(_) = queue.on_request(tag, &desc) {
+                        if let NewRequest::NeedsData(_) = queue.on_request(tag, &desc, None) {
                             queue.on_data(tag, Err(IoError::NoMemory));
                         }
                     }
@@ -478,7 +570,7 @@ mod tests {
         let exports = exports();
         let mut queue = UblkQueue::new(&exports, VolumeId(0), DEPTH, false).unwrap();
         exports.remove("a").unwrap().volume_state.retire();
-        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1));
+        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1), None);
         let (volume, io) = queue.poll_io().unwrap();
         assert!(matches!(queue.begin(volume, &io, false), Err(NotAdmitted::Denied(IoError::ShuttingDown))));
         assert_eq!(queue.poll_reply().unwrap().result, -ENODEV);

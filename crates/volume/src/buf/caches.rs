@@ -27,7 +27,7 @@ impl Seg {
         #[cfg(target_arch = "x86_64")]
         if self.is_streamable_to(target) {
             use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-            assert!(self.len <= target.len && target.writable);
+            assert!(self.len <= target.len && target.is_writable() && !self.is_registered());
             let (from, to) = (self.as_ptr().cast::<__m128i>(), target.as_ptr().cast::<__m128i>());
             for at in 0..self.len() / size_of::<__m128i>() {
                 // SAFETY: in bounds on both sides, which do not overlap; the target is aligned; the

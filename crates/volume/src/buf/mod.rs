@@ -23,6 +23,7 @@ use crate::volume::Populated;
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -189,6 +190,10 @@ enum Source {
     Shared {
         pages: Arc<Pages>,
     },
+    /// The bytes are not this process's: only entries of the core's ring can name them.
+    Registered {
+        index: u16,
+    },
 }
 
 impl Memory {
@@ -204,6 +209,16 @@ impl Memory {
     pub fn from_pages(pages: &Arc<Pages>) -> Memory {
         let source = Source::Shared { pages: pages.clone() };
         Memory::over(pages.start, pages.len, source)
+    }
+
+    /// A buffer of `len` bytes that the kernel has registered with this core's ring, such as the
+    /// pages of a request to a disk. The process has no address of its bytes: only entries of the
+    /// ring move them, by the buffer's `index`. Whoever hands it out keeps it registered until the
+    /// I/O with it completes.
+    #[must_use]
+    pub fn registered(index: u16, len: usize) -> Memory {
+        let start = NonNull::without_provenance(REGISTERED_START);
+        Memory::over(start, len, Source::Registered { index })
     }
 
     /// Memory that returns to its pool when the last handle is dropped; `None` if out of memory.
@@ -223,7 +238,7 @@ impl Memory {
     pub(crate) fn charge(&self, to: Option<Rc<PeerAccount>>) -> Option<Rc<PeerAccount>> {
         match &self.0.source {
             Source::Pool { account, .. } => account.replace(to),
-            Source::Heap { .. } | Source::Shared { .. } => None,
+            Source::Heap { .. } | Source::Shared { .. } | Source::Registered { .. } => None,
         }
     }
 
@@ -246,9 +261,11 @@ impl Memory {
     #[must_use]
     pub fn seg(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.0.len));
-        // SAFETY: in bounds.
-        let start = unsafe { self.0.start.add(offset) };
-        Seg { memory: self.clone(), start, len: len as u32, writable: true }
+        let access = match self.0.source {
+            Source::Registered { .. } => SegAccess::ByRing,
+            Source::Heap { .. } | Source::Pool { .. } | Source::Shared { .. } => SegAccess::ReadWrite,
+        };
+        Seg { memory: self.clone(), start: beyond(self.0.start, offset), len: len as u32, access }
     }
 
     /// Frees pool memory instead of returning it to the pool.
@@ -290,8 +307,26 @@ pub struct Seg {
     memory: Memory,
     start: NonNull<u8>,
     len: u32,
-    /// False for memory borrowed from a [`Chunk`], whose bytes may be read as a slice.
-    writable: bool,
+    access: SegAccess,
+}
+
+/// What this process may do with the bytes of a segment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SegAccess {
+    ReadWrite,
+    /// They are borrowed from a [`Chunk`], and may be read as a slice.
+    Read,
+    /// Nothing: see [`Memory::registered`].
+    ByRing,
+}
+
+/// A part of a buffer that is registered with the core's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisteredPart {
+    /// Index of the buffer in the ring's table.
+    pub index: u16,
+    /// Offset of the part in the buffer, in bytes.
+    pub offset: usize,
 }
 
 impl Seg {
@@ -316,11 +351,33 @@ impl Seg {
         self.len == 0
     }
 
-    /// Whether the bytes may be changed; those borrowed from a [`Chunk`] may not.
+    /// Whether this process may change the bytes: not those borrowed from a [`Chunk`], and not
+    /// those of a registered buffer.
     #[inline]
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.writable
+        self.access == SegAccess::ReadWrite
+    }
+
+    /// Whether the bytes are in a registered buffer ([`Memory::registered`]): they can be neither
+    /// read nor changed here, and [`Seg::as_ptr`] is not their address.
+    #[inline]
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.access == SegAccess::ByRing
+    }
+
+    /// Which part of a registered buffer this is; `None` if it is memory of this process.
+    #[inline]
+    #[must_use]
+    pub fn registered_part(&self) -> Option<RegisteredPart> {
+        match self.memory.0.source {
+            Source::Registered { index } => {
+                let offset = self.start.addr().get() - self.memory.0.start.addr().get();
+                Some(RegisteredPart { index, offset })
+            }
+            Source::Heap { .. } | Source::Pool { .. } | Source::Shared { .. } => None,
+        }
     }
 
     /// Whether only this thread writes the bytes: they are not in [`Pages`], which cores may share.
@@ -328,7 +385,7 @@ impl Seg {
     #[inline]
     #[must_use]
     pub fn is_private(&self) -> bool {
-        !matches!(self.memory.0.source, Source::Shared { .. })
+        matches!(self.memory.0.source, Source::Heap { .. } | Source::Pool { .. })
     }
 
     /// Adds private bytes to a checksum without a copy; returns whether they are private.
@@ -342,7 +399,8 @@ impl Seg {
         self.is_private()
     }
 
-    /// The address, for a system call or a queue of a device.
+    /// The address, for a system call or a queue of a device; nothing is there if the segment is
+    /// registered.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -353,13 +411,14 @@ impl Seg {
     /// first call registers the block.
     ///
     /// # Errors
-    /// If the device cannot register the block.
+    /// If the device cannot register the block, or the bytes have no address.
     #[inline]
     pub fn local_key(&self, domain: &Arc<dyn ProtectionDomain>) -> Result<LocalKey, RegistrationError> {
         let block = &*self.memory.0;
         let register = || match &block.source {
             // One registration for all cores.
             Source::Shared { pages } => pages.register(domain),
+            Source::Registered { .. } => Err(RegistrationError),
             Source::Heap { .. } | Source::Pool { .. } => Registration::new(domain, block.start, block.len),
         };
         let mut registrations = block.registrations.borrow_mut();
@@ -373,18 +432,17 @@ impl Seg {
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()));
-        // SAFETY: in bounds.
-        let start = unsafe { self.start.add(offset) };
-        Seg { memory: self.memory.clone(), start, len: len as u32, writable: self.writable }
+        let start = beyond(self.start, offset);
+        Seg { memory: self.memory.clone(), start, len: len as u32, access: self.access }
     }
 
     /// Copies `source` to the start of this segment.
     ///
     /// # Panics
-    /// If `source` is longer, or the segment is borrowed from a [`Chunk`].
+    /// If `source` is longer, or the segment is not writable.
     #[inline]
     pub fn copy_from(&self, source: &[u8]) {
-        assert!(source.len() <= self.len() && self.writable);
+        assert!(source.len() <= self.len() && self.is_writable());
         // SAFETY: in bounds; a Rust slice never overlaps writable I/O memory.
         unsafe { self.as_ptr().copy_from_nonoverlapping(source.as_ptr(), source.len()) }
     }
@@ -392,10 +450,10 @@ impl Seg {
     /// Fills `target` from the start of this segment.
     ///
     /// # Panics
-    /// If `target` is longer.
+    /// If `target` is longer, or the segment is registered.
     #[inline]
     pub fn copy_to(&self, target: &mut [u8]) {
-        assert!(target.len() <= self.len());
+        assert!(target.len() <= self.len() && !self.is_registered());
         // SAFETY: in bounds; `target` is exclusive, so it does not overlap.
         unsafe { target.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), target.len()) }
     }
@@ -403,10 +461,10 @@ impl Seg {
     /// Copies this segment to the start of `target`, which may overlap it.
     ///
     /// # Panics
-    /// If `target` is shorter, or is borrowed from a [`Chunk`].
+    /// If `target` is shorter or not writable, or this segment is registered.
     #[inline]
     pub fn copy_to_seg(&self, target: &Seg) {
-        assert!(self.len <= target.len && target.writable);
+        assert!(self.len <= target.len && target.is_writable() && !self.is_registered());
         // SAFETY: in bounds on both sides; `copy_from` allows overlap.
         unsafe { target.as_ptr().copy_from(self.as_ptr(), self.len()) }
     }
@@ -414,9 +472,9 @@ impl Seg {
     /// Fills this segment with zeroes.
     ///
     /// # Panics
-    /// If the segment is borrowed from a [`Chunk`].
+    /// If the segment is not writable.
     pub fn fill_zero(&self) {
-        assert!(self.writable);
+        assert!(self.is_writable());
         // SAFETY: in bounds.
         unsafe { self.as_ptr().write_bytes(0, self.len()) }
     }
@@ -455,7 +513,8 @@ impl Chunk {
     /// If `memory` has another handle.
     #[must_use]
     pub fn new(memory: Memory) -> Chunk {
-        assert!(memory.is_only_handle() && !matches!(memory.0.source, Source::Shared { .. }));
+        let is_private = matches!(memory.0.source, Source::Heap { .. } | Source::Pool { .. });
+        assert!(memory.is_only_handle() && is_private);
         Chunk { memory, taken: 0, filled: 0 }
     }
 
@@ -487,7 +546,7 @@ impl Chunk {
     pub fn slice(&self, offset: usize, len: usize) -> Seg {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.filled - self.taken));
         let mut seg = self.memory.seg(self.taken + offset, len);
-        seg.writable = false;
+        seg.access = SegAccess::Read;
         seg
     }
 
@@ -628,6 +687,17 @@ impl Heap {
     }
 }
 
+/// The address `offset` bytes after `start`, which is within the same block.
+#[inline]
+fn beyond(start: NonNull<u8>, offset: usize) -> NonNull<u8> {
+    // SAFETY: a block does not reach the end of the address space. `wrapping_add`, because nothing
+    // is at the addresses of a registered buffer.
+    unsafe { NonNull::new_unchecked(start.as_ptr().wrapping_add(offset)) }
+}
+
+/// Where a registered buffer would begin if it had an address: never mapped, and aligned as every
+/// block.
+const REGISTERED_START: NonZeroUsize = NonZeroUsize::MIN.saturating_add(PAGE - 1);
 /// Alignment that direct I/O and page-wise release need on supported platforms.
 const PAGE: usize = 4096;
 /// Blocks of at least this many bytes are mapped from the system, so that unused pages cost
@@ -656,6 +726,27 @@ mod tests {
     fn memory_borrowed_from_a_chunk_is_read_only() {
         let chunk = Chunk::from_slice(b"abc");
         chunk.slice(0, 3).copy_from(b"x");
+    }
+
+    #[test]
+    fn a_registered_buffer_has_parts_and_no_bytes() {
+        let seg = Memory::registered(7, 1 << 20).seg(4096, 8192);
+        let part = seg.slice(512, 1024);
+        assert_eq!(part.registered_part(), Some(RegisteredPart { index: 7, offset: 4608 }));
+        assert!(part.is_registered() && !part.is_writable() && !part.is_private());
+        assert_eq!(Seg::from_slice(b"abc").registered_part(), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "is_registered")]
+    fn a_registered_buffer_cannot_be_read() {
+        let _ = Memory::registered(0, 4096).seg(0, 512).to_vec();
+    }
+
+    #[test]
+    #[should_panic(expected = "is_writable")]
+    fn a_registered_buffer_cannot_be_written() {
+        Seg::from_slice(b"abc").copy_to_seg(&Memory::registered(0, 4096).seg(0, 512));
     }
 
     #[test]

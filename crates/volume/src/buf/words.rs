@@ -85,6 +85,7 @@ impl Seg {
     #[inline]
     #[must_use]
     pub fn read_at<T: FromBytes>(&self, offset: usize) -> T {
+        assert!(!self.is_registered());
         assert!(offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len()));
         let at = self.as_ptr().wrapping_add(offset).cast_const().cast::<T>();
         // SAFETY: in bounds, and any bytes are a valid `T`.

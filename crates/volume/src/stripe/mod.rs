@@ -104,6 +104,10 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
         fast_zeroes: all(|info| info.fast_zeroes),
         shared_flush: all(|info| info.shared_flush),
         lends_reads: all(|info| info.lends_reads),
+        registered_alignment: infos
+            .iter()
+            .map(|info| info.registered_alignment)
+            .reduce(|one, other| Some(one?.max(other?)))?,
     })
 }
 

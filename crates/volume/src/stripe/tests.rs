@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::conformance::{self, Harness, TestCore};
-use crate::{DelayVolume, Delays, Fault, FaultEffect, FaultVolume, MemVolume, NullVolume, OpKind, OpSet};
+use crate::{
+    DelayVolume, Delays, Fault, FaultEffect, FaultVolume, MemVolume, MemoryAlignment, NullVolume, OpKind,
+    OpSet,
+};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -58,6 +61,7 @@ fn unsuitable_members_are_refused() {
 #[test]
 fn the_members_properties_are_combined() {
     let base = VolumeInfo { fast_zeroes: true, lends_reads: true, ..VolumeInfo::new(10 << 20) };
+    let base = VolumeInfo { registered_alignment: Some(MemoryAlignment::of(512)), ..base };
     let other = VolumeInfo {
         size: (7 << 20) + 512,
         logical_block: 4096,
@@ -71,12 +75,16 @@ fn the_members_properties_are_combined() {
         fast_zeroes: false,
         shared_flush: false,
         lends_reads: false,
+        registered_alignment: None,
     };
     let described = |info: &VolumeInfo| Arc::new(Described(mem(10 << 20), info.clone())) as Arc<dyn Volume>;
     let both = stripe(1 << 20, [described(&base), described(&other)]).info();
     assert_eq!(both, VolumeInfo { size: 14 << 20, ..other });
     let same = stripe(1 << 20, [described(&base), described(&base)]).info();
-    assert_eq!(same, VolumeInfo { size: 20 << 20, ..base });
+    assert_eq!(same, VolumeInfo { size: 20 << 20, ..base.clone() });
+    let wider = VolumeInfo { registered_alignment: Some(MemoryAlignment::of(4096)), ..base.clone() };
+    let mixed = stripe(1 << 20, [described(&base), described(&wider)]).info();
+    assert_eq!(mixed.registered_alignment, wider.registered_alignment);
 }
 
 #[test]

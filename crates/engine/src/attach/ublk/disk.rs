@@ -19,7 +19,7 @@ use crate::serve::audit::AUDIT;
 use crate::sys::become_io_flusher;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, DevInfo, DevState, Features, Params};
-use blockmux_proto::ublk::{MAX_BYTES, describes, disk_params};
+use blockmux_proto::ublk::{MAX_BYTES, aligns_for, describes, disk_params};
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::VolumeInfo;
 use rustix::param::page_size;
@@ -65,23 +65,30 @@ impl UblkDisk {
         options: DiskOptions,
     ) -> Result<UblkDisk, AttachError> {
         let control = UblkControl::open()?;
-        let can_resize = control.features()?.contains(Features::UPDATE_SIZE);
+        let features = control.features()?;
+        let can_resize = features.contains(Features::UPDATE_SIZE);
         let gone = || AttachError::Queue(io::ErrorKind::NotFound.into());
         let export = exports.get(volume).ok_or_else(gone)?;
         let volume_state = exports.volume_state(volume).ok_or_else(gone)?;
         let info = volume_state.volume().info();
-        let info = VolumeInfo { read_only: info.read_only || export.read_only || options.read_only, ..info };
+        let registers = features.contains(Features::AUTO_BUF_REG);
+        let info = VolumeInfo {
+            read_only: info.read_only || export.read_only || options.read_only,
+            registered_alignment: info.registered_alignment.filter(|_| registers),
+            ..info
+        };
+        let new = || control.add(new_device(&options, can_resize, info.registered_alignment.is_some()));
         let params = disk_params(&info, page_size() as u32)?;
         let (left, attached_as) = match options.data {
             Some(data) => match left_by_another(&control, data)? {
                 Some(left) => (left, AttachedAs::Recovered),
-                None => (control.add(new_device(&options, can_resize))?, AttachedAs::New),
+                None => (new()?, AttachedAs::New),
             },
-            None => (control.add(new_device(&options, can_resize))?, AttachedAs::New),
+            None => (new()?, AttachedAs::New),
         };
         let device =
             Device { control, id: left.dev_id, order: Arc::default(), can_resize, cores: cores.inboxes() };
-        let served = Served { cores, exports, volume, read_only: info.read_only };
+        let served = Served { cores, exports, volume, info: &info };
         let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
         let begun = named.and_then(|()| match attached_as {
             AttachedAs::New => device.start(&left, &params, served),
@@ -188,7 +195,8 @@ struct Served<'a> {
     cores: &'a Cores,
     exports: &'a Exports,
     volume: VolumeId,
-    read_only: bool,
+    /// What the disk may use of it.
+    info: &'a VolumeInfo,
 }
 
 impl Served<'_> {
@@ -205,7 +213,7 @@ impl Device {
     /// Gives a new device its disk; returns its size in sectors.
     fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<u64, AttachError> {
         self.control.set_params(self.id, params)?;
-        self.serve(info, served)?;
+        self.serve(info, params, served)?;
         // The kernel reads the partition table meanwhile.
         self.control.command(ControlOp::START_DEV, self.id, own_process(), START)?;
         Ok(params.basic.dev_sectors)
@@ -226,18 +234,28 @@ impl Device {
             done => Some(done),
         });
         begun.unwrap_or_else(begin)?;
-        self.serve(info, served)?;
+        self.serve(info, &disk, served)?;
         self.control.command(ControlOp::END_USER_RECOVERY, self.id, own_process(), SHORT)?;
         Ok(disk.basic.dev_sectors)
     }
 
-    /// Starts the tasks of all queues.
-    fn serve(&self, info: &DevInfo, served: Served<'_>) -> Result<(), AttachError> {
+    /// Starts the tasks of all queues of a device with these properties and parameters.
+    fn serve(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
+        let registers = Features::from_bits_retain(info.flags).contains(Features::AUTO_BUF_REG);
+        let takes_registered = registers && aligns_for(params, served.info);
         let node = char_node(self.id);
         let opened = node::open_when_there(&node);
         let device = Arc::new(opened.map_err(|error| AttachError::Node { node, error })?);
         (0..info.nr_hw_queues).try_for_each(|queue| {
-            self.serve_queue(&device, (queue, info.queue_depth), served).map_err(AttachError::Queue)
+            let serves = QueueVolume {
+                exports: served.exports.clone(),
+                volume: served.volume,
+                read_only: served.info.read_only,
+                takes_registered,
+                origin: Origin { protocol: "ublk", listener: self.node().display().to_string().into() },
+            };
+            let numbers = (queue, info.queue_depth);
+            self.serve_queue(&device, numbers, registers, serves, served.cores).map_err(AttachError::Queue)
         })
     }
 
@@ -245,23 +263,18 @@ impl Device {
         &self,
         device: &Arc<File>,
         (queue, depth): (u16, u16),
-        served: Served<'_>,
+        registers: bool,
+        serves: QueueVolume,
+        cores: &Cores,
     ) -> io::Result<()> {
         let (device, order) = (device.clone(), self.order.clone());
-        let listener = self.node().display().to_string().into();
-        let serves = QueueVolume {
-            exports: served.exports.clone(),
-            volume: served.volume,
-            read_only: served.read_only,
-            origin: Origin { protocol: "ublk", listener },
-        };
-        let nth = usize::from(queue) % served.cores.count().max(1);
-        let spawned = served.cores.ask(nth, move |core| {
+        let nth = usize::from(queue) % cores.count().max(1);
+        let spawned = cores.ask(nth, move |core| {
             if let Err(error) = become_io_flusher() {
                 debug!("memory of a core may wait for the disk: {error}");
             }
             core.try_spawn(|waker| {
-                let port = QueueRing::open(core, &device, queue, depth, waker)?;
+                let port = QueueRing::open(core, &device, (queue, depth), registers, waker)?;
                 let task = QueueTask::new(port, depth, serves, (core.clone(), waker), order);
                 task.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
             })
@@ -324,18 +337,19 @@ impl Device {
     }
 }
 
-/// The properties of a new device.
-fn new_device(options: &DiskOptions, can_resize: bool) -> DevInfo {
+/// The properties of a new device, which may have its pages registered with rings.
+fn new_device(options: &DiskOptions, can_resize: bool, registers: bool) -> DevInfo {
     let recovery = Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE;
     let recovery = if options.data.is_some() { recovery } else { Features::empty() };
     let resize = if can_resize { Features::UPDATE_SIZE } else { Features::empty() };
+    let registered = if registers { Features::AUTO_BUF_REG } else { Features::empty() };
     DevInfo {
         nr_hw_queues: options.queues,
         queue_depth: options.depth,
         max_io_buf_bytes: MAX_BYTES,
         dev_id: ANY_DEVICE,
         ublksrv_pid: -1,
-        flags: (Features::USER_COPY | Features::CMD_IOCTL_ENCODE | recovery | resize).bits(),
+        flags: (Features::USER_COPY | Features::CMD_IOCTL_ENCODE | recovery | resize | registered).bits(),
         ublksrv_flags: options.data.map_or(0, NonZeroU64::get),
         ..DevInfo::default()
     }

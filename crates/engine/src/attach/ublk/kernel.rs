@@ -3,12 +3,15 @@
 #![expect(unsafe_code, reason = "the one module of attached disks that gives addresses to the kernel")]
 
 use super::queue_task::RequestPort;
+use crate::core::buffer_table::BufferEntries;
 use crate::core::reactor::EngineCore;
 use crate::core::ring::{Completer, Registration};
+use blockmux_proto::ublk::MAX_BYTES;
 use blockmux_proto::ublk::wire::{
-    ControlOp, CtrlCmd, IoCmd, IoDesc, QueueOp, UBLK_MAX_QUEUE_DEPTH, data_position, descs_position,
+    ControlOp, CtrlCmd, IoCmd, IoDesc, QueueOp, UBLK_IO_F_NEED_REG_BUF, UBLK_MAX_QUEUE_DEPTH, auto_buf_reg,
+    data_position, descs_position,
 };
-use blockmux_volume::{SgList, Waker};
+use blockmux_volume::{Memory, Seg, SgList, Waker};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::param::page_size;
 use std::cell::{OnceCell, RefCell};
@@ -79,6 +82,8 @@ pub(super) struct QueueRing {
     device: Arc<File>,
     queue: u16,
     descs: Descs,
+    /// Set if the driver registers the pages of requests.
+    buffers: Option<RequestBuffers>,
     /// Tags whose command has completed, with its result.
     arrived: RefCell<VecDeque<(u16, i32)>>,
     waker: Waker,
@@ -88,20 +93,22 @@ pub(super) struct QueueRing {
 
 impl QueueRing {
     /// Maps the queue's descriptors, and asks for the first request of each of its `depth` tags.
+    /// `registers`: the driver registers the pages of requests with the ring.
     ///
     /// # Errors
     /// If the memory cannot be mapped.
     pub(super) fn open(
         core: &EngineCore,
         device: &Arc<File>,
-        queue: u16,
-        depth: u16,
+        (queue, depth): (u16, u16),
+        registers: bool,
         waker: &Waker,
     ) -> io::Result<(Rc<QueueRing>, Rc<Registration>)> {
         let ring = Rc::new(QueueRing {
             device: device.clone(),
             queue,
             descs: Descs::map(device, queue, depth)?,
+            buffers: registers.then(|| RequestBuffers::reserve(core, depth)),
             arrived: RefCell::new(VecDeque::with_capacity(depth.into())),
             waker: waker.clone(),
             registration: OnceCell::new(),
@@ -117,7 +124,8 @@ impl QueueRing {
         let command = IoCmd { q_id: self.queue, tag, result, addr: 0 };
         let command: [u8; 16] = zerocopy::transmute!(command);
         let fd = types::Fd(self.device.as_raw_fd());
-        let entry = opcode::UringCmd16::new(fd, op.0).cmd(command).build();
+        let buffer = self.buffers.as_ref().map(|buffers| auto_buf_reg(buffers.index(tag)));
+        let entry = opcode::UringCmd16::new(fd, op.0).cmd(command).addr(buffer).build();
         // SAFETY: the command names no memory, and this object, which owns the descriptor, is the
         // completer of `registration`.
         unsafe { registration.push_command(entry, tag.into()) }
@@ -133,6 +141,12 @@ impl RequestPort for Rc<QueueRing> {
     #[inline]
     fn desc(&self, tag: u16) -> IoDesc {
         self.descs.read(tag)
+    }
+
+    #[inline]
+    fn registered(&self, tag: u16, desc: &IoDesc) -> Option<Seg> {
+        let buffers = self.buffers.as_ref().filter(|_| !desc.has(UBLK_IO_F_NEED_REG_BUF))?;
+        buffers.memory.get(usize::from(tag)).map(|memory| memory.seg(0, memory.len()))
     }
 
     #[inline]
@@ -198,6 +212,29 @@ impl Completer for QueueRing {
             self.arrived.borrow_mut().push_back((tag, result));
             self.waker.wake();
         }
+    }
+}
+
+/// Where the driver registers the pages of a queue's requests.
+struct RequestBuffers {
+    /// `None`: the ring has no room, so the driver registers none.
+    entries: Option<BufferEntries>,
+    /// The buffer of each tag.
+    memory: Vec<Memory>,
+}
+
+impl RequestBuffers {
+    fn reserve(core: &EngineCore, depth: u16) -> RequestBuffers {
+        let entries = core.reserve_buffers(depth);
+        let indices = (0..depth).filter_map(|tag| entries.as_ref()?.index(tag));
+        let memory = indices.map(|index| Memory::registered(index, MAX_BYTES as usize)).collect();
+        RequestBuffers { entries, memory }
+    }
+
+    /// The ring's entry for a tag; one that no table has if there is no room.
+    #[inline]
+    fn index(&self, tag: u16) -> u16 {
+        self.entries.as_ref().and_then(|entries| entries.index(tag)).unwrap_or(u16::MAX)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The task of one queue: moves requests of the kernel to the volume, and results back.
 //!
-//! Data is copied by system calls when a request comes and when it is answered, because ublk
-//! supports no zero copy before Linux 6.16. A read of a RAM volume is copied once, from the volume
-//! to the pages of the reader. A write waits while the core has no buffer for its data.
+//! Data is copied by system calls when a request comes and when it is answered. A read of a RAM
+//! volume is copied once, from the volume to the pages of the reader. A write waits while the core
+//! has no buffer for its data. From Linux 6.16 on, volumes that take registered buffers get the
+//! pages of the request themselves, and nothing is copied here.
 
 use crate::core::reactor::{Progress, Task};
 use crate::serve::channels::Channels;
@@ -10,7 +11,7 @@ use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::ublk::wire::{IoDesc, UBLK_IO_RES_OK};
 use blockmux_proto::ublk::{NewRequest, UblkQueue};
 use blockmux_proto::volume_state::Origin;
-use blockmux_volume::{Core, IoError, SgList, Waker};
+use blockmux_volume::{Core, IoError, Seg, SgList, Waker};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,6 +27,10 @@ pub(super) trait RequestPort {
 
     /// The request of a tag.
     fn desc(&self, tag: u16) -> IoDesc;
+
+    /// The buffer of the ring as which the pages of a request are registered until it is
+    /// completed; `None` if they are not.
+    fn registered(&self, tag: u16, desc: &IoDesc) -> Option<Seg>;
 
     /// Copies the data of a write.
     ///
@@ -50,6 +55,8 @@ pub(super) struct QueueTask<P, R> {
     channels: Channels,
     core: Rc<dyn Core>,
     waker: Waker,
+    /// The volume takes registered buffers.
+    takes_registered: bool,
     /// A write whose data was not copied yet, and its length in bytes.
     waiting: Option<(u16, usize)>,
     /// Tags that may get further requests.
@@ -65,6 +72,8 @@ pub(super) struct QueueVolume {
     pub(super) volume: VolumeId,
     /// Refuse writes.
     pub(super) read_only: bool,
+    /// The volume takes the pages of requests as registered buffers.
+    pub(super) takes_registered: bool,
     pub(super) origin: Origin,
 }
 
@@ -101,7 +110,7 @@ impl<P: RequestPort, R> QueueTask<P, R> {
         (core, waker): (Rc<dyn Core>, &Waker),
         order: Arc<QueueOrder>,
     ) -> Option<QueueTask<P, R>> {
-        let QueueVolume { exports, volume, read_only, origin } = serves;
+        let QueueVolume { exports, volume, read_only, takes_registered, origin } = serves;
         let queue = UblkQueue::new(&exports, volume, depth, read_only)?;
         let channels = Channels::new(exports, core.clone(), waker.clone(), origin);
         Some(QueueTask {
@@ -110,6 +119,7 @@ impl<P: RequestPort, R> QueueTask<P, R> {
             channels,
             core,
             waker: waker.clone(),
+            takes_registered,
             waiting: None,
             open_tags: depth.into(),
             order,
@@ -123,6 +133,7 @@ impl<P: RequestPort, R> QueueTask<P, R> {
     fn take_requests(&mut self) -> Progress {
         let (mut budget, mut progress) = (COPIED_PER_TURN, Progress::Idle);
         loop {
+            self.waiting = self.waiting.or_else(|| self.queue.poll_refused());
             if let Some((tag, len)) = self.waiting {
                 if budget == 0 {
                     return Progress::More;
@@ -136,9 +147,18 @@ impl<P: RequestPort, R> QueueTask<P, R> {
             progress = Progress::Drained;
             if result != UBLK_IO_RES_OK {
                 self.close(tag, result);
-            } else if let NewRequest::NeedsData(len) = self.queue.on_request(tag, &self.port.desc(tag)) {
-                self.waiting = Some((tag, len));
+            } else {
+                self.take(tag);
             }
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, tag: u16) {
+        let desc = self.port.desc(tag);
+        let registered = if self.takes_registered { self.port.registered(tag, &desc) } else { None };
+        if let NewRequest::NeedsData(len) = self.queue.on_request(tag, &desc, registered) {
+            self.waiting = Some((tag, len));
         }
     }
 
@@ -214,7 +234,9 @@ impl<P: RequestPort, R> Task for QueueTask<P, R> {
         if (self.open_tags == 0 || order == LEAVE) && self.channels.is_idle() {
             return Progress::Done;
         }
-        taken.max(moved).max(sent)
+        let takes_refused = order != LEAVE && self.waiting.is_none() && self.queue.has_refused();
+        let refused = if takes_refused { Progress::More } else { Progress::Idle };
+        taken.max(moved).max(sent).max(refused)
     }
 }
 
@@ -227,9 +249,10 @@ const MEMORY_RETRY: Duration = Duration::from_micros(500);
 mod tests {
     use super::*;
     use blockmux_proto::exports::Export;
+    use blockmux_proto::ublk::MAX_BYTES;
     use blockmux_proto::ublk::wire::IoOp;
     use blockmux_volume::conformance::TestCore;
-    use blockmux_volume::{DelayVolume, Delays, MemVolume, Pool, Volume};
+    use blockmux_volume::{DelayVolume, Delays, MemVolume, Memory, Pool, Volume};
     use std::cell::RefCell;
     use std::collections::VecDeque;
 
@@ -278,6 +301,10 @@ mod tests {
             self.descs.borrow()[usize::from(tag)]
         }
 
+        fn registered(&self, tag: u16, _desc: &IoDesc) -> Option<Seg> {
+            Some(Memory::registered(tag, MAX_BYTES as usize).seg(0, MAX_BYTES as usize))
+        }
+
         fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
             self.checked_copy()?;
             data.copy_from(&self.data.borrow()[usize::from(tag)]);
@@ -313,7 +340,9 @@ mod tests {
             let (kernel, order) = (Rc::new(FakeKernel::default()), Arc::<QueueOrder>::default());
             let origin = Origin { protocol: "ublk", listener: "ublkb0".into() };
             let exports = Exports::new(vec![export]);
-            let serves = QueueVolume { exports, volume: VolumeId(0), read_only: false, origin };
+            let takes_registered = false;
+            let serves =
+                QueueVolume { exports, volume: VolumeId(0), read_only: false, takes_registered, origin };
             let own = (core.as_core(), &Waker::idle());
             let task = QueueTask::new((kernel.clone(), ()), DEPTH, serves, own, order.clone()).unwrap();
             Attached { kernel, core, task, order }
@@ -341,6 +370,20 @@ mod tests {
         assert_eq!(attached.turns_after(READ_TIME), [(1, 1024)]);
         let expected = [[7; 512], [0; 512]].concat();
         assert!(attached.kernel.data.borrow()[1] == expected);
+    }
+
+    #[test]
+    fn data_whose_registered_buffer_the_volume_refuses_is_copied() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.task.takes_registered = true;
+        attached.kernel.write(0, 8, vec![7; 1024]);
+        assert_eq!(attached.turns(), [(0, 1024)]);
+        attached.kernel.request(1, IoOp::READ, 8, 2);
+        assert_eq!(attached.turns(), []);
+        // It is read twice.
+        assert_eq!(attached.turns_after(READ_TIME), []);
+        assert_eq!(attached.turns_after(READ_TIME), [(1, 1024)]);
+        assert!(attached.kernel.data.borrow()[1] == [7; 1024]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::PollPolicy;
 use super::inbox::Inbox;
 use super::stats::CoreStats;
 use super::task::{Progress, Task};
+use crate::core::buffer_table::BufferEntries;
 use crate::core::ring::{Completer, Registration, Ring};
 use crate::core::timers::Timers;
 use crate::sys::congestion::Congestion;
@@ -108,6 +109,11 @@ impl EngineCore {
     /// Registers a completer with this core's ring.
     pub fn register(&self, completer: Rc<dyn Completer>) -> Registration {
         self.ring.register(completer)
+    }
+
+    /// Reserves entries of the table of buffers that are registered with this core's ring.
+    pub(crate) fn reserve_buffers(&self, count: u16) -> Option<BufferEntries> {
+        self.ring.reserve_buffers(count)
     }
 
     /// This core as a shared handle.

@@ -171,6 +171,9 @@ impl RequestTable {
         if needs_sync(io.op) && disk.has_lost_writes() {
             return Some(Err(IoError::Medium));
         }
+        if io.is_in_registered_buffer() && !disk.can_use_registered(io) {
+            return Some(Err(IoError::Unsupported));
+        }
         match io.op {
             Op::Flush if disk.info.read_only => Some(Ok(Output::Nothing)),
             Op::Flush => None,
@@ -334,7 +337,10 @@ impl RequestTable {
             // Direct I/O can only continue at a block boundary.
             let block = if self.disk.direct.is_some() { u64::from(self.disk.info.logical_block) } else { 1 };
             let moved = match pending.op {
-                Op::Read if pending.offset + pending.moved + result == self.disk.extent.end() => {
+                Op::Read
+                    if pending.offset + pending.moved + result == self.disk.extent.end()
+                        && !memory.segs().iter().any(Seg::is_registered) =>
+                {
                     let start = if step == RequestStep::Move { pending.moved } else { 0 };
                     self.fill_last_block(&memory, start + result);
                     result.next_multiple_of(self.disk.info.logical_block.into())

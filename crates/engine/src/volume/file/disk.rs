@@ -2,7 +2,7 @@
 
 use super::open;
 use super::probe::{DirectAlignment, Zeroing};
-use blockmux_volume::{Beyond, Io, Op, OpKind, Pages, ResizeError, SgList, VolumeInfo};
+use blockmux_volume::{Beyond, Io, Op, OpKind, Pages, ResizeError, Seg, SgList, VolumeInfo};
 use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
@@ -193,6 +193,17 @@ impl Disk {
         }
     }
 
+    /// Whether the kernel alone can move the request's data to or from a registered buffer: the
+    /// bytes of a bounce buffer and of a partial last block are this process's work.
+    #[inline]
+    pub(super) fn can_use_registered(&self, io: &Io) -> bool {
+        let is_aligned = match (&self.direct, &io.data) {
+            (Some(direct), Some(data)) => direct.can_use(data),
+            _ => true,
+        };
+        is_aligned && io.offset + io.len <= self.extent.end()
+    }
+
     /// Whether completed writes are known to be lost.
     pub(super) fn has_lost_writes(&self) -> bool {
         self.lost_writes.load(Ordering::Acquire)
@@ -277,8 +288,9 @@ impl FileExtent {
 /// Greater than any file's length.
 const NOT_TRUNCATED: u64 = u64::MAX;
 
+/// Whether all bytes are zeroes; those of a registered buffer are not known to be.
 fn is_zero(data: &SgList) -> bool {
-    data.to_vec().iter().all(|byte| *byte == 0)
+    !data.segs().iter().any(Seg::is_registered) && data.to_vec().iter().all(|byte| *byte == 0)
 }
 
 fn failed(action: &'static str) -> impl Fn(io::Error) -> ResizeError {

@@ -19,6 +19,7 @@ use std::cell::{OnceCell, RefCell};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::ptr::without_provenance_mut;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -105,36 +106,30 @@ impl<L: EntryOwner + 'static> FileRing<L> {
         offset: u64,
         options: EntryOptions,
     ) {
+        let takes_reads = |seg: &Seg| seg.is_writable() || seg.is_registered();
         assert!(
-            direction == TransferDirection::Write || memory.segs().iter().all(Seg::is_writable),
+            direction == TransferDirection::Write || memory.segs().iter().all(takes_reads),
             "a read into borrowed memory"
         );
-        let fd = types::Fd(self.file.as_raw_fd());
-        let rw_flags = if options.durable { libc::RWF_DSYNC } else { 0 };
-        let flags = flags_of(options);
+        let entry = TransferEntry {
+            fd: types::Fd(self.file.as_raw_fd()),
+            direction,
+            offset,
+            rw_flags: if options.durable { libc::RWF_DSYNC } else { 0 },
+            // The parts of a request are all in its own buffer.
+            buffer: memory.segs().first().and_then(Seg::registered_part).map(|part| part.index),
+        };
         self.push(token, |hold| {
-            let entry = if let [seg] = memory.segs() {
+            let built = if let [seg] = memory.segs() {
                 assert!(skip < seg.len());
                 let most = if options.max_bytes == 0 { usize::MAX } else { options.max_bytes };
-                let (start, len) = (seg.as_ptr().wrapping_add(skip), (seg.len() - skip).min(most) as u32);
-                match direction {
-                    TransferDirection::Read => opcode::Read::new(fd, start, len).offset(offset).build(),
-                    TransferDirection::Write => {
-                        opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
-                    }
-                }
+                entry.of_one(position(seg).wrapping_add(skip), (seg.len() - skip).min(most) as u32)
             } else {
                 gather(&memory, skip, &mut hold.iovecs);
-                let (start, count) = (hold.iovecs.as_ptr(), hold.iovecs.len() as u32);
-                match direction {
-                    TransferDirection::Read => opcode::Readv::new(fd, start, count).offset(offset).build(),
-                    TransferDirection::Write => {
-                        opcode::Writev::new(fd, start, count).offset(offset).rw_flags(rw_flags).build()
-                    }
-                }
+                entry.of_many(&hold.iovecs)
             };
             hold.memory = memory;
-            entry.flags(flags)
+            built.flags(flags_of(options))
         });
     }
 
@@ -204,12 +199,64 @@ fn flags_of(options: EntryOptions) -> squeue::Flags {
     if options.in_background { squeue::Flags::ASYNC } else { squeue::Flags::empty() }
 }
 
+/// A transfer as an entry of the ring.
+struct TransferEntry {
+    fd: types::Fd,
+    direction: TransferDirection,
+    /// Position in the file.
+    offset: u64,
+    /// `RWF_*`, of a write.
+    rw_flags: i32,
+    /// The registered buffer of the data, if it is in one.
+    buffer: Option<u16>,
+}
+
+impl TransferEntry {
+    fn of_one(&self, start: *mut u8, len: u32) -> squeue::Entry {
+        let TransferEntry { fd, direction, offset, rw_flags, buffer } = *self;
+        match (direction, buffer) {
+            (TransferDirection::Read, None) => opcode::Read::new(fd, start, len).offset(offset).build(),
+            (TransferDirection::Read, Some(buffer)) => {
+                opcode::ReadFixed::new(fd, start, len, buffer).offset(offset).build()
+            }
+            (TransferDirection::Write, None) => {
+                opcode::Write::new(fd, start, len).offset(offset).rw_flags(rw_flags).build()
+            }
+            (TransferDirection::Write, Some(buffer)) => {
+                opcode::WriteFixed::new(fd, start, len, buffer).offset(offset).rw_flags(rw_flags).build()
+            }
+        }
+    }
+
+    fn of_many(&self, iovecs: &[libc::iovec]) -> squeue::Entry {
+        let TransferEntry { fd, direction, offset, rw_flags, buffer } = *self;
+        let (start, count) = (iovecs.as_ptr(), iovecs.len() as u32);
+        match (direction, buffer) {
+            (TransferDirection::Read, None) => opcode::Readv::new(fd, start, count).offset(offset).build(),
+            (TransferDirection::Read, Some(buffer)) => {
+                opcode::ReadvFixed::new(fd, start, count, buffer).offset(offset).build()
+            }
+            (TransferDirection::Write, None) => {
+                opcode::Writev::new(fd, start, count).offset(offset).rw_flags(rw_flags).build()
+            }
+            (TransferDirection::Write, Some(buffer)) => {
+                opcode::WritevFixed::new(fd, start, count, buffer).offset(offset).rw_flags(rw_flags).build()
+            }
+        }
+    }
+}
+
+/// Where the kernel finds a segment: its address, or its position in a registered buffer.
+fn position(seg: &Seg) -> *mut u8 {
+    seg.registered_part().map_or_else(|| seg.as_ptr(), |part| without_provenance_mut(part.offset))
+}
+
 /// Collects the segments from byte `skip` on, as many as one system call takes.
 fn gather(memory: &SgList, mut skip: usize, iovecs: &mut Vec<libc::iovec>) {
     iovecs.clear();
     for seg in memory.segs() {
         if skip < seg.len() && iovecs.len() < MAX_IOVECS {
-            let start = seg.as_ptr().wrapping_add(skip);
+            let start = position(seg).wrapping_add(skip);
             iovecs.push(libc::iovec { iov_base: start.cast(), iov_len: seg.len() - skip });
         }
         skip = skip.saturating_sub(seg.len());

@@ -34,6 +34,11 @@ impl DirectAlignment {
         is_usable.then_some(direct)
     }
 
+    /// Alignment of memory addresses, in bytes.
+    pub(super) fn memory(self) -> u32 {
+        self.memory
+    }
+
     /// Whether direct I/O can transfer to or from this memory without a bounce buffer.
     #[inline]
     pub(super) fn can_use(&self, memory: &SgList) -> bool {

@@ -4,8 +4,11 @@ use super::bounce::zero_pages;
 use super::channel::FileChannel;
 use super::disk::{Disk, FileExtent, PathState};
 use super::open::{self, BlockOptions, FileOptions, OpenError};
+use super::probe::DirectAlignment;
 use crate::core::reactor::EngineCore;
-use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Volume, VolumeInfo, Waker};
+use blockmux_volume::{
+    Channel, Core, IoError, MemoryAlignment, Resize, ResizeError, Volume, VolumeInfo, Waker,
+};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -50,6 +53,8 @@ impl FileVolume {
 
     fn new(opened: open::Opened) -> FileVolume {
         let open::Opened { path, file, info, end, is_device, is_new, direct, zeroing } = opened;
+        let registered_alignment = Some(MemoryAlignment::of(direct.map_or(1, DirectAlignment::memory)));
+        let info = VolumeInfo { registered_alignment, ..info };
         let (zeroes, lost_writes) = (zero_pages(), AtomicBool::new(false));
         let (file, extent) = (Arc::new(file), FileExtent::new(info.size, end));
         FileVolume {

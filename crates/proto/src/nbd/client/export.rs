@@ -104,6 +104,7 @@ impl ExportInfo {
             shared_flush: has(TransmissionFlags::CAN_MULTI_CONN),
             // Short reads are borrowed from the receive buffer.
             lends_reads: true,
+            registered_alignment: None,
             rotational: has(TransmissionFlags::ROTATIONAL),
         }
     }

@@ -84,6 +84,7 @@ impl UnitInfo {
             shared_flush: true,
             // Data that fits a receive buffer is borrowed from there.
             lends_reads: true,
+            registered_alignment: None,
             rotational: self.rotational,
         }
     }
