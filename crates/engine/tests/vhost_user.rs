@@ -4,7 +4,7 @@
 mod conforms;
 
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
-use blockmux_engine::attach::{AttachedDisk, DiskOptions};
+use blockmux_engine::attach::{AttachedDisk, DetachError, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::{PollPolicy, Reactor};
 use blockmux_engine::volume::file::{FileOptions, FileVolume};
@@ -14,9 +14,16 @@ use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Output, ReadyList, Resize,
     Seg, SgList, Tag, Volume, Waker,
 };
-use blockmux_wire::virtio::vhost_user::{FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader};
+use blockmux_wire::virtio::Features;
+use blockmux_wire::virtio::vhost_user::{
+    FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader, VringAddr, VringState,
+};
 use conforms::{conforms, disk_and_frozen};
-use std::io::{Read, Write};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -57,7 +64,7 @@ impl BackEnds {
     }
 
     fn open(&self, name: &str, reconnect_timeout: Duration) -> Result<VhostUserVolume, BackEndError> {
-        let options = VhostUserOptions { read_only: false, reconnect_timeout };
+        let options = VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None };
         VhostUserVolume::open(&self.path(name), options)
     }
 }
@@ -67,7 +74,13 @@ fn conforms_over_vhost_user(volume: Arc<dyn Volume>) {
     let disks = ["disk", "frozen"].map(|name| back_ends.attach(name));
     let open = |name| Arc::new(back_ends.open(name, LONG).unwrap());
     conforms(open("disk"), Some(open("frozen")));
-    disks.iter().for_each(|disk| disk.detach().unwrap());
+    disks.iter().for_each(end);
+}
+
+/// Ends a disk whose front end may not have disconnected yet.
+fn end(disk: &VhostUserDisk) {
+    disk.leave();
+    disk.detach().unwrap();
 }
 
 #[test]
@@ -170,7 +183,8 @@ fn requests_fail_if_the_back_end_does_not_come_back_in_time() {
     let mut user = User::of(&volume);
     user.submit(0, WRITE, 0, &[7; 512]);
     assert!(user.next().result.is_ok());
-    disk.detach().unwrap();
+    assert!(matches!(disk.detach(), Err(DetachError::Connected { .. })), "the volume uses it");
+    end(&disk);
     user.submit(1, Op::Read, 0, &[0; 512]);
     assert!(matches!(user.next().result, Err(IoError::PathLost)));
     // It may come back later.
@@ -248,16 +262,22 @@ fn a_socket_without_a_back_end_is_refused() {
     assert!(matches!(back_ends.open("disk", LONG), Err(BackEndError::Connect(_))));
 }
 
+fn message(request: FrontendRequest, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
+    [header.as_bytes(), payload].concat()
+}
+
+/// A table of one region at address 0.
+fn memory_table(len: u64) -> Vec<u8> {
+    let region = MemoryRegion { guest_addr: 0, size: len, user_addr: 0, mmap_offset: 0 };
+    [MemoryTableHeader { num_regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat()
+}
+
 #[test]
 fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() {
     let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
     let _disk = back_ends.attach("disk");
-    let message = |request: FrontendRequest, flags: u32, payload: &[u8]| {
-        let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
-        [header.as_bytes(), payload].concat()
-    };
-    let region = MemoryRegion { guest_addr: 0, size: 1 << 20, user_addr: 0, mmap_offset: 0 };
-    let table = [MemoryTableHeader { num_regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat();
+    let table = memory_table(1 << 20);
     for bytes in [
         message(FrontendRequest::GET_FEATURES, 2, &[]),
         message(FrontendRequest(77), 1, &[]),
@@ -276,5 +296,38 @@ fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() 
     let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
     front_end.write_all(&message(FrontendRequest::GET_FEATURES, 1, &[])[..7]).unwrap();
     drop(front_end);
+    assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
+}
+
+#[test]
+fn a_front_end_that_takes_its_memory_away_is_disconnected_and_the_next_one_is_served() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 1 << 16).unwrap();
+    let table = message(FrontendRequest::SET_MEM_TABLE, 1, &memory_table(1 << 16));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let memory_fd = [memory.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&memory_fd)));
+    sendmsg(&front_end, &[IoSlice::new(&table)], &mut control, SendFlags::empty()).unwrap();
+    let place = VringAddr { index: 0, flags: 0, descriptor: 0, available: 0x1000, used: 0x2000, log: 0 };
+    let size = VringState { index: 0, num: 8 };
+    // Nobody notifies, so the back end looks at the ring by itself.
+    let no_event = 1_u64 << 8;
+    for (request, payload) in [
+        (FrontendRequest::SET_FEATURES, Features::VERSION_1.bits().as_bytes()),
+        (FrontendRequest::SET_VRING_NUM, size.as_bytes()),
+        (FrontendRequest::SET_VRING_ADDR, place.as_bytes()),
+        (FrontendRequest::SET_VRING_KICK, no_event.as_bytes()),
+        (FrontendRequest::GET_FEATURES, &[]),
+    ] {
+        front_end.write_all(&message(request, 1, payload)).unwrap();
+    }
+    let mut reply = [0; 20];
+    front_end.read_exact(&mut reply).unwrap();
+    ftruncate(&memory, 0).unwrap();
+    assert_eq!(front_end.read(&mut reply).unwrap(), 0);
     assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
 }

@@ -32,6 +32,10 @@ const BANS: &[BannedWords] = &[
             ("crates/engine/src/net/frames/ring", "frames in memory that is shared with the kernel"),
             ("crates/engine/src/attach/ublk/kernel", "commands, descriptors and copies of the ublk driver"),
             ("crates/engine/src/sys/shared_memory", "memory that is shared with another process"),
+            (
+                "crates/engine/src/sys/lost_memory",
+                "the handler of SIGBUS, for such memory that is taken away",
+            ),
             ("crates/engine/src/volume/file/kernel", "submission entries and the system calls of files"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

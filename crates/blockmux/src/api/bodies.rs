@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use utoipa::ToSchema;
 
 /// A volume to export.
@@ -85,6 +86,10 @@ pub(crate) struct AttachDisk {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "ublk")]
     pub(crate) via: Option<Way>,
+    /// Unix socket at which virtual machines find the disk, by vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "/run/disk.sock")]
+    pub(crate) socket: Option<PathBuf>,
     /// Its name below `/dev/blockmux`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,

@@ -1,6 +1,7 @@
 //! Removing the disk, while the main thread handles further signals.
 
 use super::AttachEvent;
+use super::way::Way;
 use crate::failure::Failure;
 use blockmux_engine::attach::{AttachedDisk, DetachError};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub(super) struct Removed {
 /// The attempts to remove a disk.
 pub(super) struct Detaching {
     disk: Arc<dyn AttachedDisk>,
+    way: Way,
     events: Sender<AttachEvent>,
     /// Number of attempts so far.
     attempts: u32,
@@ -37,10 +39,10 @@ enum DetachProgress {
 }
 
 impl Detaching {
-    pub(super) fn new(disk: Box<dyn AttachedDisk>, events: Sender<AttachEvent>) -> Detaching {
+    pub(super) fn new(disk: Box<dyn AttachedDisk>, way: Way, events: Sender<AttachEvent>) -> Detaching {
         let progress = DetachProgress::Attached;
         let disk = disk.into();
-        Detaching { disk, events, attempts: 0, progress, was_refused: false, has_warned: false }
+        Detaching { disk, way, events, attempts: 0, progress, was_refused: false, has_warned: false }
     }
 
     /// Whether a flush is under way that the user may not know of.
@@ -124,6 +126,9 @@ impl Detaching {
         self.progress = how;
         self.attempts += 1;
         let (disk, events, attempt) = (self.disk.clone(), self.events.clone(), self.attempts);
+        if self.way.users_wait() {
+            disk.leave();
+        }
         let remove = move || {
             let result = match how {
                 DetachProgress::Forcing => disk.detach_by_force(),

@@ -174,7 +174,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let removed = sender.clone();
     // The receiver is gone if the process ends for another reason.
     disk.when_removed(Box::new(move || removed.send(AttachEvent::Gone).unwrap_or_default()));
-    let status = wait(&events, running.as_ref(), Detaching::new(disk, sender));
+    let status = wait(&events, running.as_ref(), Detaching::new(disk, way, sender));
     service_manager::stopping();
     cores.stop(END_TIMEOUT);
     let status = status?;

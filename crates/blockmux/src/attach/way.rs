@@ -70,6 +70,12 @@ impl Way {
         }
     }
 
+    /// Whether users of a disk wait by themselves for the next process that attaches its volume, so
+    /// that a signal leaves the disk to them.
+    pub(super) fn users_wait(self) -> bool {
+        self == Way::VhostUser
+    }
+
     /// Whether this machine has it.
     ///
     /// # Errors
@@ -129,13 +135,14 @@ pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
 }
 
 impl WayOptions {
-    /// A way with the options that all have; `None` if it needs others.
-    pub(crate) fn plain(way: Way, disk: DiskOptions) -> Option<WayOptions> {
+    /// A way with the options of a daemon's disk; `None` if it needs others, such as the socket of
+    /// vhost-user.
+    pub(crate) fn plain(way: Way, disk: DiskOptions, socket: Option<PathBuf>) -> Option<WayOptions> {
         match way {
             Way::Ublk => Some(WayOptions::Ublk(disk)),
             Way::Nbd => Some(WayOptions::Nbd(disk)),
             Way::Fuse => Some(WayOptions::Fuse(file::plain_options(&disk)?)),
-            Way::VhostUser => None,
+            Way::VhostUser => Some(WayOptions::VhostUser(disk, socket?)),
             #[cfg(test)]
             Way::Fake => Some(WayOptions::Fake(disk)),
         }

@@ -4,6 +4,7 @@ use crate::attach::way::Way;
 use blockmux_engine::attach::DiskName;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::HashSet;
+use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// One `[[attachment]]`. A volume has at most one, which the volume's name identifies
@@ -15,6 +16,8 @@ pub(super) struct Attachment {
     pub(super) volume: String,
     /// How to attach it; `None` for the best way that the machine has.
     pub(super) via: Option<Way>,
+    /// The Unix socket of a virtual machine's disk, by vhost-user.
+    pub(super) socket: Option<PathBuf>,
     /// Its name below `/dev/blockmux`, if it gets one.
     #[serde(default, deserialize_with = "disk_name")]
     pub(super) name: Option<DiskName>,
@@ -24,11 +27,44 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
+    /// How to attach it: as asked for, or as its socket says.
+    pub(super) fn via(&self) -> Option<Way> {
+        self.via.or(self.socket.as_ref().map(|_| Way::VhostUser))
+    }
+
+    /// Whether attaching it needs capabilities that a serving daemon drops.
+    pub(super) fn needs_privileges(&self) -> bool {
+        self.via() != Some(Way::VhostUser)
+    }
+
+    /// Checks that its keys fit each other.
+    ///
+    /// # Errors
+    /// If not; the message says what to write.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Attachment { volume, socket, name, .. } = self;
+        match (self.via(), socket) {
+            (Some(Way::VhostUser), None) => {
+                Err(format!("attachment `{volume}`: vhost-user needs a socket; set socket to its path"))
+            }
+            (Some(Way::VhostUser), Some(_)) if name.is_some() => Err(format!(
+                "attachment `{volume}`: the disk of a virtual machine has no name on this machine; omit name"
+            )),
+            (Some(way), Some(_)) if way != Way::VhostUser => {
+                let way = way.name();
+                Err(format!("attachment `{volume}`: a socket is for vhost-user; omit it, or omit {way}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The entry as a `[[attachment]]` table.
     pub(super) fn table(&self) -> Table {
         let mut table = Table::new();
         table.insert(ATTACHMENTS.1.to_owned(), self.volume.clone().into());
         table.extend(self.via.map(|way| ("via".to_owned(), way.name().into())));
+        let socket = self.socket.as_ref().map(|path| path.display().to_string());
+        table.extend(socket.map(|path| ("socket".to_owned(), path.into())));
         table.extend(self.name.as_ref().map(|name| ("name".to_owned(), name.to_string().into())));
         table.extend(self.read_only.then(|| ("read_only".to_owned(), true.into())));
         table
@@ -40,8 +76,16 @@ impl Attachment {
 /// # Errors
 /// If not; the message says what to write.
 pub(super) fn check_all(attachments: &[Attachment], volumes: &[&str]) -> Result<(), String> {
-    let (mut seen, mut links) = (HashSet::new(), HashSet::new());
-    for Attachment { volume, name, .. } in attachments {
+    let (mut seen, mut links, mut sockets) = (HashSet::new(), HashSet::new(), HashSet::new());
+    for attachment in attachments {
+        attachment.check()?;
+        let Attachment { volume, name, socket, .. } = attachment;
+        if let Some(twice) = socket.as_ref().filter(|path| !sockets.insert(*path)) {
+            let twice = twice.display();
+            return Err(format!(
+                "attachment `{volume}`: another one has the socket {twice}; choose another path"
+            ));
+        }
         if let Some(twice) = name.as_ref().map(DiskName::link).filter(|link| !links.insert(link.clone())) {
             let twice = twice.display();
             return Err(format!(
@@ -86,6 +130,7 @@ mod tests {
             let one = |name: &&str| Attachment {
                 volume: (*name).to_owned(),
                 via: None,
+                socket: None,
                 name: "data".parse().ok().filter(|_| name.len() > 1),
                 read_only: false,
             };
@@ -100,10 +145,18 @@ mod tests {
     #[test]
     fn a_table_has_what_it_was_made_of() {
         let all = [
-            Attachment { volume: "a".to_owned(), via: None, name: None, read_only: false },
+            Attachment { volume: "a".to_owned(), via: None, socket: None, name: None, read_only: false },
+            Attachment {
+                volume: "c".to_owned(),
+                via: None,
+                socket: Some("/run/c.sock".into()),
+                name: None,
+                read_only: false,
+            },
             Attachment {
                 volume: "b".to_owned(),
                 via: Some(Way::Ublk),
+                socket: None,
                 name: "data".parse().ok(),
                 read_only: true,
             },

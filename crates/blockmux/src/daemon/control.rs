@@ -306,9 +306,10 @@ impl ControlServer {
             Request::Detach { target, number, force } => {
                 self.detach(request, target, *number, *force, progress)
             }
-            Request::AttachDisk { volume, via, name, read_only } => {
-                let (volume, name) = (volume.clone(), name.clone());
-                self.attach_disk(request, Attachment { volume, via: *via, name, read_only: *read_only })
+            Request::AttachDisk { volume, via, socket, name, read_only } => {
+                let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
+                let asked = Attachment { volume, via: *via, socket, name, read_only: *read_only };
+                self.attach_disk(request, asked)
             }
             Request::DetachDisk { volume, force } => self.detach_disk(request, volume, *force),
             Request::Change(change) => {

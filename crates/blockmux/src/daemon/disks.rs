@@ -109,7 +109,7 @@ impl Disks {
     /// # Errors
     /// If not; the message says what to do.
     pub(super) fn probe(&self, asked: &Attachment) -> Result<(), Failure> {
-        let (own, via) = (asked.volume.clone(), asked.via);
+        let (own, via) = (asked.volume.clone(), asked.via());
         self.run(move || choose(&own, via).map(drop)).flatten()
     }
 
@@ -119,6 +119,7 @@ impl Disks {
     /// If it is attached already or cannot be attached. Then nothing has changed.
     pub(super) fn attach(&self, server: &DiskServer, asked: &Attachment) -> Result<PathBuf, ApiError> {
         let volume = &asked.volume;
+        asked.check().map_err(ApiError::invalid)?;
         {
             let mut entries = self.lock();
             match entries.get(volume).map(|entry| &entry.state) {
@@ -134,7 +135,11 @@ impl Disks {
             entries.insert(volume.clone(), entry);
         }
         let (server, own) = (server.clone(), asked.clone());
-        let attached = self.run(move || attach(&server, &own)).flatten();
+        let attached = match asked.needs_privileges() {
+            true => self.run(move || attach(&server, &own)).flatten(),
+            // The thread of the socket would have the capabilities, too.
+            false => attach(&server, &own),
+        };
         let mut entries = self.lock();
         match attached {
             Ok(disk) => {
@@ -443,7 +448,7 @@ impl VolumeDisk {
 }
 
 fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure> {
-    let Attachment { volume, via, name, read_only } = asked;
+    let Attachment { volume, socket, name, read_only, .. } = asked;
     let DiskServer { cores, exports } = server;
     let found = exports.find(volume).and_then(|(id, export)| Some((id, export, exports.volume_state(id)?)));
     let (id, export, volume_state) = found.ok_or_else(|| about(volume, "the volume is removed"))?;
@@ -455,9 +460,9 @@ fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure
     let data = volume_state.disk_number();
     let options =
         DiskOptions { queues: cores.count() as u16, depth: DEPTH, data, read_only, name: name.clone() };
-    let way = choose(volume, *via)?;
-    let needs_socket = || about(volume, "vhost-user needs a socket; use `blockmux attach --socket`");
-    let options = WayOptions::plain(way, options).ok_or_else(needs_socket)?;
+    let way = choose(volume, asked.via())?;
+    let needs_socket = || about(volume, "vhost-user needs a socket");
+    let options = WayOptions::plain(way, options, socket.clone()).ok_or_else(needs_socket)?;
     let disk = options.attach(cores, exports, id).map_err(|error| about(volume, error))?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
@@ -478,7 +483,9 @@ fn about(volume: &str, what: impl std::fmt::Display) -> Failure {
 
 fn cannot_detach(volume: &str, error: &DetachError) -> ApiError {
     let code = match error {
-        DetachError::InUse { .. } => ErrorCode::Conflict,
+        DetachError::InUse { .. } | DetachError::Open { .. } | DetachError::Connected { .. } => {
+            ErrorCode::Conflict
+        }
         _ => ErrorCode::Failed,
     };
     ApiError::new(code, format!("attachment `{volume}`: {error}"))
@@ -550,7 +557,13 @@ mod tests {
     }
 
     fn asked(volume: &str) -> Attachment {
-        Attachment { volume: volume.to_owned(), via: Some(Way::Fake), name: None, read_only: false }
+        Attachment {
+            volume: volume.to_owned(),
+            via: Some(Way::Fake),
+            socket: None,
+            name: None,
+            read_only: false,
+        }
     }
 
     #[test]

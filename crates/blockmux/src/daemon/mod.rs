@@ -49,6 +49,7 @@ use crate::volume_kinds::{flush, sizes};
 use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
+use attachment::Attachment;
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::sys::become_io_flusher;
@@ -438,10 +439,10 @@ fn raise_open_file_limit() {
     }
 }
 
-/// Prepares for attaching disks: a thread keeps the capabilities for that if the others drop
-/// theirs, and cores get no memory that waits for a disk, which could be theirs.
+/// Prepares for attaching disks of this machine: a thread keeps the capabilities for that if the
+/// others drop theirs, and cores get no memory that waits for a disk, which could be theirs.
 fn prepare_disks(setup: &Setup, drops_privileges: bool) -> Result<Disks, Failure> {
-    if setup.attachments.is_empty() {
+    if !setup.attachments.iter().any(Attachment::needs_privileges) {
         return Ok(Disks::new(None));
     }
     // Threads inherit it.

@@ -18,7 +18,7 @@ use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenE
 use blockmux_engine::volume::populate;
 use blockmux_engine::volume::state::{self, has_note};
 use blockmux_engine::volume::vhost_user::{VhostUserOptions, VhostUserVolume};
-use blockmux_proto::names::uri::DEFAULT_RECONNECT;
+use blockmux_proto::names::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, VhostUserSpec};
 use blockmux_volume::units::human_size;
@@ -176,6 +176,7 @@ fn open_vhost_user(spec: &Spec, device: &VhostUserSpec, how: Use<'_>) -> Result<
     let options = VhostUserOptions {
         read_only: device.read_only || how.is_read_only(),
         reconnect_timeout: device.reconnect.unwrap_or(DEFAULT_RECONNECT),
+        request_timeout: Some(device.timeout.unwrap_or(DEFAULT_TIMEOUT)).filter(|time| !time.is_zero()),
     };
     let volume = VhostUserVolume::open(&device.path, options);
     let volume = volume.map_err(|error| Failure::request(format!("{spec}: {error}")))?;

@@ -70,6 +70,7 @@ mod secrets;
 mod serve;
 mod service;
 mod slices;
+mod spdk;
 mod srp;
 mod takeover;
 mod timeouts;

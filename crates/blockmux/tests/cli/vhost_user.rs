@@ -1,11 +1,16 @@
 //! Disks of virtual machines, and back ends of others as volumes. `tests/vm/vhost-user.sh` has a
 //! virtual machine.
 
+use crate::control::Controlled;
+use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, succeed, text};
-use serde_json::Value;
+use crate::raw_client::{READ, RawClient};
+use crate::spdk::Spdk;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -66,27 +71,101 @@ fn a_socket_is_announced_and_is_only_for_vhost_user() {
     }
 }
 
-/// QEMU's storage daemon with an export.
-struct StorageDaemon(Child);
+#[test]
+fn a_disk_of_a_daemon_is_detached_from_a_front_end_only_by_force() {
+    let (directory, source) = with_source();
+    let [socket, other] = ["disk", "other"].map(|name| path(&directory, name));
+    let controlled = Controlled::serve(&["a=mem:4m", "b=mem:4m"]);
+    assert_eq!(controlled.said(&["attach-disk", "a", "--socket", &socket]), format!("{socket}  a\n"));
+    for (words, expected) in [
+        (&["attach-disk", "a", "--socket", &other][..], "is there already"),
+        (&["attach-disk", "b", "--socket", &socket][..], "is no other program at this socket?"),
+    ] {
+        let said = controlled.refusal(words);
+        assert!(said.contains(expected), "{said}");
+    }
+    let volume = format!("vhost-user:{socket}");
+    succeed(Command::new(BLOCKMUX).args(["copy", "--overwrite", &format!("file:{source}"), &volume]));
+    let attachment = controlled.status()["attachments"][0].clone();
+    assert_eq!((&attachment["device"], &attachment["via"]), (&socket.as_str().into(), &"vhost-user".into()));
+    assert!(attachment["written_bytes"].as_u64().unwrap() >= 4 << 20, "{attachment}");
+    assert!(controlled.said(&["export"]).contains(&format!("socket = \"{socket}\"")));
+    let front_end = Daemon::serve(&[&volume]);
+    let said = controlled.refusal(&["detach-disk", "a"]);
+    let user = format!("{socket} is in use by a front end, process {}", front_end.pid().as_raw_nonzero());
+    assert!(said.contains(&user) && said.contains("or use --force"), "{said}");
+    controlled.said(&["detach-disk", "a", "--force"]);
+    assert!(!Path::new(&socket).exists());
+    drop(front_end);
+    controlled.said(&["attach-disk", "a", "--socket", &socket]);
+    controlled.said(&["detach-disk", "a"]);
+    assert!(!Path::new(&socket).exists());
+}
 
-impl StorageDaemon {
-    fn export(image: &str, socket: &str) -> StorageDaemon {
+#[test]
+fn the_socket_of_an_attachment_is_for_vhost_user_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("b.toml");
+    let volumes = "nbd = ['unix:n']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n";
+    for (keys, expected) in [
+        ("via = 'vhost-user'", "vhost-user needs a socket"),
+        ("via = 'ublk'\nsocket = '/a'", "a socket is for vhost-user; omit it, or omit ublk"),
+        ("name = 'c'\nsocket = '/a'", "has no name on this machine"),
+        ("socket = '/a'\n[[attachment]]\nvolume = 'b'\nsocket = '/a'", "another one has the socket /a"),
+    ] {
+        fs::write(&config, format!("{volumes}[[attachment]]\nvolume = 'a'\n{keys}\n")).unwrap();
+        let output = blockmux(["check", config.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("b.toml:") && said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn a_back_end_that_hangs_is_an_error_of_its_requests_and_a_stop_does_not_wait_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = path(&directory, "disk");
+    let mut back_end = Command::new(BLOCKMUX);
+    back_end.args(["attach", "mem:1m", "--json", "--socket", &socket]).stdout(Stdio::piped());
+    let back_end = BackEnd::started(&mut back_end, &socket);
+    let mut daemon = Daemon::serve(&[&format!("vhost-user:{socket}?timeout=100ms&reconnect=0s")]);
+    let mut client = RawClient::connect(&daemon.socket());
+    assert_eq!(client.read(0, 512), [0; 512]);
+    kill_process(Pid::from_child(&back_end.0), Signal::STOP).unwrap();
+    client.request(READ, 0, 0, 512);
+    daemon.wait_for_line("the back end has not answered a request for 100 ms; connecting again");
+    daemon.wait_for_line("does not answer; another front end may be connected");
+    assert_ne!(client.reply(), 0);
+    daemon.signal(Signal::TERM);
+    daemon.wait();
+}
+
+/// A back end in another process, as QEMU's storage daemon with an export.
+struct BackEnd(Child);
+
+impl BackEnd {
+    fn export(image: &str, socket: &str) -> BackEnd {
         let mut daemon = Command::new("qemu-storage-daemon");
         daemon.arg("--blockdev").arg(format!("file,node-name=disk,filename={image}"));
         daemon.arg("--export").arg(format!(
             "vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={socket},num-queues=4,writable=on"
         ));
-        let daemon = StorageDaemon(daemon.spawn().unwrap());
+        BackEnd::started(&mut daemon, socket)
+    }
+
+    /// Starts a back end, and waits for its socket.
+    fn started(command: &mut Command, socket: &str) -> BackEnd {
+        let daemon = BackEnd(command.spawn().unwrap());
         let deadline = Instant::now() + Duration::from_secs(60);
         while !Path::new(socket).exists() {
-            assert!(Instant::now() < deadline, "qemu-storage-daemon does not listen");
+            assert!(Instant::now() < deadline, "{command:?} does not listen");
             std::thread::yield_now();
         }
         daemon
     }
 }
 
-impl Drop for StorageDaemon {
+impl Drop for BackEnd {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.0.kill();
@@ -103,7 +182,7 @@ fn an_export_of_qemus_storage_daemon_is_a_volume() {
     let (image, socket, copy) =
         (path(&directory, "image"), path(&directory, "disk"), path(&directory, "copy"));
     fs::write(&image, vec![0; 4 << 20]).unwrap();
-    let _daemon = StorageDaemon::export(&image, &socket);
+    let _daemon = BackEnd::export(&image, &socket);
     let volume = format!("vhost-user:{socket}");
     succeed(Command::new(BLOCKMUX).args([
         "copy",
@@ -115,4 +194,27 @@ fn an_export_of_qemus_storage_daemon_is_a_volume() {
     assert!(fs::read(&source).unwrap() == fs::read(&image).unwrap());
     succeed(Command::new(BLOCKMUX).args(["copy", &volume, &format!("file:{copy}"), "--verify"]));
     assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap());
+}
+
+#[test]
+fn an_export_of_spdks_vhost_is_a_volume() {
+    let Some(mut spdk) = Spdk::start("vhost", &["-S", "DIR"]) else { return };
+    let (directory, source) = with_source();
+    spdk.call("bdev_malloc_create", json!({"name": "ram", "num_blocks": 8192, "block_size": 512}));
+    spdk.call("vhost_create_blk_controller", json!({"ctrlr": "disk", "dev_name": "ram"}));
+    let [copy, report] = ["copy", "report"].map(|name| path(&directory, name));
+    let volume = format!("vhost-user:{}", spdk.files.path().join("disk").display());
+    succeed(Command::new(BLOCKMUX).args([
+        "copy",
+        &format!("file:{source}"),
+        &volume,
+        "--verify",
+        "--overwrite",
+    ]));
+    succeed(Command::new(BLOCKMUX).args(["copy", &volume, &format!("file:{copy}"), "--verify"]));
+    assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap());
+    let jobs = ["--rw", "randrw", "--bs", "4k", "--iodepth", "32", "--runtime", "100ms", "--ramp_time", "0"];
+    succeed(Command::new(BLOCKMUX).args(["bench", &volume, "--report", &report]).args(jobs));
+    let counters = spdk.call("bdev_get_iostat", json!({"name": "ram"}));
+    assert!(counters["bdevs"][0]["num_write_ops"].as_u64().unwrap() > 0, "{counters}");
 }

@@ -103,6 +103,14 @@ pub enum DetachError {
         /// Loop devices on it.
         users: Vec<String>,
     },
+    /// A front end is connected, whose virtual machine has the disk.
+    #[error("{} is in use by {}; remove the disk from its virtual machine first", socket.display(), process(*id))]
+    Connected {
+        /// The file of the socket.
+        socket: PathBuf,
+        /// The process ID of the front end, if it is known.
+        id: Option<u32>,
+    },
     /// Its data is not on the volume.
     #[error("{}: flush failed: {error}; see whether the volume is available", node.display())]
     Flush {
@@ -124,6 +132,10 @@ pub enum DetachError {
 
 fn at(places: &[String]) -> String {
     if places.is_empty() { String::new() } else { format!(" at {}", places.join(", ")) }
+}
+
+fn process(id: Option<u32>) -> String {
+    id.map_or_else(|| "a front end".to_owned(), |id| format!("a front end, process {id}"))
 }
 
 fn by(users: &[String]) -> String {

@@ -44,7 +44,9 @@ pub trait AttachedDisk: Send + Sync {
     /// cores have, a disk that outlives it waits for the next one that attaches its volume.
     fn leave(&self) {}
 
-    /// Flushes and removes the disk. May block for as long as the volume takes.
+    /// Flushes and removes the disk. May block for as long as the volume takes. After
+    /// [`AttachedDisk::leave`], a front end of a disk by vhost-user is disconnected, and waits for
+    /// the next process.
     ///
     /// # Errors
     /// If it is in use or cannot be flushed, and stays; or if the kernel does not remove it.

@@ -58,6 +58,7 @@ pub use current_secrets::CurrentSecrets;
 use link::Link;
 pub use missing::missing_connections;
 use overdue::FailingRequests;
+pub(crate) use overdue::{OverdueTimer, format_duration};
 pub use redirections::Redirection;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;

@@ -15,8 +15,8 @@
 use blockmux_volume::{Completion, Tag};
 use std::time::{Duration, Instant};
 
-/// Timer of a link's ticks.
-pub(super) struct OverdueTimer {
+/// Timer of the ticks of a link, or of another queue.
+pub(crate) struct OverdueTimer {
     /// How long a reply may take; `None`: for ever.
     span: Option<Duration>,
     next: Option<Instant>,
@@ -25,14 +25,14 @@ pub(super) struct OverdueTimer {
 }
 
 impl OverdueTimer {
-    pub(super) fn new(span: Option<Duration>) -> OverdueTimer {
+    pub(crate) fn new(span: Option<Duration>) -> OverdueTimer {
         OverdueTimer { span, next: None, blocked_ticks: 0 }
     }
 
     /// Arms the next tick, because a reply is pending; returns its time, unless it is armed
     /// already.
     #[inline]
-    pub(super) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
+    pub(crate) fn watch(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         let span = self.span?;
         if self.next.is_some() {
             return None;
@@ -43,7 +43,7 @@ impl OverdueTimer {
 
     /// Whether a tick is due.
     #[inline]
-    pub(super) fn is_due(&mut self, now: impl FnOnce() -> Instant) -> bool {
+    pub(crate) fn is_due(&mut self, now: impl FnOnce() -> Instant) -> bool {
         let is_due = self.next.is_some_and(|next| now() >= next);
         if is_due {
             self.next = None;
@@ -54,13 +54,13 @@ impl OverdueTimer {
     /// Processes a tick. `seen`: for how many ticks the oldest request has been pending; `is_shut`:
     /// whether the session takes no requests although some wait. Returns the timeout that was
     /// exceeded.
-    pub(super) fn on_tick(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
+    pub(crate) fn on_tick(&mut self, seen: u32, is_shut: bool) -> Option<Duration> {
         self.blocked_ticks = if is_shut { self.blocked_ticks + 1 } else { 0 };
         self.span.filter(|_| seen.max(self.blocked_ticks.saturating_sub(1)) >= TICKS)
     }
 
     /// Stops the ticks, because the connection was lost.
-    pub(super) fn on_loss(&mut self) {
+    pub(crate) fn on_loss(&mut self) {
         (self.next, self.blocked_ticks) = (None, 0);
     }
 }
@@ -97,7 +97,7 @@ impl FailingRequests {
 }
 
 /// Formats a duration for messages.
-pub(super) fn format_duration(time: Duration) -> String {
+pub(crate) fn format_duration(time: Duration) -> String {
     if time.subsec_nanos() == 0 {
         format!("{} s", time.as_secs())
     } else {

@@ -3,6 +3,7 @@
 
 pub mod acl;
 pub mod congestion;
+pub(crate) mod lost_memory;
 pub mod memory;
 pub mod safe_path;
 pub(crate) mod shared_memory;

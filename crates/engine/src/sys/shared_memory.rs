@@ -1,6 +1,7 @@
 //! Memory that is shared with another process, by a descriptor of a file.
 #![expect(unsafe_code, reason = "maps files of another process")]
 
+use super::lost_memory::{MemoryLoss, WatchedMapping, watch};
 use blockmux_volume::Pages;
 use blockmux_volume::buf::Backing;
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
@@ -9,11 +10,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Maps `len` bytes of a file at `offset`, shared with whoever else has it open.
+/// Maps `len` bytes of a file at `offset`, shared with whoever else has it open. `loss` is told if
+/// they are lost, as when another process makes the file shorter; without it, that ends this
+/// process.
 ///
 /// # Errors
 /// If they are not within the file, or cannot be mapped.
-pub(crate) fn map_shared(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Arc<Pages>> {
+pub(crate) fn map_shared(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+    loss: Option<&Arc<MemoryLoss>>,
+) -> io::Result<Arc<Pages>> {
     let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
     let found = fstat(file)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -40,7 +48,8 @@ pub(crate) fn map_shared(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Res
     // The memory of others does not belong into a core dump.
     // SAFETY: the range was mapped above.
     unsafe { libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_DONTDUMP) };
-    let mapping = FileMapping { start, len: mapped };
+    let mut mapping = FileMapping { start, len: mapped, watched: None };
+    mapping.watched = loss.map(|loss| watch(start.as_ptr().expose_provenance(), mapped, loss)).transpose()?;
     // SAFETY: `offset` is in the first page, and the region ends within the mapping.
     let region = unsafe { start.add((offset - first) as usize) };
     // SAFETY: mapped until `mapping` is dropped, and initialized, as any file is.
@@ -55,7 +64,7 @@ pub(crate) fn new_shared(name: &str, len: usize) -> io::Result<(OwnedFd, Arc<Pag
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len as u64)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let pages = map_shared(file.as_fd(), 0, len as u64)?;
+    let pages = map_shared(file.as_fd(), 0, len as u64, None)?;
     Ok((file, pages))
 }
 
@@ -63,16 +72,19 @@ pub(crate) fn new_shared(name: &str, len: usize) -> io::Result<(OwnedFd, Arc<Pag
 struct FileMapping {
     start: NonNull<u8>,
     len: usize,
+    watched: Option<WatchedMapping>,
 }
-// SAFETY: `FileMapping` is only an address and a length.
+// SAFETY: an address, a length, and what any thread may use.
 unsafe impl Send for FileMapping {}
-// SAFETY: `FileMapping` is only an address and a length.
+// SAFETY: an address, a length, and what any thread may use.
 unsafe impl Sync for FileMapping {}
 
 impl Backing for FileMapping {}
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
+        // Another mapping may soon be at this address.
+        self.watched = None;
         // SAFETY: mapped by `map_shared`, and nothing refers to it.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -86,7 +98,7 @@ mod tests {
     #[test]
     fn both_sides_see_the_same_bytes_at_any_offset() {
         let (file, pages) = new_shared("test", 3 * 4096).unwrap();
-        let mapped = map_shared(file.as_fd(), 4104, 5000).unwrap();
+        let mapped = map_shared(file.as_fd(), 4104, 5000, None).unwrap();
         Memory::from_pages(&pages).seg(4104, 4).copy_from(b"abcd");
         assert_eq!(mapped.len(), 5000);
         assert_eq!(Memory::from_pages(&mapped).seg(0, 4).to_vec(), b"abcd");
@@ -96,9 +108,9 @@ mod tests {
     fn a_region_beyond_its_file_is_refused() {
         let (file, _pages) = new_shared("test", 4096).unwrap();
         for (len, offset) in [(4097, 0), (1, 4096), (u64::MAX, 1), (0, 0), (u64::MAX, 4096)] {
-            assert!(map_shared(file.as_fd(), offset, len).is_err(), "{len} bytes at {offset}");
+            assert!(map_shared(file.as_fd(), offset, len, None).is_err(), "{len} bytes at {offset}");
         }
         let (pipe, _writer) = std::io::pipe().unwrap();
-        assert!(map_shared(pipe.as_fd(), 0, 1).is_err());
+        assert!(map_shared(pipe.as_fd(), 0, 1, None).is_err());
     }
 }

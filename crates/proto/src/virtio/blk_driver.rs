@@ -11,7 +11,7 @@ use super::wire::blk::{Config, RANGE_F_UNMAP, RequestHeader, RequestType, SECTOR
 use super::wire::ring::Desc;
 use super::wire::vhost_user::VringAddr;
 use crate::initiator::command_queue::{
-    CommandQueue, CommandRequest, CommandSet, CompletionClass, DataTransfer,
+    CommandQueue, CommandRequest, CommandSet, CompletionClass, DataTransfer, QueuedCommand,
 };
 use crate::initiator::command_queue::{IoPlan, ZEROES, Zeroes};
 use crate::initiator::job::{CommandKind, CommandPiece, CommandPieces, IoJob};
@@ -349,6 +349,19 @@ impl BlkDriver {
     /// already.
     pub fn ask_for_calls(&mut self) -> bool {
         self.ring.ask_for_calls()
+    }
+
+    /// Whether the back end owes an answer.
+    #[inline]
+    #[must_use]
+    pub fn owes_answer(&self) -> bool {
+        self.free.len() < usize::from(SLOTS)
+    }
+
+    /// Ages the commands in flight; returns for how many consecutive calls the oldest has been in
+    /// flight. One that takes long, such as a flush, counts a quarter.
+    pub fn tick(&mut self) -> u32 {
+        self.queue.commands.tick(QueuedCommand::is_long)
     }
 
     /// Removes and returns all requests that have not completed, oldest first.

@@ -5,7 +5,7 @@
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  DEVICE  BLOCKS
 //!         | block:PATH[?OPTION[&OPTION]...]    DEVICE  BLOCKS
-//!         | vhost-user:PATH[?OPTION[&OPTION]...]   readonly=on|off  reconnect=DURATION  BLOCKS
+//!         | vhost-user:PATH[?OPTION[&OPTION]...]   readonly=on|off  reconnect=DURATION  timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
@@ -286,6 +286,9 @@ pub struct VhostUserSpec {
     pub read_only: bool,
     /// How long requests wait for a back end that is lost; `None`: the default.
     pub reconnect: Option<Duration>,
+    /// How long a request may take before the back end counts as lost; 0: no limit; `None`: the
+    /// default.
+    pub timeout: Option<Duration>,
     /// Block sizes to present.
     pub blocks: BlockSizes,
 }

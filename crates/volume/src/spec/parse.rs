@@ -185,15 +185,21 @@ impl<'a> Parser<'a> {
     fn vhost_user(self, rest: &str) -> Parsed<Spec> {
         let (path, options) =
             self.path_and_options(rest, "vhost-user:PATH, as in vhost-user:/run/disk.sock")?;
-        let mut device =
-            VhostUserSpec { path, read_only: false, reconnect: None, blocks: BlockSizes::default() };
+        let mut device = VhostUserSpec {
+            path,
+            read_only: false,
+            reconnect: None,
+            timeout: None,
+            blocks: BlockSizes::default(),
+        };
         for (key, value) in self.pairs(options, '&')? {
             match key {
                 "readonly" => device.read_only = self.on_off(key, value)?,
                 "reconnect" => device.reconnect = Some(self.duration(value)?),
+                "timeout" => device.timeout = Some(self.duration(value)?),
                 _ if self.block_size(&mut device.blocks, key, value)? => {}
                 _ => {
-                    let known = "readonly, reconnect, block_size and physical_block_size";
+                    let known = "readonly, reconnect, timeout, block_size and physical_block_size";
                     return Err(self.unknown(key, "a vhost-user device", known));
                 }
             }

@@ -93,7 +93,7 @@ fn every_kind_takes_block_sizes() {
         "mem:1g?populate=off&block_size=4k",
         "file:a?format=raw&block_size=512&physical_block_size=4k",
         "block:/dev/sdb?direct=off&block_size=64k",
-        "vhost-user:/run/a.sock?readonly=on&reconnect=5s&block_size=4k",
+        "vhost-user:/run/a.sock?readonly=on&reconnect=5s&timeout=0s&block_size=4k",
         "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
         "delay:1ms:slice:0,1g:file:a?block_size=4k",
     ] {

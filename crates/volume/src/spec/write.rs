@@ -57,11 +57,13 @@ impl fmt::Display for Spec {
                 write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
             }
             Spec::VhostUser(device) => {
-                let reconnect = device.reconnect.map(format_duration);
+                let [reconnect, timeout] =
+                    [device.reconnect, device.timeout].map(|time| time.map(format_duration));
                 let [logical, physical] = block_texts(device.blocks);
                 let options = [
                     ("readonly", device.read_only.then_some("on")),
                     ("reconnect", reconnect.as_deref()),
+                    ("timeout", timeout.as_deref()),
                     (BlockSizes::LOGICAL, logical.as_deref()),
                     (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];

@@ -154,9 +154,13 @@ pub(crate) enum Request {
     AttachDisk {
         /// Name of the volume
         volume: String,
-        /// How to attach it: ublk (a block device) [default: the best that the machine has]
+        /// How to attach it: ublk or nbd (a block device), fuse (a file) or vhost-user (the disk of
+        /// a virtual machine) [default: the best that the machine has]
         #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
         via: Option<Way>,
+        /// Where virtual machines find the disk: the Unix socket of vhost-user
+        #[arg(long, value_name = "PATH", required_if_eq("via", "vhost-user"), conflicts_with = "name")]
+        socket: Option<PathBuf>,
         /// Name it /dev/blockmux/NAME
         #[arg(long, value_name = "NAME")]
         name: Option<DiskName>,

@@ -45,9 +45,10 @@ pub(super) fn call(request: &Request) -> Call {
             let query = force_query(*force);
             Call::new("DELETE", format!("/v1/targets/{}/units/{number}{query}", segment(target)))
         }
-        Request::AttachDisk { volume, via, name, read_only } => {
+        Request::AttachDisk { volume, via, socket, name, read_only } => {
             let (volume, name) = (volume.clone(), name.as_ref().map(ToString::to_string));
-            let body = json!(AttachDisk { volume, via: *via, name, read_only: *read_only });
+            let socket = socket.clone();
+            let body = json!(AttachDisk { volume, via: *via, socket, name, read_only: *read_only });
             with_body("POST", "/v1/attachments".to_owned(), body)
         }
         Request::DetachDisk { volume, force } => {

@@ -465,10 +465,10 @@ async fn attachments(State(shared): State<ApiState>) -> Result<Response, ApiErro
     )
 )]
 async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AttachDisk>) -> Response {
-    let AttachDisk { volume, via, name, read_only } = body;
+    let AttachDisk { volume, via, socket, name, read_only } = body;
     match name.map(|name| name.parse()).transpose() {
         Ok(name) => {
-            let request = Request::AttachDisk { volume, via, name, read_only };
+            let request = Request::AttachDisk { volume, via, socket, name, read_only };
             shared.run_action(request, asked, StatusCode::CREATED).await
         }
         Err::<_, InvalidDiskName>(error) => refusal(ApiError::invalid(error)),

@@ -156,9 +156,9 @@ fn write_down(
 /// Writes an attachment that was made or removed into a config.
 fn write_attachment(table: &mut Table, request: &Request) -> Option<bool> {
     match request {
-        Request::AttachDisk { volume, via, name, read_only } => {
-            let (volume, name) = (volume.clone(), name.clone());
-            let entry = Attachment { volume, via: *via, name, read_only: *read_only };
+        Request::AttachDisk { volume, via, socket, name, read_only } => {
+            let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
+            let entry = Attachment { volume, via: *via, socket, name, read_only: *read_only };
             let list = table.entry(ATTACHMENTS.0).or_insert_with(|| Value::Array(Vec::new()));
             list.as_array_mut()?.push(Value::Table(entry.table()));
         }

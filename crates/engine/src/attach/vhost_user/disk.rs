@@ -2,11 +2,12 @@
 
 use super::message_socket::ReceiveError;
 use super::session::{FrontEndSession, SessionError};
-use super::shared::DiskShared;
+use super::shared::{DiskShared, FrontEndProcess};
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::net::socket::{Address, Listener};
 use crate::serve::audit::AUDIT;
+use crate::sys::lost_memory::MemoryLoss;
 use crate::sys::peer_process;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::SizeWatch;
@@ -28,6 +29,8 @@ pub struct VhostUserDisk {
     shared: Arc<DiskShared>,
     /// Wakes the thread of the socket.
     wake: Arc<OwnedFd>,
+    /// The volume keeps its data when the process ends.
+    keeps_data: bool,
     _size_watch: Option<SizeWatch>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -60,6 +63,7 @@ impl VhostUserDisk {
             is_stopping: AtomicBool::new(false),
             has_new_size: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
+            front_end: Mutex::default(),
         });
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|error| failed(error.into()))?);
@@ -71,18 +75,34 @@ impl VhostUserDisk {
             })
         });
         let (served, own) = (shared.clone(), wake.clone());
-        let serve = move || served.serve(&listener, &own);
+        let serve = move || {
+            served.serve(&listener, &own);
+            // Whoever waits for the volume to be free finds the socket free, too.
+            drop(listener);
+        };
         let thread = thread::Builder::new().name("vhost-user".to_owned()).spawn(serve).map_err(failed)?;
         let (disk, name) = (path.display(), &export.name);
         info!(target: AUDIT, protocol = "vhost-user", %disk, volume = name, "attached");
-        Ok(VhostUserDisk { shared, wake, _size_watch: size_watch, thread: Mutex::new(Some(thread)) })
+        let thread = Mutex::new(Some(thread));
+        Ok(VhostUserDisk {
+            shared,
+            wake,
+            keeps_data: options.data.is_some(),
+            _size_watch: size_watch,
+            thread,
+        })
     }
 
-    /// Ends the thread of the socket, which closes it; waits for requests in flight, unless they
-    /// are abandoned.
-    fn end(&self, what: &str) {
+    /// Lets the thread of the socket end, which closes it: its requests in flight are answered,
+    /// unless they are abandoned.
+    fn begin_to_end(&self) {
         self.shared.is_stopping.store(true, Ordering::Relaxed);
         signal(&self.wake);
+    }
+
+    /// Ends the thread of the socket, and waits for it.
+    fn end(&self, what: &str) {
+        self.begin_to_end();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             if thread.join().is_err() {
@@ -102,7 +122,28 @@ impl AttachedDisk for VhostUserDisk {
         AttachedAs::New
     }
 
+    /// The front end keeps requests that were not answered, and waits for the next process.
+    fn outlives_process(&self) -> bool {
+        self.keeps_data
+    }
+
+    fn check_unused(&self) -> Result<(), DetachError> {
+        match self.shared.front_end() {
+            Some(FrontEndProcess { id }) => {
+                Err(DetachError::Connected { socket: self.shared.path.clone(), id })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn leave(&self) {
+        self.begin_to_end();
+    }
+
     fn detach(&self) -> Result<(), DetachError> {
+        if !self.shared.is_stopping.load(Ordering::Relaxed) {
+            self.check_unused()?;
+        }
         self.end("detached");
         Ok(())
     }
@@ -124,26 +165,29 @@ enum SocketEvent {
     Stop,
     /// The volume may have another size.
     Size,
+    /// The guest's memory is lost.
+    MemoryLost,
 }
 
 impl DiskShared {
     /// Serves one front end after the other until the disk is to end.
-    fn serve(&self, listener: &Listener, wake: &OwnedFd) {
+    fn serve(&self, listener: &Listener, wake: &Arc<OwnedFd>) {
         loop {
-            match self.wait(listener, wake) {
+            match self.wait(listener, wake, None) {
                 SocketEvent::Readable => match listener.accept() {
                     Ok(stream) => {
                         let process = peer_process(stream.as_raw_fd());
+                        self.set_front_end(Some(FrontEndProcess { id: process }));
                         let socket = stream.as_fd().try_clone_to_owned().map(UnixStream::from);
-                        let served = socket.and_then(|socket| FrontEndSession::new(self, socket));
-                        match served {
+                        match socket.and_then(|socket| FrontEndSession::new(self, socket, wake)) {
                             Ok(session) => self.serve_front_end(session, process, wake),
                             Err(error) => warn!("{}: a connection fails: {error}", self.path.display()),
                         }
+                        self.set_front_end(None);
                     }
                     Err(error) => warn!("{}: cannot accept a connection: {error}", self.path.display()),
                 },
-                SocketEvent::Size => {}
+                SocketEvent::Size | SocketEvent::MemoryLost => {}
                 SocketEvent::Stop => return,
             }
         }
@@ -153,36 +197,40 @@ impl DiskShared {
         let disk = self.path.display();
         let process = process.unwrap_or_default();
         info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end connected");
-        loop {
-            match self.wait(session.socket(), wake) {
-                SocketEvent::Readable => {
-                    if let Err(error) = session.handle_message() {
-                        session.lose();
-                        match error {
-                            SessionError::Receive(ReceiveError::Closed) => {
-                                info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end disconnected");
-                            }
-                            error => {
-                                warn!("{disk}: the front end, process {process}, is disconnected: {error}")
-                            }
-                        }
-                        return;
-                    }
-                }
+        let error = loop {
+            let handled = match self.wait(session.socket(), wake, Some(session.loss())) {
+                SocketEvent::Readable => session.handle_message(),
+                SocketEvent::MemoryLost => Err(SessionError::MemoryLost),
                 SocketEvent::Stop => return session.stop(),
-                SocketEvent::Size => session.notify_of_config(),
+                SocketEvent::Size => {
+                    session.notify_of_config();
+                    Ok(())
+                }
+            };
+            if let Err(error) = handled {
+                break error;
             }
+        };
+        session.lose();
+        match error {
+            SessionError::Receive(ReceiveError::Closed) => {
+                info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end disconnected");
+            }
+            error => warn!("{disk}: the front end, process {process}, is disconnected: {error}"),
         }
     }
 
-    /// Waits for a descriptor, or the end.
-    fn wait(&self, readable: &impl AsFd, wake: &OwnedFd) -> SocketEvent {
+    /// Waits for a descriptor, the end, or a loss of memory.
+    fn wait(&self, readable: &impl AsFd, wake: &OwnedFd, loss: Option<&MemoryLoss>) -> SocketEvent {
         loop {
             if self.is_stopping.load(Ordering::Relaxed) {
                 return SocketEvent::Stop;
             }
             if self.has_new_size.swap(false, Ordering::Relaxed) {
                 return SocketEvent::Size;
+            }
+            if loss.is_some_and(MemoryLoss::is_lost) {
+                return SocketEvent::MemoryLost;
             }
             let mut fds = [PollFd::new(readable, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
             match poll(&mut fds, None) {

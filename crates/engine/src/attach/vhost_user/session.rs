@@ -4,6 +4,7 @@ use super::message_socket::{MESSAGE_TIME, ReceiveError, ReceivedRequest, receive
 use super::shared::DiskShared;
 use super::vring::{Machine, SharedRegion, Vring};
 use crate::net::fd_socket::send_with_fds;
+use crate::sys::lost_memory::MemoryLoss;
 use crate::sys::shared_memory::{map_shared, new_shared};
 use blockmux_proto::virtio::wire::Features;
 use blockmux_proto::virtio::wire::vhost_user::{
@@ -45,6 +46,9 @@ pub(super) enum SessionError {
     /// There are too many regions.
     #[error("it has more than {MAX_REGIONS} memory regions")]
     Regions,
+    /// The guest's memory is lost.
+    #[error("its guest's memory is lost: the file was made shorter, or there are too few huge pages")]
+    MemoryLost,
     /// A queue cannot be served.
     #[error("a virtqueue cannot be served: {0}")]
     Queue(io::Error),
@@ -71,14 +75,20 @@ pub(super) struct FrontEndSession<'a> {
     records: Option<Arc<Pages>>,
     vrings: Vec<Vring>,
     backend_requests: Option<UnixStream>,
+    loss: Arc<MemoryLoss>,
 }
 
 impl<'a> FrontEndSession<'a> {
-    /// A session over a socket, without any virtqueue.
+    /// A session over a socket, without any virtqueue. `wake` is signalled if the guest's memory is
+    /// lost.
     ///
     /// # Errors
     /// If the socket has failed.
-    pub(super) fn new(shared: &'a DiskShared, socket: UnixStream) -> io::Result<FrontEndSession<'a>> {
+    pub(super) fn new(
+        shared: &'a DiskShared,
+        socket: UnixStream,
+        wake: &Arc<OwnedFd>,
+    ) -> io::Result<FrontEndSession<'a>> {
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(MESSAGE_TIME))?;
         socket.set_write_timeout(Some(MESSAGE_TIME))?;
@@ -92,7 +102,13 @@ impl<'a> FrontEndSession<'a> {
             records: None,
             vrings,
             backend_requests: None,
+            loss: MemoryLoss::new(wake.clone()),
         })
+    }
+
+    /// Whether the guest's memory is lost.
+    pub(super) fn loss(&self) -> &MemoryLoss {
+        &self.loss
     }
 
     /// The socket.
@@ -293,7 +309,7 @@ impl<'a> FrontEndSession<'a> {
         if regions.len() != fds.len() {
             return Err(SessionError::Descriptors(request, fds.len()));
         }
-        let mapped = regions.iter().zip(fds).map(|(region, file)| map(region, file));
+        let mapped = regions.iter().zip(fds).map(|(region, file)| self.map(region, file));
         self.regions = mapped.collect::<Result<_, _>>()?;
         self.apply_memory()
     }
@@ -302,7 +318,7 @@ impl<'a> FrontEndSession<'a> {
         if self.regions.len() >= MAX_REGIONS {
             return Err(SessionError::Regions);
         }
-        self.regions.push(map(&region, file)?);
+        self.regions.push(self.map(&region, file)?);
         self.apply_memory()
     }
 
@@ -337,15 +353,16 @@ impl<'a> FrontEndSession<'a> {
     }
 
     fn set_records(&mut self, records: &Inflight, file: &OwnedFd) -> Result<(), SessionError> {
-        let pages = map_shared(file.as_fd(), records.mmap_offset, records.mmap_size);
+        let pages = map_shared(file.as_fd(), records.mmap_offset, records.mmap_size, Some(&self.loss));
         self.records = Some(pages.map_err(SessionError::Memory)?);
         Ok(())
     }
-}
 
-fn map(region: &MemoryRegion, file: &OwnedFd) -> Result<SharedRegion, SessionError> {
-    let pages = map_shared(file.as_fd(), region.mmap_offset, region.size).map_err(SessionError::Memory)?;
-    Ok(SharedRegion { guest_addr: region.guest_addr, user_addr: region.user_addr, pages })
+    fn map(&self, region: &MemoryRegion, file: &OwnedFd) -> Result<SharedRegion, SessionError> {
+        let pages = map_shared(file.as_fd(), region.mmap_offset, region.size, Some(&self.loss));
+        let pages = pages.map_err(SessionError::Memory)?;
+        Ok(SharedRegion { guest_addr: region.guest_addr, user_addr: region.user_addr, pages })
+    }
 }
 
 /// The only descriptor of a message.

@@ -7,6 +7,7 @@ use blockmux_proto::volume_state::Origin;
 use blockmux_volume::VolumeInfo;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 
 /// What the thread of the socket shares with the owner of the disk.
 pub(super) struct DiskShared {
@@ -22,6 +23,14 @@ pub(super) struct DiskShared {
     pub(super) has_new_size: AtomicBool,
     /// Queues end without answers.
     pub(super) is_forced: AtomicBool,
+    pub(super) front_end: Mutex<Option<FrontEndProcess>>,
+}
+
+/// The process of a front end that is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FrontEndProcess {
+    /// `None` if the system does not know it.
+    pub(super) id: Option<u32>,
 }
 
 impl DiskShared {
@@ -33,6 +42,15 @@ impl DiskShared {
     /// The core of a virtqueue.
     pub(super) fn core(&self, index: usize) -> &Inbox {
         &self.cores[index % self.cores.len()]
+    }
+
+    /// The front end that is connected.
+    pub(super) fn front_end(&self) -> Option<FrontEndProcess> {
+        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_front_end(&self, front_end: Option<FrontEndProcess>) {
+        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner) = front_end;
     }
 
     pub(super) fn origin(&self) -> Origin {

@@ -1,6 +1,7 @@
 //! The connection to a back end: what it is, and how its virtqueues are started.
 
 use crate::net::fd_socket::{receive_exactly, send_with_fds};
+use crate::remote::format_duration;
 use blockmux_proto::virtio::wire::Features;
 use blockmux_proto::virtio::wire::blk::Config;
 use blockmux_proto::virtio::wire::vhost_user::{
@@ -8,6 +9,7 @@ use blockmux_proto::virtio::wire::vhost_user::{
     MemoryRegion, MemoryTableHeader, MessageHeader, ProtocolFeatures, VringState,
 };
 use blockmux_proto::virtio::{BlkDriver, MAX_PAYLOAD, MAX_QUEUES, RemoteDisk, RemoteDiskError};
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,8 +24,13 @@ pub enum BackEndError {
     #[error("cannot connect: {0}; is the back end running?")]
     Connect(io::Error),
     /// It does not answer.
-    #[error("does not answer; another front end may be connected, disconnect that one first")]
+    #[error(
+        "does not answer; another front end may be connected, disconnect that one first, or the back end hangs"
+    )]
     NoAnswer,
+    /// It has not answered a request of a queue in time.
+    #[error("the back end has not answered a request for {}", format_duration(*.0))]
+    Overdue(Duration),
     /// The connection has failed.
     #[error("the connection is lost: {0}")]
     Lost(io::Error),
@@ -61,14 +68,23 @@ pub(super) struct BackEnd {
 }
 
 impl BackEnd {
-    /// Connects to the back end that listens at `path`.
+    /// Connects to the back end that listens at `path`. A message has as long as a request, within
+    /// limits.
     ///
     /// # Errors
     /// If it cannot be used.
-    pub(super) fn connect(path: &Path) -> Result<BackEnd, BackEndError> {
-        let socket = UnixStream::connect(path).map_err(BackEndError::Connect)?;
-        socket.set_read_timeout(Some(ANSWER_TIME)).map_err(BackEndError::Lost)?;
-        socket.set_write_timeout(Some(ANSWER_TIME)).map_err(BackEndError::Lost)?;
+    pub(super) fn connect(path: &Path, request_timeout: Option<Duration>) -> Result<BackEnd, BackEndError> {
+        let answer_time = request_timeout.unwrap_or(ANSWER_TIME).clamp(MIN_ANSWER_TIME, ANSWER_TIME);
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(BackEndError::Connect)?;
+        socket.set_read_timeout(Some(answer_time)).map_err(BackEndError::Lost)?;
+        // It holds for connecting, too, which waits if the back end accepts nobody.
+        socket.set_write_timeout(Some(answer_time)).map_err(BackEndError::Lost)?;
+        let address = SockAddr::unix(path).map_err(BackEndError::Connect)?;
+        socket.connect(&address).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => BackEndError::NoAnswer,
+            _ => BackEndError::Connect(error),
+        })?;
+        let socket = UnixStream::from(OwnedFd::from(socket));
         let disk = RemoteDisk::new(Features::VERSION_1, Config::default().as_bytes())?;
         let mut back_end = BackEnd {
             socket,
@@ -265,5 +281,6 @@ const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG);
 /// The address of the shared memory, the same for both sides: any but 0.
 pub(super) const MEMORY_ADDR: u64 = 1 << 32;
-/// The time in which a back end answers.
+/// The time in which a back end answers a message.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+const MIN_ANSWER_TIME: Duration = Duration::from_secs(1);

@@ -1,14 +1,17 @@
 //! One core's virtqueue, which its channels share.
 
+use super::state::DiskState;
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
+use crate::remote::OverdueTimer;
 use blockmux_proto::virtio::BlkDriver;
-use blockmux_volume::{Completion, Io, IoError, Slab, Tag, Waker};
+use blockmux_volume::{Completion, Core, Io, IoError, Slab, Tag, Waker};
 use rustix::io::{read, write};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use tracing::warn;
 
 /// A queue and the requests of its channels.
@@ -23,6 +26,9 @@ pub(super) struct CoreQueue {
     has_failed: bool,
     /// The volume is closed.
     pub(super) has_ended: bool,
+    disk: Arc<DiskState>,
+    overdue: OverdueTimer,
+    core: Rc<EngineCore>,
     waker: Waker,
     registration: Registration,
     armed: Rc<WakeOnEvent>,
@@ -50,7 +56,7 @@ pub(super) struct ChannelCompletions {
 
 impl CoreQueue {
     /// Starts the task of a queue on this core.
-    pub(super) fn spawn(core: &EngineCore) -> Rc<RefCell<CoreQueue>> {
+    pub(super) fn spawn(core: &Rc<EngineCore>, disk: Arc<DiskState>) -> Rc<RefCell<CoreQueue>> {
         let mut made = None;
         core.spawn(|waker| {
             let armed = WakeOnEvent::new(waker);
@@ -60,6 +66,9 @@ impl CoreQueue {
                 running: None,
                 has_failed: false,
                 has_ended: false,
+                overdue: OverdueTimer::new(disk.request_timeout),
+                disk,
+                core: core.clone(),
                 waker: waker.clone(),
                 registration: core.register(armed.clone()),
                 armed,
@@ -109,6 +118,11 @@ impl CoreQueue {
             // It fails only if the counter is full, and then it is readable anyway.
             let _ = write(kick, &1_u64.to_ne_bytes());
         }
+        if driver.owes_answer()
+            && let Some(tick) = self.overdue.watch(|| self.core.now())
+        {
+            self.core.wake_at(tick, &self.waker);
+        }
         let mut has_completed = false;
         while let Some(completion) = driver.poll_done() {
             has_completed = true;
@@ -129,6 +143,7 @@ impl CoreQueue {
     pub(super) fn remove(&mut self) {
         if let Some(mut running) = self.running.take() {
             self.armed.disarm(&self.registration);
+            self.overdue.on_loss();
             for io in running.driver.take_unfinished().into_iter().rev() {
                 self.pending.push_front(io);
             }
@@ -155,6 +170,15 @@ impl CoreQueue {
     pub(super) fn resize(&mut self, size: u64) {
         if let Some(running) = &mut self.running {
             running.driver.resize(size);
+        }
+    }
+
+    /// Looks whether an answer is overdue, if it is time to.
+    #[inline]
+    fn check_overdue(&mut self) {
+        let Some(RunningDriver { driver, .. }) = &mut self.running else { return };
+        if self.overdue.is_due(|| self.core.now()) && self.overdue.on_tick(driver.tick(), false).is_some() {
+            self.disk.on_overdue();
         }
     }
 
@@ -202,6 +226,7 @@ impl Task for CoreQueueTask {
             // From now on until it is parked, this task looks for answers.
             running.driver.suppress_calls();
         }
+        queue.check_overdue();
         if queue.turn(None) { Progress::Drained } else { Progress::Idle }
     }
 

@@ -18,6 +18,10 @@ pub(super) struct DiskState {
     pub(super) size: AtomicU64,
     pub(super) reconnects: AtomicU64,
     pub(super) reconnect_timeout: Duration,
+    /// How long the back end may take for a request; `None`: for ever.
+    pub(super) request_timeout: Option<Duration>,
+    /// The back end has taken longer than that.
+    pub(super) is_overdue: AtomicBool,
     /// Largest number of virtqueues.
     pub(super) most_queues: usize,
     /// The core of each virtqueue.
@@ -47,6 +51,13 @@ impl DiskState {
     #[inline]
     pub(super) fn check(&self, io: &Io) -> Result<(), IoError> {
         self.first.check_within(io, self.size.load(Ordering::Relaxed))
+    }
+
+    /// The back end does not answer in time: the thread connects again.
+    #[cold]
+    pub(super) fn on_overdue(&self) {
+        self.is_overdue.store(true, Ordering::Relaxed);
+        self.wake();
     }
 
     /// The properties now.

@@ -34,6 +34,8 @@ pub struct VhostUserOptions {
     pub read_only: bool,
     /// How long requests wait for another connection when this one is lost.
     pub reconnect_timeout: Duration,
+    /// How long a request may take before the back end counts as lost; `None`: for ever.
+    pub request_timeout: Option<Duration>,
 }
 
 impl VhostUserVolume {
@@ -42,7 +44,7 @@ impl VhostUserVolume {
     /// # Errors
     /// If the back end cannot be used.
     pub fn open(path: &Path, options: VhostUserOptions) -> Result<VhostUserVolume, BackEndError> {
-        let back_end = BackEnd::connect(path)?;
+        let back_end = BackEnd::connect(path, options.request_timeout)?;
         let memory = |error: rustix::io::Errno| BackEndError::Memory(error.into());
         let found = &back_end.disk.info;
         let first = VolumeInfo { read_only: found.read_only || options.read_only, ..found.clone() };
@@ -52,6 +54,8 @@ impl VhostUserVolume {
             first,
             reconnects: AtomicU64::new(0),
             reconnect_timeout: options.reconnect_timeout,
+            request_timeout: options.request_timeout,
+            is_overdue: AtomicBool::new(false),
             most_queues: back_end.queues.min(MAX_CORES),
             cores: Mutex::default(),
             listeners: Mutex::default(),
@@ -98,7 +102,7 @@ impl CoreQueues {
 
 impl DiskState {
     /// The queue of a core; its first channel makes it.
-    fn queue_of(&self, core: &EngineCore) -> Result<Rc<RefCell<CoreQueue>>, IoError> {
+    fn queue_of(self: &Arc<DiskState>, core: &Rc<EngineCore>) -> Result<Rc<RefCell<CoreQueue>>, IoError> {
         let queues = core.local(CoreQueues::default);
         if let Some(queue) = queues.find(self.id) {
             return Ok(queue);
@@ -112,7 +116,7 @@ impl DiskState {
             );
             return Err(IoError::Unsupported);
         }
-        let queue = CoreQueue::spawn(core);
+        let queue = CoreQueue::spawn(core, self.clone());
         let mut all = queues.0.borrow_mut();
         all.retain(|(_, queue)| queue.strong_count() > 0);
         all.push((self.id, Rc::downgrade(&queue)));
@@ -141,6 +145,7 @@ impl DiskState {
         let len = BlkDriver::MEMORY_LEN * self.most_queues.min(back_end.queues);
         let (file, pages) = new_shared("blockmux-vhost-user", len).map_err(BackEndError::Memory)?;
         back_end.share(&file, len)?;
+        self.is_overdue.store(false, Ordering::Relaxed);
         let mut started = 0;
         loop {
             let cores = lock(&self.cores).clone();
@@ -191,7 +196,7 @@ impl DiskState {
                 return None;
             }
             pause = cmp::min(pause * 2, MAX_PAUSE);
-            let found = BackEnd::connect(&self.path).and_then(|back_end| {
+            let found = BackEnd::connect(&self.path, self.request_timeout).and_then(|back_end| {
                 let unchanged = check_unchanged(&self.info(), &back_end.disk.info, 1);
                 unchanged.map(|()| back_end).map_err(BackEndError::Changed)
             });
@@ -226,6 +231,9 @@ impl DiskState {
                 error => Err(error),
             },
         )?;
+        if self.is_overdue.swap(false, Ordering::Relaxed) {
+            return Err(BackEndError::Overdue(self.request_timeout.unwrap_or_default()));
+        }
         let [_, socket, requests] = fds.each_ref().map(|fd| !fd.revents().is_empty());
         let _ = read(&self.wake, &mut [0; 8]);
         if socket {

@@ -27,7 +27,13 @@ fn disks(daemon: &TestDaemon) -> Vec<(String, PathBuf)> {
 }
 
 fn attach_disk(volume: &str) -> Request {
-    Request::AttachDisk { volume: volume.to_owned(), via: Some(Way::Fake), name: None, read_only: false }
+    Request::AttachDisk {
+        volume: volume.to_owned(),
+        via: Some(Way::Fake),
+        socket: None,
+        name: None,
+        read_only: false,
+    }
 }
 
 fn detach_disk(volume: &str, force: bool) -> Request {

@@ -239,9 +239,13 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
             client_limits: None,
         },
         "resize" => Request::Resize { name, size: Some(8 << 20), shrink: false },
-        "attach-disk" => {
-            Request::AttachDisk { volume: name, via: Some(Way::Fake), name: None, read_only: false }
-        }
+        "attach-disk" => Request::AttachDisk {
+            volume: name,
+            via: Some(Way::Fake),
+            socket: None,
+            name: None,
+            read_only: false,
+        },
         "detach-disk" => Request::DetachDisk { volume: name, force: true },
         "attach" => Request::Attach { name, target, number, ana_group: None },
         _ => Request::Detach { target, number: number.unwrap_or(0), force: true },
