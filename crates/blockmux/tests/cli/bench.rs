@@ -84,13 +84,14 @@ fn output_to_a_pipe_is_plain_text_of_80_columns() {
         "\nnvme-tcp ",
         "\nnvme-rdma ",
         "\nsrp ",
+        "\nvhost-user ",
     ];
     for part in rows.iter().copied().chain(ceilings.iter().flatten().map(String::as_str)) {
         assert!(out.contains(part), "no {part:?} in {out}");
     }
     assert!(bench.read("bench.html").contains("<title>Blockmux"));
-    // Eight jobs of seven configurations and twelve ceilings.
-    assert_eq!(jobs(&bench.json()).len(), 152);
+    // Eight jobs of eight configurations and twelve ceilings.
+    assert_eq!(jobs(&bench.json()).len(), 160);
 }
 
 /// Total measured time of a bench, in milliseconds, from its report.
@@ -109,8 +110,8 @@ fn the_default_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_le
     let output = bench.command("--size 16m", &[]).output().unwrap();
     printed(&output);
     let report = bench.json();
-    // Three jobs of the local volume, five protocols and a ceiling of each.
-    assert_eq!(jobs(&report).len(), 33);
+    // Three jobs of the local volume, five protocols with a ceiling of each, and vhost-user.
+    assert_eq!(jobs(&report).len(), 36);
     assert!(jobs(&report).iter().all(|job| job["blockmux"]["runs"].as_array().unwrap().len() == 3));
     let of = |rw: &str, bs: &str, depth: &str| {
         let is_it = |job: &&Value| {
@@ -120,7 +121,7 @@ fn the_default_bench_measures_three_jobs_three_times_with_one_ceiling_each_in_le
         jobs(&report).iter().filter(is_it).count()
     };
     let all = [of("randread", "4k", "32"), of("randwrite", "4k", "32"), of("read", "1m", "8")];
-    assert_eq!(all, [11, 11, 11]);
+    assert_eq!(all, [12, 12, 12]);
     assert!(measured_ms(&report) < 55_000.0, "{}", measured_ms(&report));
     // A line for each finished job of each run; the last one has no time left.
     let said = text(&output.stderr);
@@ -163,7 +164,7 @@ fn every_access_pattern_runs_with_consistent_results() {
     let patterns = "--rw read,write,randread,randwrite --rw readwrite --rw randrw,trim,randtrim";
     printed(&bench.run(&format!("mem:16m --no_ceiling --iodepth 1,8 --numjobs 1,2 {patterns}"), &[]));
     let report = bench.json();
-    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 7);
+    assert_eq!(jobs(&report).len(), 8 * 2 * 2 * 8);
     let mut seen = 0;
     for job in jobs(&report) {
         let option = |name: &str| job["job options"][name].as_str().unwrap();
@@ -200,7 +201,7 @@ fn cpu_time_of_both_sides_is_reported_as_user_and_system_time() {
     let [local, remote @ ..] = jobs(&report).as_slice() else { panic!("no rows") };
     let of_run = |job: &Value, name: &str| number(&job["blockmux"]["runs"][0][name]);
     assert_eq!(local["blockmux"]["runs"][0]["target_cpu_ns"], Value::Null);
-    assert_eq!(remote.len(), 6, "NBD, iSCSI, iSER, NVMe/TCP, NVMe/RDMA and SRP");
+    assert_eq!(remote.len(), 7, "NBD, iSCSI, iSER, NVMe/TCP, NVMe/RDMA, SRP and vhost-user");
     for job in remote {
         for side in ["target", "initiator"] {
             let (cpu, system) = (format!("{side}_cpu_ns"), format!("{side}_system_ns"));
@@ -225,7 +226,8 @@ fn several_volumes_and_socket_kinds_are_distinguished() {
     let bench = Bench::new();
     let words = ["mem:1m", "null:1m", urls[0], urls[1]];
     let out = printed(&bench.run("--rw randread", &words));
-    for label in ["local mem:1m ", "local null:1m ", "nbd mem:1m ", "nbd null:1m "] {
+    for label in ["local mem:1m ", "nbd mem:1m ", "nbd null:1m ", "vhost-user mem:1m ", "vhost-user null:1m "]
+    {
         assert!(out.contains(&format!("\n{label}")), "{out}");
     }
     assert_eq!(
@@ -529,6 +531,6 @@ fn an_interrupted_bench_reports_the_complete_runs() {
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
         assert!(out.contains("sequential read") && !out.contains("sequential write"), "{out}");
-        assert_eq!(jobs(&bench.json()).len(), 7);
+        assert_eq!(jobs(&bench.json()).len(), 8);
     }
 }

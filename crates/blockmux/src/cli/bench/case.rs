@@ -4,6 +4,7 @@ use super::device::DiskLabel;
 use super::plan::BenchPlan;
 use super::served;
 use super::veth::VethPair;
+use super::vhost_user::{ServedDisk, VHOST_USER};
 use crate::failure::Failure;
 use crate::protocol::Protocol;
 use blockmux_engine::core::cores::Cores;
@@ -35,6 +36,9 @@ pub(super) enum CaseKind {
     Local(Arc<dyn Volume>),
     /// A volume that this process serves and accesses over loopback.
     Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
+    /// A volume that this process serves as the disk of a virtual machine, and accesses as one
+    /// does: by vhost-user, through shared memory.
+    VhostUser(Arc<dyn Volume>, PollPolicy),
     /// A volume that this process serves and accesses in two network namespaces, over the plan's
     /// veth pair.
     Linked(&'static Protocol, Arc<dyn Volume>, PollPolicy, Link),
@@ -56,6 +60,7 @@ impl BenchCase {
         let of = match &self.kind {
             CaseKind::Local(_) => "local",
             CaseKind::Served(protocol, ..) | CaseKind::Linked(protocol, ..) => protocol.name,
+            CaseKind::VhostUser(..) => VHOST_USER,
             CaseKind::Device(label, ..) => &label.name,
             CaseKind::Remote(..) => &self.target,
             CaseKind::Ceiling(..) => "ceiling",
@@ -69,6 +74,9 @@ impl BenchCase {
             CaseKind::Local(_) => (ConfigurationKind::Local, String::new(), ""),
             CaseKind::Served(protocol, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
                 (ConfigurationKind::Protocol, protocol.name.to_owned(), policy.name())
+            }
+            CaseKind::VhostUser(_, policy) => {
+                (ConfigurationKind::Protocol, VHOST_USER.to_owned(), policy.name())
             }
             CaseKind::Device(label, _, policy) => {
                 (ConfigurationKind::Device, label.driver.clone(), policy.name())
@@ -117,6 +125,19 @@ impl BenchCase {
                 let remote = self.reach(None, protocol, volume, &target, plan)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
+            }
+            CaseKind::VhostUser(volume, policy) => {
+                let target = plan.target_cores(*policy, self.job.numjobs)?;
+                let disk = ServedDisk::attach(volume, &target).map_err(|error| self.failed(error))?;
+                let remote = disk.open().map_err(|error| self.failed(error))?;
+                let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
+                let run = self.bench(&remote, false, &initiator, Some(&target), progress);
+                // Its queue on the initiator's core is a task as long as it is open.
+                drop(remote);
+                initiator.stop(STOP_GRACE);
+                disk.detach().map_err(|error| self.failed(error))?;
+                target.stop(STOP_GRACE);
+                run
             }
             CaseKind::Linked(protocol, volume, policy, link) => {
                 let veth = plan

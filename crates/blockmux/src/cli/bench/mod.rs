@@ -16,6 +16,7 @@ mod measure;
 mod plan;
 mod served;
 mod veth;
+mod vhost_user;
 
 use crate::cli::show;
 use crate::failure::{self, Failure};
@@ -205,12 +206,12 @@ const FIRST_ABOVE: &str = "the warnings above name the first of each run";
 
 const EXAMPLES: &str = "\
 Without arguments: three jobs on a RAM volume over every protocol that `serve`
-uses by default, in less than a minute; --full adds SRP. Several values of --rw,
---bs, --iodepth and --numjobs are measured in every combination. A job file has
-one [section] for each combination instead. Volumes that existed before are
-written to only if --overwrite or --rw says so, disks of --device only if
---overwrite does. Ctrl-C prints what has been
-measured. --suite aatrokoski-2007 needs root and `ip`.
+uses by default, and by vhost-user, in less than a minute; --full adds SRP.
+Several values of --rw, --bs, --iodepth and --numjobs are measured in every
+combination. A job file has one [section] for each combination instead. Volumes
+that existed before are written to only if --overwrite or --rw says so, disks of
+--device only if --overwrite does. Ctrl-C prints what has been measured.
+--suite aatrokoski-2007 needs root and `ip`.
 
 Examples:
   blockmux bench

@@ -220,6 +220,8 @@ impl BenchPlan {
                             .for_each(|&poll| add(CaseKind::Served(protocol, volume.volume.clone(), poll)));
                         protocols.push((protocol, Transport::Tcp));
                     }
+                    // Memory that both sides share has no ceiling of sockets.
+                    policies.iter().for_each(|&poll| add(CaseKind::VhostUser(volume.volume.clone(), poll)));
                 }
             }
         }
@@ -333,6 +335,7 @@ impl BenchPlan {
         for case in &self.cases {
             if let CaseKind::Local(volume)
             | CaseKind::Served(_, volume, _)
+            | CaseKind::VhostUser(volume, _)
             | CaseKind::Linked(_, volume, ..)
             | CaseKind::Device(_, volume, _)
             | CaseKind::Remote(_, _, volume, _) = &case.kind
