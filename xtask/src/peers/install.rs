@@ -43,6 +43,7 @@ const PEERS: &[Peer] = &[
     peer("promtool", "prometheus", "metrics scraped by Prometheus"),
     peer("curl", "curl", "metrics scraped by Prometheus"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
+    peer("grub-mkimage", "grub-pc-bin", "a guest that boots from a disk of Blockmux"),
     peer("busybox", "busybox-static", KERNEL),
     peer("kmod", "kmod", KERNEL),
     peer("depmod", "kmod", KERNEL),

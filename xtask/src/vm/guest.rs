@@ -4,11 +4,12 @@
 //! port is the script's standard output, where lines that begin with `@` are commands: `@check
 //! SENTENCE`, `@host COMMAND` (in base64; its status is sent back), and `@end STATUS`.
 
+use super::boot;
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;
 use super::log::Log;
 use crate::process::succeed;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,6 +45,9 @@ impl Guest<'_> {
         let addresses = Addresses::of_this_process();
         let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
         let (reader, writer) = std::io::pipe()?;
+        if boot::boots_from_disk(script) {
+            self.serve_boot_disk(script, &addresses, &mut host)?;
+        }
         let mut qemu = self.qemu(script, &addresses);
         // Scripts name files of the test to the monitor, and so to QEMU.
         qemu.current_dir(host.directory());
@@ -81,6 +85,17 @@ impl Guest<'_> {
         Ok(ScriptResult { is_emulator_fault, ..checks.end(status == Some(0)) })
     }
 
+    /// Makes the disk that the guest boots from, and serves it by vhost-user.
+    fn serve_boot_disk(&self, script: &str, addresses: &Addresses, host: &mut Host) -> Result<()> {
+        let disk = host.directory().join("disk.img");
+        boot::build(self.kernel, self.image, &parameters(script, addresses), &disk)?;
+        for request in ["start disk blockmux attach file:disk.img --socket disk", "until disk by vhost-user"]
+        {
+            ensure!(host.execute(request) == 0, "the disk to boot from is not served");
+        }
+        Ok(())
+    }
+
     /// Path of the kernel's console log.
     fn console(&self) -> PathBuf {
         self.log.with_extension("console")
@@ -95,18 +110,13 @@ impl Guest<'_> {
             command.args(["-object", "memory-backend-memfd,id=memory,size=1536M,share=on"]);
             command.args(["-machine", "memory-backend=memory"]);
         }
-        command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
-        // On a busy machine Linux measures a wrong TSC frequency and reports soft lockups.
-        // Parameters unknown to the kernel are passed to the environment of its first process.
-        let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
-        // ib_srpt listens at IPv6's wildcard address if there is one; over siw that refuses IPv4.
-        let ipv6 = if script.starts_with("srpt") { "ipv6.disable=1 " } else { "" };
-        command.arg("-append").arg(format!(
-            "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
-             rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 {ipv6}GATEWAY={} \
-             SCRIPT={script} {environment}",
-            addresses.gateway()
-        ));
+        if boot::boots_from_disk(script) {
+            command.args(["-chardev", "socket,id=boot,path=disk,reconnect=1"]);
+            command.args(["-device", "vhost-user-blk-pci,chardev=boot,num-queues=2,bootindex=0"]);
+        } else {
+            command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
+            command.arg("-append").arg(parameters(script, addresses));
+        }
         command.arg("-serial").arg(format!("file:{}", self.console().display())).args(["-serial", "stdio"]);
         command.arg("-netdev").arg(addresses.network());
         command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
@@ -122,6 +132,20 @@ impl Guest<'_> {
         }
         command
     }
+}
+
+/// The kernel's parameters. Those unknown to it are passed to the environment of its first process.
+fn parameters(script: &str, addresses: &Addresses) -> String {
+    let environment = addresses.environment().map(|(name, value)| format!("{name}={value}")).join(" ");
+    // ib_srpt listens at IPv6's wildcard address if there is one; over siw that refuses IPv4.
+    let ipv6 = if script.starts_with("srpt") { "ipv6.disable=1 " } else { "" };
+    // On a busy machine Linux measures a wrong TSC frequency and reports soft lockups.
+    format!(
+        "console=ttyS0 quiet panic=-1 mitigations=off tsc=unstable clocksource=hpet no_timer_check \
+         rcupdate.rcu_cpu_stall_suppress=1 nowatchdog random.trust_cpu=on audit=0 apparmor=0 {ipv6}GATEWAY={} \
+         SCRIPT={script} {environment}",
+        addresses.gateway()
+    )
 }
 
 /// Whether a script needs raw frames, for which only root can create a tap interface.

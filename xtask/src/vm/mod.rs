@@ -10,9 +10,11 @@
 //!     aoe, aoetools                   ◀── frames over a tap, if we are root
 //! ```
 //! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` creates a guest's
-//! file system from both and from programs of this machine, `guest` runs one script, `host`
-//! executes the script's requests, and `log` records the output of both sides.
+//! file system from both and from programs of this machine, `boot` a disk from which firmware loads
+//! them, `guest` runs one script, `host` executes the script's requests, and `log` records the
+//! output of both sides.
 
+mod boot;
 mod guest;
 mod host;
 mod image;
@@ -58,6 +60,12 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     if let Some(program) = image::FOR_TLS.iter().find(|program| find(program).is_none()) {
         let with_tlshd = scripts.extract_if(.., |script| WITH_TLSHD.contains(&script.as_str()));
         lines.extend(with_tlshd.map(|script| format!("skipped: {script} (no {program})")));
+    }
+    if let Some(lacking) = boot::missing() {
+        let from_disk = scripts.extract_if(.., |script| boot::boots_from_disk(script));
+        lines.extend(
+            from_disk.map(|script| format!("skipped: {script} (no {lacking}, Debian package grub-pc-bin)")),
+        );
     }
     let programs = target_directory(root).join("debug");
     let in_guest = scripts.iter().any(|script| is_in_guest(script));
