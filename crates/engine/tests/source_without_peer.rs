@@ -114,7 +114,7 @@ fn limits_throttle_it_before_it_begins_and_a_throttled_request_can_be_cancelled(
     let mut attached = Attached::new();
     attached.limit(10);
     attached.read(0..3);
-    assert_eq!((&attached.disk.begun[..], attached.volume_state.traffic().held), (&[Tag(0)][..], 2));
+    assert_eq!((&attached.disk.begun[..], attached.volume_state.traffic().throttled_now), (&[Tag(0)][..], 2));
     attached.disk.cancelled.push_back(Tag(1));
     attached.turn();
     assert_eq!(attached.disk.completed, [(Tag(1), Err(IoError::Aborted))]);

@@ -701,7 +701,7 @@ impl ControlServer {
         let now = volume_state.limiter().limits();
         let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
         if volume_state.limiter().set_limits(VolumeLimits { volume, client }) {
-            // Requests that the old limits held back may start.
+            // Requests that the old limits throttle may start.
             self.reloader.cores().wake_all();
         }
         Ok(Answer::Done)
@@ -754,7 +754,7 @@ impl ControlServer {
                 limits: some(limits),
                 client_limits: some(client_limits),
                 throttled: (traffic.throttled > 0).then(|| ThrottleStatus {
-                    held: traffic.held,
+                    held: traffic.throttled_now,
                     requests: traffic.throttled,
                     seconds: Duration::from_nanos(traffic.throttled_ns).as_secs_f64(),
                 }),

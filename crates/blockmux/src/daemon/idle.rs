@@ -101,8 +101,8 @@ struct Activity {
     since: Instant,
     requests: u64,
     sessions: usize,
-    /// Requests that limits hold back.
-    held: u64,
+    /// Requests that are throttled.
+    throttled: u64,
 }
 
 impl Clients {
@@ -115,15 +115,15 @@ impl Clients {
             let traffic = &session.traffic;
             let requests = traffic.reads + traffic.writes + traffic.others;
             let own =
-                seen.entry(client).or_insert(Activity { since: now, requests: 0, sessions: 0, held: 0 });
+                seen.entry(client).or_insert(Activity { since: now, requests: 0, sessions: 0, throttled: 0 });
             own.requests += requests;
             own.sessions += 1;
-            own.held += traffic.held;
+            own.throttled += traffic.throttled_now;
         }
         for (client, own) in &mut seen {
             let before = self.0.get(client).copied();
             let is_same = |before: &Activity| {
-                own.held == 0 && (before.requests, before.sessions) == (own.requests, own.sessions)
+                own.throttled == 0 && (before.requests, before.sessions) == (own.requests, own.sessions)
             };
             if let Some(before) = before.filter(is_same) {
                 own.since = before.since;

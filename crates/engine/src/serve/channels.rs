@@ -852,10 +852,10 @@ mod tests {
             Channels::new(self.exports.clone(), self.core.as_core(), waker, Origin::default())
         }
 
-        /// Requests that have completed after a turn, and those that are held.
+        /// Requests that have completed after a turn, and those that are throttled.
         fn turn(&self, channels: &mut Channels, session: &mut Endless) -> (u64, u64) {
             channels.move_io(session, self.core.now());
-            (session.completed / 512, self.volume_state.traffic().held)
+            (session.completed / 512, self.volume_state.traffic().throttled_now)
         }
     }
 
@@ -874,8 +874,8 @@ mod tests {
         let traffic = limited.volume_state.traffic();
         assert_eq!((traffic.throttled, traffic.throttled_ns), (6, (100 + 200 + 300) * 1_000_000));
         limited.set(0, 0);
-        let (completed, held) = limited.turn(&mut channels, &mut session);
-        assert!(completed > 10 && held == 0, "{completed} completed, {held} held");
+        let (completed, throttled) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 10 && throttled == 0, "{completed} completed, {throttled} throttled");
     }
 
     #[test]
@@ -949,8 +949,8 @@ mod tests {
         assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
         session.queue.push_back(Io::new(Tag(3), Op::Read, 0, 512));
         session.is_free = true;
-        let (completed, held) = limited.turn(&mut channels, &mut session);
-        assert!(completed > 1 && held == 3, "{completed} completed, {held} held");
+        let (completed, throttled) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 1 && throttled == 3, "{completed} completed, {throttled} throttled");
     }
 
     #[test]
@@ -984,7 +984,7 @@ mod tests {
             channels.orphan(false);
             limited.turn(channels, session);
         }
-        assert_eq!(limited.volume_state.traffic().held, 3 * MAX_WAITING_ORPHANS as u64);
+        assert_eq!(limited.volume_state.traffic().throttled_now, 3 * MAX_WAITING_ORPHANS as u64);
         assert!(left.iter().skip(MAX_WAITING_ORPHANS).all(|(channels, _)| channels.is_idle()));
         left.retain(|(channels, _)| !channels.is_idle());
         assert_eq!((left.len(), limited.volume_state.orphans()), (MAX_WAITING_ORPHANS, MAX_WAITING_ORPHANS));
@@ -1061,8 +1061,8 @@ mod tests {
         channels.count_for(&Sessions::default().begin(login, "192.0.2.1:1"));
         limited.set(0, 10);
         // What was throttled before starts, and the next ones are limited.
-        let (completed, held) = limited.turn(&mut channels, &mut session);
-        assert!(completed < 10 && held == 2, "{completed} completed, {held} held");
+        let (completed, throttled) = limited.turn(&mut channels, &mut session);
+        assert!(completed < 10 && throttled == 2, "{completed} completed, {throttled} throttled");
     }
 
     /// Submits requests to several volumes.

@@ -241,7 +241,7 @@ impl<S: TargetLifecycle + 'static, C: Carrier<S>> TargetTask<S, C> {
     }
 
     /// Releases the permit of a peer that has disconnected, whose I/O in flight continues. What
-    /// limits hold back is aborted if the peer has not logged out: it may have died.
+    /// is throttled is aborted if the peer has not logged out: it may have died.
     #[cold]
     fn orphan(&mut self) {
         self.log_end();

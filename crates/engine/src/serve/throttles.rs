@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Holds requests of a session to a volume until the volume's limits permit them.
+/// Throttles requests of a session to a volume until its limits permit them.
 pub(crate) struct Throttles {
     limiter: Arc<Limiter>,
     /// The generation of the limits at which every request passes; [`NEVER`] if there may be
@@ -75,7 +75,7 @@ impl Throttles {
         if admitted.is_none() {
             self.throttled += 1;
             self.core.pool().account().into_iter().for_each(|account| account.note_throttled(bytes));
-            meter.hold();
+            meter.throttle();
             self.arm();
         } else {
             self.update_free();

@@ -53,12 +53,12 @@ pub(super) struct InFlight {
     watches: AtomicUsize,
     /// Index of the count for new I/O.
     current: AtomicUsize,
-    held: Mutex<Held>,
+    exclusion: Mutex<Exclusion>,
     counters: Mutex<Vec<Arc<Counter>>>,
 }
 
 #[derive(Default)]
-struct Held {
+struct Exclusion {
     /// The epoch, or [`NO_EPOCH`] from a fence until the next one begins.
     epoch: u32,
     /// The time of the last fence.
@@ -234,24 +234,24 @@ impl InFlight {
 
     /// Ends the epochs of all users. Returns the time of the fence, for [`InFlight::begin_epoch`].
     pub(super) fn fence(&self) -> u64 {
-        let mut held = self.held();
-        held.epoch = NO_EPOCH;
-        self.publish(&held);
-        held.fenced_at = held.tick();
-        held.fenced_at
+        let mut exclusion = self.exclusion();
+        exclusion.epoch = NO_EPOCH;
+        self.publish(&exclusion);
+        exclusion.fenced_at = exclusion.tick();
+        exclusion.fenced_at
     }
 
     /// Begins an epoch with the next number after a fence, once all I/O that was admitted before it
     /// is complete; call it until it returns true. A later fence begins the epoch instead.
     pub(super) fn begin_epoch(&self, fenced_at: u64, next: impl FnOnce() -> u32) -> bool {
-        let mut held = self.held();
-        if held.epoch != NO_EPOCH || held.fenced_at != fenced_at {
+        let mut exclusion = self.exclusion();
+        if exclusion.epoch != NO_EPOCH || exclusion.fenced_at != fenced_at {
             return true;
         }
-        let is_drained = self.has_emptied(&mut held, fenced_at);
+        let is_drained = self.has_emptied(&mut exclusion, fenced_at);
         if is_drained {
-            held.epoch = next();
-            self.publish(&held);
+            exclusion.epoch = next();
+            self.publish(&exclusion);
         }
         is_drained
     }
@@ -265,44 +265,44 @@ impl InFlight {
     /// often. Returns the time of the lock: [`InFlight::is_over_since`] returns whether all I/O
     /// that did not see the lock has completed.
     pub(super) fn lock(&self, range: ByteRange) -> Option<u64> {
-        let mut held = self.held();
-        if held.has_locked(range) || !held.overtake(range) {
+        let mut exclusion = self.exclusion();
+        if exclusion.has_locked(range) || !exclusion.overtake(range) {
             return None;
         }
-        held.locked.push(range);
-        self.publish(&held);
-        Some(held.tick())
+        exclusion.locked.push(range);
+        self.publish(&exclusion);
+        Some(exclusion.tick())
     }
 
     /// Unlocks a range, and wakes those whose turn it is.
     pub(super) fn unlock(&self, range: ByteRange) {
-        let mut held = self.held();
+        let mut exclusion = self.exclusion();
         // Locked ranges do not overlap, so equal ones are the same.
-        if let Some(place) = held.locked.iter().position(|&other| other == range) {
-            held.locked.swap_remove(place);
+        if let Some(place) = exclusion.locked.iter().position(|&other| other == range) {
+            exclusion.locked.swap_remove(place);
         }
-        self.publish(&held);
-        let next = held.next_in(range);
-        drop(held);
+        self.publish(&exclusion);
+        let next = exclusion.next_in(range);
+        drop(exclusion);
         next.iter().for_each(|wake| wake());
     }
 
     /// Whether a byte of the range is locked.
     #[cold]
     pub(super) fn is_locked(&self, range: ByteRange) -> bool {
-        self.held().has_locked(range)
+        self.exclusion().has_locked(range)
     }
 
     /// Waits for a range; returns the ticket. `wake` is called when it may be the ticket's turn.
     /// `None` if [`MAX_WAITING`] wait already.
     pub(super) fn wait(&self, needed: NeededRange, wake: WakeWaiting) -> Option<u64> {
-        let mut held = self.held();
-        if held.waiting.len() >= MAX_WAITING {
+        let mut exclusion = self.exclusion();
+        if exclusion.waiting.len() >= MAX_WAITING {
             return None;
         }
-        held.last_ticket = held.last_ticket.saturating_add(1);
-        let ticket = held.last_ticket;
-        held.waiting.push(Waiting { ticket, needed, wake, is_tried: false, overtaken: 0 });
+        exclusion.last_ticket = exclusion.last_ticket.saturating_add(1);
+        let ticket = exclusion.last_ticket;
+        exclusion.waiting.push(Waiting { ticket, needed, wake, is_tried: false, overtaken: 0 });
         Some(ticket)
     }
 
@@ -310,10 +310,12 @@ impl InFlight {
     /// lock the range, waits longer for a byte of it. If so, its I/O may be tried until
     /// [`InFlight::wait_on`].
     pub(super) fn is_next(&self, ticket: u64) -> bool {
-        let mut held = self.held();
-        let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return false };
-        let is_next = held.is_next(at);
-        if let Some(waiting) = held.waiting.get_mut(at) {
+        let mut exclusion = self.exclusion();
+        let Some(at) = exclusion.waiting.iter().position(|waiting| waiting.ticket == ticket) else {
+            return false;
+        };
+        let is_next = exclusion.is_next(at);
+        if let Some(waiting) = exclusion.waiting.get_mut(at) {
             waiting.is_tried = is_next;
         }
         is_next
@@ -321,41 +323,41 @@ impl InFlight {
 
     /// Ends the try of a ticket.
     pub(super) fn wait_on(&self, ticket: u64) {
-        let mut held = self.held();
-        held.waiting.iter_mut().filter(|waiting| waiting.ticket == ticket).for_each(|waiting| {
+        let mut exclusion = self.exclusion();
+        exclusion.waiting.iter_mut().filter(|waiting| waiting.ticket == ticket).for_each(|waiting| {
             waiting.is_tried = false;
         });
     }
 
     /// Ends the wait of a ticket, and wakes those whose turn it is.
     pub(super) fn end_wait(&self, ticket: u64) {
-        let mut held = self.held();
-        let Some(at) = held.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
-        let range = held.waiting.remove(at).needed.range;
-        let next = held.next_in(range);
-        drop(held);
+        let mut exclusion = self.exclusion();
+        let Some(at) = exclusion.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
+        let range = exclusion.waiting.remove(at).needed.range;
+        let next = exclusion.next_in(range);
+        drop(exclusion);
         next.iter().for_each(|wake| wake());
     }
 
     /// Watches ranges; returns the watch and its time.
     pub(super) fn watch(&self, ranges: Arc<[ByteRange]>) -> (Arc<Watched>, u64) {
         let watched = Arc::new(Watched { ranges, has_changed: AtomicBool::new(false) });
-        let mut held = self.held();
-        held.watched.push(watched.clone());
-        self.watches.store(held.watched.len(), Ordering::SeqCst);
-        (watched, held.tick())
+        let mut exclusion = self.exclusion();
+        exclusion.watched.push(watched.clone());
+        self.watches.store(exclusion.watched.len(), Ordering::SeqCst);
+        (watched, exclusion.tick())
     }
 
     /// Ends a watch.
     pub(super) fn unwatch(&self, watched: &Arc<Watched>) {
-        let mut held = self.held();
-        held.watched.retain(|other| !Arc::ptr_eq(other, watched));
-        self.watches.store(held.watched.len(), Ordering::SeqCst);
+        let mut exclusion = self.exclusion();
+        exclusion.watched.retain(|other| !Arc::ptr_eq(other, watched));
+        self.watches.store(exclusion.watched.len(), Ordering::SeqCst);
     }
 
     /// The current time, which is later than that of every change published before.
     pub(super) fn now(&self) -> u64 {
-        self.held().tick()
+        self.exclusion().tick()
     }
 
     /// Number of watches.
@@ -373,38 +375,38 @@ impl InFlight {
     /// Whether all I/O that was counted before `since` has completed; call it until it returns
     /// true.
     pub(super) fn is_over_since(&self, since: u64) -> bool {
-        self.has_emptied(&mut self.held(), since)
+        self.has_emptied(&mut self.exclusion(), since)
     }
 
-    fn has_emptied(&self, held: &mut Held, since: u64) -> bool {
-        if held.emptied.iter().any(|&at| at < since) {
-            self.settle(held);
+    fn has_emptied(&self, exclusion: &mut Exclusion, since: u64) -> bool {
+        if exclusion.emptied.iter().any(|&at| at < since) {
+            self.settle(exclusion);
         }
-        held.emptied.iter().all(|&at| at >= since)
+        exclusion.emptied.iter().all(|&at| at >= since)
     }
 
     /// Publishes a changed epoch or number of locks.
-    fn publish(&self, held: &Held) {
-        let locks = (held.locked.len() as u64).wrapping_shl(u32::BITS);
-        self.excluding.store(locks | u64::from(held.epoch), Ordering::SeqCst);
+    fn publish(&self, exclusion: &Exclusion) {
+        let locks = (exclusion.locked.len() as u64).wrapping_shl(u32::BITS);
+        self.excluding.store(locks | u64::from(exclusion.epoch), Ordering::SeqCst);
     }
 
     /// Records which counts are zero. If the count that is not current is zero and the current one
     /// is not, the two are swapped, so that the current one can reach zero.
-    fn settle(&self, held: &mut Held) {
+    fn settle(&self, exclusion: &mut Exclusion) {
         let counters = self.counters();
         let is_empty = |place| counters.iter().all(|counter| counter.is_empty(place));
         for _ in 0..2 {
             let current = self.current.load(Ordering::Relaxed);
             let resting = current ^ 1;
             if is_empty(current) {
-                held.see_empty(current);
+                exclusion.see_empty(current);
             }
             if !is_empty(resting) {
                 return;
             }
-            held.see_empty(resting);
-            if held.emptied.get(current) == Some(&held.clock) {
+            exclusion.see_empty(resting);
+            if exclusion.emptied.get(current) == Some(&exclusion.clock) {
                 return;
             }
             self.current.store(resting, Ordering::SeqCst);
@@ -413,15 +415,15 @@ impl InFlight {
 
     #[cold]
     fn notify_watchers(&self, range: ByteRange) {
-        for watched in &self.held().watched {
+        for watched in &self.exclusion().watched {
             if watched.ranges.iter().any(|&other| is_overlap(other, range)) {
                 watched.has_changed.store(true, Ordering::SeqCst);
             }
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn exclusion(&self) -> MutexGuard<'_, Exclusion> {
+        self.exclusion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn counters(&self) -> MutexGuard<'_, Vec<Arc<Counter>>> {
@@ -452,7 +454,7 @@ impl Counter {
     }
 }
 
-impl Held {
+impl Exclusion {
     fn has_locked(&self, range: ByteRange) -> bool {
         self.locked.iter().any(|&other| is_overlap(other, range))
     }
@@ -504,9 +506,9 @@ impl Held {
 
 /// For `model.rs`, which has to know whether two states are the same.
 #[cfg(test)]
-impl Hash for Held {
+impl Hash for Exclusion {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Held { epoch, fenced_at, locked, waiting, last_ticket, watched, clock, emptied } = self;
+        let Exclusion { epoch, fenced_at, locked, waiting, last_ticket, watched, clock, emptied } = self;
         (epoch, fenced_at, locked, last_ticket, watched.len(), clock, emptied).hash(state);
         for Waiting { ticket, needed, wake: _, is_tried, overtaken } in waiting {
             (ticket, needed.range, needed.locks, is_tried, overtaken).hash(state);

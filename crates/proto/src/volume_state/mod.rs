@@ -445,7 +445,7 @@ impl VolumeState {
         is_change
     }
 
-    /// Refuses all further I/O, and what limits hold back, because the volume was removed.
+    /// Refuses all further I/O, and what is throttled, because the volume was removed.
     /// [`VolumeState::settling`] waits for the I/O that was admitted before.
     pub fn retire(&self) {
         self.limiter.set_limits(VolumeLimits::default());

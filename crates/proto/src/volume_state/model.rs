@@ -39,7 +39,7 @@ struct Shared {
     counters: [Arc<Counter>; 2],
     /// The reservation table's generation: a different one excludes the writer.
     generation: sync::AtomicU32,
-    /// Number of requests that limits hold back.
+    /// Number of requests that are throttled.
     throttled: sync::AtomicU32,
     /// Whether the writer's request is throttled.
     is_throttled: AtomicBool,

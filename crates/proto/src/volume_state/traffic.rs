@@ -26,11 +26,11 @@ pub struct VolumeTraffic {
     pub cleared: u64,
     /// Number of failed operations of all kinds.
     pub failed: u64,
-    /// Number of requests that limits hold back now.
-    pub held: u64,
-    /// Number of requests that limits have held back.
+    /// Number of requests that are throttled now.
+    pub throttled_now: u64,
+    /// Number of requests that were throttled.
     pub throttled: u64,
-    /// Time for which limits have held requests back, in nanoseconds.
+    /// Time for which requests were throttled, in nanoseconds.
     pub throttled_ns: u64,
 }
 
@@ -136,7 +136,7 @@ struct CoreCounters {
     others: AtomicU64,
     cleared: AtomicU64,
     failed: AtomicU64,
-    held: AtomicU64,
+    throttled_now: AtomicU64,
     throttled: AtomicU64,
     throttled_ns: AtomicU64,
     failures: [AtomicU64; ERROR_KINDS.len()],
@@ -190,22 +190,22 @@ impl Meter {
         self.counts.latencies.count(kind, latency_ns);
     }
 
-    /// Counts a request that limits hold back.
+    /// Counts a request that is throttled.
     #[cold]
-    pub fn hold(&self) {
-        add(&self.counts.held, 1);
+    pub fn throttle(&self) {
+        add(&self.counts.throttled_now, 1);
         // Whoever sees this sees the other too: see `ThrottledUser`.
         let throttled = &self.counts.throttled;
         throttled.store(throttled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// Counts the end of a hold that lasted `held_ns` nanoseconds.
+    /// Counts a request that starts or ends after it was throttled for `waited_ns` nanoseconds.
     #[cold]
-    pub fn release(&self, held_ns: u64) {
-        let held = &self.counts.held;
+    pub fn release(&self, waited_ns: u64) {
+        let now = &self.counts.throttled_now;
         // After the request was counted as in flight: `Settling` waits for one or the other.
-        held.store(held.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
-        add(&self.counts.throttled_ns, held_ns);
+        now.store(now.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
+        add(&self.counts.throttled_ns, waited_ns);
     }
 
     /// Counts a failed operation.
@@ -223,7 +223,7 @@ impl Drop for Meter {
         let mut all = self.volume_state.meters.lock();
         all.users.retain(|(_, counts)| !Arc::ptr_eq(counts, &self.counts));
         let sum = all.of(&self.origin);
-        self.counts.held.store(0, Ordering::Release);
+        self.counts.throttled_now.store(0, Ordering::Release);
         sum.add(&self.counts);
         sum.abandoned = sum.abandoned.wrapping_add(own.in_flight());
     }
@@ -273,8 +273,8 @@ impl ThrottledUser {
     /// Whether as many have been released since: requests of a user are released in order.
     pub(super) fn is_released(&self) -> bool {
         let throttled = self.counts.throttled.load(Ordering::Acquire);
-        let held = self.counts.held.load(Ordering::Acquire);
-        throttled.saturating_sub(held) >= self.total
+        let now = self.counts.throttled_now.load(Ordering::Acquire);
+        throttled.saturating_sub(now) >= self.total
     }
 }
 
@@ -328,7 +328,7 @@ impl VolumeTraffic {
             others: sum(self.others, more.others),
             cleared: sum(self.cleared, more.cleared),
             failed: sum(self.failed, more.failed),
-            held: sum(self.held, more.held),
+            throttled_now: sum(self.throttled_now, more.throttled_now),
             throttled: sum(self.throttled, more.throttled),
             throttled_ns: sum(self.throttled_ns, more.throttled_ns),
         }
@@ -345,7 +345,7 @@ impl VolumeTraffic {
             others: sum(self.others, &counts.others),
             cleared: sum(self.cleared, &counts.cleared),
             failed: sum(self.failed, &counts.failed),
-            held: sum(self.held, &counts.held),
+            throttled_now: sum(self.throttled_now, &counts.throttled_now),
             throttled: sum(self.throttled, &counts.throttled),
             throttled_ns: sum(self.throttled_ns, &counts.throttled_ns),
         }

@@ -199,7 +199,7 @@ impl DaemonCollector {
             let all = self.shown().iter();
             all.map(move |one| (vec![("volume", one.name.as_str())], one.throttled(value)))
         };
-        let held = in_floats(rows(|traffic| traffic.held));
+        let held = in_floats(rows(|traffic| traffic.throttled_now));
         out.gauge("blockmux_volume_held_requests", "Requests that limits hold back now", None, held)?;
         let help = "Requests that limits have held back";
         out.counter("blockmux_volume_throttled_requests", help, None, rows(|traffic| traffic.throttled))?;

@@ -494,7 +494,7 @@ impl Reloader {
         if volumes.iter().filter(lift).count() > 0 {
             self.cores.wake_all();
         }
-        wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().held == 0));
+        wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().throttled_now == 0));
     }
 }
 

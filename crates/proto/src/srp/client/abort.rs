@@ -17,7 +17,7 @@
 //! data would overwrite what the replayed command and its successors have written. The login of the
 //! next session closes all channels instead.
 
-use super::channel::Channel;
+use super::channel::RdmaChannel;
 use super::response::function_code;
 use super::{Ending, SrpInitiatorSession, SrpSessionMode, violation};
 use crate::driver::session::{Overdue, ProtocolError};
@@ -67,7 +67,7 @@ impl SrpInitiatorSession {
 
     /// Sends a function that names no single task.
     pub(super) fn manage(&mut self, function: TaskManagementFunction) {
-        if let Some(index) = self.channels.iter().position(Channel::has_credit) {
+        if let Some(index) = self.channels.iter().position(RdmaChannel::has_credit) {
             self.send_function(index, function, None);
         }
     }

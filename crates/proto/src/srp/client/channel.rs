@@ -17,7 +17,7 @@ use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// One RDMA channel.
-pub(super) struct Channel {
+pub(super) struct RdmaChannel {
     pub(super) phase: InitiatorChannelPhase,
     /// Time by which its login has to be complete.
     pub(super) deadline: Instant,
@@ -50,9 +50,9 @@ pub(super) struct SrpCommandState {
     pub(super) channel: usize,
 }
 
-impl Channel {
-    pub(super) fn new(phase: InitiatorChannelPhase, deadline: Instant) -> Channel {
-        Channel {
+impl RdmaChannel {
+    pub(super) fn new(phase: InitiatorChannelPhase, deadline: Instant) -> RdmaChannel {
+        RdmaChannel {
             phase,
             deadline,
             parameters: LoginParameters { request_limit: 0, max_immediate: 0 },

@@ -40,7 +40,7 @@ use crate::slots::SlotKey;
 use abort::SrpAbortLadder;
 use blockmux_volume::{Pool, Seg, VolumeInfo};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
-use channel::{Channel, InitiatorChannelPhase, SrpCommandState};
+use channel::{InitiatorChannelPhase, RdmaChannel, SrpCommandState};
 use response::{CommandOutcome, read};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -82,7 +82,7 @@ pub struct SrpInitiatorSession {
     config: SrpInitiatorConfig,
     queue: ScsiQueue<SrpCommandState>,
     /// The first channel is the one that begins the session.
-    channels: Vec<Channel>,
+    channels: Vec<RdmaChannel>,
     /// Index of the channel that got the latest command, and how many further commands of the
     /// batch go to it.
     latest: (usize, u32),
@@ -122,7 +122,7 @@ impl SrpInitiatorSession {
         SrpInitiatorSession {
             config,
             queue,
-            channels: vec![Channel::new(InitiatorChannelPhase::Connecting, deadline)],
+            channels: vec![RdmaChannel::new(InitiatorChannelPhase::Connecting, deadline)],
             latest: (0, 0),
             aborts: SrpAbortLadder::default(),
             functions: 0,
@@ -358,7 +358,7 @@ impl SrpInitiatorSession {
             self.stop();
         }
         if self.channels.len() == 1 && self.config.channels > 1 && self.is_used() {
-            let wanted = |_| Channel::new(InitiatorChannelPhase::Wanted, self.now);
+            let wanted = |_| RdmaChannel::new(InitiatorChannelPhase::Wanted, self.now);
             self.channels.extend((1..self.config.channels).map(wanted));
         }
     }
@@ -412,7 +412,7 @@ impl SrpInitiatorSession {
     #[inline]
     fn next_channel(&self) -> Option<usize> {
         let (latest, left) = self.latest;
-        let takes = |channel: &&Channel| channel.room() > 0;
+        let takes = |channel: &&RdmaChannel| channel.room() > 0;
         if (left > 0 || self.channels.len() == 1) && self.channels.get(latest).filter(takes).is_some() {
             return Some(latest);
         }
@@ -562,7 +562,7 @@ impl Timed for SessionChannel<'_> {
         let session = &mut *self.session;
         session.now = now;
         if self.index > 0 {
-            let is_late = |channel: &Channel| {
+            let is_late = |channel: &RdmaChannel| {
                 channel.phase == InitiatorChannelPhase::Connecting && now >= channel.deadline
             };
             return if session.channels.get(self.index).is_some_and(is_late) { Err(LATE) } else { Ok(()) };

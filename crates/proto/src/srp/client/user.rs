@@ -1,6 +1,6 @@
 //! The user's side of a session: I/O requests and completions, and the session's connections.
 
-use super::channel::{Channel, InitiatorChannelPhase};
+use super::channel::{InitiatorChannelPhase, RdmaChannel};
 use super::{Ending, LOGIN_TIMEOUT, SrpInitiatorSession, SrpSessionMode};
 use crate::driver::session::{Connections, Initiator, PathRank};
 use blockmux_volume::{Completion, Io};
@@ -41,7 +41,7 @@ impl Initiator for SrpInitiatorSession {
     /// among them.
     fn take_unfinished(&mut self) -> Vec<Io> {
         self.ending = Ending::Over;
-        self.channels.iter_mut().for_each(Channel::clear);
+        self.channels.iter_mut().for_each(RdmaChannel::clear);
         self.queue.take_unfinished()
     }
 
@@ -70,7 +70,7 @@ impl Connections for SrpInitiatorSession {
         if self.channels.len() == 1 || !self.is_used() {
             return None;
         }
-        let is_wanted = |channel: &Channel| channel.phase == InitiatorChannelPhase::Wanted;
+        let is_wanted = |channel: &RdmaChannel| channel.phase == InitiatorChannelPhase::Wanted;
         let (index, channel) =
             self.channels.iter_mut().enumerate().find(|(_, channel)| is_wanted(channel))?;
         channel.phase = InitiatorChannelPhase::Connecting;
