@@ -88,7 +88,8 @@ pub struct StudyChart {
     pub title: String,
     /// The unit of the study's figures.
     pub unit: Unit,
-    /// Names of jobs. The best of these jobs counts for each configuration measured here.
+    /// Names of jobs; in the data, `randread-4k-*` stands for all with that beginning. The best of
+    /// these jobs counts for each configuration measured here.
     pub jobs: Vec<String>,
     /// Use only figures whose labels begin with this volume.
     pub volume: Option<String>,
@@ -229,6 +230,11 @@ impl Suite {
         pairs.map(row).collect()
     }
 
+    /// The jobs of the suite.
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.iter()
+    }
+
     /// The protocols that are measured, with "local" for a volume without one.
     pub fn protocols(&self) -> impl Iterator<Item = &str> {
         self.protocols.iter().map(String::as_str)
@@ -292,6 +298,9 @@ impl Suite {
     /// If the data is invalid, which a test excludes.
     fn load(name: &'static str, text: &str) -> Suite {
         let file: File = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let jobs = file.job.into_iter().map(Entry::into_job);
+        let jobs: Vec<Job> = jobs.chain(file.sweep.iter().flat_map(Sweep::jobs)).collect();
+        let charts = file.chart.into_iter().map(|chart| chart.with_whole_names(&jobs)).collect();
         Suite {
             name,
             title: file.title,
@@ -302,11 +311,11 @@ impl Suite {
             adapted: file.adapted,
             finding: file.finding,
             note: file.note,
-            jobs: file.job.into_iter().map(Entry::into_job).collect(),
+            jobs,
             protocols: [file.protocols, file.also].concat(),
             published: file.published,
             links: file.links,
-            charts: file.chart,
+            charts,
             file_system: file.file_system,
         }
     }
@@ -363,7 +372,11 @@ struct File {
     published: Vec<Figures>,
     links: Option<Links>,
     file_system: Option<OnFileSystem>,
+    #[serde(default)]
     job: Vec<Entry>,
+    /// More jobs, after `job`.
+    #[serde(default)]
+    sweep: Vec<Sweep>,
     #[serde(default)]
     chart: Vec<StudyChart>,
 }
@@ -383,6 +396,47 @@ impl Entry {
             job.set(key, value).unwrap_or_else(|error| panic!("{}: {error}", job.name));
         }
         job
+    }
+}
+
+/// Jobs with every combination of these options, named by their shapes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sweep {
+    rw: Vec<String>,
+    bs: Vec<String>,
+    numjobs: Vec<String>,
+    iodepth: Vec<String>,
+}
+
+impl Sweep {
+    fn jobs(&self) -> Vec<Job> {
+        let mut jobs = vec![Job::default()];
+        let options =
+            [("rw", &self.rw), ("bs", &self.bs), ("numjobs", &self.numjobs), ("iodepth", &self.iodepth)];
+        for (key, values) in options {
+            let with = |job: &Job, value: &String| {
+                let mut job = job.clone();
+                job.set(key, value).unwrap_or_else(|error| panic!("sweep: {error}"));
+                job
+            };
+            jobs = jobs.iter().flat_map(|job| values.iter().map(|value| with(job, value))).collect();
+        }
+        jobs.into_iter().map(|job| Job { name: job.name_by_shape(), ..job }).collect()
+    }
+}
+
+impl StudyChart {
+    /// Replaces beginnings of names by the names of all jobs that have them.
+    fn with_whole_names(self, jobs: &[Job]) -> StudyChart {
+        let names = |name: String| match name.strip_suffix('*') {
+            Some(start) => {
+                let all = jobs.iter().map(|job| &job.name).filter(|name| name.starts_with(start));
+                all.cloned().collect()
+            }
+            None => vec![name],
+        };
+        StudyChart { jobs: self.jobs.into_iter().flat_map(names).collect(), ..self }
     }
 }
 
@@ -637,7 +691,7 @@ mod tests {
     #[test]
     fn taoclouds_best_rates_exceed_those_of_one_request_in_flight() {
         let suite = suite("taocloud-2022");
-        for (protocol, depth) in [("iscsi", "qd32"), ("nvme-tcp", "qd256x2")] {
+        for (protocol, depth) in [("iscsi", "qd32"), ("nvme-tcp", "qd256-x2")] {
             for rw in ["randread", "randwrite"] {
                 let alone = published_for(&suite, protocol, &format!("{rw}-4k-qd1"))[0].value;
                 let best = published_for(&suite, protocol, &format!("{rw}-4k-{depth}"));
@@ -649,7 +703,7 @@ mod tests {
         assert!((sum(&suite, |figures| figures.mean_us) - 572.71).abs() < 0.001);
         // Jobs of 1 MiB stay below 100 Gbit/s, and only figures that the study calls approximate
         // are round.
-        for figures in suite.published.iter().filter(|figures| figures.job.ends_with("1m")) {
+        for figures in suite.published.iter().filter(|figures| figures.job.contains("-1m-")) {
             let iops = figures.iops.unwrap();
             assert!(iops * f64::from(1 << 20) < 12.5e9);
             assert_eq!(figures.approximate, iops % 50.0 == 0.0);
@@ -660,9 +714,29 @@ mod tests {
     fn chelsio_has_a_finding_and_no_figures() {
         let suite = suite("chelsio-iwarp");
         assert!(suite.published.is_empty() && suite.finding.contains("InfiniBand FDR"));
-        let blocks: Vec<u32> = suite.jobs.iter().map(|job| job.bs >> 10).collect();
-        assert_eq!(blocks, [1, 4, 16, 64, 256, 1024, 1, 4, 16, 64, 256, 1024]);
+        let blocks = |rw| suite.jobs.iter().filter(move |job| job.rw == rw).map(|job| job.bs >> 10);
+        let powers: Vec<u32> = (0..=10).map(|power| 1 << power).collect();
+        assert_eq!(blocks(Rw::RandRead).collect::<Vec<_>>(), powers);
+        assert_eq!(blocks(Rw::RandWrite).collect::<Vec<_>>(), powers);
         assert!(suite.jobs.iter().all(|job| (job.numjobs, job.iodepth) == (16, 1)));
+    }
+
+    #[test]
+    fn taocloud_has_every_depth_of_the_study_with_one_thread_and_with_several() {
+        let suite = suite("taocloud-2022");
+        let depths = |rw, numjobs| {
+            let of = suite.jobs.iter().filter(move |job| (job.rw, job.numjobs) == (rw, numjobs));
+            of.map(|job| job.iodepth).collect::<Vec<_>>()
+        };
+        for rw in [Rw::RandRead, Rw::RandWrite] {
+            for threads in [1, 2, 4] {
+                assert_eq!(depths(rw, threads), [1, 2, 4, 8, 16, 32, 64, 128, 256]);
+            }
+        }
+        assert_eq!(depths(Rw::Read, 1), [1, 2, 4, 8, 16, 32]);
+        let best = suite.charts.iter().find(|chart| chart.title == "4 KiB random write, best depth").unwrap();
+        assert_eq!(best.jobs.len(), 27);
+        assert!(best.jobs.iter().all(|job| job.starts_with("randwrite-4k-qd")));
     }
 
     #[test]

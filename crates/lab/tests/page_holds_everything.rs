@@ -123,7 +123,28 @@ fn each_rate_is_shown_once_as_iops_or_as_throughput() {
     let mut expected = ["IOPS"; 9];
     expected[6..].fill("MB/s");
     assert_eq!(units(section(&html, "rate")), expected);
-    assert_eq!(html.matches("<figcaption>").count(), 9 + 5 + 9, "rates, latency and CPU time");
+    assert_eq!(html.matches("<figcaption>").count(), 1 + 9 + 5 + 9, "a line, rates, latency and CPU time");
+}
+
+#[test]
+fn three_depths_or_block_sizes_make_lines_of_rates_and_cpu_time() {
+    let html = page(&fixture::comparison(), None);
+    let scaling = section(&html, "scaling");
+    assert_eq!(units(scaling), ["by depth"]);
+    for part in [">IOPS</text>", ">% of a core per Gbit/s</text>", "depth 32: "] {
+        assert!(scaling.contains(part), "no {part} in {scaling}");
+    }
+    let mut comparison = fixture::comparison();
+    for (nth, bs) in [1024, 2048, 4096, 8192].into_iter().enumerate() {
+        let mut rows = fixture::plain_comparison().rows;
+        rows.retain(|row| row.job.iodepth == 1);
+        rows.iter_mut().for_each(|row| (row.job.bs, row.job.iodepth) = (bs, 7));
+        comparison.rows.splice(nth * rows.len()..nth * rows.len(), rows);
+    }
+    let html = page(&comparison, None);
+    let scaling = section(&html, "scaling");
+    assert!(units(scaling).contains(&"by block size"), "{scaling}");
+    assert!(scaling.contains("block size 8k: ") && scaling.contains(">MB/s</text>"), "{scaling}");
 }
 
 #[test]

@@ -120,7 +120,8 @@ fn a_read_only_disk_can_be_read() {
 fn a_suite_measures_a_disk_after_its_protocols() {
     let bench = Bench::new();
     let file = disk(&bench);
-    let words = "--suite taocloud-2022 --size 16m --overwrite --no_ceiling --runs 1 --runtime 0.02";
+    let words =
+        "--suite zeta-2016 --size 16m --overwrite --no_ceiling --runs 1 --runtime 0.02 --ramp_time 0.01";
     let out = printed(&bench.command(words, &["--device", &file]).output().unwrap());
     let (disk, nbd) = (out.find(" (file) ").unwrap(), out.find("\nnbd ").unwrap());
     assert!(nbd < disk, "{out}");

@@ -209,7 +209,12 @@ impl Bars {
 
 /// The interval of ticks with a number, so that numbers do not overlap.
 fn labelled_ticks(ticks: &[f64], apart: f64) -> usize {
-    let longest = ticks.iter().map(|&tick| svg::tick(tick).chars().count()).max().unwrap_or(0);
+    interval(ticks.iter().map(|&tick| svg::tick(tick)), apart)
+}
+
+/// Every how many texts there is room for one, if they are this far apart.
+fn interval(texts: impl Iterator<Item = String>, apart: f64) -> usize {
+    let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
     // Leaves room for a character between two numbers.
     ((longest + 1) as f64 * TICK_CHAR / apart).ceil().max(1.0) as usize
 }
@@ -229,13 +234,30 @@ fn hatch(out: &mut String, (left, right): (f64, f64), top: f64) {
     let _ = write!(out, r#"<path class="hatch" d="{path}"/>"#);
 }
 
-/// Lines over queue depth, both axes logarithmic, in panels above each other that share the axis of
-/// depths.
+/// Lines over queue depth or block size, both axes logarithmic, in panels above each other that
+/// share the horizontal axis.
 pub(super) struct Lines {
     pub(super) title: String,
-    pub(super) depths: Vec<u32>,
-    /// (heading, lines).
-    pub(super) panels: Vec<(String, Vec<ChartLine>)>,
+    pub(super) axis: LineAxis,
+    pub(super) panels: Vec<Panel>,
+}
+
+/// The horizontal axis.
+pub(super) struct LineAxis {
+    /// What its numbers are: "depth".
+    pub(super) name: &'static str,
+    /// Its numbers, ascending and above 0.
+    pub(super) places: Vec<u32>,
+    /// Formats a number.
+    pub(super) shown: fn(u32) -> String,
+}
+
+/// Lines with one vertical axis.
+pub(super) struct Panel {
+    pub(super) heading: String,
+    /// The unit of its values.
+    pub(super) unit: &'static str,
+    pub(super) lines: Vec<ChartLine>,
 }
 
 /// One line.
@@ -247,47 +269,50 @@ pub(super) struct ChartLine {
 
 /// One point: a median, and the extremes around it.
 pub(super) struct Point {
-    pub(super) depth: u32,
+    /// The place on the horizontal axis.
+    pub(super) at: u32,
     pub(super) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
 }
 
 impl Lines {
-    /// The chart; empty if there are fewer than two depths or no point above 0.
+    /// The chart; empty if the axis has fewer than two numbers, or if there is no point above 0.
     pub(super) fn draw(&self) -> String {
-        let (Some(&first), Some(&last)) = (self.depths.first(), self.depths.last()) else {
+        let (Some(&first), Some(&last)) = (self.axis.places.first(), self.axis.places.last()) else {
             return String::new();
         };
         if first == last {
             return String::new();
         }
         let right = self.right();
-        let x = |depth: u32| {
-            let along =
-                (f64::from(depth) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
+        let x = |at: u32| {
+            let along = (f64::from(at) / f64::from(first)).ln() / (f64::from(last) / f64::from(first)).ln();
             PLOT_LEFT + along * (right - PLOT_LEFT)
         };
         let mut out = String::new();
         let mut top = TOP;
-        for (heading, lines) in &self.panels {
-            text(&mut out, "heading", 0.0, top + 14.0, heading);
-            if !panel(&mut out, lines, (right, top + 26.0), &self.depths, &x) {
+        for panel in &self.panels {
+            text(&mut out, "heading", 0.0, top + 14.0, &panel.heading);
+            if !panel.draw(&mut out, (right, top + 26.0), &self.axis, &x) {
                 return String::new();
             }
             top += 26.0 + PANEL + 12.0;
         }
         let bottom = top - 12.0;
-        for &depth in &self.depths {
-            text(&mut out, "tick mid", x(depth), bottom + 14.0, &depth.to_string());
+        let apart = (right - PLOT_LEFT) / (self.axis.places.len() - 1) as f64;
+        let every = self.axis.labelled(apart);
+        for &at in self.axis.places.iter().step_by(every) {
+            text(&mut out, "tick mid", x(at), bottom + 14.0, &(self.axis.shown)(at));
         }
-        text(&mut out, "tick mid", f64::midpoint(PLOT_LEFT, right), bottom + 29.0, "depth");
+        text(&mut out, "tick mid", f64::midpoint(PLOT_LEFT, right), bottom + 29.0, self.axis.name);
         framed(bottom + 34.0, &self.title, &self.description(), &out)
     }
 
-    /// The end of the axis of depths, which leaves room for the longest name after it.
+    /// The end of the horizontal axis, which leaves room for the longest name after it.
     fn right(&self) -> f64 {
-        let names = self.panels.iter().flat_map(|(_, lines)| lines).map(|line| line.label.chars().count());
+        let lines = self.panels.iter().flat_map(|panel| &panel.lines);
+        let names = lines.map(|line| line.label.chars().count());
         let longest = names.max().unwrap_or(0).clamp(LABEL_CHARS, MAX_END_CHARS);
         PLOT_RIGHT - (longest - LABEL_CHARS) as f64 * CHAR
     }
@@ -295,73 +320,89 @@ impl Lines {
     fn description(&self) -> String {
         let line = |line: &ChartLine| {
             let points = line.points.iter();
-            let points =
-                points.map(|point| format!("{} at depth {}", figure::measure(point.median), point.depth));
+            let points = points.map(|point| {
+                format!("{} at {}", figure::measure(point.median), self.axis.place_in_words(point.at))
+            });
             format!("{} {}", line.label, points.collect::<Vec<_>>().join(", "))
         };
-        let panel = |(heading, lines): &(String, Vec<ChartLine>)| {
-            format!("{heading}: {}", lines.iter().map(line).collect::<Vec<_>>().join("; "))
+        let panel = |panel: &Panel| {
+            let lines = panel.lines.iter().map(line);
+            format!("{}: {}", panel.heading, lines.collect::<Vec<_>>().join("; "))
         };
         self.panels.iter().map(panel).collect::<Vec<_>>().join(". ")
     }
 }
 
-/// Draws a panel; returns whether there was anything to draw.
-fn panel(
-    out: &mut String,
-    lines: &[ChartLine],
-    (right, top): (f64, f64),
-    depths: &[u32],
-    x: &impl Fn(u32) -> f64,
-) -> bool {
-    let points = || lines.iter().flat_map(|line| &line.points).filter(|point| point.min > 0.0);
-    let least = points().map(|point| point.min).fold(f64::INFINITY, f64::min);
-    let most = points().map(|point| point.max).fold(0.0, f64::max);
-    if !(least.is_finite() && most > 0.0) {
-        return false;
+impl LineAxis {
+    fn place_in_words(&self, at: u32) -> String {
+        format!("{} {}", self.name, (self.shown)(at))
     }
-    let ticks = log_ticks(least, most);
-    let (low, high) = (ticks[0], ticks[ticks.len() - 1].max(ticks[0] * 2.0));
-    let y = |value: f64| top + PANEL - (value / low).ln() / (high / low).ln() * PANEL;
-    for &tick in &ticks {
-        line(out, "grid", (PLOT_LEFT, y(tick)), (right, y(tick)));
-        text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &svg::tick(tick));
+
+    /// The interval of numbers that are written, so that they do not overlap.
+    fn labelled(&self, apart: f64) -> usize {
+        interval(self.places.iter().map(|&at| (self.shown)(at)), apart)
     }
-    for &depth in depths {
-        line(out, "grid", (x(depth), top), (x(depth), top + PANEL));
-    }
-    let mut ends = Vec::new();
-    for series in lines {
-        let points: Vec<&Point> = series.points.iter().filter(|point| point.min > 0.0).collect();
-        let Some(last) = points.last() else { continue };
-        curve(out, series, &points, x, &y);
-        ends.push((y(last.median), x(last.depth), series));
-    }
-    end_labels(out, ends, (right, top));
-    true
 }
 
-fn curve(
-    out: &mut String,
-    series: &ChartLine,
-    points: &[&Point],
-    x: &impl Fn(u32) -> f64,
-    y: &impl Fn(f64) -> f64,
-) {
-    let path: Vec<String> =
-        points.iter().map(|point| format!("{},{}", n(x(point.depth)), n(y(point.median)))).collect();
-    let class = &series.class;
-    let _ = write!(out, r#"<polyline class="curve {class}" points="{}"/>"#, path.join(" "));
-    for point in points {
-        let at = x(point.depth);
-        line(out, &format!("curve range {class}"), (at, y(point.min)), (at, y(point.max)));
-        let hint = format!("{}, depth {}: {} µs", series.label, point.depth, figure::measure(point.median));
-        let (cx, cy) = (n(at), n(y(point.median)));
-        let _ = write!(
-            out,
-            r#"<circle class="point {class}" cx="{cx}" cy="{cy}" r="2.8"><title>{}</title></circle>"#,
-            escaped(&hint)
-        );
+impl Panel {
+    /// Draws the panel; returns whether there was anything to draw.
+    fn draw(
+        &self,
+        out: &mut String,
+        (right, top): (f64, f64),
+        axis: &LineAxis,
+        x: &impl Fn(u32) -> f64,
+    ) -> bool {
+        let points = || self.lines.iter().flat_map(|line| &line.points).filter(|point| point.min > 0.0);
+        let least = points().map(|point| point.min).fold(f64::INFINITY, f64::min);
+        let most = points().map(|point| point.max).fold(0.0, f64::max);
+        if !(least.is_finite() && most > 0.0) {
+            return false;
+        }
+        let ticks = log_ticks(least, most);
+        let (low, high) = (ticks[0], ticks[ticks.len() - 1].max(ticks[0] * 2.0));
+        let y = |value: f64| top + PANEL - (value / low).ln() / (high / low).ln() * PANEL;
+        for &tick in &ticks {
+            line(out, "grid", (PLOT_LEFT, y(tick)), (right, y(tick)));
+            text(out, "tick end", PLOT_LEFT - 6.0, y(tick) + 4.0, &svg::tick(tick));
+        }
+        for &at in &axis.places {
+            line(out, "grid", (x(at), top), (x(at), top + PANEL));
+        }
+        let mut ends = Vec::new();
+        for series in &self.lines {
+            let points: Vec<&Point> = series.points.iter().filter(|point| point.min > 0.0).collect();
+            let Some(last) = points.last() else { continue };
+            self.curve(out, series, &points, (axis, x, &y));
+            ends.push((y(last.median), x(last.at), series));
+        }
+        end_labels(out, ends, (right, top));
+        true
+    }
+
+    fn curve(
+        &self,
+        out: &mut String,
+        series: &ChartLine,
+        points: &[&Point],
+        (axis, x, y): (&LineAxis, &impl Fn(u32) -> f64, &impl Fn(f64) -> f64),
+    ) {
+        let path: Vec<String> =
+            points.iter().map(|point| format!("{},{}", n(x(point.at)), n(y(point.median)))).collect();
+        let class = &series.class;
+        let _ = write!(out, r#"<polyline class="curve {class}" points="{}"/>"#, path.join(" "));
+        for point in points {
+            let at = x(point.at);
+            line(out, &format!("curve range {class}"), (at, y(point.min)), (at, y(point.max)));
+            let (place, value) = (axis.place_in_words(point.at), figure::measure(point.median));
+            let hint = format!("{}, {place}: {value} {}", series.label, self.unit);
+            let (cx, cy) = (n(at), n(y(point.median)));
+            let _ = write!(
+                out,
+                r#"<circle class="point {class}" cx="{cx}" cy="{cy}" r="2.8"><title>{}</title></circle>"#,
+                escaped(&hint)
+            );
+        }
     }
 }
 
@@ -413,7 +454,7 @@ const DIGIT: f64 = 7.6;
 const HEADING_CHARS: usize = 48;
 const PANEL: f64 = 150.0;
 const PLOT_LEFT: f64 = 44.0;
-/// End of the axis of depths, which leaves room for [`LABEL_CHARS`] after it.
+/// End of the horizontal axis, which leaves room for [`LABEL_CHARS`] after it.
 const PLOT_RIGHT: f64 = 264.0;
 const LABEL_GAP: f64 = 14.5;
 
@@ -449,11 +490,13 @@ mod tests {
     #[test]
     fn a_label_after_its_line_is_whole_if_half_of_the_chart_remains() {
         for (name, shown) in [("nvme-tcp ceiling sleeps", "nvme-tcp ceiling sleeps"), ("nbd", "nbd")] {
-            let point = |depth| Point { depth, median: 10.0, min: 9.0, max: 11.0 };
+            let point = |at| Point { at, median: 10.0, min: 9.0, max: 11.0 };
             let points = vec![point(1), point(32)];
             let line = ChartLine { label: name.to_owned(), class: "nbd".to_owned(), points };
-            let panels = vec![("mean".to_owned(), vec![line])];
-            let drawn = Lines { title: "t".to_owned(), depths: vec![1, 32], panels }.draw();
+            let panels = vec![Panel { heading: "mean".to_owned(), unit: "µs", lines: vec![line] }];
+            let axis = LineAxis { name: "depth", places: vec![1, 32], shown: |depth| depth.to_string() };
+            let drawn = Lines { title: "t".to_owned(), axis, panels }.draw();
+            assert!(drawn.contains("depth 32: 10.0 µs</title>"), "{drawn}");
             assert!(drawn.contains(&format!(">{shown}</text>")), "{drawn}");
         }
     }

@@ -6,6 +6,8 @@
 //! `svg`.
 
 mod chart;
+mod curves;
+mod families;
 mod ratio;
 mod relative;
 mod sections;
@@ -168,7 +170,7 @@ fn run_cells(label: String, row: &Row, index: usize, run: &Run) -> PageLine {
 /// The class of a table line; a ceiling has a paler shade of its protocol's colour.
 fn line_class(row: &Row) -> String {
     let pale = if row.kind.is_ceiling() { " pale" } else { "" };
-    format!("{}{pale}", sections::class(row))
+    format!("{}{pale}", ratio::class(row))
 }
 
 /// All percentiles that a run has, in hundredths of a per cent, ascending.

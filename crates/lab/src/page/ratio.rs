@@ -3,6 +3,7 @@
 
 use super::svg::{escaped, framed, line, n, text, tick};
 use crate::figure::shortened;
+use crate::result::{ConfigurationKind, Row};
 use std::fmt::Write as _;
 
 /// One chart.
@@ -41,6 +42,22 @@ pub(super) fn protocol_class(protocol: &str) -> &'static str {
         "aoe" => "aoe",
         "" | "local" => "local",
         _ => "other",
+    }
+}
+
+/// The classes of a row: its colour, and its polling policy, which is shown by shade and dash.
+pub(super) fn class(row: &Row) -> String {
+    let colour = match row.kind {
+        ConfigurationKind::Local => "local",
+        ConfigurationKind::CeilingSleeping
+        | ConfigurationKind::CeilingSpinning
+        | ConfigurationKind::Protocol
+        | ConfigurationKind::Device => protocol_class(&row.protocol),
+    };
+    match row.poll.as_str() {
+        "always" => format!("{colour} poll-always"),
+        "never" => format!("{colour} poll-never"),
+        _ => colour.to_owned(),
     }
 }
 

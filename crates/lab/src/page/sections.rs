@@ -1,7 +1,9 @@
 //! Chooses the charts of the page from a comparison's rows.
 
-use super::chart::{Bar, BarGroup, Bars, ChartLine, Lines, Point};
-use super::ratio::{Ratio, Ratios, Value, protocol_class};
+use super::chart::{Bar, BarGroup, Bars, Panel};
+use super::curves::{self, Along};
+use super::families::{Group, families};
+use super::ratio::{Ratio, Ratios, Value, class};
 use super::relative;
 use crate::figure::{self, Figure, Labels};
 use crate::result::{Comparison, ConfigurationKind, Row, Run};
@@ -35,13 +37,15 @@ pub(super) struct Card {
     pub(super) is_hatched: bool,
 }
 
-type Group<'a> = Vec<&'a Row>;
-
 /// The sections about measured results; sections without a chart are omitted.
 pub(super) fn measured(comparison: &Comparison, labels: &Labels) -> Vec<Section> {
     let groups = comparison.groups();
-    let sections =
-        [rates(comparison, labels, &groups), latency(labels, &groups), cpu(comparison, labels, &groups)];
+    let sections = [
+        scaling(comparison, labels, &groups),
+        rates(comparison, labels, &groups),
+        latency(labels, &groups),
+        cpu(comparison, labels, &groups),
+    ];
     sections.into_iter().map(without_empty).filter(|section| !section.blocks.is_empty()).collect()
 }
 
@@ -69,13 +73,20 @@ pub(super) fn published(comparison: &Comparison, labels: &Labels, study: &Study)
         || "The study gives no numbers to compare with.".to_owned(),
         |first| {
             let Reference { protocol, label } = &first.reference;
+            let figures = "the figures themselves come from different machines, networks and disks. The axis is logarithmic.";
+            if study.charts.iter().any(|chart| chart.reference.protocol != *protocol) {
+                return format!(
+                    "Each side is relative to its own reference, the row at 1.00: published figures to one of the study, \
+                     measured ones to the same one here. Compare which protocol leads and by how much: {figures}"
+                );
+            }
             // If the charts have different references, each chart shows its own at 1.00.
             let is_only = study.charts.iter().all(|chart| chart.reference.label == *label);
             let label = if is_only { format!(" ({label})") } else { String::new() };
             format!(
                 "Each side is relative to its own reference, {protocol} = 1.00: published figures to the study's \
-                 {protocol}{label}, measured ones to {protocol} here. Compare which protocol leads and by how much: the \
-                 figures themselves come from different machines, networks and disks. The axis is logarithmic."
+                 {protocol}{label}, measured ones to {protocol} here. Compare which protocol leads and by how much: \
+                 {figures}"
             )
         },
     );
@@ -104,6 +115,47 @@ impl Absolute {
             |value: &Option<Value>| value.as_ref().map_or("–".to_owned(), |value| value.shown.clone());
         let cells = [chart.to_owned(), row.label.clone(), shown(&row.measured), shown(&row.published)];
         Absolute { class: row.class, protocol: protocol.to_owned(), cells }
+    }
+}
+
+/// Rate and CPU cost by block size and by depth, where enough of them were measured for a line.
+fn scaling(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section {
+    let cost = if comparison.has_devices() { Figure::MachinePerGbit } else { Figure::CpuPerGbit };
+    let cards = |along: Along| {
+        let families = families(groups, |a, b| along.joins(a, b)).into_iter();
+        let families = families.filter(|family| curves::places(family, along).len() >= MIN_PLACES);
+        let card = |family: Vec<&Group>| {
+            let job = &family[0][0].job;
+            let panel = |heading: &str, unit, figure| Panel {
+                heading: heading.to_owned(),
+                unit,
+                lines: curves::lines(labels, &family, figure, along),
+            };
+            let mut panels = vec![panel("MB/s", "MB/s", Figure::MbPerSecond)];
+            // Block sizes have different figures; at one block size, either tells all.
+            match (along, job.is_small()) {
+                (Along::BlockSize, _) => panels.insert(0, panel("IOPS", "IOPS", Figure::Iops)),
+                (Along::Depth, true) => panels = vec![panel("IOPS", "IOPS", Figure::Iops)],
+                (Along::Depth, false) => {}
+            }
+            panels.push(panel("% of a core per Gbit/s", "% of a core per Gbit/s", cost));
+            panels.retain(|panel| !panel.lines.is_empty());
+            let (title, unit) = (along.title(job), format!("by {}", along.name()));
+            let svg = curves::draw(format!("{title}, {unit}"), &family, along, panels);
+            Card { title, unit, svg, is_hatched: false }
+        };
+        families.map(card).collect()
+    };
+    let block = |along: Along| Block { title: String::new(), cards: cards(along) };
+    Section {
+        id: "scaling",
+        title: "By block size and depth",
+        note: "Medians of all runs with their ranges, on logarithmic axes. The CPU time is that of both sides, or of the \
+               whole machine if disks were measured, for each Gbit/s of payload. The local volume is omitted."
+            .to_owned(),
+        reason: "",
+        legend: &[],
+        blocks: vec![block(Along::BlockSize), block(Along::Depth)],
     }
 }
 
@@ -158,30 +210,21 @@ fn rates(comparison: &Comparison, labels: &Labels, groups: &[Group]) -> Section 
 fn latency(labels: &Labels, groups: &[Group]) -> Section {
     let mut cards = Vec::new();
     let (mut has_bars, mut has_lines) = (false, false);
-    for family in
-        families(groups, |a, b| (a.rw, a.bs, figure::modifiers(a)) == (b.rw, b.bs, figure::modifiers(b)))
-    {
-        let mut depths: Vec<u32> = family.iter().map(|group| group[0].job.iodepth).collect();
-        // A report by another program may have depth 0, which does not exist on a logarithmic axis.
-        depths.retain(|&depth| depth > 0);
-        depths.sort_unstable();
-        depths.dedup();
-        if depths.len() < 2 {
+    for family in families(groups, |a, b| Along::Depth.joins(a, b)) {
+        if curves::places(&family, Along::Depth).len() < 2 {
             has_bars = true;
             cards.extend(family.iter().map(|group| latency_bars(labels, group)));
             continue;
         }
         has_lines = true;
-        let job = &family[0][0].job;
-        let panel = |heading: &str, figure| (heading.to_owned(), latency_lines(labels, &family, figure));
-        let title = format!(
-            "{} {}{}",
-            figure::bytes(u64::from(job.bs)),
-            figure::pattern(job.rw),
-            figure::modifiers(job)
-        );
+        let panel = |heading: &str, figure| Panel {
+            heading: heading.to_owned(),
+            unit: "µs",
+            lines: curves::lines(labels, &family, figure, Along::Depth),
+        };
         let panels = vec![panel("mean", Figure::Mean), panel("p99", Figure::P99)];
-        let svg = Lines { title: format!("Latency by queue depth, {title}"), depths, panels }.draw();
+        let title = Along::Depth.title(&family[0][0].job);
+        let svg = curves::draw(format!("Latency by queue depth, {title}"), &family, Along::Depth, panels);
         cards.push(Card { title, unit: "µs".into(), svg, is_hatched: false });
     }
     let bars = "A bar is solid up to p50 and pale up to p99. ";
@@ -223,27 +266,6 @@ fn latency_bar(labels: &Labels, row: &Row) -> Option<Bar> {
         _ => (vec![(row.median(Figure::Mean)?, class(row))], None),
     };
     Some(Bar { label: labels.label(row), parts, text, ..Bar::default() })
-}
-
-fn latency_lines(labels: &Labels, family: &[&Group], figure: Figure) -> Vec<ChartLine> {
-    let mut lines: Vec<ChartLine> = Vec::new();
-    let mut groups: Vec<&&Group> = family.iter().collect();
-    groups.sort_by_key(|group| group[0].job.iodepth);
-    let only_local = family.iter().all(|group| group.iter().all(|row| row.kind == ConfigurationKind::Local));
-    // A local volume is so much faster that the axis could not distinguish the protocols.
-    let shown = |row: &&&Row| {
-        row.job.iodepth > 0 && !row.kind.is_ceiling() && (only_local || row.kind != ConfigurationKind::Local)
-    };
-    for row in groups.into_iter().flat_map(|group| group.iter().filter(shown)) {
-        let Some(spread) = row.figure(figure) else { continue };
-        let point = Point { depth: row.job.iodepth, median: spread.median, min: spread.min, max: spread.max };
-        let label = labels.label(row);
-        match lines.iter_mut().find(|line| line.label == label) {
-            Some(line) => line.points.push(point),
-            None => lines.push(ChartLine { label, class: class(row), points: vec![point] }),
-        }
-    }
-    lines
 }
 
 /// CPU time per I/O for small blocks, and per Gbit/s for large ones. The target's part is first.
@@ -341,21 +363,6 @@ fn by_block_size(groups: &[Group], card: impl Fn(&&Group) -> Card) -> Vec<Block>
     families.map(block).collect()
 }
 
-/// Groups whose jobs have the same key, in the order in which the keys first appear.
-fn families<'a, 'r>(
-    groups: &'a [Group<'r>],
-    alike: impl Fn(&crate::job::Job, &crate::job::Job) -> bool,
-) -> Vec<Vec<&'a Group<'r>>> {
-    let mut families: Vec<Vec<&Group>> = Vec::new();
-    for group in groups {
-        match families.iter_mut().find(|family| alike(&family[0][0].job, &group[0].job)) {
-            Some(family) => family.push(group),
-            None => families.push(vec![group]),
-        }
-    }
-    families
-}
-
 fn without_empty(mut section: Section) -> Section {
     for block in &mut section.blocks {
         block.cards.retain(|card| !card.svg.is_empty());
@@ -364,27 +371,13 @@ fn without_empty(mut section: Section) -> Section {
     section
 }
 
-/// The classes of a row: its colour, and its polling policy, which is shown by shade and dash.
-pub(super) fn class(row: &Row) -> String {
-    let colour = match row.kind {
-        ConfigurationKind::Local => "local",
-        ConfigurationKind::CeilingSleeping
-        | ConfigurationKind::CeilingSpinning
-        | ConfigurationKind::Protocol
-        | ConfigurationKind::Device => protocol_class(&row.protocol),
-    };
-    match row.poll.as_str() {
-        "always" => format!("{colour} poll-always"),
-        "never" => format!("{colour} poll-never"),
-        _ => colour.to_owned(),
-    }
-}
-
 const BOTH_SIDES_CPU: &str = "User and system time of both sides. Shorter is better. The tick is the CPU time of the \
 ceiling. The table of all figures shows how much of the time was spent in the kernel.";
 const MACHINE_CPU: &str = "Busy time of all CPUs of this machine, of the kernel and of all programs, because drivers and \
 programs behind a disk cannot be told apart. Shorter is better. It includes a server on this machine, and excludes one \
 elsewhere.";
+/// From this many block sizes or depths on, a line says more than bars.
+const MIN_PLACES: usize = 3;
 /// Up to this many charts need no heading for each block size.
 const ONE_BLOCK: usize = 4;
 const CEILING: &str = " The tick on a bar is its ceiling, the raw-socket baseline: a request and response program without a \

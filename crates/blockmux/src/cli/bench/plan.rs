@@ -319,8 +319,10 @@ impl BenchPlan {
                 for volume in disks {
                     self.add_disk(&row.job, volume, policies);
                 }
-                let all = protocol::stream_protocols().map(|protocol| (protocol, Transport::Tcp)).collect();
-                self.add_ceilings(&row.job, all, args);
+                let is_measured = |protocol: &&Protocol| suite.protocols().any(|name| name == protocol.name);
+                let measured = protocol::stream_protocols().filter(is_measured);
+                let measured = measured.map(|protocol| (protocol, Transport::Tcp)).collect();
+                self.add_ceilings(&row.job, measured, args);
             }
         }
         Ok(())
