@@ -256,7 +256,9 @@ pub fn title(job: &Job) -> String {
 #[must_use]
 pub fn title_within_size(job: &Job) -> String {
     if let Some(program) = &job.program {
-        return format!("{}, {program}", pattern(job.rw));
+        // It counts the data of a rewrite once.
+        let pattern = if job.rw == Rw::ReadWrite { "sequential rewrite" } else { pattern(job.rw) };
+        return format!("{pattern}, {program}");
     }
     format!("{}, depth {}{}", pattern(job.rw), job.iodepth, modifiers(job))
 }
@@ -345,6 +347,8 @@ mod tests {
     fn a_job_of_another_program_names_it_in_place_of_a_depth() {
         let job = Job { bs: 8192, program: Some("bonnie++ on XFS".into()), ..Job::default() };
         assert_eq!(title(&job), "8 KiB sequential read, bonnie++ on XFS");
+        let rewrite = Job { rw: Rw::ReadWrite, ..job.clone() };
+        assert_eq!(title(&rewrite), "8 KiB sequential rewrite, bonnie++ on XFS");
         assert_eq!(title(&Job { program: None, ..job }), "8 KiB sequential read, depth 1");
     }
 

@@ -7,11 +7,12 @@
 //! ```
 //! A study's figure is found by its label, which names the volume and then the link: "4 disks, 1
 //! Gbit/s, MTU 1500". Rows measured here have the link after their protocol: "aoe, 1 Gbit/s, MTU
-//! 1500". If several stripes were served, theirs stands before the link, and each has a table:
-//! "aoe, 4-way stripe, 1 Gbit/s, MTU 1500".
+//! 1500"; the kernel's initiator is named after the protocol: "aoe (kernel), ...". If several
+//! stripes were served, theirs stands before the link, and each has a table: "aoe, 4-way stripe, 1
+//! Gbit/s, MTU 1500".
 
 use crate::figure::{self, Figure};
-use crate::link::row_name;
+use crate::link::{KERNEL, row_name};
 use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, Unit};
 
@@ -71,12 +72,14 @@ fn grid(comparison: &Comparison, study: &Study, protocol: &str, on: Option<&str>
         |row: &&Row| row.protocol == protocol && place(row).is_some() && (is_local || stripe(row) == on);
     let rows = || comparison.rows.iter().filter(is_of_grid);
     let name = if is_local { "local" } else { protocol };
+    // The study's figures stand beside those of both initiators.
+    let published_as = name.strip_suffix(KERNEL).unwrap_or(name).trim_end();
     let is_of_volume =
         |figure: &PublishedFigure| on.is_none_or(|on| stands_for(split(&figure.label, is_local).0, on));
     let figures: Vec<&PublishedFigure> = study
         .figures
         .iter()
-        .filter(|figure| figure.protocol == name && figure.unit == UNIT && is_of_volume(figure))
+        .filter(|figure| figure.protocol == published_as && figure.unit == UNIT && is_of_volume(figure))
         .collect();
     let (mut jobs, mut places, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows() {
@@ -220,16 +223,22 @@ mod tests {
             row("aoe, 4-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 110),
             row("aoe, 12-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 111),
             row("nbd, 12-way stripe, 1 Gbit/s, MTU 1500", "nbd", "read", 112),
+            row("aoe (kernel), 12-way stripe, 1 Gbit/s, MTU 4132", "aoe (kernel)", "read", 113),
         ];
         let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
         let grids = grids(&comparison(rows), &study);
         let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
-        assert_eq!(titles, ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", "local"]);
+        let kernel = "aoe (kernel), 12-way stripe";
+        assert_eq!(
+            titles,
+            ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", kernel, "local"]
+        );
         assert_eq!(grids[0].columns, ["here", "4 disks"], "the PlayStation had no such link");
         let line = |nth: usize| (grids[nth].lines[0].0.as_str(), grids[nth].lines[0].1.join(" "));
         assert_eq!(line(0), ("1 Gbit/s, MTU 4132", "110 106".to_owned()));
         assert_eq!(line(1), ("1 Gbit/s, MTU 4132", "111 72.0".to_owned()));
         assert_eq!(line(2), ("1 Gbit/s, MTU 1500", "112".to_owned()), "the study has no such figure");
-        assert_eq!(grids[3].lines.len(), 2);
+        assert_eq!(line(3), ("1 Gbit/s, MTU 4132", "113 72.0".to_owned()));
+        assert_eq!(grids[4].lines.len(), 2);
     }
 }

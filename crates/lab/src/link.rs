@@ -51,6 +51,15 @@ pub fn stripe(members: u32) -> String {
     format!("{members}-way stripe")
 }
 
+/// Name of a protocol in rows that were measured through the kernel's initiator.
+#[must_use]
+pub fn by_kernel(protocol: &str) -> String {
+    format!("{protocol} {KERNEL}")
+}
+
+/// What follows the protocol's name there.
+pub(crate) const KERNEL: &str = "(kernel)";
+
 /// A row's name: the configuration, and its link or stripe.
 #[must_use]
 pub fn row_name(of: &str, place: &str) -> String {

@@ -43,7 +43,7 @@ pub(crate) enum WayOptions {
 
 impl Way {
     /// The number of cores that can serve a disk, of `available` ones.
-    pub(super) fn cores(self, available: usize) -> usize {
+    pub(crate) fn cores(self, available: usize) -> usize {
         if self == Way::Fuse { 1 } else { available }
     }
 

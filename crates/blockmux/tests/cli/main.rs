@@ -15,6 +15,7 @@ mod audit;
 mod bad_input;
 mod bench;
 mod bench_devices;
+mod bench_file_system;
 mod block_sizes;
 mod config;
 mod connection_places;

@@ -20,11 +20,18 @@ impl Network {
     /// # Errors
     /// `PermissionDenied` without `CAP_SYS_ADMIN`.
     pub fn new() -> io::Result<Network> {
-        let made = on_a_thread(|| {
+        on_a_thread(|| {
             sys::unshare_network()?;
-            File::open("/proc/thread-self/ns/net")
-        })??;
-        Ok(Network(Arc::new(made.into())))
+            Network::current()
+        })?
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// If `/proc` is not mounted.
+    pub fn current() -> io::Result<Network> {
+        Ok(Network(Arc::new(File::open("/proc/thread-self/ns/net")?.into())))
     }
 
     /// Moves the calling thread into the namespace for good. A socket belongs to the namespace in
@@ -78,6 +85,7 @@ mod tests {
         assert_ne!(new, original);
         assert_eq!(std::fs::read_link(network.path()).unwrap(), new);
         assert_eq!(own(), original);
+        assert_eq!(Network::current().unwrap().within(own).unwrap(), original);
         // A new namespace's loopback interface is down.
         let listened = network.within(|| {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -12,6 +12,7 @@ pub mod syscall_filter;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_volume::{Chunk, SgList};
 use rustix::io::ioctl_fionread;
+use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit, setpriority_process};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -356,6 +357,19 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 pub fn unshare_network() -> io::Result<()> {
     // SAFETY: the call changes neither memory nor descriptors that other threads use.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) } as isize).map(drop)
+}
+
+/// Moves the calling thread to a mount namespace of its own: a copy of the old one, whose mounts
+/// do not spread to others. New threads and programs inherit it. What is mounted there is unmounted
+/// when the last of them ends, however that ends.
+///
+/// # Errors
+/// As `unshare(2)`: `PermissionDenied` without `CAP_SYS_ADMIN`.
+pub fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: the call changes neither memory nor descriptors that other threads use. The thread
+    // no longer shares its working directory.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) } as isize)?;
+    Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
 /// Moves the calling thread to the network namespace of a descriptor.

@@ -4,6 +4,7 @@
 use super::ratio::{Ratio, Value, protocol_class};
 use crate::figure::{self, Labels};
 use crate::grid;
+use crate::link::KERNEL;
 use crate::result::{Comparison, ConfigurationKind, Row};
 use crate::suite::{PublishedFigure, Study, StudyChart};
 
@@ -110,7 +111,11 @@ fn measured(comparison: &Comparison, labels: &Labels, chart: &StudyChart) -> Vec
 /// Whether `best` is divided by `other`: the reference's protocol, over its link if the study has
 /// links, with the polling policy and from the report of `best`.
 fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool {
-    let file = |best: &BestDepth| best.row.protocol.split_once(' ').map(|(_, file)| file.to_owned());
+    // Rows of the kernel's initiator are relative to those of ours.
+    let file = |best: &BestDepth| {
+        let (_, file) = best.row.protocol.split_once(' ')?;
+        (file != KERNEL).then(|| file.to_owned())
+    };
     let over_its_link = grid::place(other.row).is_none_or(|place| chart.reference.label.ends_with(place));
     other.protocol == chart.reference.protocol
         && over_its_link
@@ -121,11 +126,13 @@ fn is_reference(other: &BestDepth, best: &BestDepth, chart: &StudyChart) -> bool
 /// The link, or "here" and the part of the row's name after its protocol.
 fn label(row: &Row, protocol: &str, labels: &Labels) -> String {
     let label = labels.label(row);
-    let rest = label.strip_prefix(protocol).unwrap_or(&label).trim_start_matches(", ").trim();
+    let rest = label.strip_prefix(protocol).unwrap_or(&label).trim();
+    let (rest, by) = rest.strip_prefix(KERNEL).map_or((rest, ""), |rest| (rest, ", kernel"));
+    let rest = rest.trim_start_matches(", ");
     let rest = grid::stripe(row).and_then(|stripe| rest.strip_prefix(stripe)).unwrap_or(rest);
     let rest = rest.trim_start_matches(", ");
     match grid::place(row) {
-        Some(_) => rest.to_owned(),
+        Some(_) => format!("{rest}{by}"),
         None if rest.is_empty() => "here".to_owned(),
         None => format!("here, {rest}"),
     }

@@ -69,7 +69,7 @@ impl BenchPlan {
 }
 
 /// The speed limits that this system does not support, with the reason.
-fn refused(veth: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
+pub(super) fn refused(veth: &VethPair, links: &Links) -> Vec<(Option<u32>, String)> {
     let mut tried: Vec<Option<u32>> = Vec::new();
     let mut refused = Vec::new();
     for link in links.of("aoe") {

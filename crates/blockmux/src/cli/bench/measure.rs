@@ -17,7 +17,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 use std::fmt;
 use std::io::{self, IsTerminal, Write as _};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -42,8 +42,10 @@ pub(super) enum BenchEnd {
 }
 
 /// Events of the measuring thread and of signals.
-enum BenchEvent {
+pub(super) enum BenchEvent {
+    /// A run is complete; `case` is the index of its row.
     Run { case: usize, run: Box<Run>, is_short_of_one: bool },
+    /// The measurement ends.
     End(BenchEnd),
 }
 
@@ -71,19 +73,31 @@ impl Interrupts {
 /// # Errors
 /// If the measurement cannot start.
 pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Result<Measured, Failure> {
-    let mut rows: Vec<Row> = plan.cases.iter().map(BenchCase::row).collect();
+    let rows: Vec<Row> = plan.cases.iter().map(BenchCase::row).collect();
     let bar = progress_bar(&plan, runs);
-    let Interrupts { events, incoming } = interrupts;
     let its_bar = bar.clone();
-    thread::Builder::new()
-        .name("bench".to_owned())
-        .spawn(move || {
-            let end = run_all(&plan, runs, &its_bar, &events)
-                .map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
-            // The receiver may have ended.
-            let _ = events.send(BenchEvent::End(end));
-        })
-        .map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+    let work = move |events: &Sender<BenchEvent>| run_all(&plan, runs, &its_bar, events);
+    collect(rows, interrupts, &bar, work).map(|(measured, _)| measured)
+}
+
+/// Measures on a separate thread, and collects the runs in `rows` until it ends or a signal
+/// arrives. Then the thread may still be in a run.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub(super) fn collect(
+    mut rows: Vec<Row>,
+    interrupts: Interrupts,
+    bar: &ProgressBar,
+    work: impl FnOnce(&Sender<BenchEvent>) -> Result<(), Failure> + Send + 'static,
+) -> Result<(Measured, JoinHandle<()>), Failure> {
+    let Interrupts { events, incoming } = interrupts;
+    let thread = thread::Builder::new().name("bench".to_owned()).spawn(move || {
+        let end = work(&events).map_or_else(BenchEnd::Failed, |()| BenchEnd::Complete);
+        // The receiver may have ended.
+        let _ = events.send(BenchEvent::End(end));
+    });
+    let thread = thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
     let mut lost_connection = 0;
     let end = loop {
         match incoming.recv() {
@@ -98,7 +112,7 @@ pub(super) fn measure(plan: BenchPlan, runs: u32, interrupts: Interrupts) -> Res
     bar.finish_and_clear();
     // A run that continues must not draw over the output.
     bar.set_draw_target(ProgressDrawTarget::hidden());
-    Ok(Measured { rows, lost_connection, end })
+    Ok((Measured { rows, lost_connection, end }, thread))
 }
 
 fn run_all(

@@ -10,6 +10,7 @@
 
 mod case;
 mod device;
+mod file_system;
 mod jobs;
 mod linked;
 mod measure;
@@ -26,6 +27,7 @@ use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
 use blockmux_volume::spec::without_secrets;
+use file_system::FileSystemResults;
 use measure::{BenchEnd, Interrupts, Measured, measure};
 use plan::BenchPlan;
 use std::path::PathBuf;
@@ -45,6 +47,13 @@ pub(crate) struct BenchArgs {
     /// zeta-2016
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
+    /// Measure the suite's study as it was, on a file system: bonnie++ on XFS on attached disks
+    #[arg(long = "file-system", alias = "file_system", requires = "suite")]
+    file_system: bool,
+    /// Measure only configurations of --file-system whose names contain this, as "nbd, 4-way
+    /// stripe, 1 Gbit/s"; repeatable
+    #[arg(long, value_name = "TEXT", requires = "file_system")]
+    only: Vec<String>,
     /// read, write, randread, randwrite, readwrite, randrw, trim, randtrim [default: randread]
     #[arg(long)]
     rw: Vec<String>,
@@ -63,7 +72,8 @@ pub(crate) struct BenchArgs {
     /// Warm-up time before measuring, in seconds [default: 0.1 for the short list, else 0.2]
     #[arg(long)]
     ramp_time: Option<String>,
-    /// Length of the used part of the volume, as 1g or 50%; size of the default RAM volume
+    /// Length of the used part of the volume, as 1g or 50%; size of the default RAM volume; what
+    /// bonnie++ writes, with --file-system
     #[arg(long)]
     size: Option<String>,
     /// Start of the used part of the volume [default: 0]
@@ -81,7 +91,7 @@ pub(crate) struct BenchArgs {
     /// Seed of random offsets
     #[arg(long)]
     randseed: Option<String>,
-    /// Number of runs of each case [default: 3 for the short list, else 5]
+    /// Number of runs of each case [default: 3 for the short list and --file-system, else 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
     /// Measure eight jobs, both ceilings and longer runs: about twelve minutes
@@ -126,7 +136,7 @@ impl BenchArgs {
 
     /// Number of runs of each case.
     fn runs(&self) -> u32 {
-        self.runs.unwrap_or(if self.is_quick() { QUICK_RUNS } else { FULL_RUNS })
+        self.runs.unwrap_or(if self.is_quick() || self.file_system { QUICK_RUNS } else { FULL_RUNS })
     }
 }
 
@@ -144,9 +154,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     show::make_directory(&args.report)?;
     let interrupts = Interrupts::watch()?;
     let started = when::now();
-    let mut plan = BenchPlan::make(args)?;
-    let skipped = std::mem::take(&mut plan.skipped);
-    let Measured { mut rows, lost_connection, end } = measure(plan, args.runs(), interrupts)?;
+    let (measured, skipped, conditions) = if args.file_system {
+        let FileSystemResults { measured, skipped, conditions } = file_system::run(args, interrupts)?;
+        (measured, skipped, conditions)
+    } else {
+        let mut plan = BenchPlan::make(args)?;
+        let skipped = std::mem::take(&mut plan.skipped);
+        (measure(plan, args.runs(), interrupts)?, skipped, Vec::new())
+    };
+    let Measured { mut rows, lost_connection, end } = measured;
     let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
     rows.retain(|row| !row.runs.is_empty());
     let comparison = Comparison {
@@ -157,7 +173,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         suite: args.suite.clone(),
         rows,
         skipped,
-        conditions: Vec::new(),
+        conditions,
     };
     if done > 0 {
         show::show(&comparison, Some(&args.report), args.json)?;
@@ -199,7 +215,8 @@ fn command_line() -> String {
     printable(&words.join(" ")).into_owned()
 }
 
-/// Number of runs of the short list: 27 cases of 0.5 s take less than a minute.
+/// Number of runs of the short list, whose 27 cases of 0.5 s take less than a minute, and of a file
+/// system, whose 38 take some 10 s each.
 const QUICK_RUNS: u32 = 3;
 const FULL_RUNS: u32 = 5;
 const FIRST_ABOVE: &str = "the warnings above name the first of each run";
@@ -211,7 +228,8 @@ Several values of --rw, --bs, --iodepth and --numjobs are measured in every
 combination. A job file has one [section] for each combination instead. Volumes
 that existed before are written to only if --overwrite or --rw says so, disks of
 --device only if --overwrite does. Ctrl-C prints what has been measured.
---suite aatrokoski-2007 needs root and `ip`.
+--suite aatrokoski-2007 needs root and `ip`; with --file-system also bonnie++
+and mkfs.xfs.
 
 Examples:
   blockmux bench
@@ -220,6 +238,7 @@ Examples:
   blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
   blockmux bench --suite taocloud-2022
+  blockmux bench --suite aatrokoski-2007 --file-system --size 512m
   blockmux bench --device /dev/ublkb0 iscsi://host/iqn.2026-11.example:disk/0
 
 Exit status: 0 success; 1 a run failed, lost its connection or read wrong data;

@@ -78,6 +78,17 @@ impl BenchPlan {
         }
     }
 
+    /// A plan without cases, and the stripes of a study, of `bytes` each.
+    pub(super) fn of_stripes(
+        args: &BenchArgs,
+        links: &Links,
+        bytes: u64,
+    ) -> Result<(BenchPlan, Vec<BenchVolume>), Failure> {
+        let mut plan = BenchPlan::new(args);
+        let stripes = plan.open_stripes(links, bytes)?;
+        Ok((plan, stripes))
+    }
+
     /// Opens the volumes and checks every job against them.
     pub(super) fn make(args: &BenchArgs) -> Result<BenchPlan, Failure> {
         let (names, files): (Vec<&String>, Vec<&String>) =

@@ -1,6 +1,6 @@
 //! A volume that this process serves and accesses, over loopback or a veth pair.
 
-use super::veth::{INITIATOR, INTERFACE, TARGET, VethPair};
+use super::veth::{INITIATOR, TARGET, VethPair};
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{Portal, Service, VolumeNames};
@@ -24,26 +24,38 @@ pub(super) fn reach(
     target: &Cores,
     congestion: Option<&Congestion>,
 ) -> Result<Arc<dyn Volume>, Failure> {
-    let at = veth.map_or(Ipv4Addr::LOCALHOST, |veth| veth.address(TARGET));
-    let serve = || serve(target, protocol, volume, at, congestion);
     let open = |url: &str| (protocol.remote)(url)?.open(1);
     match veth {
-        None => serve().and_then(|url| open(&url)),
+        None => serve(target, protocol, volume, None, congestion).and_then(|url| open(&url)),
         Some(veth) => {
-            let url = veth.within(TARGET, serve)?;
-            url.and_then(|url| veth.within(INITIATOR, || open(&url))?)
+            let url = serve_at(veth, protocol, volume, target, congestion)?;
+            veth.within(INITIATOR, || open(&url))?
         }
     }
 }
 
-/// Serves `volume` with `cores`, on a free port or at an end of the veth pair; returns its URL.
+/// Serves the volume at the target's end of the veth pair; returns its URL.
+pub(super) fn serve_at(
+    veth: &VethPair,
+    protocol: &'static Protocol,
+    volume: &Arc<dyn Volume>,
+    target: &Cores,
+    congestion: Option<&Congestion>,
+) -> Result<String, Failure> {
+    veth.within(TARGET, || serve(target, protocol, volume, Some(veth), congestion))?
+}
+
+/// Serves `volume` with `cores`, on a free port of loopback or at the target's end of the veth
+/// pair; returns its URL.
 fn serve(
     cores: &Cores,
     protocol: &'static Protocol,
     volume: &Arc<dyn Volume>,
-    at: Ipv4Addr,
+    veth: Option<&VethPair>,
     congestion: Option<&Congestion>,
 ) -> Result<String, Failure> {
+    let at = veth.map_or(Ipv4Addr::LOCALHOST, |veth| veth.address(TARGET));
+    let interface = veth.map(|veth| veth.interface(TARGET).to_owned()).unwrap_or_default();
     let listener = match protocol.carrier {
         Carrier::Stream => {
             let address = Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0));
@@ -52,8 +64,7 @@ fn serve(
         Carrier::Frames => None,
     };
     let address = listener.as_ref().map(|listener| listener.address().clone());
-    let place =
-        address.map_or_else(|| ListenerAddress::Interface(INTERFACE.to_owned()), ListenerAddress::Socket);
+    let place = address.map_or(ListenerAddress::Interface(interface), ListenerAddress::Socket);
     let exports = Exports::new(vec![Export {
         name: EXPORT.to_owned(),
         description: String::new(),

@@ -12,15 +12,19 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 /// The network namespaces of target and initiator.
-pub(super) struct VethPair([Network; 2]);
+pub(super) struct VethPair {
+    networks: [Network; 2],
+    /// Names of the interfaces in them.
+    names: [String; 2],
+}
 
 /// Index of an end of a veth pair.
 pub(super) type VethEnd = usize;
 
 pub(super) const TARGET: VethEnd = 0;
 pub(super) const INITIATOR: VethEnd = 1;
-/// Name of the interface in both namespaces.
-pub(super) const INTERFACE: &str = "veth";
+/// Name of the interface in a namespace that has no other.
+const INTERFACE: &str = "veth";
 
 impl VethPair {
     /// Creates the namespaces and the veth pair.
@@ -34,19 +38,45 @@ impl VethPair {
                 _ => Failure::request(format!("{NEEDS}: {error}")),
             })
         };
-        let veth = VethPair([network()?, network()?]);
-        let there = veth.0[INITIATOR].path();
-        let there = there.to_string_lossy();
-        let pair = ["link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", &there];
-        veth.run(TARGET, "ip", &pair).map_err(|why| Failure::request(format!("{NEEDS}: {why}")))?;
+        let names = [INTERFACE, INTERFACE].map(str::to_owned);
+        let veth = VethPair { networks: [network()?, network()?], names };
+        veth.make().map_err(|why| Failure::request(format!("{NEEDS}: {why}")))?;
         for end in [TARGET, INITIATOR] {
             let address = format!("{}/30", veth.address(end));
-            for words in [&["addr", "add", &address, "dev", INTERFACE][..], &["link", "set", INTERFACE, "up"]]
-            {
-                veth.run(end, "ip", words).map_err(Failure::run)?;
-            }
+            let words = ["addr", "add", &address, "dev", veth.interface(end)];
+            veth.run(end, "ip", &words).map_err(Failure::run)?;
         }
         Ok(veth)
+    }
+
+    /// Creates a pair whose initiator is in the network of this process, for a driver that uses no
+    /// other. Its interface there has no address. It ends with the namespace of the target.
+    ///
+    /// # Errors
+    /// The message of the failed command.
+    pub(super) fn with_own_network() -> Result<VethPair, String> {
+        let failed = |error| format!("cannot create a network namespace: {error}");
+        let networks = [Network::new().map_err(failed)?, Network::current().map_err(failed)?];
+        let names = [INTERFACE.to_owned(), format!("bmx{}", std::process::id())];
+        let veth = VethPair { networks, names };
+        veth.make().map(|()| veth)
+    }
+
+    /// Creates the interfaces.
+    fn make(&self) -> Result<(), String> {
+        let there = self.networks[INITIATOR].path();
+        let [name, peer] = &self.names;
+        let there = there.to_string_lossy();
+        let pair = ["link", "add", name, "type", "veth", "peer", "name", peer, "netns", &there];
+        self.run(TARGET, "ip", &pair)?;
+        [TARGET, INITIATOR]
+            .into_iter()
+            .try_for_each(|end| self.run(end, "ip", &["link", "set", self.interface(end), "up"]))
+    }
+
+    /// Name of the interface at one end.
+    pub(super) fn interface(&self, end: VethEnd) -> &str {
+        &self.names[end]
     }
 
     /// Sets MTU and speed.
@@ -55,8 +85,9 @@ impl VethPair {
     /// The message of the failed command.
     pub(super) fn set(&self, link: Link) -> Result<(), String> {
         for end in [TARGET, INITIATOR] {
-            self.run(end, "ip", &["link", "set", INTERFACE, "mtu", &link.mtu.to_string()])?;
-            let at = |what: &'static str| ["qdisc", what, "dev", INTERFACE, "root"];
+            let name = self.interface(end);
+            self.run(end, "ip", &["link", "set", name, "mtu", &link.mtu.to_string()])?;
+            let at = |what| ["qdisc", what, "dev", name, "root"];
             match link.gbit_per_s {
                 Some(rate) => {
                     let rate = format!("{rate}gbit");
@@ -75,12 +106,18 @@ impl VethPair {
     /// # Errors
     /// If a core cannot enter its namespace.
     pub(super) fn enter(&self, target: &Cores, initiator: &Cores) -> Result<(), String> {
-        for (end, cores) in [(TARGET, target), (INITIATOR, initiator)] {
-            for nth in 0..cores.count() {
-                let network = self.0[end].clone();
-                let entered = cores.ask(nth, move |_| network.enter()).ok_or("a core ended unexpectedly")?;
-                entered.map_err(|error| format!("a core cannot enter its network namespace: {error}"))?;
-            }
+        self.enter_at(TARGET, target).and_then(|()| self.enter_at(INITIATOR, initiator))
+    }
+
+    /// Moves the cores of one side to their namespace.
+    ///
+    /// # Errors
+    /// If a core cannot enter it.
+    pub(super) fn enter_at(&self, end: VethEnd, cores: &Cores) -> Result<(), String> {
+        for nth in 0..cores.count() {
+            let network = self.networks[end].clone();
+            let entered = cores.ask(nth, move |_| network.enter()).ok_or("a core ended unexpectedly")?;
+            entered.map_err(|error| format!("a core cannot enter its network namespace: {error}"))?;
         }
         Ok(())
     }
@@ -94,7 +131,7 @@ impl VethPair {
         end: VethEnd,
         work: impl FnOnce() -> T + Send,
     ) -> Result<T, Failure> {
-        let done = self.0[end].within(work);
+        let done = self.networks[end].within(work);
         done.map_err(|error| Failure::run(format!("cannot enter a network namespace: {error}")))
     }
 
@@ -105,7 +142,7 @@ impl VethPair {
 
     fn run(&self, end: VethEnd, program: &str, words: &[&str]) -> Result<(), String> {
         let run = || Command::new(program).args(words).stdin(Stdio::null()).output();
-        match self.0[end].within(run) {
+        match self.networks[end].within(run) {
             Ok(Ok(output)) if output.status.success() => Ok(()),
             Ok(Ok(output)) => {
                 let said = String::from_utf8_lossy(&output.stderr);
