@@ -525,13 +525,13 @@ fn an_interrupted_bench_reports_the_complete_runs() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while said.matches("run 1/1 of ").count() < 7 {
+        while said.matches("run 1/1 of ").count() < 8 {
             assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
         }
         kill_process(Pid::from_child(&child), signal).unwrap();
         stderr.read_to_string(&mut said).unwrap();
         // With -v, other threads may log after it.
-        assert!(said.contains("\nblockmux: interrupted; 7 of 14 runs were done\n"), "{said}");
+        assert!(said.contains("\nblockmux: interrupted; 8 of 16 runs were done\n"), "{said}");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status));
         let out = text(&output.stdout);
