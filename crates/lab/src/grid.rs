@@ -86,6 +86,8 @@ fn grid(comparison: &Comparison, study: &Study, protocol: &str, on: Option<&str>
         push_new(&mut jobs, row.job.name.clone());
         push_new(&mut places, place(row).unwrap_or_default().to_owned());
     }
+    // A job may lack figures in the first lines.
+    jobs.sort_by_key(|job| study.figures.iter().position(|figure| figure.job.name == *job));
     for figure in &figures {
         let volume = split(&figure.label, is_local).0;
         if places.iter().any(|place| is_of(figure, volume, place, is_local)) {
@@ -223,22 +225,23 @@ mod tests {
             row("aoe, 4-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 110),
             row("aoe, 12-way stripe, 1 Gbit/s, MTU 4132", "aoe", "read", 111),
             row("nbd, 12-way stripe, 1 Gbit/s, MTU 1500", "nbd", "read", 112),
+            row("nbd, 4-way stripe, 1 Gbit/s, MTU 1500", "nbd", "rewrite", 114),
+            row("nbd, 4-way stripe, 1 Gbit/s, MTU 9000", "nbd", "read", 115),
             row("aoe (kernel), 12-way stripe, 1 Gbit/s, MTU 4132", "aoe (kernel)", "read", 113),
         ];
         let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
         let grids = grids(&comparison(rows), &study);
         let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
-        let kernel = "aoe (kernel), 12-way stripe";
-        assert_eq!(
-            titles,
-            ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", kernel, "local"]
-        );
+        let own = ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", "nbd, 4-way stripe"];
+        let others = ["aoe (kernel), 12-way stripe", "local"];
+        assert_eq!((&titles[..4], &titles[4..]), (&own[..], &others[..]));
+        assert_eq!(grids[3].jobs, ["read", "rewrite"], "in the order of the study");
         assert_eq!(grids[0].columns, ["here", "4 disks"], "the PlayStation had no such link");
         let line = |nth: usize| (grids[nth].lines[0].0.as_str(), grids[nth].lines[0].1.join(" "));
         assert_eq!(line(0), ("1 Gbit/s, MTU 4132", "110 106".to_owned()));
         assert_eq!(line(1), ("1 Gbit/s, MTU 4132", "111 72.0".to_owned()));
         assert_eq!(line(2), ("1 Gbit/s, MTU 1500", "112".to_owned()), "the study has no such figure");
-        assert_eq!(line(3), ("1 Gbit/s, MTU 4132", "113 72.0".to_owned()));
-        assert_eq!(grids[4].lines.len(), 2);
+        assert_eq!(line(4), ("1 Gbit/s, MTU 4132", "113 72.0".to_owned()));
+        assert_eq!(grids[5].lines.len(), 2);
     }
 }
