@@ -92,7 +92,9 @@ impl KernelDisk {
             KernelInitiator::Aoe => {
                 let name = self.node.file_name().unwrap_or_default().to_string_lossy();
                 let flushed = write(FLUSH, &name);
-                flushed.and(write(INTERFACES, &self.interfaces))
+                // Without text there would be no write, and the list would stay.
+                let before = if self.interfaces.is_empty() { "\0" } else { &self.interfaces };
+                flushed.and(write(INTERFACES, before))
             }
         }
     }
