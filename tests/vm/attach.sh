@@ -41,6 +41,9 @@ has_mib() { test "$(cat "/sys/block/$name/size")" = $(($1 << 11)); }
 reads() { dd if="$disk" of=read.block bs=4k count=1 iflag=direct; }
 sees_mib() { reads && has_mib "$1"; }
 
+# flushes: a process reads or flushes an attached disk.
+flushes() { grep -q 'disk-i[o]' /proc/[0-9]*/cmdline; }
+
 has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
 
 check without_the_driver_attach_says_how_to_load_it
@@ -284,6 +287,21 @@ for n in 1 2; do
   test "$(md5sum </mnt/file)" = "$sum"
 done
 umount /mnt
+detach
+
+check a_process_that_is_killed_while_its_flush_hangs_leaves_the_disk_to_the_next
+attach "nbd://$HOST/disk"
+kept=$disk
+dd if=/dev/urandom of="$disk" bs=64k count=4
+host kill target
+kill $attached
+within 20 grep -q 'send another signal to remove the disk by force' attach.log
+flushes
+crash
+serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809"
+attach "nbd://$HOST/disk"
+grep ', recovered$' ready
+test "$disk" = "$kept"
 detach
 
 check a_disk_whose_server_is_lost_is_removed_by_a_second_signal

@@ -86,6 +86,9 @@ enum Command {
     /// Write the manual pages into a directory
     #[command(hide = true)]
     ManPages(command_docs::ManPagesArgs),
+    /// Read and flush an attached disk for the process that serves it
+    #[command(hide = true)]
+    DiskIo(attach::own_io::DiskIoArgs),
 }
 
 impl Command {
@@ -105,6 +108,7 @@ impl Command {
             Command::Completions(args) => {
                 command_docs::complete(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
             }
+            Command::DiskIo(args) => attach::own_io::run(&args).map(|()| ExitCode::SUCCESS),
             Command::ManPages(args) => {
                 command_docs::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)
             }

@@ -3,6 +3,7 @@
 
 mod conforms;
 
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::attach::{AttachedDisk, DetachError, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
@@ -59,7 +60,14 @@ impl BackEnds {
     }
 
     fn attach_volume(&self, volume: VolumeId, name: &str) -> VhostUserDisk {
-        let options = DiskOptions { queues: 1, depth: 128, data: None, read_only: false, name: None };
+        let options = DiskOptions {
+            queues: 1,
+            depth: 128,
+            data: None,
+            read_only: false,
+            name: None,
+            io: OwnIo::default(),
+        };
         VhostUserDisk::attach(&self.cores, &self.exports, volume, options, &self.path(name)).unwrap()
     }
 

@@ -4,13 +4,14 @@ use super::AttachArgs;
 use crate::failure::Failure;
 use blockmux_engine::attach::DiskOptions;
 use blockmux_engine::attach::fuse::FuseOptions;
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
 use rustix::process::geteuid;
 use std::path::{Path, PathBuf};
 
 /// The options of the volume's file.
-pub(super) fn options(args: &AttachArgs, spec: &Spec) -> Result<FuseOptions, Failure> {
+pub(super) fn options(args: &AttachArgs, spec: &Spec, io: OwnIo) -> Result<FuseOptions, Failure> {
     let link = args.name.as_ref().map(|name| name.link());
     let name =
         link.as_ref().and_then(|link| link.file_name()).map(|name| name.to_string_lossy().into_owned());
@@ -22,7 +23,7 @@ pub(super) fn options(args: &AttachArgs, spec: &Spec) -> Result<FuseOptions, Fai
     let mount_point = as_mounted(&mount_point)
         .map_err(|error| Failure::request(format!("{}: {error}", mount_point.display())))?;
     let (allow_other, read_only) = (args.allow_other, args.read_only);
-    Ok(FuseOptions { mount_point, file, allow_other, read_only, depth: args.iodepth })
+    Ok(FuseOptions { mount_point, file, allow_other, read_only, depth: args.iodepth, io })
 }
 
 /// The options of the file of a disk without a spec, which is named after its data if it has no
@@ -33,8 +34,8 @@ pub(super) fn plain_options(disk: &DiskOptions) -> Option<FuseOptions> {
     let of_data = || disk.data.map_or_else(|| "volume".to_owned(), |data| format!("{data:016x}"));
     let file = name.unwrap_or_else(of_data);
     let mount_point = default_directory().ok()?.join(&file);
-    let read_only = disk.read_only;
-    Some(FuseOptions { mount_point, file, allow_other: false, read_only, depth: disk.depth })
+    let (read_only, io) = (disk.read_only, disk.io.clone());
+    Some(FuseOptions { mount_point, file, allow_other: false, read_only, depth: disk.depth, io })
 }
 
 /// The directory of all directories that no option names.

@@ -11,6 +11,7 @@ mod detach;
 pub(crate) mod fake;
 mod file;
 mod mounted;
+pub(crate) mod own_io;
 mod probe;
 pub(crate) mod way;
 
@@ -25,6 +26,7 @@ use crate::volume_kinds::flush;
 use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
 use crate::volume_kinds::sizes::{self, can_change_externally};
 use announce::DiskAnnouncement;
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{DiskName, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
@@ -136,10 +138,11 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     check_options(args, Some(way))?;
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args, way)?;
-    let options = disk_options(args, way, &cores, &opened);
+    let io = own_io::by_this_program();
+    let options = disk_options(args, way, &cores, &opened, io.clone());
     let options = match (way, &args.socket) {
         (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),
-        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec)?),
+        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec, io)?),
         (Way::Nbd, _) => WayOptions::Nbd(options),
         _ => WayOptions::Ublk(options),
     };
@@ -286,7 +289,7 @@ fn start_cores(args: &AttachArgs, way: Way) -> Result<Cores, Failure> {
     Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
 }
 
-fn disk_options(args: &AttachArgs, way: Way, cores: &Cores, opened: &Opened) -> DiskOptions {
+fn disk_options(args: &AttachArgs, way: Way, cores: &Cores, opened: &Opened, io: OwnIo) -> DiskOptions {
     let data = opened.data.as_ref().and_then(DataKey::disk_number);
     if data.is_none() && way != Way::Fuse {
         info!("the disk does not outlive this process: its volume does not");
@@ -297,6 +300,7 @@ fn disk_options(args: &AttachArgs, way: Way, cores: &Cores, opened: &Opened) -> 
         data,
         read_only: args.read_only,
         name: args.name.clone(),
+        io,
     }
 }
 

@@ -10,6 +10,7 @@ use crate::attach::way::{Way, WayOptions};
 use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::Exports;
@@ -458,8 +459,9 @@ fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure
     }
     let read_only = *read_only || export.read_only || info.read_only;
     let data = volume_state.disk_number();
-    let options =
-        DiskOptions { queues: cores.count() as u16, depth: DEPTH, data, read_only, name: name.clone() };
+    // A serving daemon may start no programs.
+    let (queues, name, io) = (cores.count() as u16, name.clone(), OwnIo::default());
+    let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io };
     let way = choose(volume, asked.via())?;
     let needs_socket = || about(volume, "vhost-user needs a socket");
     let options = WayOptions::plain(way, options, socket.clone()).ok_or_else(needs_socket)?;

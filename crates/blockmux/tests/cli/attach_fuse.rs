@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// Whether volumes can be mounted here; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
@@ -223,6 +223,38 @@ fn the_mount_of_a_killed_process_is_replaced_or_removed() {
     let output = blockmux([Path::new("attach"), Path::new("--forget"), &again.file]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(fs::read_dir(again.mount_point()).unwrap().count(), 0);
+}
+
+/// Begins to attach a volume that does not answer; returns once the process waits for it.
+fn begin_to_attach(mount_point: &Path) -> Child {
+    let mut command = Command::new(BLOCKMUX);
+    command.args(["attach", "delay:1h:mem:1m", "--directory"]).arg(mount_point);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let is_read = |id: u32| {
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
+        let children =
+            tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+        children.filter(|children| !children.is_empty()).count() > 0
+    };
+    while !is_read(child.id()) {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_waits_for_its_volume_leaves_a_dead_mount() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mount_point = directory.path().join("disks");
+    let mut child = begin_to_attach(&mount_point);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = blockmux([Path::new("attach"), Path::new("--forget"), &mount_point]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -9,13 +9,16 @@ pub mod fuse;
 mod name;
 pub mod nbd;
 mod node;
-mod removal;
+mod notice;
+pub mod own_io;
 pub mod ublk;
 pub mod vhost_user;
+mod wait;
 
 pub use error::{AttachError, DetachError};
 pub use name::{DiskName, InvalidDiskName};
 pub use node::mount_points;
+use own_io::OwnIo;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -78,6 +81,8 @@ pub struct DiskOptions {
     pub read_only: bool,
     /// Its name, if it gets one.
     pub name: Option<DiskName>,
+    /// What reads and flushes the disk for the process that serves it.
+    pub io: OwnIo,
 }
 
 /// How a disk came to be.

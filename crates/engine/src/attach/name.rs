@@ -6,7 +6,7 @@
 //! link is made here.
 
 use super::AttachError;
-use super::node::wait_for;
+use super::wait::wait_for;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;

@@ -1,12 +1,12 @@
 //! The node of a disk in `/dev`: when it appears, whether the disk can be read, and who uses it.
 
-use rustix::fs::OFlags;
+use super::own_io::{HeldDisk, OwnIo};
+use super::wait::wait_for;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Opens a node for reading and writing as soon as it exists. `TimedOut` if it does not appear.
 pub(super) fn open_when_there(node: &Path) -> io::Result<File> {
@@ -21,32 +21,21 @@ pub(super) fn open_when_there(node: &Path) -> io::Result<File> {
 }
 
 /// Reads the first block of a disk from its server, not from the page cache, as soon as its node
-/// exists.
-pub(super) fn read_first_block(node: &Path, block: usize) -> io::Result<()> {
-    let opened = wait_for(APPEARS, || {
-        let is_there = fs::metadata(node).is_ok_and(|found| found.file_type().is_block_device());
-        let direct = OFlags::DIRECT.bits() as i32;
-        is_there.then(|| File::options().read(true).custom_flags(direct).open(node))
-    });
-    let disk = opened.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))?;
-    // Direct I/O takes memory that is aligned to a block.
-    let mut memory = vec![0; 2 * block];
-    let start = memory.as_ptr().align_offset(block).min(block);
-    let data = memory.get_mut(start..start + block).ok_or(io::ErrorKind::InvalidInput)?;
-    disk.read_exact_at(data, 0)
+/// exists. `TimedOut` if it does not appear.
+pub(super) fn read_first_block(io: &OwnIo, node: &Path, block: usize) -> io::Result<()> {
+    let is_there = || fs::metadata(node).is_ok_and(|found| found.file_type().is_block_device());
+    wait_for(APPEARS, || is_there().then_some(())).ok_or(io::ErrorKind::TimedOut)?;
+    io.read(node, block)
 }
 
-/// Opens a disk exclusively: nobody has mounted it, and nobody can as long as it is open. `None` if
+/// Opens a disk exclusively: nobody has mounted it, and nobody can as long as it is held. `None` if
 /// somebody has.
-pub(super) fn open_unused(node: &Path) -> io::Result<Option<File>> {
-    let exclusive = OFlags::EXCL.bits() as i32;
-    let open = || match File::options().read(true).custom_flags(exclusive).open(node) {
-        Ok(disk) => Some(Ok(Some(disk))),
-        // A program such as mkfs may be about to close it.
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
-        Err(error) => Some(Err(error)),
-    };
-    wait_for(CLOSES, open).unwrap_or(Ok(None))
+pub(super) fn hold_unused(io: &OwnIo, node: &Path) -> io::Result<Option<HeldDisk>> {
+    match io.hold(node) {
+        Ok(disk) => Ok(Some(disk)),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Where the disk or its partitions are mounted.
@@ -83,25 +72,8 @@ fn unescaped(word: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Asks until there is an answer; `None` if there is none within `time`.
-pub(super) fn wait_for<T>(time: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + time;
-    loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
-        }
-        if Instant::now() >= deadline {
-            return None;
-        }
-        thread::park_timeout(POLL);
-    }
-}
-
 /// The time in which a node appears.
 const APPEARS: Duration = Duration::from_secs(10);
-/// The time in which a program closes a disk that it uses briefly.
-const CLOSES: Duration = Duration::from_secs(1);
-const POLL: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {
@@ -120,16 +92,5 @@ mod tests {
         assert_eq!(unescaped("/mnt/two\\040words\\134x"), "/mnt/two words\\x");
         assert_eq!(unescaped("/mnt\\04"), "/mnt\\04");
         assert_eq!(unescaped(""), "");
-    }
-
-    #[test]
-    fn a_node_that_does_not_appear_in_time_is_missing() {
-        assert_eq!(wait_for(Duration::ZERO, || None::<()>), None);
-        let mut asked = 0;
-        let answer = wait_for(Duration::from_secs(60), || {
-            asked += 1;
-            (asked == 3).then_some(asked)
-        });
-        assert_eq!(answer, Some(3));
     }
 }

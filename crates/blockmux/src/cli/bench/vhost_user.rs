@@ -2,6 +2,7 @@
 //! would: without a guest, but over the same socket, memory and virtqueues.
 
 use crate::failure::Failure;
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::attach::{AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
@@ -42,6 +43,7 @@ impl ServedDisk {
             data: None,
             read_only: false,
             name: None,
+            io: OwnIo::default(),
         };
         let disk = VhostUserDisk::attach(cores, &exports, VolumeId(0), options, &socket);
         Ok(ServedDisk { disk: disk.map_err(Failure::run)?, socket, _directory: directory })

@@ -5,8 +5,9 @@
 
 use super::fuse_task::{FuseDevice, FuseTask};
 use super::mount::{self, FuseError, Users};
-use crate::attach::node::wait_for;
-use crate::attach::removal::RemovalNotice;
+use crate::attach::notice::Notice;
+use crate::attach::own_io::OwnIo;
+use crate::attach::wait::wait_for;
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError};
 use crate::core::cores::Cores;
 use crate::core::reactor::{EngineCore, Inbox, WakeOnEvent};
@@ -18,10 +19,9 @@ use blockmux_proto::fuse::{FileAccess, FuseFile, FuseQueue};
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::VolumeInfo;
 use rustix::process::{getgid, getuid};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub struct FuseOptions {
     pub read_only: bool,
     /// Maximum number of requests in flight.
     pub depth: u16,
+    /// What reads and flushes the file for the process that serves it.
+    pub io: OwnIo,
 }
 
 /// A mounted volume.
@@ -53,7 +55,9 @@ pub struct FuseDisk {
     /// Set when the file system is given up.
     fails: Arc<AtomicBool>,
     core: Inbox,
-    removal: Arc<RemovalNotice>,
+    removal: Arc<Notice>,
+    /// What reads and flushes it.
+    io: OwnIo,
 }
 
 impl FuseDisk {
@@ -80,6 +84,7 @@ impl FuseDisk {
             fails: Arc::default(),
             core: inbox.ok_or_else(|| AttachError::Queue(io::ErrorKind::NotFound.into()))?,
             removal: Arc::default(),
+            io: options.io.clone(),
         };
         let users = if options.allow_other { Users::Everybody } else { Users::Owner };
         let begun = mount::mount_at(&disk.mount_point, users).map_err(AttachError::from);
@@ -128,7 +133,7 @@ impl FuseDisk {
                 let port = FuseDevice::new(device, (readiness, registration));
                 let channels = Channels::new(exports, core.clone(), waker.clone(), origin);
                 let served = (queue, channels);
-                FuseTask::new(port, served, (core.clone(), waker), fails, move || removal.note())
+                FuseTask::new(port, served, (core.clone(), waker), fails, move || removal.give())
             });
             Ok(())
         };
@@ -137,8 +142,7 @@ impl FuseDisk {
 
     fn read_first_block(&self, exports: &Exports, volume: VolumeId) -> Result<(), AttachError> {
         let block = exports.get(volume).map_or(512, |export| export.volume.info().logical_block);
-        let read =
-            File::open(&self.file).and_then(|file| file.read_exact_at(&mut vec![0; block as usize], 0));
+        let read = self.io.read(&self.file, block as usize);
         read.map_err(|error| AttachError::FirstRead { node: self.file.clone(), error })
     }
 
@@ -174,7 +178,8 @@ impl AttachedDisk for FuseDisk {
     }
 
     fn detach(&self) -> Result<(), DetachError> {
-        let flushed = File::open(&self.file).and_then(|file| file.sync_all());
+        // It is closed again before the file system is unmounted.
+        let flushed = self.io.hold(&self.file).and_then(|mut file| file.flush());
         match flushed {
             // Somebody else has unmounted it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -201,7 +206,7 @@ impl AttachedDisk for FuseDisk {
     }
 
     fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
-        self.removal.tell(tell);
+        self.removal.on_given(tell);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Mounting and unmounting a file system of FUSE: by system calls with the privilege for it, else
 //! by `fusermount3`, which is installed with the privilege and gives it to everybody.
 
-use crate::attach::node::wait_for;
+use crate::attach::wait::wait_for;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};

@@ -7,8 +7,10 @@
 use super::connections::{ConnectionMaker, Ends, NewConnection, OpenSession, wait_for_end};
 use super::netlink::{NbdAttributes, NbdNetlink, NetlinkError};
 use crate::attach::name;
-use crate::attach::node::{self, wait_for};
-use crate::attach::removal::RemovalNotice;
+use crate::attach::node;
+use crate::attach::notice::Notice;
+use crate::attach::own_io::{HeldDisk, OwnIo};
+use crate::attach::wait::wait_for;
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::serve::audit::AUDIT;
@@ -17,7 +19,7 @@ use blockmux_proto::nbd::netlink::{NbdAttribute, NbdCommand};
 use blockmux_proto::nbd::server::transmission_flags;
 use blockmux_proto::ublk::UnsupportedBlocks;
 use rustix::param::page_size;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -42,7 +44,9 @@ struct NbdDevice {
     maker: ConnectionMaker,
     /// Connections are no longer replaced.
     is_ending: AtomicBool,
-    removal: RemovalNotice,
+    removal: Notice,
+    /// What reads and flushes it.
+    io: OwnIo,
 }
 
 /// What the driver tells disks of one number apart by: the thread that has connected it, and the
@@ -92,9 +96,10 @@ impl NbdDisk {
                 (index, made.into_iter().map(|made| made.session).collect(), AttachedAs::New)
             }
         };
-        let (is_ending, removal) = (AtomicBool::new(false), RemovalNotice::default());
-        let identity = DiskIdentity::of(index);
-        let device = Arc::new(NbdDevice { netlink, index, identifier, identity, maker, is_ending, removal });
+        let (is_ending, removal) = (AtomicBool::new(false), Notice::default());
+        let (identity, io) = (DiskIdentity::of(index), options.io.clone());
+        let device = NbdDevice { netlink, index, identifier, identity, maker, is_ending, removal, io };
+        let device = Arc::new(device);
         let watched = device.clone();
         let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(sessions));
         let begun = watch.map(drop).map_err(AttachError::Queue);
@@ -119,12 +124,12 @@ impl NbdDisk {
     }
 
     /// The disk, while nothing else uses it; `None` if another program has removed it.
-    fn open_unused(&self) -> Result<Option<File>, DetachError> {
+    fn hold_unused(&self) -> Result<Option<HeldDisk>, DetachError> {
         if !self.device.is_connected() {
             return Ok(None);
         }
         let node = self.path();
-        match node::open_unused(&node) {
+        match node::hold_unused(&self.device.io, &node) {
             Ok(Some(disk)) => Ok(Some(disk)),
             Ok(None) => {
                 let places = node::mount_points(&node);
@@ -154,7 +159,7 @@ impl AttachedDisk for NbdDisk {
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {
-        self.open_unused().map(drop)
+        self.hold_unused().map(drop)
     }
 
     fn leave(&self) {
@@ -162,13 +167,13 @@ impl AttachedDisk for NbdDisk {
     }
 
     fn detach(&self) -> Result<(), DetachError> {
-        let Some(disk) = self.open_unused()? else {
+        let Some(mut disk) = self.hold_unused()? else {
             self.device.forget();
             self.note("was detached by another program", "");
             return Ok(());
         };
-        disk.sync_all().map_err(|error| DetachError::Flush { node: self.path(), error })?;
-        // Nobody can mount it while it is open here, and the flush has written all pages.
+        disk.flush().map_err(|error| DetachError::Flush { node: self.path(), error })?;
+        // Nobody can mount it while it is held, and the flush has written all pages.
         self.device.remove()?;
         self.note("detached", "");
         Ok(())
@@ -181,7 +186,7 @@ impl AttachedDisk for NbdDisk {
     }
 
     fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
-        self.device.removal.tell(tell);
+        self.device.removal.on_given(tell);
     }
 }
 
@@ -224,7 +229,7 @@ impl NbdDevice {
                 Err(error) => {
                     debug!("{}: {error}", disk_node(self.index).display());
                     if !self.is_connected() {
-                        return self.removal.note();
+                        return self.removal.give();
                     }
                 }
             }
@@ -242,7 +247,7 @@ impl NbdDevice {
 
     fn read_first_block(&self, block: usize) -> Result<(), AttachError> {
         let node = disk_node(self.index);
-        node::read_first_block(&node, block).map_err(|error| match error.kind() {
+        node::read_first_block(&self.io, &node, block).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => AttachError::Node { node, error },
             _ => AttachError::FirstRead { node, error },
         })

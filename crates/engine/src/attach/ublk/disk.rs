@@ -11,7 +11,9 @@ use super::node::{char_node, devices, disk_node};
 use super::queue_task::{QueueOrder, QueueTask, QueueVolume};
 use super::size::SizeFollower;
 use crate::attach::name;
-use crate::attach::node::{self, wait_for};
+use crate::attach::node;
+use crate::attach::own_io::{HeldDisk, OwnIo};
+use crate::attach::wait::wait_for;
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::core::reactor::Inbox;
@@ -49,6 +51,8 @@ struct Device {
     /// The driver can change the size of a disk.
     can_resize: bool,
     cores: Vec<Inbox>,
+    /// What reads and flushes it.
+    io: OwnIo,
 }
 
 impl UblkDisk {
@@ -86,8 +90,8 @@ impl UblkDisk {
             },
             None => (new()?, AttachedAs::New),
         };
-        let device =
-            Device { control, id: left.dev_id, order: Arc::default(), can_resize, cores: cores.inboxes() };
+        let (id, order, io) = (left.dev_id, Arc::default(), options.io.clone());
+        let device = Device { control, id, order, can_resize, cores: cores.inboxes(), io };
         let served = Served { cores, exports, volume, info: &info };
         let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
         let begun = named.and_then(|()| match attached_as {
@@ -144,7 +148,7 @@ impl AttachedDisk for UblkDisk {
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {
-        self.device.open_unused().map(drop)
+        self.device.hold_unused().map(drop)
     }
 
     fn leave(&self) {
@@ -153,9 +157,9 @@ impl AttachedDisk for UblkDisk {
     }
 
     fn detach(&self) -> Result<(), DetachError> {
-        let disk = self.device.open_unused()?;
-        disk.sync_all().map_err(|error| self.device.flush_failed(error))?;
-        // Nobody can mount it while it is open here, and the flush has written all pages.
+        let mut disk = self.device.hold_unused()?;
+        disk.flush().map_err(|error| self.device.flush_failed(error))?;
+        // Nobody can mount it while it is held, and the flush has written all pages.
         self.keep_size();
         self.device.stop()?;
         drop(disk);
@@ -186,7 +190,8 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     if DevState(info.state) == DevState::LIVE {
         return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
     }
-    Ok(Device { control, id, order: Arc::default(), can_resize: false, cores: Vec::new() }.remove()?)
+    let (order, io) = (Arc::default(), OwnIo::default());
+    Ok(Device { control, id, order, can_resize: false, cores: Vec::new(), io }.remove()?)
 }
 
 /// What a disk serves, and where.
@@ -212,6 +217,9 @@ impl Device {
 
     /// Gives a new device its disk; returns its size in sectors.
     fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<u64, AttachError> {
+        // The start would wait for a volume that does not answer the reads of the partition table.
+        let (order, cores) = (self.order.clone(), self.cores.clone());
+        self.io.on_abort(Box::new(move || give_order(QueueOrder::fail, &order, &cores)));
         self.control.set_params(self.id, params)?;
         self.serve(info, params, served)?;
         // The kernel reads the partition table meanwhile.
@@ -284,7 +292,7 @@ impl Device {
 
     fn read_first_block(&self, block: usize) -> Result<(), AttachError> {
         let node = self.node();
-        node::read_first_block(&node, block).map_err(|error| match error.kind() {
+        node::read_first_block(&self.io, &node, block).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => AttachError::Node { node, error },
             _ => AttachError::FirstRead { node, error },
         })
@@ -294,9 +302,9 @@ impl Device {
     ///
     /// # Errors
     /// If it is in use.
-    fn open_unused(&self) -> Result<File, DetachError> {
+    fn hold_unused(&self) -> Result<HeldDisk, DetachError> {
         let node = self.node();
-        match node::open_unused(&node) {
+        match node::hold_unused(&self.io, &node) {
             Ok(Some(disk)) => Ok(disk),
             Ok(None) => Err(DetachError::InUse { places: node::mount_points(&node), node }),
             Err(error) => Err(self.flush_failed(error)),
@@ -309,10 +317,7 @@ impl Device {
 
     /// Gives an order to all queues.
     fn order(&self, give: fn(&QueueOrder)) {
-        give(&self.order);
-        for core in &self.cores {
-            core.send(|core| core.wake_all());
-        }
+        give_order(give, &self.order, &self.cores);
     }
 
     fn remove(&self) -> Result<(), ControlError> {
@@ -334,6 +339,13 @@ impl Device {
             }
             done => done,
         }
+    }
+}
+
+fn give_order(give: fn(&QueueOrder), order: &QueueOrder, cores: &[Inbox]) {
+    give(order);
+    for core in cores {
+        core.send(|core| core.wake_all());
     }
 }
 

@@ -1,6 +1,7 @@
 //! A volume as a block device of this machine, attached in the best way that the machine has.
 
 use super::programs::Programs;
+use crate::attach::own_io;
 use crate::attach::way::{Way, WayOptions};
 use blockmux_engine::attach::fuse::FuseOptions;
 use blockmux_engine::attach::{AttachedDisk, DiskOptions};
@@ -65,14 +66,14 @@ impl AttachedVolume {
         let export = Export { name: NAME.to_owned(), description: String::new(), read_only, volume };
         let exports = Exports::new(vec![export]);
         let (queues, mount_point) = (cores.count() as u16, directory.to_owned());
-        let (file, allow_other) = (NAME.to_owned(), false);
+        let (file, allow_other, io) = (NAME.to_owned(), false, own_io::by_this_program());
         let options = match way {
             Way::Fuse => {
-                let file = FuseOptions { mount_point, file, allow_other, read_only, depth: DEPTH };
+                let file = FuseOptions { mount_point, file, allow_other, read_only, depth: DEPTH, io };
                 Some(WayOptions::Fuse(file))
             }
             _ => {
-                let disk = DiskOptions { queues, depth: DEPTH, data: None, read_only, name: None };
+                let disk = DiskOptions { queues, depth: DEPTH, data: None, read_only, name: None, io };
                 WayOptions::plain(way, disk, None)
             }
         };

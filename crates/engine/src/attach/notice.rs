@@ -1,0 +1,56 @@
+//! A notification that is given once and for all, to whoever asks before or afterwards.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Something that happens once, as that a disk is removed, and what is to be done then.
+#[derive(Default)]
+pub(super) struct Notice(Mutex<NoticeState>);
+
+#[derive(Default)]
+struct NoticeState {
+    is_given: bool,
+    act: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Notice {
+    /// It has happened.
+    pub(super) fn give(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_given = true;
+        if let Some(act) = state.act.take() {
+            act();
+        }
+    }
+
+    /// Calls `act` once it has happened, instead of what was to be called before.
+    pub(super) fn on_given(&self, act: Box<dyn FnOnce() + Send>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.is_given {
+            true => act(),
+            false => state.act = Some(act),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn the_last_that_asked_is_told_once_and_whoever_asks_afterwards_at_once() {
+        let told = Arc::new([const { AtomicU32::new(0) }; 3]);
+        let tell = |nth: usize| {
+            let told = told.clone();
+            Box::new(move || told[nth].store(told[nth].load(Ordering::Relaxed) + 1, Ordering::Relaxed))
+        };
+        let notice = Notice::default();
+        notice.on_given(tell(0));
+        notice.on_given(tell(1));
+        notice.give();
+        notice.give();
+        notice.on_given(tell(2));
+        assert_eq!(told.each_ref().map(|times| times.load(Ordering::Relaxed)), [0, 1, 1]);
+    }
+}
