@@ -178,6 +178,13 @@ blockmux attach file:disk.img --mount /mnt --run 'test -d $mount/modules'
 fails blockmux attach mem:64m --mount /mnt 2>said
 grep '^blockmux: /dev/ublkb[0-9]* cannot be mounted: ' said
 
+check the_memory_of_the_process_is_kept_and_that_of_its_command_is_not
+attach mem:64m
+test "$(cat /proc/$attached/oom_score_adj)" = -1000
+fails grep '^VmLck:[[:space:]]*0 kB' /proc/$attached/status
+detach
+test "$(blockmux attach mem:64m --run 'cat /proc/self/oom_score_adj')" = 0
+
 check the_disk_of_a_ram_volume_ends_with_its_process
 attach mem:64m
 kill -9 $attached

@@ -10,6 +10,7 @@ mod detach;
 #[cfg(test)]
 pub(crate) mod fake;
 mod file;
+mod memory;
 mod mounted;
 pub(crate) mod own_io;
 mod probe;
@@ -136,6 +137,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     check_options(args, asked)?;
     let way = Way::choose(asked).map_err(cannot_attach)?;
     check_options(args, Some(way))?;
+    memory::keep(way);
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args, way)?;
     let io = own_io::by_this_program();
@@ -198,9 +200,13 @@ fn announce(
                 // The receiver is gone if the process ends for another reason.
                 let _ = ended.send(AttachEvent::CommandEnded(status));
             };
-            Some(RunningCommand::start(command, announcement.environment(), on_end)?)
+            memory::release_thread();
+            let running = RunningCommand::start(command, announcement.environment(), on_end)?;
+            memory::outlive_others();
+            Some(running)
         }
         None => {
+            memory::outlive_others();
             match args.json {
                 true => print_json(&announcement.json())?,
                 false => print(announcement.text())?,

@@ -257,6 +257,34 @@ fn a_process_that_is_killed_while_it_waits_for_its_volume_leaves_a_dead_mount() 
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
+/// Whether this process may lock memory and is heard by the OOM killer.
+fn may_keep_memory() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    // CAP_IPC_LOCK and CAP_SYS_RESOURCE.
+    let needed = 1 << 14 | 1 << 24;
+    u64::from_str_radix(effective.trim(), 16).unwrap() & needed == needed
+}
+
+#[test]
+fn the_memory_of_the_process_is_kept_and_that_of_its_command_is_not() {
+    if !has_fuse() || !may_keep_memory() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let of = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", mounted.process.pid())).unwrap();
+    assert_eq!(of("oom_score_adj").trim(), "-1000");
+    let status = of("status");
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    assert_ne!(locked.trim(), "0 kB");
+    mounted.detach();
+    let place = directory.path().join("disks").display().to_string();
+    let output =
+        blockmux(["attach", "mem:1m", "--directory", &place, "--run", "cat /proc/self/oom_score_adj"]);
+    assert_eq!(text(&output.stdout), fs::read_to_string("/proc/self/oom_score_adj").unwrap());
+}
+
 #[test]
 fn a_directory_that_is_in_use_is_refused() {
     if !has_fuse() {

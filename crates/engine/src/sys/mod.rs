@@ -456,8 +456,21 @@ pub fn filter_system_calls(program: &[libc::sock_filter]) -> io::Result<()> {
 /// # Errors
 /// If the process lacks `CAP_SYS_RESOURCE`.
 pub fn become_io_flusher() -> io::Result<()> {
+    set_io_flusher(true)
+}
+
+/// Undoes [`become_io_flusher`] for this thread.
+///
+/// # Errors
+/// If the process lacks `CAP_SYS_RESOURCE`.
+pub fn end_io_flushing() -> io::Result<()> {
+    set_io_flusher(false)
+}
+
+fn set_io_flusher(is_flusher: bool) -> io::Result<()> {
     // SAFETY: the call takes numbers alone.
-    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } as isize).map(drop)
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, libc::c_ulong::from(is_flusher), 0, 0, 0) } as isize)
+        .map(drop)
 }
 
 /// Makes all threads share one heap. glibc reserves 64 MiB of addresses for each thread's heap,
