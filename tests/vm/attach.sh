@@ -41,6 +41,9 @@ has_mib() { test "$(cat "/sys/block/$name/size")" = $(($1 << 11)); }
 reads() { dd if="$disk" of=read.block bs=4k count=1 iflag=direct; }
 sees_mib() { reads && has_mib "$1"; }
 
+# waits_for_its_volume: the kernel or the process has begun the first read of a disk.
+waits_for_its_volume() { grep -q '[1-9]' /sys/block/ublkb*/inflight; }
+has_no_disk() { fails ls -d /sys/block/ublkb*; }
 # flushes: a process reads or flushes an attached disk.
 flushes() { grep -q 'disk-i[o]' /proc/[0-9]*/cmdline; }
 
@@ -184,6 +187,16 @@ test "$(cat /proc/$attached/oom_score_adj)" = -1000
 fails grep '^VmLck:[[:space:]]*0 kB' /proc/$attached/status
 detach
 test "$(blockmux attach mem:64m --run 'cat /proc/self/oom_score_adj')" = 0
+
+check a_signal_ends_a_process_that_waits_for_its_volume_and_leaves_nothing
+blockmux attach delay:1h:mem:64m 2>attach.log &
+attached=$!
+within 60 waits_for_its_volume
+kill $attached
+fails wait $attached
+grep 'a signal has ended the process before it was attached' attach.log
+within 10 has_no_disk
+no_kernel_warnings 'I/O error, dev ublkb|Buffer I/O error on dev ublkb|unable to read (RDB block|partition table)'
 
 check the_disk_of_a_ram_volume_ends_with_its_process
 attach mem:64m

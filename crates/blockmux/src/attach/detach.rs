@@ -39,9 +39,8 @@ enum DetachProgress {
 }
 
 impl Detaching {
-    pub(super) fn new(disk: Box<dyn AttachedDisk>, way: Way, events: Sender<AttachEvent>) -> Detaching {
+    pub(super) fn new(disk: Arc<dyn AttachedDisk>, way: Way, events: Sender<AttachEvent>) -> Detaching {
         let progress = DetachProgress::Attached;
-        let disk = disk.into();
         Detaching { disk, way, events, attempts: 0, progress, was_refused: false, has_warned: false }
     }
 

@@ -2,8 +2,9 @@
 //!
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
 //! that is in use stays, and a second signal removes it by force; so does a signal while the
-//! removal waits for a volume that does not answer. A process that is killed leaves the disk, and
-//! the next `attach` of the volume goes on with it.
+//! removal waits for a volume that does not answer. A signal before the disk is attached gives it
+//! up. A process that is killed leaves the disk, and the next `attach` of the volume goes on with
+//! it.
 
 mod announce;
 mod detach;
@@ -14,6 +15,7 @@ mod memory;
 mod mounted;
 pub(crate) mod own_io;
 mod probe;
+mod starting;
 pub(crate) mod way;
 
 use crate::data::key::DataKey;
@@ -28,7 +30,7 @@ use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
 use crate::volume_kinds::sizes::{self, can_change_externally};
 use announce::DiskAnnouncement;
 use blockmux_engine::attach::own_io::OwnIo;
-use blockmux_engine::attach::{DiskName, DiskOptions};
+use blockmux_engine::attach::{AttachedDisk, DiskName, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -39,6 +41,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 use tracing::info;
@@ -109,9 +112,11 @@ impl AttachArgs {
     }
 }
 
-/// What the main thread waits for while the disk is attached.
+/// What the main thread waits for.
 enum AttachEvent {
-    /// A signal asks to detach.
+    /// The attempt to attach has ended.
+    Attached(Result<Arc<dyn AttachedDisk>, Failure>),
+    /// A signal asks to detach, or to give up attaching.
     Signal,
     /// The command of `--run` ended.
     CommandEnded(std::io::Result<std::process::ExitStatus>),
@@ -144,7 +149,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let options = disk_options(args, way, &cores, &opened, io.clone());
     let options = match (way, &args.socket) {
         (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),
-        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec, io)?),
+        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec, io.clone())?),
         (Way::Nbd, _) => WayOptions::Nbd(options),
         _ => WayOptions::Ublk(options),
     };
@@ -163,11 +168,19 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
     let _size_checks = can_change_externally(spec).then(|| sizes::check(&exports)).transpose()?;
-    let disk = options.attach(&cores, &exports, VolumeId(0)).map_err(cannot_attach)?;
-    let disk = match &args.mount {
-        Some(directory) => Box::new(MountedDisk::mount(disk, directory, info.read_only)?),
-        None => disk,
+    let (cores, mounts_at, own_io) = (Arc::new(cores), args.mount.clone(), io.clone());
+    let (served, name, read_only) = ((cores.clone(), exports.clone()), spec.to_string(), info.read_only);
+    let attach = move || {
+        let disk: Arc<dyn AttachedDisk> = match options.attach(&served.0, &served.1, VolumeId(0)) {
+            Ok(disk) => disk.into(),
+            Err(error) => return Err(Failure::request(format!("{name}: {error}"))),
+        };
+        let Some(directory) = mounts_at else { return Ok(disk) };
+        let mounted: Arc<dyn AttachedDisk> =
+            Arc::new(MountedDisk::mount(disk, &directory, read_only, &own_io)?);
+        Ok(mounted)
     };
+    let disk = starting::attach(spec, attach, io, &sender, &events)?;
     let announcement = DiskAnnouncement::new(args, spec, &info, way, &*disk);
     let (running, failed) = match announce(args, &announcement, &sender) {
         Ok(running) => (running, None),
@@ -181,7 +194,10 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     disk.when_removed(Box::new(move || removed.send(AttachEvent::Gone).unwrap_or_default()));
     let status = wait(&events, running.as_ref(), Detaching::new(disk, way, sender));
     service_manager::stopping();
-    cores.stop(END_TIMEOUT);
+    // The thread that has attached the disk no longer has them.
+    if let Some(cores) = Arc::into_inner(cores) {
+        cores.stop(END_TIMEOUT);
+    }
     let status = status?;
     flush::all(&exports)?;
     failed.map_or(Ok(status), Err)
@@ -246,8 +262,8 @@ fn wait(
             }
             Ok(AttachEvent::Signal) => detaching.begin()?,
             Ok(AttachEvent::Gone) if has_ended && detaching.is_attached() => detaching.begin()?,
-            // Its command or the removal goes on.
-            Ok(AttachEvent::Gone) => {}
+            // Its command or the removal goes on; the disk was attached before.
+            Ok(AttachEvent::Gone | AttachEvent::Attached(_)) => {}
             Ok(AttachEvent::Removed(removed)) => {
                 if detaching.on_removed(removed)? {
                     return status;

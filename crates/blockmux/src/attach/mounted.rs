@@ -1,34 +1,42 @@
 //! `attach --mount`: a disk with its file system mounted.
 
 use crate::failure::Failure;
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, mount_points};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use tracing::{info, warn};
 
 /// A disk whose file system is mounted as long as the disk is attached.
 pub(super) struct MountedDisk {
-    disk: Box<dyn AttachedDisk>,
+    disk: Arc<dyn AttachedDisk>,
     directory: PathBuf,
 }
 
 impl MountedDisk {
     /// Mounts the file system of `disk`, as mount(8) does. One that a process that has ended has
-    /// left mounted there stays so.
+    /// left mounted there stays so. The disk is removed by force when `io` is aborted: mount(8)
+    /// ends then, though its volume does not answer.
     ///
     /// # Errors
     /// If it cannot be mounted; the disk is detached then.
     pub(super) fn mount(
-        disk: Box<dyn AttachedDisk>,
+        disk: Arc<dyn AttachedDisk>,
         directory: &Path,
         read_only: bool,
+        io: &OwnIo,
     ) -> Result<MountedDisk, Failure> {
         let node = disk.path();
         let mounted = MountedDisk { disk, directory: directory.to_owned() };
         if mounted.is_mounted() {
             return Ok(mounted);
         }
+        let hanging = mounted.disk.clone();
+        io.on_abort(Box::new(move || {
+            hanging.detach_by_force().unwrap_or_else(|error| warn!("{}: {error}", hanging.path().display()));
+        }));
         let mut mount = Command::new("mount");
         let mount = if read_only { mount.args(["-o", "ro"]) } else { &mut mount };
         match run(mount.arg(&node).arg(directory)) {

@@ -244,6 +244,21 @@ fn begin_to_attach(mount_point: &Path) -> Child {
 }
 
 #[test]
+fn a_signal_ends_a_process_that_waits_for_its_volume() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mount_point = directory.path().join("disks");
+    let child = begin_to_attach(&mount_point);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("before it was attached"), "{said}");
+    assert!(!mount_point.exists());
+}
+
+#[test]
 fn a_process_that_is_killed_while_it_waits_for_its_volume_leaves_a_dead_mount() {
     if !has_fuse() {
         return;
