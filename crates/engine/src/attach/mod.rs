@@ -11,6 +11,7 @@ pub mod nbd;
 mod node;
 mod notice;
 pub mod own_io;
+mod removal;
 pub mod ublk;
 pub mod vhost_user;
 mod wait;

@@ -13,6 +13,7 @@ use super::size::SizeFollower;
 use crate::attach::name;
 use crate::attach::node;
 use crate::attach::own_io::{HeldDisk, OwnIo};
+use crate::attach::removal::Removal;
 use crate::attach::wait::wait_for;
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
@@ -53,6 +54,7 @@ struct Device {
     cores: Vec<Inbox>,
     /// What reads and flushes it.
     io: OwnIo,
+    removal: Removal,
 }
 
 impl UblkDisk {
@@ -91,7 +93,8 @@ impl UblkDisk {
             None => (new()?, AttachedAs::New),
         };
         let (id, order, io) = (left.dev_id, Arc::default(), options.io.clone());
-        let device = Device { control, id, order, can_resize, cores: cores.inboxes(), io };
+        let (cores_of_queues, removal) = (cores.inboxes(), Removal::default());
+        let device = Device { control, id, order, can_resize, cores: cores_of_queues, io, removal };
         let served = Served { cores, exports, volume, info: &info };
         let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
         let begun = named.and_then(|()| match attached_as {
@@ -157,13 +160,18 @@ impl AttachedDisk for UblkDisk {
     }
 
     fn detach(&self) -> Result<(), DetachError> {
+        if self.device.removal.is_done() {
+            return Ok(());
+        }
         let mut disk = self.device.hold_unused()?;
         disk.flush().map_err(|error| self.device.flush_failed(error))?;
         // Nobody can mount it while it is held, and the flush has written all pages.
         self.keep_size();
-        self.device.stop()?;
-        drop(disk);
-        self.device.delete()?;
+        self.device.removal.once(|| {
+            self.device.stop()?;
+            drop(disk);
+            self.device.delete()
+        })?;
         self.note_detached("detached");
         Ok(())
     }
@@ -190,8 +198,8 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     if DevState(info.state) == DevState::LIVE {
         return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
     }
-    let (order, io) = (Arc::default(), OwnIo::default());
-    Ok(Device { control, id, order, can_resize: false, cores: Vec::new(), io }.remove()?)
+    let (order, io, removal) = (Arc::default(), OwnIo::default(), Removal::default());
+    Ok(Device { control, id, order, can_resize: false, cores: Vec::new(), io, removal }.remove()?)
 }
 
 /// What a disk serves, and where.
@@ -321,8 +329,10 @@ impl Device {
     }
 
     fn remove(&self) -> Result<(), ControlError> {
-        self.stop()?;
-        self.delete()
+        self.removal.once(|| {
+            self.stop()?;
+            self.delete()
+        })
     }
 
     fn stop(&self) -> Result<(), ControlError> {
