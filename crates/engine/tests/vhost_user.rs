@@ -2,6 +2,7 @@
 //! back end restarts, does not come back, or has a new size.
 
 mod conforms;
+mod fake_back_end;
 
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
@@ -20,6 +21,7 @@ use blockmux_wire::virtio::vhost_user::{
     FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader, VringAddr, VringState,
 };
 use conforms::{conforms, disk_and_frozen};
+use fake_back_end::{FakeBackEnd, Reaction};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::io::{IoSlice, Read, Write};
@@ -28,7 +30,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
@@ -72,9 +74,12 @@ impl BackEnds {
     }
 
     fn open(&self, name: &str, reconnect_timeout: Duration) -> Result<VhostUserVolume, BackEndError> {
-        let options = VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None };
-        VhostUserVolume::open(&self.path(name), options)
+        VhostUserVolume::open(&self.path(name), options(reconnect_timeout))
     }
+}
+
+fn options(reconnect_timeout: Duration) -> VhostUserOptions {
+    VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None }
 }
 
 fn conforms_over_vhost_user(volume: Arc<dyn Volume>) {
@@ -268,6 +273,33 @@ fn a_channel_outlives_its_volume() {
 fn a_socket_without_a_back_end_is_refused() {
     let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
     assert!(matches!(back_ends.open("disk", LONG), Err(BackEndError::Connect(_))));
+}
+
+#[test]
+fn a_back_end_that_returns_with_fewer_queues_than_cores_use_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let (seen, requests) = mpsc::channel();
+    let _back_end = FakeBackEnd::listen(&path, move |message| {
+        let _ = seen.send((message.connection, message.request));
+        match (message.request, message.connection) {
+            (FrontendRequest::GET_QUEUE_NUM, 1) => Reaction::Number(1),
+            (FrontendRequest::GET_QUEUE_NUM, _) => Reaction::Number(2),
+            (_, 0) if message.enables(1) => Reaction::Disconnect,
+            _ => Reaction::Usual,
+        }
+    });
+    let volume = VhostUserVolume::open(&path, options(LONG)).unwrap();
+    let mut users = [User::of(&volume), User::of(&volume)];
+    let mut enabled = 0;
+    // The third connection has a queue for each core again.
+    while enabled < 2 {
+        users.iter_mut().for_each(User::turn);
+        for (connection, request) in requests.try_iter() {
+            assert!(connection != 1 || request != FrontendRequest::SET_MEM_TABLE, "it is refused");
+            enabled += u32::from(connection == 2 && request == FrontendRequest::SET_VRING_ENABLE);
+        }
+    }
 }
 
 fn message(request: FrontendRequest, flags: u32, payload: &[u8]) -> Vec<u8> {

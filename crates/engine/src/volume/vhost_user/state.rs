@@ -22,10 +22,7 @@ pub(super) struct DiskState {
     pub(super) request_timeout: Option<Duration>,
     /// The back end has taken longer than that.
     pub(super) is_overdue: AtomicBool,
-    /// Largest number of virtqueues.
-    pub(super) most_queues: usize,
-    /// The core of each virtqueue.
-    pub(super) cores: Mutex<Vec<Inbox>>,
+    pub(super) queues: Mutex<DiskQueues>,
     /// Callbacks for size changes.
     pub(super) listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
     /// Identifies the volume on its cores.
@@ -33,6 +30,15 @@ pub(super) struct DiskState {
     pub(super) is_closed: AtomicBool,
     /// Wakes the thread.
     pub(super) wake: OwnedFd,
+}
+
+/// The virtqueues of a disk.
+pub(super) struct DiskQueues {
+    /// Largest number of virtqueues of the back end that is connected, or was last. It is never
+    /// smaller than the number of cores.
+    pub(super) most: usize,
+    /// The core of each virtqueue that is used.
+    pub(super) cores: Vec<Inbox>,
 }
 
 /// A disk that is in use: by its volume, and by channels, which may outlive that. The last user

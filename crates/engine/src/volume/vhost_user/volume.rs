@@ -3,7 +3,7 @@
 use super::back_end::{BackEnd, BackEndError, MEMORY_ADDR};
 use super::channel::VhostUserChannel;
 use super::core_queue::{CoreQueue, RunningDriver};
-use super::state::{DiskState, OpenDisk};
+use super::state::{DiskQueues, DiskState, OpenDisk};
 use crate::core::reactor::EngineCore;
 use crate::remote::check_unchanged;
 use crate::sys::shared_memory::new_shared;
@@ -56,8 +56,7 @@ impl VhostUserVolume {
             reconnect_timeout: options.reconnect_timeout,
             request_timeout: options.request_timeout,
             is_overdue: AtomicBool::new(false),
-            most_queues: back_end.queues.min(MAX_CORES),
-            cores: Mutex::default(),
+            queues: Mutex::new(DiskQueues { most: back_end.queues.min(MAX_CORES), cores: Vec::new() }),
             listeners: Mutex::default(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             is_closed: AtomicBool::new(false),
@@ -107,9 +106,9 @@ impl DiskState {
         if let Some(queue) = queues.find(self.id) {
             return Ok(queue);
         }
-        let mut cores = lock(&self.cores);
-        if cores.len() >= self.most_queues {
-            let (path, most) = (self.path.display(), self.most_queues);
+        let DiskQueues { most, cores } = &mut *lock(&self.queues);
+        if cores.len() >= *most {
+            let path = self.path.display();
             warn!(
                 "vhost-user:{path}: the back end has {most} virtqueues, and each core needs one; give it more \
                  (num-queues), or use fewer cores"
@@ -142,13 +141,14 @@ impl DiskState {
 
     /// Serves all queues by a back end, until it is lost or the volume is closed.
     fn use_back_end(&self, mut back_end: BackEnd) -> Result<(), BackEndError> {
-        let len = BlkDriver::MEMORY_LEN * self.most_queues.min(back_end.queues);
+        // Cores that come later have their place already.
+        let len = BlkDriver::MEMORY_LEN * lock(&self.queues).most;
         let (file, pages) = new_shared("blockmux-vhost-user", len).map_err(BackEndError::Memory)?;
         back_end.share(&file, len)?;
         self.is_overdue.store(false, Ordering::Relaxed);
         let mut started = 0;
         loop {
-            let cores = lock(&self.cores).clone();
+            let cores = lock(&self.queues).cores.clone();
             for (index, core) in cores.iter().enumerate().skip(started) {
                 let event = || {
                     let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -198,7 +198,8 @@ impl DiskState {
             pause = cmp::min(pause * 2, MAX_PAUSE);
             let found = BackEnd::connect(&self.path, self.request_timeout).and_then(|back_end| {
                 let unchanged = check_unchanged(&self.info(), &back_end.disk.info, 1);
-                unchanged.map(|()| back_end).map_err(BackEndError::Changed)
+                let usable = unchanged.and_then(|()| self.take_queues(back_end.queues));
+                usable.map(|()| back_end).map_err(BackEndError::Changed)
             });
             match found {
                 Ok(back_end) => {
@@ -215,6 +216,17 @@ impl DiskState {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Takes the number of virtqueues of a back end; refuses it if the cores use more already.
+    fn take_queues(&self, found: usize) -> Result<(), String> {
+        let DiskQueues { most, cores } = &mut *lock(&self.queues);
+        if found < cores.len() {
+            let used = cores.len();
+            return Err(format!("it has {found} virtqueues now, and {used} cores use one each"));
+        }
+        *most = found.min(MAX_CORES);
+        Ok(())
     }
 
     /// Waits until the volume is used on another core, or is closed, or the back end does anything.
@@ -259,7 +271,7 @@ impl DiskState {
 
     /// Changes the queues of all cores, and waits for that.
     fn on_queues(&self, change: impl Fn(&mut CoreQueue) + Clone + Send + 'static) {
-        for core in lock(&self.cores).clone() {
+        for core in lock(&self.queues).cores.clone() {
             let (id, change) = (self.id, change.clone());
             core.ask(move |core| {
                 if let Some(queue) = core.local(CoreQueues::default).find(id) {
