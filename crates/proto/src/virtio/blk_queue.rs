@@ -21,6 +21,10 @@ pub struct DeviceState {
     pub is_read_only: bool,
     /// Both sides say at which index they want to be notified.
     pub has_event_idx: bool,
+    /// Length of the longest discard in bytes, as the configuration says.
+    pub max_discard: u64,
+    /// Length of the longest range of zeroes in bytes, as the configuration says.
+    pub max_zeroes: u64,
     /// The serial number.
     pub serial: [u8; ID_LEN],
 }
@@ -403,16 +407,16 @@ impl ChainParts {
             return Err(Status::IOERR);
         }
         let (flags, fua) = (range.flags.get(), device.writes_through);
-        let op = match kind {
-            RequestType::DISCARD if flags == 0 => Op::Discard { fua },
+        let (op, max) = match kind {
+            RequestType::DISCARD if flags == 0 => (Op::Discard { fua }, device.max_discard),
             RequestType::WRITE_ZEROES if flags & !RANGE_F_UNMAP == 0 => {
-                Op::WriteZeroes { fua, may_unmap: flags != 0, only_fast: false }
+                (Op::WriteZeroes { fua, may_unmap: flags != 0, only_fast: false }, device.max_zeroes)
             }
             _ => return Err(Status::UNSUPP),
         };
         let offset = range.sector.get().checked_mul(SECTOR).ok_or(Status::IOERR)?;
         let len = u64::from(range.num_sectors.get()).wrapping_mul(SECTOR);
-        Ok(Asked::Io { op, offset, len, data: None })
+        if len > max { Err(Status::IOERR) } else { Ok(Asked::Io { op, offset, len, data: None }) }
     }
 
     /// Writes the serial number, as much as there is room for; returns the number of bytes.
@@ -713,6 +717,24 @@ mod tests {
         assert_eq!(guest.answer_to(RequestType::IN, 0, &read(0)[..1]).map(|(_, len)| len), Some(0));
         guest.memory.seg(DATA as usize, 16).copy_from(&[0xff; 16]);
         assert_eq!(guest.answer_to(RequestType::WRITE_ZEROES, 0, &write(16)), Some((Status::UNSUPP, 1)));
+    }
+
+    #[test]
+    fn a_range_is_as_long_as_the_configuration_allows_at_most() {
+        let sectors = |bytes: u64| (bytes / SECTOR) as u32;
+        for (kind, max) in
+            [(RequestType::DISCARD, sectors(1 << 30)), (RequestType::WRITE_ZEROES, sectors(32 << 20))]
+        {
+            let range = |sectors: u32| SectorRange { num_sectors: sectors.into(), ..SectorRange::default() };
+            let mut guest = Guest::new();
+            guest.memory.seg(DATA as usize, 16).copy_from(range(max + 1).as_bytes());
+            assert_eq!(guest.answer_to(kind, 0, &write(16)), Some((Status::IOERR, 1)), "{kind}");
+            guest.memory.seg(DATA as usize, 16).copy_from(range(max).as_bytes());
+            guest.send(0, kind, 0, &write(16));
+            guest.queue.take_requests().unwrap();
+            // The volume decides about its end.
+            assert_eq!(guest.queue.poll_io().map(|(_, io)| io.len), Some(u64::from(max) * SECTOR), "{kind}");
+        }
     }
 
     #[test]

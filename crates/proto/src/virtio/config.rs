@@ -69,6 +69,8 @@ impl BlkDevice {
             writes_through: self.has_cache && !accepted.contains(Features::BLK_FLUSH),
             is_read_only: self.offered.contains(Features::BLK_RO),
             has_event_idx: accepted.contains(Features::RING_EVENT_IDX),
+            max_discard: u64::from(self.config.max_discard_sectors.get()).saturating_mul(SECTOR),
+            max_zeroes: u64::from(self.config.max_write_zeroes_sectors.get()).saturating_mul(SECTOR),
             serial: self.serial,
         }
     }
