@@ -14,22 +14,26 @@ use blockmux_engine::volume::vhost_user::{BackEndError, VhostUserOptions, VhostU
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Output, ReadyList, Resize,
-    Seg, SgList, Tag, Volume, Waker,
+    Seg, SgList, Tag, Volume, VolumeInfo, Waker,
 };
 use blockmux_wire::virtio::Features;
+use blockmux_wire::virtio::ring::{Desc, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
 use blockmux_wire::virtio::vhost_user::{
     FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader, VringAddr, VringState,
 };
 use conforms::{conforms, disk_and_frozen};
 use fake_back_end::{FakeBackEnd, Reaction};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::io::{IoSlice, Read, Write};
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -313,6 +317,91 @@ fn memory_table(len: u64) -> Vec<u8> {
     [MemoryTableHeader { num_regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat()
 }
 
+/// A front end whose guest has 64 KiB of memory, and one virtqueue that is served.
+struct FrontEnd {
+    socket: UnixStream,
+    memory: File,
+}
+
+impl FrontEnd {
+    fn connect(path: &Path) -> FrontEnd {
+        let socket = UnixStream::connect(path).unwrap();
+        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(MEMORY).unwrap();
+        let front_end = FrontEnd { socket, memory };
+        let accepted = Features::VERSION_1 | Features::VHOST_USER_PROTOCOL_FEATURES;
+        front_end.tell(FrontendRequest::SET_FEATURES, accepted.bits().as_bytes());
+        front_end.share_memory();
+        front_end.begin_queue(QUEUE);
+        front_end
+    }
+
+    fn tell(&self, request: FrontendRequest, payload: &[u8]) {
+        (&self.socket).write_all(&message(request, 1, payload)).unwrap();
+    }
+
+    /// Whether the front end is still connected, and all its messages are handled.
+    fn is_served(&self) -> bool {
+        self.tell(FrontendRequest::GET_FEATURES, &[]);
+        (&self.socket).read_exact(&mut [0; 20]).is_ok()
+    }
+
+    fn share_memory(&self) {
+        let table = message(FrontendRequest::SET_MEM_TABLE, 1, &memory_table(MEMORY));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let memory_fd = [self.memory.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&memory_fd)));
+        sendmsg(&self.socket, &[IoSlice::new(&table)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    /// Describes the virtqueue, starts it and enables it.
+    fn begin_queue(&self, size: u32) {
+        let state = |num| VringState { index: 0, num };
+        self.tell(FrontendRequest::SET_VRING_NUM, state(size).as_bytes());
+        self.tell(FrontendRequest::SET_VRING_ADDR, PLACE.as_bytes());
+        self.tell(FrontendRequest::SET_VRING_BASE, state(0).as_bytes());
+        // Nobody notifies, so the back end looks at the ring by itself.
+        let no_event = 1_u64 << 8;
+        self.tell(FrontendRequest::SET_VRING_KICK, no_event.as_bytes());
+        self.tell(FrontendRequest::SET_VRING_ENABLE, state(1).as_bytes());
+    }
+
+    /// Makes a read of the first sector available, the first request of its virtqueue.
+    fn request_read(&self) {
+        let desc = |addr: u64, len: u32, flags: u16, next: u16| Desc {
+            addr: addr.into(),
+            len: len.into(),
+            flags: flags.into(),
+            next: next.into(),
+        };
+        let chain = [
+            desc(HEADER, 16, VIRTQ_DESC_F_NEXT, 1),
+            desc(DATA, 512, VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE, 2),
+            desc(STATUS, 1, VIRTQ_DESC_F_WRITE, 0),
+        ];
+        self.memory.write_all_at(&[0; 16], HEADER).unwrap();
+        self.memory.write_all_at(chain.as_bytes(), PLACE.descriptor).unwrap();
+        self.memory.write_all_at(&[0; 2], PLACE.available + 4).unwrap();
+        self.memory.write_all_at(&1_u16.to_le_bytes(), PLACE.available + 2).unwrap();
+    }
+
+    /// Number of answers.
+    fn answered(&self) -> u16 {
+        let mut bytes = [0; 2];
+        self.memory.read_exact_at(&mut bytes, PLACE.used + 2).unwrap();
+        u16::from_le_bytes(bytes)
+    }
+}
+
+const MEMORY: u64 = 1 << 16;
+const QUEUE: u32 = 8;
+const PLACE: VringAddr =
+    VringAddr { index: 0, flags: 0, descriptor: 0, available: 0x2000, used: 0x3000, log: 0 };
+const HEADER: u64 = 0x4000;
+const STATUS: u64 = 0x5000;
+const DATA: u64 = 0x6000;
+
 #[test]
 fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() {
     let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
@@ -343,31 +432,124 @@ fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() 
 fn a_front_end_that_takes_its_memory_away_is_disconnected_and_the_next_one_is_served() {
     let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
     let _disk = back_ends.attach("disk");
-    let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 1 << 16).unwrap();
-    let table = message(FrontendRequest::SET_MEM_TABLE, 1, &memory_table(1 << 16));
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let memory_fd = [memory.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&memory_fd)));
-    sendmsg(&front_end, &[IoSlice::new(&table)], &mut control, SendFlags::empty()).unwrap();
-    let place = VringAddr { index: 0, flags: 0, descriptor: 0, available: 0x1000, used: 0x2000, log: 0 };
-    let size = VringState { index: 0, num: 8 };
-    // Nobody notifies, so the back end looks at the ring by itself.
-    let no_event = 1_u64 << 8;
-    for (request, payload) in [
-        (FrontendRequest::SET_FEATURES, Features::VERSION_1.bits().as_bytes()),
-        (FrontendRequest::SET_VRING_NUM, size.as_bytes()),
-        (FrontendRequest::SET_VRING_ADDR, place.as_bytes()),
-        (FrontendRequest::SET_VRING_KICK, no_event.as_bytes()),
-        (FrontendRequest::GET_FEATURES, &[]),
-    ] {
-        front_end.write_all(&message(request, 1, payload)).unwrap();
-    }
-    let mut reply = [0; 20];
-    front_end.read_exact(&mut reply).unwrap();
-    ftruncate(&memory, 0).unwrap();
-    assert_eq!(front_end.read(&mut reply).unwrap(), 0);
+    let front_end = FrontEnd::connect(&back_ends.path("disk"));
+    assert!(front_end.is_served());
+    front_end.memory.set_len(0).unwrap();
+    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
     assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
+}
+
+#[test]
+fn a_queue_that_takes_requests_cannot_be_described_anew() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let state = |num| VringState { index: 0, num };
+    for (request, payload) in [
+        (FrontendRequest::SET_VRING_NUM, state(256).as_bytes()),
+        (FrontendRequest::SET_VRING_ADDR, PLACE.as_bytes()),
+        (FrontendRequest::SET_VRING_BASE, state(7).as_bytes()),
+    ] {
+        let front_end = FrontEnd::connect(&back_ends.path("disk"));
+        assert!(front_end.is_served());
+        let ask = message(FrontendRequest::GET_FEATURES, 1, &[]);
+        (&front_end.socket).write_all(&[message(request, 1, payload), ask].concat()).unwrap();
+        // The end may be a reset, because not all was read.
+        assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap_or(0), 0, "{request}");
+    }
+    // A queue that is disabled begins anew, as after a reset of the guest.
+    let front_end = FrontEnd::connect(&back_ends.path("disk"));
+    for size in [2 * QUEUE, QUEUE] {
+        front_end.request_read();
+        while front_end.answered() == 0 {
+            assert!(front_end.is_served());
+        }
+        front_end.tell(FrontendRequest::SET_VRING_ENABLE, state(0).as_bytes());
+        front_end.tell(FrontendRequest::SET_VRING_NUM, state(size).as_bytes());
+        assert!(front_end.is_served());
+        front_end.memory.write_all_at(&[0; 0x4000], 0).unwrap();
+        front_end.share_memory();
+        front_end.begin_queue(size);
+    }
+    assert!(front_end.is_served());
+}
+
+/// A volume whose reads wait until they are let through.
+struct HeldReads {
+    below: MemVolume,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
+    is_open: AtomicBool,
+    /// Number of reads that have come.
+    reads: AtomicUsize,
+}
+
+struct HeldChannel {
+    below: Box<dyn Channel>,
+    gate: Arc<Gate>,
+    held: Vec<Io>,
+    core: Rc<dyn Core>,
+    waker: Waker,
+}
+
+impl Volume for HeldReads {
+    fn info(&self) -> VolumeInfo {
+        self.below.info()
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let below = self.below.open(core, depth, waker.clone())?;
+        let (gate, core) = (self.gate.clone(), core.clone());
+        Ok(Box::new(HeldChannel { below, gate, held: Vec::new(), core, waker }))
+    }
+}
+
+impl Channel for HeldChannel {
+    fn submit(&mut self, io: Io) {
+        if io.op == Op::Read {
+            self.held.push(io);
+            self.gate.reads.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.below.submit(io);
+        }
+    }
+
+    fn kick(&mut self) {
+        self.below.kick();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        if self.gate.is_open.load(Ordering::Relaxed) {
+            self.held.drain(..).for_each(|io| self.below.submit(io));
+            self.below.kick();
+        } else if !self.held.is_empty() {
+            self.core.wake_at(self.core.now() + Duration::from_millis(1), &self.waker);
+        }
+        self.below.poll(done);
+    }
+}
+
+#[test]
+fn a_disk_that_is_detached_by_force_keeps_its_front_end_until_the_memory_is_no_longer_written() {
+    let gate = Arc::new(Gate::default());
+    let below = MemVolume::new(1 << 20);
+    let back_ends = BackEnds::of(Arc::new(HeldReads { below, gate: gate.clone() }));
+    let disk = back_ends.attach("disk");
+    let front_end = FrontEnd::connect(&back_ends.path("disk"));
+    front_end.request_read();
+    while gate.reads.load(Ordering::Relaxed) == 0 {
+        assert!(front_end.is_served());
+    }
+    disk.detach_by_force().unwrap();
+    // Another back end listens, but the front end does not look for it.
+    let _next = back_ends.attach("disk");
+    front_end.socket.set_nonblocking(true).unwrap();
+    let read = (&front_end.socket).read(&mut [0; 20]);
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+    gate.is_open.store(true, Ordering::Relaxed);
+    front_end.socket.set_nonblocking(false).unwrap();
+    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
+    assert_eq!(front_end.answered(), 0);
 }

@@ -34,7 +34,7 @@ fn requests_allocate_nothing() {
     let size = BlkDriver::RING_SIZE;
     let areas = RingAreas::of_user(&guest, size, (at.descriptor, at.available, at.used)).unwrap();
     let record = Memory::from_heap(inflight_region::len(size));
-    let record = InflightRecord::of_queue(&record.seg(0, record.len()), 0, size);
+    let record = InflightRecord::of_queue(&record.seg(0, record.len()), 0, size, size);
     let mut queue = BlkQueue::new((&exports, VolumeId(0)), state, guest, (areas, size, 0), record).unwrap();
     queue.enable(true);
     let (buffer, mut done) = (Memory::from_heap(4096), Vec::new());

@@ -52,7 +52,7 @@ fn queue(exports: &Exports, memory: &Memory, record: &Memory) -> BlkQueue {
     let guest = GuestMemory::new(vec![region()]);
     let areas = RingAreas::of_user(&guest, SIZE, (0, AVAIL, USED)).expect("they are in the memory");
     let device = BlkDevice::new(&VolumeInfo::new(1 << 20), 1, "serial").state(Features::RING_EVENT_IDX);
-    let record = InflightRecord::of_queue(&record.seg(0, record.len()), 0, SIZE);
+    let record = InflightRecord::of_queue(&record.seg(0, record.len()), 0, SIZE, SIZE);
     let mut queue = BlkQueue::new((exports, VolumeId(0)), device, guest, (areas, SIZE, 0), record)
         .expect("the volume is there");
     queue.enable(true);

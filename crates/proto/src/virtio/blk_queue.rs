@@ -140,7 +140,7 @@ impl BlkQueue {
 
     /// Takes further requests, or none until this is called again.
     pub fn enable(&mut self, is_enabled: bool) {
-        self.is_enabled = is_enabled;
+        self.is_enabled = is_enabled && !self.is_lost;
     }
 
     /// The guest's memory has changed. Requests in flight keep theirs.
@@ -182,7 +182,7 @@ impl BlkQueue {
     /// Shows answers to the guest; returns whether its driver wants to be notified.
     #[inline]
     pub fn publish(&mut self) -> Notify {
-        if self.batch.is_empty() {
+        if self.batch.is_empty() || self.is_lost {
             return Notify::Nothing;
         }
         let is_wanted = self.ring.publish();
@@ -196,13 +196,15 @@ impl BlkQueue {
     /// Asks the guest for a notification of its next request; returns whether one is available
     /// already.
     pub fn ask_for_kicks(&mut self) -> bool {
-        self.ring.ask_for_kicks() && self.is_enabled && self.error.is_none()
+        !self.is_lost && self.ring.ask_for_kicks() && self.is_enabled && self.error.is_none()
     }
 
     /// Tells the guest that it need not notify, because its rings are looked at.
     #[inline]
     pub fn suppress_kicks(&mut self) {
-        self.ring.suppress_kicks();
+        if !self.is_lost {
+            self.ring.suppress_kicks();
+        }
     }
 
     /// Answers nothing from now on, and takes no requests: the front end is lost, or the device
@@ -838,7 +840,7 @@ mod tests {
     fn a_next_process_goes_on_with_the_requests_that_were_not_answered() {
         let len = inflight_region::len(SIZE);
         let memory = Memory::from_heap(len).seg(0, len);
-        let record = || InflightRecord::of_queue(&memory, 0, SIZE);
+        let record = || InflightRecord::of_queue(&memory, 0, SIZE, SIZE);
         let mut guest = Guest::with(Features::RING_EVENT_IDX, &VolumeInfo::new(1 << 20), record());
         for first in [0, 3] {
             guest.send(first, RequestType::IN, u64::from(first), &read(512));
@@ -865,10 +867,18 @@ mod tests {
         let mut guest = Guest::new();
         guest.send(0, RequestType::IN, 0, &read(512));
         guest.begin().unwrap();
+        guest.queue.suppress_kicks();
         guest.queue.lose();
+        let rings = guest.memory.seg(0, ring_len(SIZE));
+        let before = rings.to_vec();
         guest.complete(0, Ok(Output::Nothing));
         assert_eq!(guest.answer(), None);
+        guest.queue.enable(true);
         assert_eq!(guest.queue.take_requests(), Ok(false));
+        // The next process has the rings.
+        assert!(!guest.queue.ask_for_kicks());
+        guest.queue.suppress_kicks();
+        assert_eq!(rings.to_vec(), before);
     }
 
     #[test]
@@ -891,7 +901,7 @@ mod tests {
             let mut random = SplitMix::new(seed);
             let len = inflight_region::len(SIZE);
             let record = Memory::from_heap(len).seg(0, len);
-            let own = InflightRecord::of_queue(&record, 0, SIZE);
+            let own = InflightRecord::of_queue(&record, 0, SIZE, SIZE);
             let mut guest = Guest::with(Features::RING_EVENT_IDX, &VolumeInfo::new(1 << 20), own);
             let mut begun = Vec::new();
             for _ in 0..60 {

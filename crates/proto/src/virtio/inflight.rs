@@ -9,21 +9,26 @@ use blockmux_wire::virtio::vhost_user::inflight_region as layout;
 /// The record of one queue.
 pub struct InflightRecord {
     memory: Seg,
+    /// Number of entries: the queue size for which the record was made.
+    entries: u16,
+    /// Size of the virtqueue.
     size: u16,
     /// Numbers requests in the order in which they were fetched.
     counter: u64,
 }
 
 impl InflightRecord {
-    /// The record of the queue number `index` of `size` in `memory`, which has one for each queue;
-    /// `None` if it is too short, or misaligned.
+    /// The record of the queue number `index` of `size` in `memory`, which has one with so many
+    /// entries for each queue: a guest may choose a smaller queue than its front end has room for.
+    /// `None` if the memory is too short, or misaligned, or if there are too few entries.
     #[must_use]
-    pub fn of_queue(memory: &Seg, index: usize, size: u16) -> Option<InflightRecord> {
-        let len = layout::len(size);
+    pub fn of_queue(memory: &Seg, index: usize, entries: u16, size: u16) -> Option<InflightRecord> {
+        let len = layout::len(entries);
         let start = index.checked_mul(len)?;
         let is_there = start.checked_add(len).is_some_and(|end| end <= memory.len());
         let memory = is_there.then(|| memory.slice(start, len))?;
-        memory.is_aligned_to(size_of::<u64>()).then_some(InflightRecord { memory, size, counter: 0 })
+        let is_usable = memory.is_aligned_to(size_of::<u64>()) && size <= entries;
+        is_usable.then_some(InflightRecord { memory, entries, size, counter: 0 })
     }
 
     /// Begins to record, or goes on with a record of a process that has ended: returns the first
@@ -31,19 +36,19 @@ impl InflightRecord {
     /// ring.
     pub(super) fn recover(&mut self, used_idx: u16) -> Vec<u16> {
         let is_ours = self.memory.load_u16(layout::VERSION) == layout::CURRENT_VERSION
-            && self.memory.load_u16(layout::DESC_NUM) == self.size;
+            && self.memory.load_u16(layout::DESC_NUM) == self.entries;
         if !is_ours {
             self.memory.fill_zero();
-            self.memory.store_u16(layout::DESC_NUM, self.size);
+            self.memory.store_u16(layout::DESC_NUM, self.entries);
             self.memory.store_u16(layout::USED_IDX, used_idx);
             self.memory.store_u16(layout::VERSION, layout::CURRENT_VERSION);
             return Vec::new();
         }
         // The last batch is in the used ring, but may be marked as in flight.
-        let published = used_idx.wrapping_sub(self.memory.load_u16(layout::USED_IDX)).min(self.size);
+        let published = used_idx.wrapping_sub(self.memory.load_u16(layout::USED_IDX)).min(self.entries);
         let mut head = self.memory.load_u16(layout::LAST_BATCH_HEAD);
         for _ in 0..published {
-            if head >= self.size {
+            if head >= self.entries {
                 break;
             }
             self.memory.store_u16(entry(head, layout::ENTRY_INFLIGHT), 0);
@@ -106,7 +111,7 @@ mod tests {
     }
 
     fn record(memory: &Seg) -> InflightRecord {
-        InflightRecord::of_queue(memory, 1, SIZE).unwrap()
+        InflightRecord::of_queue(memory, 1, SIZE, SIZE).unwrap()
     }
 
     #[test]
@@ -137,6 +142,22 @@ mod tests {
     }
 
     #[test]
+    fn records_are_as_far_apart_as_the_front_end_says_also_if_a_queue_is_smaller() {
+        let memory = memory();
+        let small = |index| InflightRecord::of_queue(&memory, index, SIZE, 2);
+        let mut first = small(1).unwrap();
+        first.recover(0);
+        first.begin(1);
+        let own = memory.slice(layout::len(SIZE), 16);
+        assert_eq!(own.load_u16(layout::DESC_NUM), SIZE);
+        assert_eq!(small(1).unwrap().recover(0), [1]);
+        // The queue of the next guest may be larger; the one after it has no such descriptor.
+        record(&memory).begin(5);
+        assert_eq!(small(1).unwrap().recover(0), [1]);
+        assert!(InflightRecord::of_queue(&memory, 0, SIZE, 16).is_none());
+    }
+
+    #[test]
     fn a_record_of_another_size_or_version_is_begun_anew() {
         let memory = memory();
         let mut first = record(&memory);
@@ -155,8 +176,8 @@ mod tests {
         own.store_u16(layout::VERSION, layout::CURRENT_VERSION);
         own.store_u16(layout::DESC_NUM, SIZE);
         assert_eq!(record(&memory).recover(3).len(), usize::from(SIZE));
-        assert!(InflightRecord::of_queue(&memory, 2, SIZE).is_none());
-        assert!(InflightRecord::of_queue(&memory, usize::MAX, SIZE).is_none());
-        assert!(InflightRecord::of_queue(&memory.slice(4, layout::len(SIZE)), 0, SIZE).is_none());
+        assert!(InflightRecord::of_queue(&memory, 2, SIZE, SIZE).is_none());
+        assert!(InflightRecord::of_queue(&memory, usize::MAX, SIZE, SIZE).is_none());
+        assert!(InflightRecord::of_queue(&memory.slice(4, layout::len(SIZE)), 0, SIZE, SIZE).is_none());
     }
 }

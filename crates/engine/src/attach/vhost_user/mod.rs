@@ -12,6 +12,7 @@
 //! trusted with the volume, but not with this process: it owns the files of the memory.
 
 mod disk;
+mod held_connection;
 mod message_socket;
 mod queue_task;
 mod session;

@@ -4,6 +4,7 @@
 //! task is parked, it asks for notifications, and waits for the event descriptor of the guest's
 //! kicks.
 
+use super::held_connection::HeldConnection;
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::serve::channels::Channels;
@@ -50,6 +51,12 @@ pub(super) struct QueueEvents {
     pub(super) error: Option<OwnedFd>,
 }
 
+/// What a queue has of its front end.
+pub(super) struct FrontEnd {
+    pub(super) events: QueueEvents,
+    pub(super) connection: HeldConnection,
+}
+
 /// Where a queue is, for a core.
 pub(super) struct QueuePlace {
     pub(super) memory: GuestMemory,
@@ -67,11 +74,13 @@ impl RunningQueue {
         core: &Inbox,
         serves: VringVolume,
         device: DeviceState,
-        (size, next_avail, events): (u16, u16, QueueEvents),
+        (size, next_avail): (u16, u16),
+        front_end: FrontEnd,
         place: impl FnOnce() -> Result<QueuePlace, RingError> + Send + 'static,
     ) -> io::Result<RunningQueue> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (sender, stopped) = mpsc::channel();
+        let FrontEnd { events, connection } = front_end;
         let started = core.ask(move |core| {
             if let Err(error) = become_io_flusher() {
                 debug!("memory of a core may wait for the disk: {error}");
@@ -92,6 +101,7 @@ impl RunningQueue {
                     queue,
                     channels: Channels::new(exports, core.clone(), waker.clone(), origin.clone()),
                     events,
+                    connection: Some(connection),
                     end: QueueEnd::Open,
                     stopped: sender,
                     registration: core.register(armed.clone()),
@@ -168,6 +178,8 @@ pub(super) struct QueueState {
     queue: BlkQueue,
     channels: Channels,
     events: QueueEvents,
+    /// Absent once the queue has ended.
+    connection: Option<HeldConnection>,
     end: QueueEnd,
     stopped: mpsc::Sender<u16>,
     registration: Registration,
@@ -264,14 +276,20 @@ impl QueueState {
         let has_ended = self.channels.is_idle() && self.queue.is_idle();
         if has_ended {
             self.armed.disarm(&self.registration);
+            if let Some(connection) = self.connection.take() {
+                connection.release();
+            }
             // The receiver is gone if the queue was abandoned.
             let _ = self.stopped.send(self.queue.next_avail());
         }
         has_ended
     }
 
-    /// Waits for the guest's next notification.
+    /// Waits for the guest's next notification, unless it is lost.
     fn park(&mut self) {
+        if self.end == QueueEnd::Lost {
+            return;
+        }
         match &self.events.kick {
             Some(kick) => {
                 // Cleared before the ring is looked at, so that a later request notifies again.

@@ -2,7 +2,7 @@
 
 use super::message_socket::{MESSAGE_TIME, ReceiveError, ReceivedRequest, receive};
 use super::shared::DiskShared;
-use super::vring::{Machine, SharedRegion, Vring};
+use super::vring::{InUse, Machine, SharedRecords, SharedRegion, Vring, VringPart};
 use crate::net::fd_socket::send_with_fds;
 use crate::sys::lost_memory::MemoryLoss;
 use crate::sys::shared_memory::{map_shared, new_shared};
@@ -14,7 +14,6 @@ use blockmux_proto::virtio::wire::vhost_user::{
 use blockmux_proto::virtio::{
     FrontendMessage, MAX_QUEUES, MAX_REGIONS, MessageError, RingError, inflight_len,
 };
-use blockmux_volume::Pages;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -40,6 +39,9 @@ pub(super) enum SessionError {
     /// The driver has accepted what was not offered.
     #[error("it accepts features {0:#x}, which were not offered")]
     Features(u64),
+    /// A virtqueue that takes requests cannot be described anew.
+    #[error("{0} is for virtqueue {1}, which takes requests; it must be stopped or disabled first")]
+    InUse(FrontendRequest, usize),
     /// A region of memory cannot be used.
     #[error("memory cannot be mapped: {0}")]
     Memory(io::Error),
@@ -68,11 +70,11 @@ enum Reply {
 /// A front end that is connected.
 pub(super) struct FrontEndSession<'a> {
     shared: &'a DiskShared,
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     accepted: Features,
     protocol: ProtocolFeatures,
     regions: Vec<SharedRegion>,
-    records: Option<Arc<Pages>>,
+    records: Option<SharedRecords>,
     vrings: Vec<Vring>,
     backend_requests: Option<UnixStream>,
     loss: Arc<MemoryLoss>,
@@ -95,7 +97,7 @@ impl<'a> FrontEndSession<'a> {
         let vrings = std::iter::repeat_with(Vring::default).take(MAX_QUEUES.into()).collect();
         Ok(FrontEndSession {
             shared,
-            socket,
+            socket: Arc::new(socket),
             accepted: Features::empty(),
             protocol: ProtocolFeatures::empty(),
             regions: Vec::new(),
@@ -121,7 +123,7 @@ impl<'a> FrontEndSession<'a> {
     /// # Errors
     /// If the session is to end.
     pub(super) fn handle_message(&mut self) -> Result<(), SessionError> {
-        let ReceivedRequest { request, wants_reply, payload, fds } = receive(&self.socket)?;
+        let ReceivedRequest { request, wants_reply, payload, fds } = receive(&*self.socket)?;
         let wants_reply = wants_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
         debug!("{request} of {} bytes with {} descriptors", payload.len(), fds.len());
         let parsed = FrontendMessage::parse(request, &payload).map_err(SessionError::from);
@@ -171,7 +173,7 @@ impl<'a> FrontEndSession<'a> {
         let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
         let bytes = [header.as_bytes(), payload].concat();
         let fds = fd.map(|fd| [fd.as_fd()]);
-        send_with_fds(&self.socket, &bytes, fds.as_ref().map_or(&[], |fds| fds)).map_err(SessionError::Send)
+        send_with_fds(&*self.socket, &bytes, fds.as_ref().map_or(&[], |fds| fds)).map_err(SessionError::Send)
     }
 
     fn handle(
@@ -235,21 +237,19 @@ impl<'a> FrontEndSession<'a> {
             }
             Ok::<_, SessionError>(event)
         };
+        let shared = self.shared;
+        let mut describe = |index: usize, part| {
+            let vring = self.vrings.get_mut(index).ok_or_else(unsupported)?;
+            vring.describe(part, shared).map_err(|InUse| SessionError::InUse(request, index))?;
+            Ok::<_, SessionError>(index)
+        };
         let index = match message {
-            FrontendMessage::SetVringNum { index, size } => {
-                self.vring(index).ok_or_else(unsupported)?.size = size;
-                index
-            }
-            FrontendMessage::SetVringAddr { index, addr } => {
-                self.vring(index).ok_or_else(unsupported)?.addr = Some(addr);
-                index
-            }
+            FrontendMessage::SetVringNum { index, size } => describe(index, VringPart::Size(size))?,
+            FrontendMessage::SetVringAddr { index, addr } => describe(index, VringPart::Addr(addr))?,
             FrontendMessage::SetVringBase { index, next_avail } => {
-                self.vring(index).ok_or_else(unsupported)?.next_avail = next_avail;
-                index
+                describe(index, VringPart::Base(next_avail))?
             }
             FrontendMessage::GetVringBase(index) => {
-                let shared = self.shared;
                 let next_avail = self.vring(index).ok_or_else(unsupported)?.stop(shared);
                 let state = VringState { index: index as u32, num: next_avail.into() };
                 return Ok(Reply::Payload(state.as_bytes().to_vec(), None));
@@ -287,6 +287,7 @@ impl<'a> FrontEndSession<'a> {
     fn start(&mut self, index: usize) -> Result<(), SessionError> {
         let machine = Machine {
             shared: self.shared,
+            connection: &self.socket,
             device: self.shared.device().state(self.accepted),
             regions: &self.regions,
             records: self.records.as_ref(),
@@ -347,14 +348,15 @@ impl<'a> FrontEndSession<'a> {
     fn new_records(&mut self, wanted: Inflight) -> Result<Reply, SessionError> {
         let len = inflight_len(&wanted).max(1);
         let (file, pages) = new_shared("blockmux-inflight", len).map_err(SessionError::Memory)?;
-        self.records = Some(pages);
+        self.records = Some(SharedRecords { pages, queue_size: wanted.queue_size });
         let records = Inflight { mmap_size: len as u64, mmap_offset: 0, ..wanted };
         Ok(Reply::Payload(records.as_bytes().to_vec(), Some(file)))
     }
 
     fn set_records(&mut self, records: &Inflight, file: &OwnedFd) -> Result<(), SessionError> {
         let pages = map_shared(file.as_fd(), records.mmap_offset, records.mmap_size, Some(&self.loss));
-        self.records = Some(pages.map_err(SessionError::Memory)?);
+        let pages = pages.map_err(SessionError::Memory)?;
+        self.records = Some(SharedRecords { pages, queue_size: records.queue_size });
         Ok(())
     }
 

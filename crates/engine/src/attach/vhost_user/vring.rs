@@ -1,12 +1,14 @@
 //! A virtqueue as the front end describes it, piece by piece, and its queue once it is served.
 
-use super::queue_task::{QueueEvents, QueuePlace, RunningQueue, VringVolume};
+use super::held_connection::HeldConnection;
+use super::queue_task::{FrontEnd, QueueEvents, QueuePlace, RunningQueue, VringVolume};
 use super::shared::DiskShared;
 use blockmux_proto::virtio::wire::vhost_user::VringAddr;
 use blockmux_proto::virtio::{DeviceState, GuestMemory, GuestRegion, InflightRecord, RingAreas, RingError};
 use blockmux_volume::{Memory, Pages};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use tracing::debug;
 
@@ -16,6 +18,14 @@ pub(super) struct SharedRegion {
     pub(super) guest_addr: u64,
     pub(super) user_addr: u64,
     pub(super) pages: Arc<Pages>,
+}
+
+/// The records of requests in flight of all queues, for all cores.
+#[derive(Clone)]
+pub(super) struct SharedRecords {
+    pub(super) pages: Arc<Pages>,
+    /// The size of a queue for which each record has room.
+    pub(super) queue_size: u16,
 }
 
 /// A core's view of the guest's memory.
@@ -35,20 +45,23 @@ fn areas_of(memory: &GuestMemory, size: u16, addr: &VringAddr) -> Result<RingAre
 /// What the queues of a device have in common.
 pub(super) struct Machine<'a> {
     pub(super) shared: &'a DiskShared,
+    pub(super) connection: &'a Arc<UnixStream>,
     pub(super) device: DeviceState,
     pub(super) regions: &'a [SharedRegion],
-    /// The records of requests in flight of all queues.
-    pub(super) records: Option<&'a Arc<Pages>>,
+    pub(super) records: Option<&'a SharedRecords>,
     /// Queues are enabled from the start: the front end uses no protocol features.
     pub(super) is_enabled: bool,
 }
 
+/// A virtqueue takes requests.
+pub(super) struct InUse;
+
 /// A virtqueue of the front end.
 #[derive(Default)]
 pub(super) struct Vring {
-    pub(super) size: u16,
-    pub(super) addr: Option<VringAddr>,
-    pub(super) next_avail: u16,
+    size: u16,
+    addr: Option<VringAddr>,
+    next_avail: u16,
     is_enabled: bool,
     /// The front end has said how it notifies, which starts the queue.
     is_started: bool,
@@ -56,7 +69,36 @@ pub(super) struct Vring {
     running: Option<RunningQueue>,
 }
 
+/// What a front end says about a virtqueue before it is served.
+pub(super) enum VringPart {
+    Size(u16),
+    Addr(VringAddr),
+    /// The index at which it continues.
+    Base(u16),
+}
+
 impl Vring {
+    /// Takes a part of the description. It cannot change under a queue that takes requests. One
+    /// that is disabled stops first: front ends that do not ask for the base begin anew after a
+    /// reset of the guest in this way.
+    ///
+    /// # Errors
+    /// If the queue takes requests.
+    pub(super) fn describe(&mut self, part: VringPart, shared: &DiskShared) -> Result<(), InUse> {
+        if self.running.is_some() {
+            if self.is_enabled {
+                return Err(InUse);
+            }
+            self.stop(shared);
+        }
+        match part {
+            VringPart::Size(size) => self.size = size,
+            VringPart::Addr(addr) => self.addr = Some(addr),
+            VringPart::Base(next_avail) => self.next_avail = next_avail,
+        }
+        Ok(())
+    }
+
     /// Serves the queue if it was described completely.
     ///
     /// # Errors
@@ -73,9 +115,9 @@ impl Vring {
         let place = move || {
             let memory = memory_of(&regions);
             let areas = areas_of(&memory, size, &addr)?;
-            let record = records.and_then(|pages| {
-                let memory = Memory::from_pages(&pages);
-                InflightRecord::of_queue(&memory.seg(0, memory.len()), index, size)
+            let record = records.and_then(|records| {
+                let memory = Memory::from_pages(&records.pages);
+                InflightRecord::of_queue(&memory.seg(0, memory.len()), index, records.queue_size, size)
             });
             Ok(QueuePlace { memory, areas, record })
         };
@@ -84,11 +126,12 @@ impl Vring {
             VringVolume { exports: exports.clone(), volume: *volume, origin: machine.shared.origin() };
         let events = std::mem::take(&mut self.events);
         let core = machine.shared.core(index);
-        let running =
-            RunningQueue::start(core, serves, machine.device, (size, self.next_avail, events), place)?;
+        let front_end = FrontEnd { events, connection: HeldConnection::new(machine.connection) };
+        let at = (size, self.next_avail);
+        let running = RunningQueue::start(core, serves, machine.device, at, front_end, place)?;
         running.change(|queue| queue.enable(true));
         debug!("virtqueue {index} of {size} begins at {}", self.next_avail);
-        self.running = Some(running);
+        (self.running, self.is_enabled) = (Some(running), true);
         Ok(())
     }
 
