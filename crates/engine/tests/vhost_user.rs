@@ -24,7 +24,11 @@ use blockmux_wire::virtio::vhost_user::{
 use conforms::{conforms, disk_and_frozen};
 use fake_back_end::{FakeBackEnd, Reaction};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, bind, connect, listen, sendmsg, socket_with,
+};
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -37,7 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Disks of one volume at two sockets, the second one read-only.
 struct BackEnds {
@@ -304,6 +308,86 @@ fn a_back_end_that_returns_with_fewer_queues_than_cores_use_is_refused() {
             enabled += u32::from(connection == 2 && request == FrontendRequest::SET_VRING_ENABLE);
         }
     }
+}
+
+#[test]
+fn requests_fail_if_a_back_end_takes_connections_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let _back_end = FakeBackEnd::listen(&path, |message| match message.request {
+        // Anything but 0 refuses it.
+        FrontendRequest::SET_MEM_TABLE => Reaction::Number(1),
+        _ => Reaction::Usual,
+    });
+    let volume = VhostUserVolume::open(&path, options(Duration::ZERO)).unwrap();
+    let mut user = User::of(&volume);
+    user.submit(0, Op::Read, 0, &[0; 512]);
+    assert!(matches!(user.next().result, Err(IoError::PathLost)));
+}
+
+#[test]
+fn requests_outlive_an_answer_that_makes_no_sense() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let (seen, connections) = mpsc::channel();
+    let (mut memory, mut used, mut call) = (None, 0, None);
+    let fake = FakeBackEnd::listen(&back_ends.path("disk"), move |message| {
+        let _ = seen.send(message.connection);
+        match message.request {
+            _ if message.connection > 0 => return Reaction::Disconnect,
+            FrontendRequest::SET_MEM_TABLE => {
+                memory = Some(File::from(message.fds[0].try_clone().unwrap()));
+            }
+            FrontendRequest::SET_VRING_ADDR => {
+                let addr = VringAddr::read_from_bytes(&message.payload).unwrap();
+                used = addr.used - addr.descriptor;
+            }
+            FrontendRequest::SET_VRING_CALL => {
+                call = Some(File::from(message.fds[0].try_clone().unwrap()));
+            }
+            // Descriptor 1 begins no chain of the driver.
+            FrontendRequest::SET_VRING_ENABLE => {
+                let memory = memory.as_ref().unwrap();
+                memory.write_all_at(&1_u32.to_le_bytes(), used + 4).unwrap();
+                memory.write_all_at(&1_u16.to_le_bytes(), used + 2).unwrap();
+                call.as_ref().unwrap().write_all(&1_u64.to_ne_bytes()).unwrap();
+            }
+            _ => {}
+        }
+        Reaction::Usual
+    });
+    let volume = back_ends.open("disk", LONG).unwrap();
+    let mut user = User::of(&volume);
+    user.submit(0, Op::Read, 0, &[0; 512]);
+    while connections.try_iter().all(|connection| connection == 0) {
+        user.turn();
+    }
+    drop(fake);
+    let _disk = back_ends.attach("disk");
+    assert_eq!(data(user.next()), [0; 512]);
+}
+
+#[test]
+fn a_back_end_that_takes_no_connections_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let socket =
+        || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+    let listener = socket();
+    bind(&listener, &address).unwrap();
+    listen(&listener, 0).unwrap();
+    // Until as many wait as may.
+    let mut waiting = Vec::new();
+    let full = loop {
+        let next = socket();
+        match connect(&next, &address) {
+            Ok(()) => waiting.push(next),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, Errno::AGAIN);
+    let options = VhostUserOptions { request_timeout: Some(Duration::from_millis(1)), ..options(LONG) };
+    assert!(matches!(VhostUserVolume::open(&path, options), Err(BackEndError::NoAnswer)));
 }
 
 fn message(request: FrontendRequest, flags: u32, payload: &[u8]) -> Vec<u8> {

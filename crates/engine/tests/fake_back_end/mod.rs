@@ -7,7 +7,10 @@ use blockmux_wire::virtio::vhost_user::{
     ConfigHeader, FrontendRequest, MESSAGE_F_NEED_REPLY, MESSAGE_F_REPLY, MESSAGE_VERSION, MessageHeader,
     ProtocolFeatures, VringState,
 };
-use std::io::{Read, Write};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +24,7 @@ pub(crate) struct FakeMessage {
     pub(crate) connection: u32,
     pub(crate) request: FrontendRequest,
     pub(crate) payload: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 impl FakeMessage {
@@ -81,14 +85,12 @@ impl Drop for FakeBackEnd {
 
 /// Serves a front end until either side disconnects.
 fn serve(socket: &mut UnixStream, connection: u32, react: &mut impl FnMut(&FakeMessage) -> Reaction) {
-    let mut head = [0; size_of::<MessageHeader>()];
-    while socket.read_exact(&mut head).is_ok() {
-        let header = MessageHeader::read_from_bytes(&head).unwrap();
+    while let Some((header, fds)) = receive_header(socket) {
         let mut payload = vec![0; header.size as usize];
         if socket.read_exact(&mut payload).is_err() {
             return;
         }
-        let message = FakeMessage { connection, request: FrontendRequest(header.request), payload };
+        let message = FakeMessage { connection, request: FrontendRequest(header.request), payload, fds };
         let answer = match react(&message) {
             Reaction::Usual => usual_answer(&message),
             Reaction::Number(number) => Some(number.as_bytes().to_vec()),
@@ -102,6 +104,22 @@ fn serve(socket: &mut UnixStream, connection: u32, react: &mut impl FnMut(&FakeM
             return;
         }
     }
+}
+
+/// The header of the next message with its descriptors; `None` at the end of the connection.
+fn receive_header(socket: &UnixStream) -> Option<(MessageHeader, Vec<OwnedFd>)> {
+    let mut head = [0; size_of::<MessageHeader>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let slices = &mut [IoSliceMut::new(&mut head)];
+    let received = recvmsg(socket, slices, &mut control, RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL);
+    received.ok().filter(|received| received.bytes == size_of::<MessageHeader>())?;
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fds = rights.flatten().collect();
+    Some((MessageHeader::read_from_bytes(&head).unwrap(), fds))
 }
 
 /// The answer of a device of 1 MiB; `None` if the message has none of its own.

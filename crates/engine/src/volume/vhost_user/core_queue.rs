@@ -1,10 +1,11 @@
 //! One core's virtqueue, which its channels share.
 
+use super::back_end::BackEndError;
 use super::state::DiskState;
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::remote::OverdueTimer;
-use blockmux_proto::virtio::BlkDriver;
+use blockmux_proto::virtio::{BlkDriver, RemoteDiskError};
 use blockmux_volume::{Completion, Core, Io, IoError, Slab, Tag, Waker};
 use rustix::io::{read, write};
 use std::cell::{Cell, RefCell};
@@ -12,7 +13,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use tracing::warn;
+use std::sync::atomic::Ordering;
 
 /// A queue and the requests of its channels.
 pub(super) struct CoreQueue {
@@ -36,9 +37,16 @@ pub(super) struct CoreQueue {
 
 /// A driver and its event descriptors.
 pub(super) struct RunningDriver {
-    pub(super) driver: BlkDriver,
-    pub(super) kick: OwnedFd,
-    pub(super) call: OwnedFd,
+    driver: BlkDriver,
+    kick: OwnedFd,
+    call: OwnedFd,
+    has_answered: bool,
+}
+
+impl RunningDriver {
+    pub(super) fn new(driver: BlkDriver, kick: OwnedFd, call: OwnedFd) -> RunningDriver {
+        RunningDriver { driver, kick, call, has_answered: false }
+    }
 }
 
 struct ChannelRequest {
@@ -94,13 +102,31 @@ impl CoreQueue {
     /// Takes what the back end has answered, and does as [`CoreQueue::send`].
     #[inline]
     pub(super) fn turn(&mut self, own: Option<&Rc<ChannelCompletions>>) -> bool {
-        let Some(RunningDriver { driver, .. }) = &mut self.running else { return false };
-        if let Err(error) = driver.reap() {
-            warn!("vhost-user: {error}; the virtqueue stops");
-            self.fail();
-            return true;
+        let Some(RunningDriver { driver, has_answered, .. }) = &mut self.running else { return false };
+        match driver.reap() {
+            Ok(true) if !*has_answered => self.on_first_answer(),
+            Ok(_) => {}
+            Err(error) => return self.give_up(error, own),
         }
         self.send(own)
+    }
+
+    #[cold]
+    fn on_first_answer(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.has_answered = true;
+        }
+        self.disk.has_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// The back end makes no sense: what it has answered before counts, and the other requests wait
+    /// for another connection. Returns whether anything has completed.
+    #[cold]
+    fn give_up(&mut self, error: RemoteDiskError, own: Option<&Rc<ChannelCompletions>>) -> bool {
+        let has_completed = self.distribute(own);
+        self.remove();
+        self.disk.complain(error.into());
+        has_completed
     }
 
     /// Sends what can be sent, and distributes what has completed; wakes the users of all channels
@@ -123,6 +149,13 @@ impl CoreQueue {
         {
             self.core.wake_at(tick, &self.waker);
         }
+        self.distribute(own)
+    }
+
+    /// Gives completions to their channels; returns whether there was any.
+    #[inline]
+    fn distribute(&mut self, own: Option<&Rc<ChannelCompletions>>) -> bool {
+        let Some(RunningDriver { driver, .. }) = &mut self.running else { return false };
         let mut has_completed = false;
         while let Some(completion) = driver.poll_done() {
             has_completed = true;
@@ -148,6 +181,11 @@ impl CoreQueue {
                 self.pending.push_front(io);
             }
         }
+    }
+
+    /// Whether any request has not completed.
+    pub(super) fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 
     /// The back end does not come back: all requests fail.
@@ -178,7 +216,8 @@ impl CoreQueue {
     fn check_overdue(&mut self) {
         let Some(RunningDriver { driver, .. }) = &mut self.running else { return };
         if self.overdue.is_due(|| self.core.now()) && self.overdue.on_tick(driver.tick(), false).is_some() {
-            self.disk.on_overdue();
+            let timeout = self.disk.request_timeout.unwrap_or_default();
+            self.disk.complain(BackEndError::Overdue(timeout));
         }
     }
 

@@ -14,8 +14,10 @@
 mod back_end;
 mod channel;
 mod core_queue;
+mod outage;
 mod state;
 mod volume;
 
 pub use back_end::BackEndError;
-pub use volume::{VhostUserOptions, VhostUserVolume};
+pub use state::VhostUserOptions;
+pub use volume::VhostUserVolume;

@@ -1,13 +1,26 @@
 //! What a volume shares with its thread and its channels.
 
+use super::back_end::{BackEnd, BackEndError};
 use crate::core::reactor::Inbox;
 use blockmux_volume::{Io, IoError, VolumeInfo};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::write;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Options of a volume.
+#[derive(Clone, Copy, Debug)]
+pub struct VhostUserOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// How long requests wait for another connection when this one is lost.
+    pub reconnect_timeout: Duration,
+    /// How long a request may take before the back end counts as lost; `None`: for ever.
+    pub request_timeout: Option<Duration>,
+}
 
 /// What the volume shares with its thread and its channels.
 pub(super) struct DiskState {
@@ -20,8 +33,10 @@ pub(super) struct DiskState {
     pub(super) reconnect_timeout: Duration,
     /// How long the back end may take for a request; `None`: for ever.
     pub(super) request_timeout: Option<Duration>,
-    /// The back end has taken longer than that.
-    pub(super) is_overdue: AtomicBool,
+    /// Why a queue needs another connection.
+    complaint: Mutex<Option<BackEndError>>,
+    /// A queue has an answer since the last loss.
+    pub(super) has_answered: AtomicBool,
     pub(super) queues: Mutex<DiskQueues>,
     /// Callbacks for size changes.
     pub(super) listeners: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
@@ -53,17 +68,47 @@ impl Drop for OpenDisk {
 }
 
 impl DiskState {
+    pub(super) fn new(
+        path: &Path,
+        back_end: &BackEnd,
+        options: VhostUserOptions,
+    ) -> Result<DiskState, BackEndError> {
+        let found = &back_end.disk.info;
+        let first = VolumeInfo { read_only: found.read_only || options.read_only, ..found.clone() };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(DiskState {
+            path: path.to_owned(),
+            size: AtomicU64::new(first.size),
+            first,
+            reconnects: AtomicU64::new(0),
+            reconnect_timeout: options.reconnect_timeout,
+            request_timeout: options.request_timeout,
+            complaint: Mutex::default(),
+            has_answered: AtomicBool::new(false),
+            queues: Mutex::new(DiskQueues { most: back_end.queues.min(MAX_CORES), cores: Vec::new() }),
+            listeners: Mutex::default(),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            is_closed: AtomicBool::new(false),
+            wake: wake.map_err(|error| BackEndError::Memory(error.into()))?,
+        })
+    }
+
     /// Checks a request against the current size.
     #[inline]
     pub(super) fn check(&self, io: &Io) -> Result<(), IoError> {
         self.first.check_within(io, self.size.load(Ordering::Relaxed))
     }
 
-    /// The back end does not answer in time: the thread connects again.
+    /// A queue cannot go on with this connection: the thread makes another one.
     #[cold]
-    pub(super) fn on_overdue(&self) {
-        self.is_overdue.store(true, Ordering::Relaxed);
+    pub(super) fn complain(&self, why: BackEndError) {
+        *lock(&self.complaint) = Some(why);
         self.wake();
+    }
+
+    /// Why a queue needs another connection, if one does.
+    pub(super) fn take_complaint(&self) -> Option<BackEndError> {
+        lock(&self.complaint).take()
     }
 
     /// The properties now.
@@ -77,3 +122,12 @@ impl DiskState {
         let _ = write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Identifies volumes on their cores.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// Largest number of cores that use a volume.
+pub(super) const MAX_CORES: usize = 64;

@@ -3,7 +3,8 @@
 use super::back_end::{BackEnd, BackEndError, MEMORY_ADDR};
 use super::channel::VhostUserChannel;
 use super::core_queue::{CoreQueue, RunningDriver};
-use super::state::{DiskQueues, DiskState, OpenDisk};
+use super::outage::Outage;
+use super::state::{DiskQueues, DiskState, MAX_CORES, OpenDisk, VhostUserOptions, lock};
 use crate::core::reactor::EngineCore;
 use crate::remote::check_unchanged;
 use crate::sys::shared_memory::new_shared;
@@ -16,26 +17,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-use std::{cmp, thread};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 use tracing::{info, warn};
 
 /// The block device of a vhost-user back end.
 pub struct VhostUserVolume {
     disk: Arc<OpenDisk>,
-}
-
-/// Options of a volume.
-#[derive(Clone, Copy, Debug)]
-pub struct VhostUserOptions {
-    /// Refuse writes.
-    pub read_only: bool,
-    /// How long requests wait for another connection when this one is lost.
-    pub reconnect_timeout: Duration,
-    /// How long a request may take before the back end counts as lost; `None`: for ever.
-    pub request_timeout: Option<Duration>,
 }
 
 impl VhostUserVolume {
@@ -45,23 +35,7 @@ impl VhostUserVolume {
     /// If the back end cannot be used.
     pub fn open(path: &Path, options: VhostUserOptions) -> Result<VhostUserVolume, BackEndError> {
         let back_end = BackEnd::connect(path, options.request_timeout)?;
-        let memory = |error: rustix::io::Errno| BackEndError::Memory(error.into());
-        let found = &back_end.disk.info;
-        let first = VolumeInfo { read_only: found.read_only || options.read_only, ..found.clone() };
-        let state = Arc::new(DiskState {
-            path: path.to_owned(),
-            size: AtomicU64::new(first.size),
-            first,
-            reconnects: AtomicU64::new(0),
-            reconnect_timeout: options.reconnect_timeout,
-            request_timeout: options.request_timeout,
-            is_overdue: AtomicBool::new(false),
-            queues: Mutex::new(DiskQueues { most: back_end.queues.min(MAX_CORES), cores: Vec::new() }),
-            listeners: Mutex::default(),
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            is_closed: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(memory)?,
-        });
+        let state = Arc::new(DiskState::new(path, &back_end, options)?);
         let served = state.clone();
         let run = move || served.serve(back_end);
         thread::Builder::new().name("vhost-user".to_owned()).spawn(run).map_err(BackEndError::Memory)?;
@@ -87,6 +61,15 @@ impl Volume for VhostUserVolume {
         let queue = self.disk.0.queue_of(&core)?;
         Ok(Box::new(VhostUserChannel::new(&self.disk, queue, depth, waker)))
     }
+}
+
+/// How far a connection has come.
+#[derive(Default)]
+struct ConnectionProgress {
+    /// It is not the first one.
+    is_again: bool,
+    /// All queues were started.
+    is_started: bool,
 }
 
 /// The queues of a core, by volume.
@@ -124,28 +107,69 @@ impl DiskState {
         Ok(queue)
     }
 
-    /// Keeps the volume connected until it is closed.
+    /// Keeps the volume connected until it is closed. Requests fail after the timeout, but the back
+    /// end may still come back.
     fn serve(&self, back_end: BackEnd) {
-        let mut next = Some(back_end);
-        while !self.is_closed.load(Ordering::Relaxed) {
-            let Some(back_end) = next.take().or_else(|| self.reconnect()) else { break };
-            if let Err(error) = self.use_back_end(back_end)
-                && !self.is_closed.load(Ordering::Relaxed)
-            {
-                warn!("vhost-user:{}: {error}; connecting again", self.path.display());
+        let (mut outage, mut progress) = (Outage::begin(), ConnectionProgress::default());
+        let mut lost = self.use_back_end(back_end, &mut progress);
+        loop {
+            let is_waited_for = Arc::new(AtomicBool::new(false));
+            let waits = is_waited_for.clone();
+            self.on_queues(move |queue| {
+                queue.remove();
+                waits.fetch_or(queue.has_requests(), Ordering::Relaxed);
+            });
+            if self.is_closed.load(Ordering::Relaxed) {
+                break;
             }
-            self.on_queues(CoreQueue::remove);
+            let has_answered = self.has_answered.swap(false, Ordering::Relaxed);
+            let was_idle = progress.is_started && !is_waited_for.load(Ordering::Relaxed);
+            if has_answered || was_idle {
+                outage = Outage::begin();
+            }
+            if let Err(error) = lost {
+                self.on_loss(&error, &mut outage);
+            }
+            self.pause(outage.next_pause());
+            if self.is_closed.load(Ordering::Relaxed) {
+                break;
+            }
+            outage.was_tried = true;
+            progress = ConnectionProgress { is_again: true, is_started: false };
+            lost = self.connect_again().and_then(|back_end| self.use_back_end(back_end, &mut progress));
         }
         self.on_queues(CoreQueue::end);
     }
 
+    /// The back end is lost, or cannot be used again.
+    fn on_loss(&self, error: &BackEndError, outage: &mut Outage) {
+        let path = self.path.display();
+        if outage.exceeds(self.reconnect_timeout) {
+            if !std::mem::replace(&mut outage.has_failed, true) {
+                warn!("vhost-user:{path}: {error}; requests fail from now on");
+            }
+            self.on_queues(CoreQueue::fail);
+        } else if !outage.was_tried {
+            warn!("vhost-user:{path}: {error}; connecting again");
+        }
+    }
+
     /// Serves all queues by a back end, until it is lost or the volume is closed.
-    fn use_back_end(&self, mut back_end: BackEnd) -> Result<(), BackEndError> {
+    fn use_back_end(
+        &self,
+        mut back_end: BackEnd,
+        progress: &mut ConnectionProgress,
+    ) -> Result<(), BackEndError> {
         // Cores that come later have their place already.
         let len = BlkDriver::MEMORY_LEN * lock(&self.queues).most;
         let (file, pages) = new_shared("blockmux-vhost-user", len).map_err(BackEndError::Memory)?;
         back_end.share(&file, len)?;
-        self.is_overdue.store(false, Ordering::Relaxed);
+        // It was about the last connection.
+        drop(self.take_complaint());
+        if progress.is_again {
+            self.reconnects.fetch_add(1, Ordering::Relaxed);
+            info!("vhost-user:{}: connected again", self.path.display());
+        }
         let mut started = 0;
         loop {
             let cores = lock(&self.queues).cores.clone();
@@ -165,7 +189,7 @@ impl DiskState {
                     let memory = Memory::from_pages(&pages).seg(at, BlkDriver::MEMORY_LEN);
                     let driver = BlkDriver::new(disk, &memory, addr, core.pool().clone());
                     let queue = core.local(CoreQueues::default).find(id);
-                    let running = RunningDriver { driver, kick: own_kick, call: own_call };
+                    let running = RunningDriver::new(driver, own_kick, own_call);
                     queue.map(|queue| queue.borrow_mut().install(running))
                 });
                 if made.is_none() {
@@ -176,6 +200,7 @@ impl DiskState {
                 let _ = write(&kick, &1_u64.to_ne_bytes());
             }
             started = cores.len();
+            progress.is_started = true;
             self.wait(&mut back_end, None)?;
             if self.is_closed.load(Ordering::Relaxed) {
                 return (0..started).try_for_each(|index| back_end.stop_queue(index));
@@ -183,39 +208,20 @@ impl DiskState {
         }
     }
 
-    /// Connects again; `None` if the volume is closed before that succeeds. Requests fail after the
-    /// timeout, but the back end may still come back.
-    fn reconnect(&self) -> Option<BackEnd> {
-        let (lost, mut pause, mut has_failed) = (Instant::now(), FIRST_PAUSE, false);
-        loop {
-            let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
-            // An error ends the pause early.
-            let _ = poll(&mut fds, Timespec::try_from(pause).ok().as_ref());
-            let _ = read(&self.wake, &mut [0; 8]);
-            if self.is_closed.load(Ordering::Relaxed) {
-                return None;
-            }
-            pause = cmp::min(pause * 2, MAX_PAUSE);
-            let found = BackEnd::connect(&self.path, self.request_timeout).and_then(|back_end| {
-                let unchanged = check_unchanged(&self.info(), &back_end.disk.info, 1);
-                let usable = unchanged.and_then(|()| self.take_queues(back_end.queues));
-                usable.map(|()| back_end).map_err(BackEndError::Changed)
-            });
-            match found {
-                Ok(back_end) => {
-                    self.reconnects.fetch_add(1, Ordering::Relaxed);
-                    info!("vhost-user:{}: connected again", self.path.display());
-                    return Some(back_end);
-                }
-                Err(error) if lost.elapsed() >= self.reconnect_timeout => {
-                    if !std::mem::replace(&mut has_failed, true) {
-                        warn!("vhost-user:{}: {error}; requests fail from now on", self.path.display());
-                    }
-                    self.on_queues(CoreQueue::fail);
-                }
-                Err(_) => {}
-            }
-        }
+    /// Waits for so long, or until the volume is used on another core, or is closed.
+    fn pause(&self, pause: Duration) {
+        let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
+        // An error ends the pause early.
+        let _ = poll(&mut fds, Timespec::try_from(pause).ok().as_ref());
+        let _ = read(&self.wake, &mut [0; 8]);
+    }
+
+    /// Connects to the same device again.
+    fn connect_again(&self) -> Result<BackEnd, BackEndError> {
+        let back_end = BackEnd::connect(&self.path, self.request_timeout)?;
+        let unchanged = check_unchanged(&self.info(), &back_end.disk.info, 1);
+        let usable = unchanged.and_then(|()| self.take_queues(back_end.queues));
+        usable.map(|()| back_end).map_err(BackEndError::Changed)
     }
 
     /// Takes the number of virtqueues of a back end; refuses it if the cores use more already.
@@ -243,11 +249,12 @@ impl DiskState {
                 error => Err(error),
             },
         )?;
-        if self.is_overdue.swap(false, Ordering::Relaxed) {
-            return Err(BackEndError::Overdue(self.request_timeout.unwrap_or_default()));
-        }
         let [_, socket, requests] = fds.each_ref().map(|fd| !fd.revents().is_empty());
+        // Cleared before the complaint is looked for, so that a later one wakes again.
         let _ = read(&self.wake, &mut [0; 8]);
+        if let Some(complaint) = self.take_complaint() {
+            return Err(complaint);
+        }
         if socket {
             // It sends nothing without having been asked.
             return Err(BackEndError::Lost(io::ErrorKind::ConnectionReset.into()));
@@ -281,15 +288,3 @@ impl DiskState {
         }
     }
 }
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Identifies volumes on their cores.
-static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-/// Largest number of cores that use a volume.
-const MAX_CORES: usize = 64;
-/// The first pause before connecting again, which doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const MAX_PAUSE: Duration = Duration::from_secs(1);
