@@ -337,4 +337,4 @@ fails wait $attached
 grep 'removed by force; what was not flushed is lost' attach.log
 fails wait $lost
 within 10 test ! -e "$disk"
-no_kernel_warnings 'I/O error, dev ublkb|Buffer I/O error on dev ublkb'
+no_kernel_warnings 'I/O error, dev ublkb|Buffer I/O error on dev ublkb|callbacks suppressed'
