@@ -1,6 +1,6 @@
-//! A notification that is given once and for all, to whoever asks before or afterwards.
+//! A notification of something that happens once, which is also given to those who ask afterwards.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Something that happens once, as that a disk is removed, and what is to be done then.
 #[derive(Default)]
@@ -15,20 +15,29 @@ struct NoticeState {
 impl Notice {
     /// It has happened.
     pub(super) fn give(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         state.is_given = true;
-        if let Some(act) = state.act.take() {
+        let act = state.act.take();
+        // It may take long, so the lock is not held.
+        drop(state);
+        if let Some(act) = act {
             act();
         }
     }
 
     /// Calls `act` once it has happened, instead of what was to be called before.
     pub(super) fn on_given(&self, act: Box<dyn FnOnce() + Send>) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.is_given {
-            true => act(),
-            false => state.act = Some(act),
+        let mut state = self.lock();
+        if state.is_given {
+            drop(state);
+            act();
+        } else {
+            state.act = Some(act);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NoticeState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -39,7 +48,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn the_last_that_asked_is_told_once_and_whoever_asks_afterwards_at_once() {
+    fn the_last_that_asked_is_told_once_and_one_that_asks_afterwards_at_once() {
         let told = Arc::new([const { AtomicU32::new(0) }; 3]);
         let tell = |nth: usize| {
             let told = told.clone();
