@@ -1,11 +1,12 @@
 //! The node of a disk in `/dev`: when it appears, whether the disk can be read, and who uses it.
 
+use super::DetachError;
 use super::own_io::{HeldDisk, OwnIo};
 use super::wait::wait_for;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Opens a node for reading and writing as soon as it exists. `TimedOut` if it does not appear.
@@ -28,14 +29,15 @@ pub(super) fn read_first_block(io: &OwnIo, node: &Path, block: usize) -> io::Res
     io.read(node, block)
 }
 
-/// Opens a disk exclusively: nobody has mounted it, and nobody can as long as it is held. `None` if
-/// somebody has.
-pub(super) fn hold_unused(io: &OwnIo, node: &Path) -> io::Result<Option<HeldDisk>> {
-    match io.hold(node) {
-        Ok(disk) => Ok(Some(disk)),
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(None),
-        Err(error) => Err(error),
-    }
+/// Opens a disk exclusively: nobody has mounted it, and nobody can as long as it is held.
+///
+/// # Errors
+/// If it is in use, or cannot be opened.
+pub(super) fn hold_unused(io: &OwnIo, node: PathBuf) -> Result<HeldDisk, DetachError> {
+    io.hold(&node).map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => DetachError::InUse { places: mount_points(&node), node },
+        _ => DetachError::Flush { node, error },
+    })
 }
 
 /// Where the disk or its partitions are mounted.

@@ -128,15 +128,7 @@ impl NbdDisk {
         if !self.device.is_connected() {
             return Ok(None);
         }
-        let node = self.path();
-        match node::hold_unused(&self.device.io, &node) {
-            Ok(Some(disk)) => Ok(Some(disk)),
-            Ok(None) => {
-                let places = node::mount_points(&node);
-                Err(DetachError::InUse { node, places })
-            }
-            Err(error) => Err(DetachError::Flush { node, error }),
-        }
+        node::hold_unused(&self.device.io, self.path()).map(Some)
     }
 
     fn note(&self, what: &str, volume: &str) {

@@ -164,7 +164,7 @@ impl AttachedDisk for UblkDisk {
             return Ok(());
         }
         let mut disk = self.device.hold_unused()?;
-        disk.flush().map_err(|error| self.device.flush_failed(error))?;
+        disk.flush().map_err(|error| DetachError::Flush { node: self.path(), error })?;
         // Nobody can mount it while it is held, and the flush has written all pages.
         self.keep_size();
         self.device.removal.once(|| {
@@ -311,16 +311,7 @@ impl Device {
     /// # Errors
     /// If it is in use.
     fn hold_unused(&self) -> Result<HeldDisk, DetachError> {
-        let node = self.node();
-        match node::hold_unused(&self.io, &node) {
-            Ok(Some(disk)) => Ok(disk),
-            Ok(None) => Err(DetachError::InUse { places: node::mount_points(&node), node }),
-            Err(error) => Err(self.flush_failed(error)),
-        }
-    }
-
-    fn flush_failed(&self, error: io::Error) -> DetachError {
-        DetachError::Flush { node: self.node(), error }
+        node::hold_unused(&self.io, self.node())
     }
 
     /// Gives an order to all queues.
