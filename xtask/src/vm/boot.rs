@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   sector 0            GRUB's first stage and the partition table
-//!   sectors 1 to 2047   GRUB: drivers for the disk, its partition and its file system, and what to load
+//!   sectors 1 to 2047   GRUB: drivers for disk, partition and file system, and what to load
 //!   the partition       ext2: /vmlinuz and /image.cpio.gz
 //! ```
 

@@ -2,8 +2,8 @@
 //!
 //! If memory is short, the kernel writes dirty pages back to disks, one of which may be ours. A
 //! server that then waits for memory, or for its own pages from swap, waits for itself; without a
-//! server, all memory behind the disk stays dirty. iSCSI's and NBD's daemons keep their memory for
-//! the same reason.
+//! server, all memory behind the disk stays dirty. iSCSI's and NBD's daemons lock their
+//! memory, too.
 
 use super::way::Way;
 use crate::process::privileges::has_capability;

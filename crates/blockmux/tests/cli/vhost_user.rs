@@ -184,16 +184,19 @@ fn an_export_of_qemus_storage_daemon_is_a_volume() {
     fs::write(&image, vec![0; 4 << 20]).unwrap();
     let _daemon = BackEnd::export(&image, &socket);
     let volume = format!("vhost-user:{socket}");
-    succeed(Command::new(BLOCKMUX).args([
-        "copy",
-        &format!("file:{source}"),
-        &volume,
-        "--verify",
-        "--overwrite",
-    ]));
+    copy_to_volume(&source, &volume);
     assert!(fs::read(&source).unwrap() == fs::read(&image).unwrap());
-    succeed(Command::new(BLOCKMUX).args(["copy", &volume, &format!("file:{copy}"), "--verify"]));
+    copy_from_volume(&volume, &copy);
     assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap());
+}
+
+fn copy_to_volume(source: &str, volume: &str) {
+    let source = format!("file:{source}");
+    succeed(Command::new(BLOCKMUX).args(["copy", &source, volume, "--verify", "--overwrite"]));
+}
+
+fn copy_from_volume(volume: &str, copy: &str) {
+    succeed(Command::new(BLOCKMUX).args(["copy", volume, &format!("file:{copy}"), "--verify"]));
 }
 
 #[test]
@@ -204,14 +207,8 @@ fn an_export_of_spdks_vhost_is_a_volume() {
     spdk.call("vhost_create_blk_controller", json!({"ctrlr": "disk", "dev_name": "ram"}));
     let [copy, report] = ["copy", "report"].map(|name| path(&directory, name));
     let volume = format!("vhost-user:{}", spdk.files.path().join("disk").display());
-    succeed(Command::new(BLOCKMUX).args([
-        "copy",
-        &format!("file:{source}"),
-        &volume,
-        "--verify",
-        "--overwrite",
-    ]));
-    succeed(Command::new(BLOCKMUX).args(["copy", &volume, &format!("file:{copy}"), "--verify"]));
+    copy_to_volume(&source, &volume);
+    copy_from_volume(&volume, &copy);
     assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap());
     let jobs = ["--rw", "randrw", "--bs", "4k", "--iodepth", "32", "--runtime", "100ms", "--ramp_time", "0"];
     succeed(Command::new(BLOCKMUX).args(["bench", &volume, "--report", &report]).args(jobs));

@@ -247,7 +247,7 @@ impl Drop for IoProcess {
     fn drop(&mut self) {
         // It fails if the process has just ended.
         let _ = self.child.kill();
-        // Whoever removes the disk next needs it closed. A process whose I/O hangs ends later.
+        // The disk is removed next, and has to be closed. A process whose I/O hangs ends later.
         if wait_for(ENDS, || self.child.try_wait().transpose()).is_none() {
             debug!("process {} waits for its disk", self.child.id());
         }

@@ -1,7 +1,7 @@
 //! Memory of another process that is lost while it is mapped.
 //!
-//! Whoever shares a file may make it shorter, and huge pages may run out. The next access is a
-//! SIGBUS, which would end this process with everything else that it serves. The handler maps
+//! A process that shares a file may make it shorter, and huge pages may run out. The next access is
+//! a SIGBUS, which would end this process with everything else that it serves. The handler maps
 //! zeroed memory in place of what is lost, so that the access goes on, and tells the owner, who
 //! ends what depends on that memory.
 #![expect(unsafe_code, reason = "handles SIGBUS, and maps memory there")]

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Maps `len` bytes of a file at `offset`, shared with whoever else has it open. `loss` is told if
+/// Maps `len` bytes of a file at `offset`, shared with others that have it open. `loss` is told if
 /// they are lost, as when another process makes the file shorter; without it, that ends this
 /// process.
 ///

@@ -194,7 +194,7 @@ impl Meter {
     #[cold]
     pub fn throttle(&self) {
         add(&self.counts.throttled_now, 1);
-        // Whoever sees this sees the other too: see `ThrottledUser`.
+        // A reader of this count sees the other one too: see `ThrottledUser`.
         let throttled = &self.counts.throttled;
         throttled.store(throttled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }

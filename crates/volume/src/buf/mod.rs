@@ -213,8 +213,8 @@ impl Memory {
 
     /// A buffer of `len` bytes that the kernel has registered with this core's ring, such as the
     /// pages of a request to a disk. The process has no address of its bytes: only entries of the
-    /// ring move them, by the buffer's `index`. Whoever hands it out keeps it registered until the
-    /// I/O with it completes.
+    /// ring move them, by the buffer's `index`. The owner keeps it registered until the I/O
+    /// with it completes.
     #[must_use]
     pub fn registered(index: u16, len: usize) -> Memory {
         let start = NonNull::without_provenance(REGISTERED_START);

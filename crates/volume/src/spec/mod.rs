@@ -5,7 +5,9 @@
 //!         | null:SIZE[?OPTION[&OPTION]...]     BLOCKS
 //!         | file:PATH[?OPTION[&OPTION]...]     size=SIZE  mode=OCTAL  DEVICE  BLOCKS
 //!         | block:PATH[?OPTION[&OPTION]...]    DEVICE  BLOCKS
-//!         | vhost-user:PATH[?OPTION[&OPTION]...]   readonly=on|off  reconnect=DURATION  timeout=DURATION  BLOCKS
+//!         | vhost-user:PATH[?OPTION[&OPTION]...]
+//!                                              readonly=on|off  reconnect=DURATION
+//!                                              timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes

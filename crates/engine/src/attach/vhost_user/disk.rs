@@ -77,7 +77,7 @@ impl VhostUserDisk {
         let (served, own) = (shared.clone(), wake.clone());
         let serve = move || {
             served.serve(&listener, &own);
-            // Whoever waits for the volume to be free finds the socket free, too.
+            // The socket is free before the volume is.
             drop(listener);
         };
         let thread = thread::Builder::new().name("vhost-user".to_owned()).spawn(serve).map_err(failed)?;

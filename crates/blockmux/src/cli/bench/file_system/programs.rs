@@ -23,7 +23,7 @@ impl Programs {
     /// Runs a program to its end; returns its standard output.
     ///
     /// # Errors
-    /// If it fails: what it said last. If it was stopped, or may not begin any more.
+    /// If it fails, with the last line that it has printed; if it was stopped, or may not begin.
     pub(super) fn run(&self, command: &mut Command) -> Result<String, String> {
         self.run_and_listen(command, |_| {}, |_| {})
     }
