@@ -17,31 +17,45 @@ use tracing::warn;
 /// A sink that writes a line for each record to `target`. Dropping it waits until all are written,
 /// at most for [`LAST_RECORDS_TIMEOUT`].
 pub(crate) fn to(target: impl Write + Send + 'static) -> Result<Arc<dyn LogSink>, Failure> {
-    let (queue, records) = mpsc::sync_channel(QUEUE_RECORDS);
-    let left_out = Arc::new(AtomicU64::new(0));
-    let counted = left_out.clone();
-    let (ending, ended) = mpsc::channel();
-    let write = move || {
-        privileges::drop_all_capabilities();
-        write_out(&records, &counted, BufWriter::new(target));
-        drop(ending);
-    };
-    let thread = thread::Builder::new().name("records".to_owned()).spawn(write);
-    thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
-    Ok(Arc::new(Records { queue: Some(queue), left_out, ended: Mutex::new(ended) }))
+    Ok(Arc::new(Records::with_queue(QUEUE_RECORDS, target)?))
 }
 
 struct Records {
-    queue: Option<SyncSender<LogRecord>>,
+    queue: Option<SyncSender<Queued>>,
     left_out: Arc<AtomicU64>,
     /// Disconnected when all records have been written.
     ended: Mutex<Receiver<()>>,
 }
 
+/// A record, and how many before it did not fit the queue.
+struct Queued {
+    left_out: u64,
+    record: LogRecord,
+}
+
+impl Records {
+    fn with_queue(len: usize, target: impl Write + Send + 'static) -> Result<Self, Failure> {
+        let (queue, records) = mpsc::sync_channel(len);
+        let left_out = Arc::new(AtomicU64::new(0));
+        let counted = left_out.clone();
+        let (ending, ended) = mpsc::channel();
+        let write = move || {
+            privileges::drop_all_capabilities();
+            write_out(&records, &counted, BufWriter::new(target));
+            drop(ending);
+        };
+        let thread = thread::Builder::new().name("records".to_owned()).spawn(write);
+        thread.map_err(|error| Failure::run(format!("cannot start a thread: {error}")))?;
+        Ok(Self { queue: Some(queue), left_out, ended: Mutex::new(ended) })
+    }
+}
+
 impl LogSink for Records {
     fn record(&self, record: &LogRecord) {
-        if self.queue.as_ref().is_none_or(|queue| queue.try_send(*record).is_err()) {
-            self.left_out.fetch_add(1, Ordering::Relaxed);
+        let left_out = self.left_out.swap(0, Ordering::Relaxed);
+        let queued = Queued { left_out, record: *record };
+        if self.queue.as_ref().is_none_or(|queue| queue.try_send(queued).is_err()) {
+            self.left_out.fetch_add(left_out + 1, Ordering::Relaxed);
         }
     }
 }
@@ -59,7 +73,7 @@ impl Drop for Records {
 }
 
 /// Writes records until the sink is dropped. An error is reported once and does not fail the I/O.
-fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: impl Write) {
+fn write_out(records: &Receiver<Queued>, left_out_last: &AtomicU64, mut target: impl Write) {
     let mut is_reported = false;
     let mut tell = |written: std::io::Result<()>| {
         if let Err(error) = written
@@ -77,17 +91,19 @@ fn write_out(records: &Receiver<LogRecord>, left_out: &AtomicU64, mut target: im
             }
             next => next,
         };
-        let missing = left_out.swap(0, Ordering::Relaxed);
-        if missing > 0 {
-            tell(writeln!(
-                target,
-                "{missing} records were dropped: they came faster than they could be written"
-            ));
-        }
-        let Ok(record) = next else { break };
+        let Ok(Queued { left_out, record }) = next else { break };
+        tell(write_left_out(&mut target, left_out));
         tell(writeln!(target, "{record}"));
     }
+    tell(write_left_out(&mut target, left_out_last.load(Ordering::Relaxed)));
     tell(target.flush());
+}
+
+fn write_left_out(target: &mut impl Write, count: u64) -> std::io::Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    writeln!(target, "{count} records were dropped: they came faster than they could be written")
 }
 
 /// The maximum number of queued records, some MiB: two for each request of many clients.
@@ -101,26 +117,33 @@ mod tests {
     use blockmux_volume::{LogEvent, Op, Tag};
     use std::time::Instant;
 
-    /// A writer that blocks until it is released.
-    #[derive(Clone)]
-    struct Slow(Arc<Mutex<Vec<u8>>>);
+    /// A writer that blocks until it is released, and reports that it is about to.
+    struct Slow {
+        written: Arc<Mutex<Vec<u8>>>,
+        flushes: mpsc::Sender<()>,
+    }
 
     impl Write for Slow {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend(bytes);
+            self.written.lock().unwrap().extend(bytes);
             Ok(bytes.len())
         }
 
         fn flush(&mut self) -> std::io::Result<()> {
-            drop(self.0.lock().unwrap());
+            let _ = self.flushes.send(());
+            drop(self.written.lock().unwrap());
             Ok(())
         }
     }
 
     #[test]
     fn records_beyond_the_queue_are_counted_without_waiting() {
-        let written = Slow(Arc::default());
-        let sink = to(written.clone()).unwrap();
+        let written: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let held = written.lock().unwrap();
+        let (flushes, flushed) = mpsc::channel();
+        let sink = Records::with_queue(3, Slow { written: written.clone(), flushes }).unwrap();
+        // The queue is empty, and from here on nobody takes a record out of it.
+        flushed.recv().unwrap();
         let record = |nth| LogRecord {
             channel: 0,
             tag: Tag(nth),
@@ -130,24 +153,20 @@ mod tests {
             at: Instant::now(),
             event: LogEvent::Submitted,
         };
-        let held = written.0.lock().unwrap();
-        let all = 2 * QUEUE_RECORDS as u64;
-        (0..all).for_each(|nth| sink.record(&record(nth)));
+        (0..10).for_each(|nth| sink.record(&record(nth)));
         drop(held);
         drop(sink);
-        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-        let missing = text.lines().filter_map(|line| line.split_once(" records were dropped"));
-        let missing: u64 = missing.map(|(count, _)| count.parse::<u64>().unwrap()).sum();
-        let lines = text.lines().filter(|line| line.ends_with(" submitted")).count() as u64;
-        assert_eq!(missing + lines, all);
-        assert!(missing > 0 && text.starts_with("0 flush tag 0 submitted\n"), "{missing} are missing");
+        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        let submitted = (0..3).map(|nth| format!("0 flush tag {nth} submitted\n"));
+        let dropped = "7 records were dropped: they came faster than they could be written\n";
+        assert_eq!(text, submitted.collect::<String>() + dropped);
     }
 
     #[test]
     fn a_log_that_cannot_be_written_does_not_keep_its_volume_open() {
-        let written = Slow(Arc::default());
-        let held = written.0.lock().unwrap();
-        drop(to(written.clone()).unwrap());
+        let written: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let held = written.lock().unwrap();
+        drop(to(Slow { written: written.clone(), flushes: mpsc::channel().0 }).unwrap());
         // Only now can the log be written.
         drop(held);
     }
