@@ -1,6 +1,7 @@
 //! A way to attach that makes no disk, for tests of what attaches and detaches.
 
 use blockmux_engine::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use blockmux_proto::volume_state::Origin;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct FakeDisk {
     path: PathBuf,
     outlives_process: bool,
+    attached_as: AttachedAs,
 }
 
 /// What a test makes of a disk, and what has become of it.
@@ -34,7 +36,13 @@ impl FakeDisk {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let path = PathBuf::from(format!("/dev/fake{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         states().insert(path.clone(), FakeState::default());
-        Ok(FakeDisk { path, outlives_process: options.data.is_some() })
+        let (outlives_process, attached_as) = (options.data.is_some(), AttachedAs::New);
+        Ok(FakeDisk { path, outlives_process, attached_as })
+    }
+
+    /// The disk, as one that a process that has ended had left.
+    pub(crate) fn recovered(self) -> FakeDisk {
+        FakeDisk { attached_as: AttachedAs::Recovered, ..self }
     }
 
     fn change(&self, change: impl FnMut(&mut FakeState)) {
@@ -48,7 +56,11 @@ impl AttachedDisk for FakeDisk {
     }
 
     fn attached_as(&self) -> AttachedAs {
-        AttachedAs::New
+        self.attached_as
+    }
+
+    fn origin(&self) -> Origin {
+        Origin { protocol: "fake", listener: "nobody".into() }
     }
 
     fn outlives_process(&self) -> bool {
@@ -76,6 +88,8 @@ impl AttachedDisk for FakeDisk {
         self.change(|state| (state.is_removed, state.was_forced) = (true, true));
         Ok(())
     }
+
+    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// What has become of a disk.

@@ -3,10 +3,15 @@
 use crate::failure::Failure;
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, mount_points};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use blockmux_proto::volume_state::Origin;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 use tracing::{info, warn};
 
 /// A disk whose file system is mounted as long as the disk is attached.
@@ -17,11 +22,11 @@ pub(super) struct MountedDisk {
 
 impl MountedDisk {
     /// Mounts the file system of `disk`, as mount(8) does. One that a process that has ended has
-    /// left mounted there stays so. The disk is removed by force when `io` is aborted: mount(8)
-    /// ends then, though its volume does not answer.
+    /// left mounted there stays so. If `io` is aborted, mount(8) is killed, and the disk returned,
+    /// mounted or not: the caller gives it up.
     ///
     /// # Errors
-    /// If it cannot be mounted; the disk is detached then.
+    /// If it cannot be mounted; the disk is detached then, unless it is in use.
     pub(super) fn mount(
         disk: Arc<dyn AttachedDisk>,
         directory: &Path,
@@ -33,13 +38,9 @@ impl MountedDisk {
         if mounted.is_mounted() {
             return Ok(mounted);
         }
-        let hanging = mounted.disk.clone();
-        io.on_abort(Box::new(move || {
-            hanging.detach_by_force().unwrap_or_else(|error| warn!("{}: {error}", hanging.path().display()));
-        }));
         let mut mount = Command::new("mount");
         let mount = if read_only { mount.args(["-o", "ro"]) } else { &mut mount };
-        match run(mount.arg(&node).arg(directory)) {
+        match run_unless_aborted(mount.arg(&node).arg(directory), io) {
             Ok(()) => Ok(mounted),
             Err(said) => {
                 mounted.disk.detach().unwrap_or_else(|error| warn!("{}: {error}", node.display()));
@@ -68,6 +69,23 @@ impl AttachedDisk for MountedDisk {
         self.disk.attached_as()
     }
 
+    fn origin(&self) -> Origin {
+        self.disk.origin()
+    }
+
+    fn outlives_process(&self) -> bool {
+        self.disk.outlives_process()
+    }
+
+    fn check_unused(&self) -> Result<(), DetachError> {
+        self.disk.check_unused()
+    }
+
+    /// The file system stays mounted, too.
+    fn leave(&self) {
+        self.disk.leave();
+    }
+
     fn detach(&self) -> Result<(), DetachError> {
         if let Err(said) = self.unmount(&[]) {
             info!("umount: {said}");
@@ -91,7 +109,39 @@ impl AttachedDisk for MountedDisk {
 /// Runs a program; returns what it has said if it failed.
 fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("{program}: {error}"))?;
+    said(command.output().map_err(|error| format!("{program}: {error}"))?)
+}
+
+/// Runs a program, which is killed when `io` is aborted. Then it is not waited for: while a volume
+/// does not answer, the kernel does not let mount(8) end.
+fn run_unless_aborted(command: &mut Command, io: &OwnIo) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let failed = |error: std::io::Error| format!("{program}: {error}");
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(failed)?;
+    let process = Pid::from_raw(child.id().cast_signed()).ok_or("it has no process ID")?;
+    // It still is this process when it is killed, although it may have ended.
+    let process = pidfd_open(process, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    let (sender, ended) = mpsc::channel();
+    let aborted = sender.clone();
+    let wait = move || drop(sender.send(Some(child.wait_with_output())));
+    thread::Builder::new().name("mount".to_owned()).spawn(wait).map_err(failed)?;
+    io.on_abort(Box::new(move || {
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+        let _ = aborted.send(None);
+    }));
+    match ended.recv() {
+        Ok(Some(output)) => said(output.map_err(failed)?),
+        // It may succeed at the same time, which its mount shows.
+        _ => {
+            let _ = ended.recv_timeout(KILLED);
+            Ok(())
+        }
+    }
+}
+
+/// What a program that failed has said.
+fn said(output: Output) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
@@ -99,9 +149,35 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(said.trim().lines().last().unwrap_or("it failed").trim_start_matches("mount: ").to_owned())
 }
 
+/// The time in which a process ends that is killed, unless it waits for the volume.
+const KILLED: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, FileType, mknodat};
+    use std::io::{BufRead, BufReader};
+
+    #[test]
+    fn an_abort_kills_a_program_that_hangs_and_one_that_is_done_is_not_killed() {
+        let place = tempfile::tempdir().unwrap();
+        let fifo = place.path().join("started");
+        mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let io = OwnIo::default();
+        let (own, path) = (io.clone(), fifo.clone());
+        let hanging = thread::spawn(move || {
+            let script = "exec 3>\"$0\"; echo started >&3; exec sleep 600";
+            run_unless_aborted(Command::new("sh").args(["-c", script]).arg(path), &own)
+        });
+        let mut started = BufReader::new(fs::File::open(&fifo).unwrap());
+        started.read_line(&mut String::new()).unwrap();
+        io.abort();
+        assert_eq!(hanging.join().unwrap(), Ok(()));
+        assert_eq!(started.read_line(&mut String::new()).unwrap(), 0, "the end of the program closes it");
+        let failed =
+            run_unless_aborted(Command::new("sh").args(["-c", "echo no >&2; false"]), &OwnIo::default());
+        assert_eq!(failed, Err("no".to_owned()));
+    }
 
     #[test]
     fn what_a_program_says_is_reported() {

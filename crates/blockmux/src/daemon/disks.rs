@@ -433,12 +433,9 @@ impl DiskState {
 
 impl VolumeDisk {
     fn info(&self) -> DeviceInfo {
-        let (path, way) = (self.disk.path(), self.way);
-        let listener = path.display().to_string();
+        let (path, way, origin) = (self.disk.path(), self.way, self.disk.origin());
         let origins = self.volume_state.upgrade().map(|own| own.traffic_by_origin()).unwrap_or_default();
-        let own = origins
-            .iter()
-            .filter(|one| one.origin.protocol == way.name() && *one.origin.listener == *listener);
+        let own = origins.iter().filter(|one| one.origin == origin);
         DeviceInfo {
             traffic: own.fold(VolumeTraffic::default(), |sum, one| sum.plus(one.traffic)),
             is_recovered: self.disk.attached_as() == AttachedAs::Recovered,
@@ -519,6 +516,7 @@ mod tests {
         server: DiskServer,
         _files: tempfile::TempDir,
     }
+    use blockmux_proto::volume_state::{Meter, Origin};
 
     impl Attached {
         fn new(volumes: &[&str]) -> Attached {
@@ -638,3 +636,14 @@ mod tests {
         assert!(attached.disks.is_of("a", &state("a")) && !attached.disks.is_of("a", &state("b")));
     }
 }
+    #[test]
+    fn the_counters_of_a_disk_are_those_of_its_origin_which_need_not_be_its_path() {
+        let attached = Attached::new(&["a"]);
+        let (id, _) = attached.server.exports.find("a").unwrap();
+        let volume_state = attached.server.exports.volume_state(id).unwrap();
+        let origin = |listener: &str| Origin { protocol: "fake", listener: listener.into() };
+        let _users = ["nobody", "another"].map(|listener| Meter::new(&volume_state, origin(listener)));
+        let listed = attached.disks.list();
+        assert_eq!(listed[0].device.as_ref().unwrap().traffic.users, 1);
+    }
+

@@ -19,6 +19,7 @@ mod wait;
 pub use error::{AttachError, DetachError};
 pub use name::{DiskName, InvalidDiskName};
 pub use node::mount_points;
+use blockmux_proto::volume_state::Origin;
 use own_io::OwnIo;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -32,21 +33,20 @@ pub trait AttachedDisk: Send + Sync {
     fn attached_as(&self) -> AttachedAs;
 
     /// Whether the disk, with what waits for it, outlives the process.
-    fn outlives_process(&self) -> bool {
-        false
-    }
+    /// Where its I/O is counted among the users of its volume.
+    fn origin(&self) -> Origin;
+
+    fn outlives_process(&self) -> bool;
 
     /// Checks that nobody uses the disk, as far as its way can tell. Somebody may at once.
     ///
     /// # Errors
     /// If it is in use.
-    fn check_unused(&self) -> Result<(), DetachError> {
-        Ok(())
-    }
+    fn check_unused(&self) -> Result<(), DetachError>;
 
     /// Takes no further requests, and answers those in flight. Once the process has ended, or its
     /// cores have, a disk that outlives it waits for the next one that attaches its volume.
-    fn leave(&self) {}
+    fn leave(&self);
 
     /// Flushes and removes the disk. May block for as long as the volume takes. After
     /// [`AttachedDisk::leave`], a front end of a disk by vhost-user is disconnected, and waits for
@@ -65,7 +65,7 @@ pub trait AttachedDisk: Send + Sync {
 
     /// Calls `tell` once the disk is removed by anybody, as by `umount`, if this way of attaching
     /// notices that.
-    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
+    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>);
 }
 
 /// Options of a disk.

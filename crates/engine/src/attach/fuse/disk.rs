@@ -114,7 +114,7 @@ impl FuseDisk {
         options: &FuseOptions,
     ) -> io::Result<()> {
         let (exports, fails, removal) = (exports.clone(), self.fails.clone(), self.removal.clone());
-        let origin = Origin { protocol: PROTOCOL, listener: self.mount_point.display().to_string().into() };
+        let origin = self.origin();
         let time_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let access = FileAccess { uid: getuid().as_raw(), gid: getgid().as_raw(), time_s };
         let (name, depth, read_only) = (options.file.clone(), options.depth, options.read_only);
@@ -176,6 +176,26 @@ impl AttachedDisk for FuseDisk {
     fn attached_as(&self) -> AttachedAs {
         AttachedAs::New
     }
+
+    fn origin(&self) -> Origin {
+        Origin { protocol: PROTOCOL, listener: self.mount_point.display().to_string().into() }
+    }
+
+    /// The mount of a process that has ended fails every access.
+    fn outlives_process(&self) -> bool {
+        false
+    }
+
+    /// A file that a program has open is noticed when the file system is unmounted.
+    fn check_unused(&self) -> Result<(), DetachError> {
+        match mount::loop_devices(&self.file) {
+            users if users.is_empty() => Ok(()),
+            users => Err(DetachError::Open { file: self.file.clone(), users }),
+        }
+    }
+
+    /// Nothing waits for the next process.
+    fn leave(&self) {}
 
     fn detach(&self) -> Result<(), DetachError> {
         // It is closed again before the file system is unmounted.

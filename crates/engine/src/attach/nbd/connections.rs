@@ -11,6 +11,7 @@ use crate::protocol::nbd::target::serve_negotiated;
 use crate::serve::listener::ConnectionLimit;
 use crate::sys::become_io_flusher;
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::volume_state::Origin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
@@ -46,7 +47,7 @@ pub(super) struct OpenSession(OwnedFd);
 
 impl ConnectionMaker {
     pub(super) fn new(cores: &Cores, exports: &Exports, volume: VolumeId) -> ConnectionMaker {
-        let limit = ConnectionLimit::new(usize::MAX).for_protocol("nbd").for_listener("the kernel");
+        let limit = ConnectionLimit::new(usize::MAX).for_protocol(PROTOCOL).for_listener(KERNEL);
         ConnectionMaker { cores: cores.inboxes(), exports: exports.clone(), volume, limit }
     }
 
@@ -90,6 +91,11 @@ impl Ends {
     }
 }
 
+/// Where the I/O of all connections of a disk is counted among the users of its volume.
+pub(super) fn origin() -> Origin {
+    Origin { protocol: PROTOCOL, listener: KERNEL.into() }
+}
+
 /// Waits until a session has ended; returns which. `None` if sessions cannot be waited for.
 pub(super) fn wait_for_end(sessions: &[OpenSession]) -> Option<usize> {
     let pipes: Vec<_> = sessions.iter().map(|session| &session.0).collect();
@@ -109,6 +115,10 @@ fn first_closed(ends: &[&OwnedFd], time: Option<Duration>) -> Option<usize> {
     polled.iter().position(|polled| !polled.revents().is_empty())
 }
 
+const PROTOCOL: &str = "nbd";
+/// In place of a listener's address.
+const KERNEL: &str = "the kernel";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +134,8 @@ mod tests {
         let cores = Cores::start(&CoresConfig::default()).unwrap();
         let volume = Arc::new(MemVolume::new(1 << 20));
         let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
-        let maker = ConnectionMaker::new(&cores, &Exports::new(vec![export]), VolumeId(0));
+        let exports = Exports::new(vec![export]);
+        let maker = ConnectionMaker::new(&cores, &exports, VolumeId(0));
         let (mut kernel, session) = handed_over(maker.connect(0).unwrap());
         // A read of 512 bytes at 0 with the cookie 7.
         let mut request = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
@@ -134,6 +145,9 @@ mod tests {
         kernel.read_exact(&mut reply).unwrap();
         assert_eq!(reply[..16], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
         assert_eq!(reply[16..], [0; 512]);
+        let counted = exports.volume_state(VolumeId(0)).unwrap().traffic_by_origin();
+        let own = counted.iter().find(|one| one.origin == origin()).unwrap();
+        assert_eq!(own.traffic.reads, 1);
         drop(kernel);
         assert_eq!(wait_for_end(&[session]), Some(0));
 

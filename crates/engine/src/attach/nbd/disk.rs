@@ -4,7 +4,7 @@
 //! also keeps a text of the server's choice, which here identifies the volume's data. So the next
 //! process that attaches the volume finds the disk without a state file.
 
-use super::connections::{ConnectionMaker, Ends, NewConnection, OpenSession, wait_for_end};
+use super::connections::{self, ConnectionMaker, Ends, NewConnection, OpenSession, wait_for_end};
 use super::netlink::{NbdAttributes, NbdNetlink, NetlinkError};
 use crate::attach::name;
 use crate::attach::node;
@@ -18,6 +18,7 @@ use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::netlink::{NbdAttribute, NbdCommand};
 use blockmux_proto::nbd::server::transmission_flags;
 use blockmux_proto::ublk::UnsupportedBlocks;
+use blockmux_proto::volume_state::Origin;
 use rustix::param::page_size;
 use std::fs;
 use std::io;
@@ -148,6 +149,10 @@ impl AttachedDisk for NbdDisk {
 
     fn outlives_process(&self) -> bool {
         self.device.identifier.is_some()
+    fn origin(&self) -> Origin {
+        connections::origin()
+    }
+
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {

@@ -151,6 +151,10 @@ impl AttachedDisk for UblkDisk {
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {
+    fn origin(&self) -> Origin {
+        self.device.origin()
+    }
+
         self.device.hold_unused().map(drop)
     }
 
@@ -188,6 +192,9 @@ impl AttachedDisk for UblkDisk {
 /// Removes a disk that a process that has ended has left. Requests that wait fail.
 ///
 /// # Errors
+
+    /// The driver tells nobody that another program has removed the disk.
+    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 /// If it is no disk of the driver, its process still runs, or the kernel does not remove it.
 pub fn forget(node: &Path) -> Result<(), AttachError> {
     let control = UblkControl::open()?;
@@ -228,6 +235,10 @@ impl Device {
         // The start would wait for a volume that does not answer the reads of the partition table.
         let (order, cores) = (self.order.clone(), self.cores.clone());
         self.io.on_abort(Box::new(move || give_order(QueueOrder::fail, &order, &cores)));
+    fn origin(&self) -> Origin {
+        Origin { protocol: "ublk", listener: self.node().display().to_string().into() }
+    }
+
         self.control.set_params(self.id, params)?;
         self.serve(info, params, served)?;
         // The kernel reads the partition table meanwhile.
@@ -268,7 +279,7 @@ impl Device {
                 volume: served.volume,
                 read_only: served.info.read_only,
                 takes_registered,
-                origin: Origin { protocol: "ublk", listener: self.node().display().to_string().into() },
+                origin: self.origin(),
             };
             let numbers = (queue, info.queue_depth);
             self.serve_queue(&device, numbers, registers, serves, served.cores).map_err(AttachError::Queue)

@@ -10,7 +10,7 @@ use crate::serve::audit::AUDIT;
 use crate::sys::lost_memory::MemoryLoss;
 use crate::sys::peer_process;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::volume_state::SizeWatch;
+use blockmux_proto::volume_state::{Origin, SizeWatch};
 use blockmux_volume::VolumeInfo;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, read, write};
@@ -122,6 +122,10 @@ impl AttachedDisk for VhostUserDisk {
         AttachedAs::New
     }
 
+    fn origin(&self) -> Origin {
+        self.shared.origin()
+    }
+
     /// The front end keeps requests that were not answered, and waits for the next process.
     fn outlives_process(&self) -> bool {
         self.keeps_data
@@ -154,6 +158,9 @@ impl AttachedDisk for VhostUserDisk {
         self.end("detached by force");
         Ok(())
     }
+
+    /// Nobody else can remove it.
+    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// What the thread of the socket waits for.
