@@ -12,7 +12,14 @@ use tracing::warn;
 /// The result of an attempt to remove the disk.
 pub(super) struct Removed {
     attempt: u32,
-    result: Result<(), DetachError>,
+    pub(super) result: Result<(), DetachError>,
+}
+
+impl Removed {
+    /// The result of the only attempt.
+    pub(super) fn once(result: Result<(), DetachError>) -> Removed {
+        Removed { attempt: 1, result }
+    }
 }
 
 /// The attempts to remove a disk.
