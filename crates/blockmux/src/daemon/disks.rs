@@ -159,18 +159,25 @@ impl Disks {
     /// Attaches all volumes of a config that are not attached; returns what failed. `status` shows
     /// that, and the next reload tries again.
     pub(super) fn attach_missing(&self, server: &DiskServer, all: &[Attachment]) -> Vec<String> {
-        let is_missing = |asked: &&Attachment| {
-            let entries = self.lock();
-            entries.get(&asked.volume).is_none_or(|entry| matches!(entry.state, DiskState::Failed(_)))
-        };
-        let missing: Vec<_> = all.iter().filter(is_missing).collect();
-        let attach = |asked: &Attachment| {
-            let why = self.attach(server, asked).err()?.to_string();
-            let state = DiskState::Failed(why.clone());
-            self.lock().insert(asked.volume.clone(), DiskEntry { asked: asked.clone(), state });
-            Some(why)
-        };
-        missing.into_iter().filter_map(attach).collect()
+        all.iter().filter_map(|asked| self.attach_if_missing(server, asked).err()).collect()
+    }
+
+    fn attach_if_missing(&self, server: &DiskServer, asked: &Attachment) -> Result<(), String> {
+        let is_there = |entry: &DiskEntry| !matches!(entry.state, DiskState::Failed(_));
+        if self.lock().get(&asked.volume).is_some_and(is_there) {
+            return Ok(());
+        }
+        self.attach(server, asked).map(drop).map_err(|error| {
+            let why = error.to_string();
+            self.note_failure(asked, &why);
+            why
+        })
+    }
+
+    /// Shows why a volume is not attached, unless a command attaches it meanwhile.
+    fn note_failure(&self, asked: &Attachment, why: &str) {
+        let failed = || DiskEntry { asked: asked.clone(), state: DiskState::Failed(why.to_owned()) };
+        self.lock().entry(asked.volume.clone()).or_insert_with(failed);
     }
 
     /// Checks that the disk of a volume, if it has one, can be detached.
@@ -509,6 +516,7 @@ mod tests {
     use crate::protocol::policy::Policy;
     use crate::volume_kinds::open::Populate;
     use blockmux_engine::core::cores::CoresConfig;
+    use blockmux_proto::volume_state::{Meter, Origin};
 
     /// Volumes `a` and `b` in files, `m` and `broken` in RAM, and no disk.
     struct Attached {
@@ -516,7 +524,6 @@ mod tests {
         server: DiskServer,
         _files: tempfile::TempDir,
     }
-    use blockmux_proto::volume_state::{Meter, Origin};
 
     impl Attached {
         fn new(volumes: &[&str]) -> Attached {
@@ -610,6 +617,19 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_a_command_attaches_during_a_reload_is_not_lost() {
+        let attached = Attached::new(&["a"]);
+        let path = attached.path("a").unwrap();
+        // The reload saw no disk, and its own attempt was refused.
+        let refused = attached.disks.attach(&attached.server, &asked("a")).unwrap_err();
+        attached.disks.note_failure(&asked("a"), &refused.to_string());
+        assert_eq!(attached.path("a"), Some(path));
+        assert_eq!(attached.disks.attach_missing(&attached.server, &[asked("a")]), [""; 0]);
+        attached.disks.note_failure(&asked("b"), "no");
+        assert_eq!(attached.disks.list().last().unwrap().error.as_deref(), Some("no"));
+    }
+
+    #[test]
     fn a_stop_leaves_disks_in_use_to_the_next_process_and_removes_the_others() {
         let attached = Attached::new(&["a", "b", "m"]);
         let paths = ["a", "b", "m"].map(|volume| attached.path(volume).unwrap());
@@ -627,16 +647,6 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_of_the_volume_that_they_were_attached_of() {
-        let attached = Attached::new(&["a"]);
-        let state = |name| {
-            let (id, _) = attached.server.exports.find(name).unwrap();
-            attached.server.exports.volume_state(id).unwrap()
-        };
-        assert!(attached.disks.is_of("a", &state("a")) && !attached.disks.is_of("a", &state("b")));
-    }
-}
-    #[test]
     fn the_counters_of_a_disk_are_those_of_its_origin_which_need_not_be_its_path() {
         let attached = Attached::new(&["a"]);
         let (id, _) = attached.server.exports.find("a").unwrap();
@@ -647,3 +657,13 @@ mod tests {
         assert_eq!(listed[0].device.as_ref().unwrap().traffic.users, 1);
     }
 
+    #[test]
+    fn disks_are_of_the_volume_that_they_were_attached_of() {
+        let attached = Attached::new(&["a"]);
+        let state = |name| {
+            let (id, _) = attached.server.exports.find(name).unwrap();
+            attached.server.exports.volume_state(id).unwrap()
+        };
+        assert!(attached.disks.is_of("a", &state("a")) && !attached.disks.is_of("a", &state("b")));
+    }
+}
