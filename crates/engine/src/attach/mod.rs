@@ -22,7 +22,8 @@ pub use node::mount_points;
 use blockmux_proto::volume_state::Origin;
 use own_io::OwnIo;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tracing::warn;
 
 /// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
 pub trait AttachedDisk: Send + Sync {
@@ -32,10 +33,10 @@ pub trait AttachedDisk: Send + Sync {
     /// How the disk came to be.
     fn attached_as(&self) -> AttachedAs;
 
-    /// Whether the disk, with what waits for it, outlives the process.
     /// Where its I/O is counted among the users of its volume.
     fn origin(&self) -> Origin;
 
+    /// Whether the disk, with what waits for it, outlives the process.
     fn outlives_process(&self) -> bool;
 
     /// Checks that nobody uses the disk, as far as its way can tell. Somebody may at once.
@@ -93,4 +94,34 @@ pub enum AttachedAs {
     New,
     /// A process that has ended had left it, and its requests go on.
     Recovered,
+}
+
+impl AttachedAs {
+    /// What a failure of a disk that is served means: a new one is given up. One that was recovered
+    /// goes on, because its users have it already and nobody else could serve it.
+    fn settle(self, node: &Path, begun: Result<(), AttachError>) -> Result<(), AttachError> {
+        match (self, begun) {
+            (AttachedAs::Recovered, Err(error)) => {
+                let node = node.display();
+                warn!("{node}: goes on, because it may have been in use before, although this failed: {error}");
+                Ok(())
+            }
+            (_, begun) => begun,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_failed_first_read_gives_up_a_new_disk_only() {
+        let node = Path::new("/dev/disk");
+        let failed = || Err(AttachError::FirstRead { node: node.to_owned(), error: io::Error::other("no") });
+        assert!(AttachedAs::New.settle(node, failed()).is_err());
+        assert!(AttachedAs::Recovered.settle(node, failed()).is_ok());
+        assert!(AttachedAs::New.settle(node, Ok(())).is_ok());
+    }
 }

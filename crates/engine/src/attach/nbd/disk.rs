@@ -64,7 +64,7 @@ impl NbdDisk {
     ///
     /// # Errors
     /// If the volume cannot be attached; nothing is left behind then, except a disk of a process
-    /// that has ended.
+    /// that has ended. What fails once such a disk is connected is no error.
     pub fn attach(
         cores: &Cores,
         exports: &Exports,
@@ -106,10 +106,12 @@ impl NbdDisk {
         let begun = watch.map(drop).map_err(AttachError::Queue);
         let disk = NbdDisk { device, attached_as };
         let node = disk.path();
-        let begun = begun.and_then(|()| options.name.as_ref().map_or(Ok(()), |name| name.publish(&node)));
-        match begun.and_then(|()| disk.device.read_first_block(block as usize)) {
+        let named = begun.and_then(|()| options.name.as_ref().map_or(Ok(()), |name| name.publish(&node)));
+        let name = options.name.filter(|_| named.is_ok());
+        let begun = named.and_then(|()| disk.device.read_first_block(block as usize));
+        match attached_as.settle(&node, begun) {
             Ok(()) => {
-                if let Some(name) = &options.name {
+                if let Some(name) = name {
                     name.appear(&node);
                 }
                 disk.note(&format!("attached: {attached_as:?}"), &export.name);
@@ -147,12 +149,12 @@ impl AttachedDisk for NbdDisk {
         self.attached_as
     }
 
-    fn outlives_process(&self) -> bool {
-        self.device.identifier.is_some()
     fn origin(&self) -> Origin {
         connections::origin()
     }
 
+    fn outlives_process(&self) -> bool {
+        self.device.identifier.is_some()
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {

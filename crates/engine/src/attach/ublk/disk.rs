@@ -63,7 +63,7 @@ impl UblkDisk {
     ///
     /// # Errors
     /// If the volume cannot be attached; nothing is left behind then, except a disk of a process
-    /// that has ended.
+    /// that has ended. A first read that fails is no error for such a disk.
     pub fn attach(
         cores: &Cores,
         exports: &Exports,
@@ -102,7 +102,8 @@ impl UblkDisk {
             AttachedAs::Recovered => device.recover(&left, &params, served),
         });
         let begun = begun.and_then(|sectors| {
-            device.read_first_block(info.logical_block as usize)?;
+            let read = device.read_first_block(info.logical_block as usize);
+            attached_as.settle(&device.node(), read)?;
             Ok(SizeFollower::begin(&device.control, device.id, sectors, &volume_state, can_resize))
         });
         match begun {
@@ -117,9 +118,13 @@ impl UblkDisk {
                 Ok(UblkDisk { device, attached_as, size: Mutex::new(Some(size)), outlives_process })
             }
             Err(error) => {
-                if attached_as == AttachedAs::New {
-                    device.order(QueueOrder::fail);
-                    device.remove().unwrap_or_else(|error| warn!("{}: {error}", device.node().display()));
+                match attached_as {
+                    AttachedAs::New => {
+                        device.order(QueueOrder::fail);
+                        device.remove().unwrap_or_else(|error| warn!("{}: {error}", device.node().display()));
+                    }
+                    // Queues that were started would keep it from the next attempt.
+                    AttachedAs::Recovered => device.order(QueueOrder::leave),
                 }
                 Err(error)
             }
@@ -146,15 +151,15 @@ impl AttachedDisk for UblkDisk {
         self.attached_as
     }
 
+    fn origin(&self) -> Origin {
+        self.device.origin()
+    }
+
     fn outlives_process(&self) -> bool {
         self.outlives_process
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {
-    fn origin(&self) -> Origin {
-        self.device.origin()
-    }
-
         self.device.hold_unused().map(drop)
     }
 
@@ -187,14 +192,14 @@ impl AttachedDisk for UblkDisk {
         self.note_detached("detached by force");
         Ok(())
     }
+
+    /// The driver tells nobody that another program has removed the disk.
+    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// Removes a disk that a process that has ended has left. Requests that wait fail.
 ///
 /// # Errors
-
-    /// The driver tells nobody that another program has removed the disk.
-    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 /// If it is no disk of the driver, its process still runs, or the kernel does not remove it.
 pub fn forget(node: &Path) -> Result<(), AttachError> {
     let control = UblkControl::open()?;
@@ -230,15 +235,15 @@ impl Device {
         disk_node(self.id)
     }
 
+    fn origin(&self) -> Origin {
+        Origin { protocol: "ublk", listener: self.node().display().to_string().into() }
+    }
+
     /// Gives a new device its disk; returns its size in sectors.
     fn start(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<u64, AttachError> {
         // The start would wait for a volume that does not answer the reads of the partition table.
         let (order, cores) = (self.order.clone(), self.cores.clone());
         self.io.on_abort(Box::new(move || give_order(QueueOrder::fail, &order, &cores)));
-    fn origin(&self) -> Origin {
-        Origin { protocol: "ublk", listener: self.node().display().to_string().into() }
-    }
-
         self.control.set_params(self.id, params)?;
         self.serve(info, params, served)?;
         // The kernel reads the partition table meanwhile.
