@@ -45,7 +45,7 @@ sees_mib() { reads && has_mib "$1"; }
 waits_for_its_volume() { grep -q '[1-9]' /sys/block/ublkb*/inflight; }
 has_no_disk() { fails ls -d /sys/block/ublkb*; }
 # flushes: a process reads or flushes an attached disk.
-flushes() { grep -q 'disk-i[o]' /proc/[0-9]*/cmdline; }
+flushes() { grep -qz '^/dev/ublk[b]' /proc/[0-9]*/cmdline; }
 
 has_io_in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/$name/inflight")" -gt 0 ]; }
 

@@ -145,7 +145,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     memory::keep(way);
     let opened = open_volume(spec, args.read_only)?;
     let cores = start_cores(args, way)?;
-    let io = own_io::by_this_program();
+    let io = OwnIo::by(&own_io::by_this_program());
     let options = disk_options(args, way, &cores, &opened, io.clone());
     let options = match (way, &args.socket) {
         (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),

@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, mount_points};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use blockmux_proto::volume_state::Origin;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

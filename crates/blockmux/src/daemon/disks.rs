@@ -10,7 +10,7 @@ use crate::attach::way::{Way, WayOptions};
 use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
-use blockmux_engine::attach::own_io::OwnIo;
+use blockmux_engine::attach::own_io::{IoProcesses, OwnIo};
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::Exports;
@@ -18,6 +18,7 @@ use blockmux_proto::volume_state::{VolumeState, VolumeTraffic};
 use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -27,9 +28,13 @@ use tracing::{info, warn};
 /// The attached disks, by the names of their volumes.
 pub(super) struct Disks {
     entries: Mutex<BTreeMap<String, DiskEntry>>,
+    /// The daemon stops, or leaves its disks to another process.
+    has_ended: AtomicBool,
     /// Has the capabilities for attaching, which other threads have dropped. `None` if they have
     /// not.
     privileged: Option<PrivilegedThread>,
+    /// Read and flush the disks.
+    io: IoProcesses,
 }
 
 /// What serves the disks.
@@ -45,7 +50,8 @@ struct DiskEntry {
 }
 
 enum DiskState {
-    Attaching,
+    /// Its first read is given up by this.
+    Attaching(OwnIo),
     Attached(VolumeDisk),
     /// It is being removed, or it is removed and the running config has not forgotten it yet.
     Detaching(VolumeDisk),
@@ -100,9 +106,10 @@ pub(super) struct DeviceInfo {
 }
 
 impl Disks {
-    /// No disk yet; `privileged` attaches and detaches them, if threads of others may not.
-    pub(super) fn new(privileged: Option<PrivilegedThread>) -> Disks {
-        Disks { entries: Mutex::default(), privileged }
+    /// No disk yet; `privileged` attaches and detaches them, if threads of others may not, and `io`
+    /// reads and flushes them.
+    pub(super) fn new(privileged: Option<PrivilegedThread>, io: IoProcesses) -> Disks {
+        Disks { entries: Mutex::default(), has_ended: AtomicBool::new(false), privileged, io }
     }
 
     /// Checks that the machine has the way of an attachment.
@@ -110,8 +117,8 @@ impl Disks {
     /// # Errors
     /// If not; the message says what to do.
     pub(super) fn probe(&self, asked: &Attachment) -> Result<(), Failure> {
-        let (own, via) = (asked.volume.clone(), asked.via());
-        self.run(move || choose(&own, via).map(drop)).flatten()
+        let own = asked.clone();
+        self.run(move || choose(&own).map(drop)).flatten()
     }
 
     /// Attaches a volume; returns its device.
@@ -121,6 +128,7 @@ impl Disks {
     pub(super) fn attach(&self, server: &DiskServer, asked: &Attachment) -> Result<PathBuf, ApiError> {
         let volume = &asked.volume;
         asked.check().map_err(ApiError::invalid)?;
+        let io = OwnIo::by(&self.io);
         {
             let mut entries = self.lock();
             match entries.get(volume).map(|entry| &entry.state) {
@@ -132,17 +140,22 @@ impl Disks {
                 }
                 Some(state) => return Err(state.is_busy(volume)),
             }
-            let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attaching };
+            let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attaching(io.clone()) };
             entries.insert(volume.clone(), entry);
         }
         let (server, own) = (server.clone(), asked.clone());
         let attached = match asked.needs_privileges() {
-            true => self.run(move || attach(&server, &own)).flatten(),
+            true => self.run(move || attach(&server, &own, io)).flatten(),
             // The thread of the socket would have the capabilities, too.
-            false => attach(&server, &own),
+            false => attach(&server, &own, io),
         };
         let mut entries = self.lock();
         match attached {
+            Ok(disk) if self.has_ended.load(Ordering::Relaxed) => {
+                drop(entries);
+                self.abandon(volume, &disk, "the daemon stopped before it was attached");
+                Err(ApiError::failed(about(volume, "the daemon stops")))
+            }
             Ok(disk) => {
                 let device = disk.disk.path();
                 let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attached(disk) };
@@ -357,8 +370,18 @@ impl Disks {
         }
     }
 
+    /// Takes all disks, and gives up those that are being attached.
     fn take_all(&self) -> BTreeMap<String, VolumeDisk> {
-        let all = std::mem::take(&mut *self.lock());
+        let all = {
+            let mut entries = self.lock();
+            self.has_ended.store(true, Ordering::Relaxed);
+            std::mem::take(&mut *entries)
+        };
+        for entry in all.values() {
+            if let DiskState::Attaching(io) = &entry.state {
+                io.abort();
+            }
+        }
         let attached = |(volume, entry): (String, DiskEntry)| Some((volume, entry.state.disk()?.clone()));
         all.into_iter().filter_map(attached).collect()
     }
@@ -419,13 +442,13 @@ impl DiskState {
     fn disk(&self) -> Option<&VolumeDisk> {
         match self {
             DiskState::Attached(own) | DiskState::Detaching(own) => Some(own),
-            DiskState::Attaching | DiskState::Failed(_) => None,
+            DiskState::Attaching(_) | DiskState::Failed(_) => None,
         }
     }
 
     fn word(&self) -> &'static str {
         match self {
-            DiskState::Attaching => "attaching",
+            DiskState::Attaching(_) => "attaching",
             DiskState::Attached(_) => "attached",
             DiskState::Detaching(_) => "detaching",
             DiskState::Failed(_) => "failed",
@@ -452,7 +475,7 @@ impl VolumeDisk {
     }
 }
 
-fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure> {
+fn attach(server: &DiskServer, asked: &Attachment, io: OwnIo) -> Result<VolumeDisk, Failure> {
     let Attachment { volume, socket, name, read_only, .. } = asked;
     let DiskServer { cores, exports } = server;
     let found = exports.find(volume).and_then(|(id, export)| Some((id, export, exports.volume_state(id)?)));
@@ -463,10 +486,9 @@ fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure
     }
     let read_only = *read_only || export.read_only || info.read_only;
     let data = volume_state.disk_number();
-    // A serving daemon may start no programs.
-    let (queues, name, io) = (cores.count() as u16, name.clone(), OwnIo::default());
+    let (queues, name) = (cores.count() as u16, name.clone());
     let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io };
-    let way = choose(volume, asked.via())?;
+    let way = choose(asked)?;
     let needs_socket = || about(volume, "vhost-user needs a socket");
     let options = WayOptions::plain(way, options, socket.clone()).ok_or_else(needs_socket)?;
     let disk = options.attach(cores, exports, id).map_err(|error| about(volume, error))?;
@@ -474,12 +496,12 @@ fn attach(server: &DiskServer, asked: &Attachment) -> Result<VolumeDisk, Failure
 }
 
 /// The way to attach a volume that this machine has.
-fn choose(volume: &str, via: Option<Way>) -> Result<Way, Failure> {
+fn choose(asked: &Attachment) -> Result<Way, Failure> {
     let advice = match has_dropped(CapabilitySet::SYS_ADMIN) && !has_capability(CapabilitySet::SYS_ADMIN) {
         true => LACKS_PRIVILEGES,
         false => "",
     };
-    Way::choose(via).map_err(|error| about(volume, format!("{error}{advice}")))
+    Way::choose(asked.via()).map_err(|error| about(&asked.volume, format!("{error}{advice}")))
 }
 
 /// A failure of an attachment, whose entry in the config the message names.
@@ -511,6 +533,7 @@ const FORCE_TIMEOUT: Duration = Duration::from_secs(5);
 mod tests {
     use super::*;
     use crate::attach::fake::{self, FakeState};
+    use crate::attach::own_io::by_this_program;
     use crate::daemon::config::VolumeEntry;
     use crate::daemon::opening::{NamedVolume, VolumeOpener};
     use crate::protocol::policy::Policy;
@@ -548,7 +571,8 @@ mod tests {
             let exports =
                 Exports::with_states(["a", "b", "m", "broken"].map(open).into_iter().collect::<Vec<_>>());
             let cores = Arc::new(Cores::start(&CoresConfig::default()).unwrap());
-            let (disks, server) = (Arc::new(Disks::new(None)), DiskServer { cores, exports });
+            let disks = Arc::new(Disks::new(None, by_this_program()));
+            let server = DiskServer { cores, exports };
             volumes.iter().for_each(|volume| drop(disks.attach(&server, &asked(volume)).unwrap()));
             Attached { disks, server, _files: files }
         }
@@ -655,6 +679,15 @@ mod tests {
         let _users = ["nobody", "another"].map(|listener| Meter::new(&volume_state, origin(listener)));
         let listed = attached.disks.list();
         assert_eq!(listed[0].device.as_ref().unwrap().traffic.users, 1);
+    }
+
+    #[test]
+    fn a_disk_that_is_attached_when_all_have_ended_is_not_kept() {
+        let attached = Attached::new(&["a"]);
+        attached.disks.end();
+        let error = attached.disks.attach(&attached.server, &asked("b")).unwrap_err();
+        assert!(error.to_string().ends_with("attachment `b`: the daemon stops"), "{error}");
+        assert!(attached.disks.list().is_empty());
     }
 
     #[test]

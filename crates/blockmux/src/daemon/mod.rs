@@ -16,6 +16,7 @@ mod config;
 mod config_audit;
 mod control;
 mod disk_commands;
+mod disk_setup;
 mod disks;
 mod identity;
 mod idle;
@@ -39,7 +40,7 @@ use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
 use crate::process::machine::memory_bytes;
 use crate::process::poll::Poll;
-use crate::process::privileges::{self, PrivilegedThread, ServiceUser};
+use crate::process::privileges::{self, ServiceUser};
 use crate::process::service_manager::{self, Watchdog};
 use crate::process::signals;
 use crate::process::stdout::print;
@@ -49,16 +50,15 @@ use crate::volume_kinds::{flush, sizes};
 use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
 use api::{Api, Endpoint, bind_control, bind_tcp};
-use attachment::Attachment;
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::serve::listener::ConnectionLimit;
-use blockmux_engine::sys::become_io_flusher;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use config::VolumeEntry;
 use control::{ConnectionLimits, ControlServer};
-use disks::{DiskServer, Disks};
+use disk_setup::DiskSetup;
+use disks::DiskServer;
 use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -74,7 +74,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// Arguments of `blockmux serve`.
 #[derive(clap::Args)]
@@ -263,6 +263,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_open(&setup.policy);
+    // The command of --run keeps the privileges of the user who started it.
+    let drops_privileges = command.is_none() && !keep_privileges;
+    let disk_setup = DiskSetup::begin(&setup, drops_privileges)?;
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
     let Some(exports) = opening.open(&setup, takeover.as_mut(), &mut inherited)? else {
         info!("stopped before the volumes were open");
@@ -283,9 +286,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         let served: Vec<_> = served.map(Path::to_owned).collect();
         user.switch(setup.state.as_deref(), &served, control)?;
     }
-    // The command of --run keeps the privileges of the user who started it.
-    let drops_privileges = command.is_none() && !keep_privileges;
-    let disks = Arc::new(prepare_disks(&setup, drops_privileges)?);
+    let disks = Arc::new(disk_setup.finish()?);
     if drops_privileges {
         privileges::drop_capabilities(setup.capabilities())?;
         privileges::deny_system_calls();
@@ -437,20 +438,6 @@ fn raise_open_file_limit() {
         let current = limit.current.unwrap_or(u64::MAX);
         warn!("cannot raise the limit of open files from {current}: {error}; fewer connections may fit");
     }
-}
-
-/// Prepares for attaching disks of this machine: a thread keeps the capabilities for that if the
-/// others drop theirs, and cores get no memory that waits for a disk, which could be theirs.
-fn prepare_disks(setup: &Setup, drops_privileges: bool) -> Result<Disks, Failure> {
-    if !setup.attachments.iter().any(Attachment::needs_privileges) {
-        return Ok(Disks::new(None));
-    }
-    // Threads inherit it.
-    if let Err(error) = become_io_flusher() {
-        debug!("memory of a core may wait for its own disk: {error}");
-    }
-    let privileged = drops_privileges.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
-    Ok(Disks::new(privileged.transpose()?))
 }
 
 fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure> {

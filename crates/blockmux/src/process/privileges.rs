@@ -14,7 +14,8 @@ use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::io;
 use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
+    CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs,
 };
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -195,6 +196,21 @@ fn keep(kept: CapabilitySet) -> io::Result<CapabilitySet> {
     let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets)?;
     Ok(permitted - left)
+}
+
+/// Drops all of this thread's capabilities except `kept`, which programs that it starts have, too,
+/// whatever the user. A failure is logged only.
+pub(crate) fn pass_on_only(kept: CapabilitySet) {
+    let pass_on = || {
+        keep(kept)?;
+        let sets = capabilities(None)?;
+        set_capabilities(None, CapabilitySets { inheritable: sets.permitted, ..sets })?;
+        let passed_on = sets.permitted.iter();
+        passed_on.into_iter().try_for_each(|one| configure_capability_in_ambient_set(one, true))
+    };
+    if let Err(error) = pass_on() {
+        debug!("a process does not pass on its capabilities: {error}");
+    }
 }
 
 /// Protects secrets in memory: forbids tracing by other processes of the user, and core dumps.

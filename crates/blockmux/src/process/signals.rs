@@ -52,6 +52,16 @@ pub(crate) fn watch<E: Send + 'static>(
     Ok(())
 }
 
+/// Lets SIGTERM, SIGINT and SIGHUP do nothing, in a process that ends with another one.
+///
+/// # Errors
+/// If the signal handlers cannot be installed.
+pub(crate) fn ignore_stops() -> io::Result<()> {
+    [SIGTERM, SIGINT, SIGHUP]
+        .into_iter()
+        .try_for_each(|signal| flag::register(signal, Arc::default()).map(drop))
+}
+
 /// Registers a temporary directory of this process, which is removed if a second signal ends it.
 pub(crate) fn remove_at_exit(directory: &Path) {
     temporary_directories().push(directory.to_owned());

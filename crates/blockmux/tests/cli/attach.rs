@@ -2,10 +2,19 @@
 //! `tests/vm/attach.sh` and `attach-service.sh` attach disks.
 
 use crate::control::Controlled;
-use crate::program::{blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, text};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 
 /// Whether the driver is there, so that this machine shows nothing here.
 #[expect(clippy::print_stdout, reason = "the reason of a skipped test")]
@@ -106,4 +115,50 @@ fn a_command_that_cannot_attach_a_disk_changes_nothing() {
     assert!(said.contains("a: is not attached as a disk"), "{said}");
     assert_eq!(controlled.status()["attachments"], Value::Array(Vec::new()));
     assert!(!controlled.said(&["export"]).contains("attachment"));
+}
+
+/// Asks a process, which starts others, for one that reads and flushes a disk; returns its socket.
+fn ask_for_disk_io(starter: &UnixStream, disk: &Path) -> BufReader<UnixStream> {
+    let (socket, its) = UnixStream::pair().unwrap();
+    let path = disk.as_os_str().as_bytes();
+    let message = [&(path.len() as u16).to_ne_bytes(), path].concat();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let (mut control, fds) = (SendAncillaryBuffer::new(&mut space), [its.as_fd()]);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(starter, &[IoSlice::new(&message)], &mut control, SendFlags::empty()).unwrap();
+    BufReader::new(socket)
+}
+
+#[test]
+fn the_processes_that_read_and_flush_disks_end_with_the_one_that_serves_them_and_not_by_a_signal() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    fs::write(&disk, [0; 4096]).unwrap();
+    let (socket, its) = UnixStream::pair().unwrap();
+    let mut command = Command::new(BLOCKMUX);
+    let mut starter = command.arg("disk-io").stdin(OwnedFd::from(its)).spawn().unwrap();
+    let ask = |io: &mut BufReader<UnixStream>, request: &str| {
+        writeln!(io.get_mut(), "{request}").unwrap();
+        let mut answer = String::new();
+        io.read_line(&mut answer).unwrap();
+        answer
+    };
+    let mut first = ask_for_disk_io(&socket, &disk);
+    assert_eq!(
+        ["read 512", "hold", "flush", "read 8192"].map(|request| ask(&mut first, request)),
+        ["0\n", "0\n", "0\n", "5\n"]
+    );
+    // As a service manager stops a service.
+    kill_process(Pid::from_child(&starter), Signal::TERM).unwrap();
+    let mut second = ask_for_disk_io(&socket, Path::new("/no/such/disk"));
+    assert_eq!(ask(&mut second, "hold"), "2\n");
+    let status = fs::read_to_string(format!("/proc/{}/status", starter.id())).unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap().trim();
+    let capabilities = u64::from_str_radix(capabilities, 16).unwrap();
+    assert_eq!(capabilities & !2, 0, "no capability but CAP_DAC_OVERRIDE");
+    drop(socket);
+    assert!(starter.wait().unwrap().success());
+    assert_eq!(ask(&mut first, "flush"), "0\n", "the disk is held until its own socket is closed");
+    first.get_ref().shutdown(Shutdown::Write).unwrap();
+    assert_eq!(first.read_line(&mut String::new()).unwrap(), 0);
 }

@@ -16,10 +16,10 @@ pub mod ublk;
 pub mod vhost_user;
 mod wait;
 
+use blockmux_proto::volume_state::Origin;
 pub use error::{AttachError, DetachError};
 pub use name::{DiskName, InvalidDiskName};
 pub use node::mount_points;
-use blockmux_proto::volume_state::Origin;
 use own_io::OwnIo;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,9 @@ impl AttachedAs {
         match (self, begun) {
             (AttachedAs::Recovered, Err(error)) => {
                 let node = node.display();
-                warn!("{node}: goes on, because it may have been in use before, although this failed: {error}");
+                warn!(
+                    "{node}: goes on, because it may have been in use before, although this failed: {error}"
+                );
                 Ok(())
             }
             (_, begun) => begun,

@@ -24,8 +24,8 @@ use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tracing::{debug, info};
@@ -42,7 +42,8 @@ struct NbdDevice {
     index: u32,
     identifier: Option<String>,
     identity: DiskIdentity,
-    maker: ConnectionMaker,
+    /// `None` once the disk is left: then the volume is released, though this may live on.
+    maker: Mutex<Option<Arc<ConnectionMaker>>>,
     /// Connections are no longer replaced.
     is_ending: AtomicBool,
     removal: Notice,
@@ -99,6 +100,7 @@ impl NbdDisk {
         };
         let (is_ending, removal) = (AtomicBool::new(false), Notice::default());
         let (identity, io) = (DiskIdentity::of(index), options.io.clone());
+        let maker = Mutex::new(Some(Arc::new(maker)));
         let device = NbdDevice { netlink, index, identifier, identity, maker, is_ending, removal, io };
         let device = Arc::new(device);
         let watched = device.clone();
@@ -163,6 +165,8 @@ impl AttachedDisk for NbdDisk {
 
     fn leave(&self) {
         self.device.is_ending.store(true, Ordering::Release);
+        *self.device.maker.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.device.io.leave();
     }
 
     fn detach(&self) -> Result<(), DetachError> {
@@ -238,7 +242,9 @@ impl NbdDevice {
     }
 
     fn replace(&self, nth: usize) -> Result<OpenSession, AttachError> {
-        let made = self.maker.connect(nth).map_err(AttachError::Queue)?;
+        let maker = self.maker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let left = || AttachError::Queue(io::ErrorKind::NotFound.into());
+        let made = maker.ok_or_else(left)?.connect(nth).map_err(AttachError::Queue)?;
         let ends = [made.ends.of_kernel()].into_iter();
         reconfigure(&self.netlink, self.index, self.identifier.as_deref(), ends)?;
         Ok(made.session)

@@ -166,6 +166,7 @@ impl AttachedDisk for UblkDisk {
     fn leave(&self) {
         self.keep_size();
         self.device.order(QueueOrder::leave);
+        self.device.io.leave();
     }
 
     fn detach(&self) -> Result<(), DetachError> {

@@ -4,6 +4,7 @@ use super::programs::Programs;
 use crate::attach::own_io;
 use crate::attach::way::{Way, WayOptions};
 use blockmux_engine::attach::fuse::FuseOptions;
+use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -66,7 +67,7 @@ impl AttachedVolume {
         let export = Export { name: NAME.to_owned(), description: String::new(), read_only, volume };
         let exports = Exports::new(vec![export]);
         let (queues, mount_point) = (cores.count() as u16, directory.to_owned());
-        let (file, allow_other, io) = (NAME.to_owned(), false, own_io::by_this_program());
+        let (file, allow_other, io) = (NAME.to_owned(), false, OwnIo::by(&own_io::by_this_program()));
         let options = match way {
             Way::Fuse => {
                 let file = FuseOptions { mount_point, file, allow_other, read_only, depth: DEPTH, io };

@@ -3,6 +3,7 @@
 
 use super::config::{CHAP_NAME, GUIDS, HOSTS, INITIATORS, check_files, own_ip, write_files};
 use crate::api::ApiError;
+use crate::attach::own_io::by_this_program;
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config_audit::Caller;
 use crate::daemon::control::{ConnectionLimits, ControlServer};
@@ -81,7 +82,7 @@ impl TestPlace {
         connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
         let cores = Arc::new(start_cores(&setup, POOL)?);
         let args = (self.args(), inherited);
-        let disks = Arc::new(Disks::new(None));
+        let disks = Arc::new(Disks::new(None, by_this_program()));
         let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
         setup
             .attachments

@@ -1,0 +1,48 @@
+//! What the daemon does for disks of its machine before it serves and drops its privileges.
+
+use super::attachment::Attachment;
+use super::disks::Disks;
+use super::setup::Setup;
+use crate::attach::own_io::by_this_program;
+use crate::failure::Failure;
+use crate::process::privileges::PrivilegedThread;
+use blockmux_engine::attach::own_io::IoProcesses;
+use blockmux_engine::sys::become_io_flusher;
+use tracing::debug;
+
+/// The preparations for attaching the disks of a config.
+pub(super) struct DiskSetup {
+    io: IoProcesses,
+    has_disks: bool,
+    drops_privileges: bool,
+}
+
+impl DiskSetup {
+    /// Prepares the memory of the process, and the processes that read and flush disks. Threads and
+    /// programs inherit what this one is, so call it before others are started, before the user is
+    /// changed, and before programs may no longer be started.
+    ///
+    /// # Errors
+    /// If the processes cannot be started.
+    pub(super) fn begin(setup: &Setup, drops_privileges: bool) -> Result<DiskSetup, Failure> {
+        let (io, has_disks) = (by_this_program(), setup.attachments.iter().any(Attachment::needs_privileges));
+        if has_disks {
+            if let Err(error) = become_io_flusher() {
+                debug!("memory of a core may wait for its own disk: {error}");
+            }
+            io.begin().map_err(|error| Failure::run(format!("disks cannot be read and flushed: {error}")))?;
+        }
+        Ok(DiskSetup { io, has_disks, drops_privileges })
+    }
+
+    /// Lets a thread keep the capabilities for attaching and detaching, if the others are about to
+    /// drop theirs.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub(super) fn finish(&self) -> Result<Disks, Failure> {
+        let keeps = self.has_disks && self.drops_privileges;
+        let privileged = keeps.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
+        Ok(Disks::new(privileged.transpose()?, self.io.clone()))
+    }
+}
