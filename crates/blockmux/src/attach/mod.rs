@@ -140,7 +140,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let is_file = args.directory.is_some() || args.allow_other;
     let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser)).or(is_file.then_some(Way::Fuse));
     check_options(args, asked)?;
-    let way = Way::choose(asked).map_err(cannot_attach)?;
+    let way = Way::choose(asked, true).map_err(cannot_attach)?;
     check_options(args, Some(way))?;
     memory::keep(way);
     let opened = open_volume(spec, args.read_only)?;

@@ -76,6 +76,11 @@ impl Way {
         self == Way::VhostUser
     }
 
+    /// Whether it mounts a file system of this machine.
+    pub(crate) fn mounts(self) -> bool {
+        self == Way::Fuse
+    }
+
     /// Whether this machine has it.
     ///
     /// # Errors
@@ -92,13 +97,14 @@ impl Way {
         Ok(())
     }
 
-    /// The best way that this machine has; logs why it lacks better ones.
+    /// The best way that this machine has, one that mounts only if the process `may_mount`; logs why
+    /// it lacks better ones.
     ///
     /// # Errors
     /// If it has none: why it lacks the best.
-    pub(super) fn best() -> Result<Way, AttachError> {
+    pub(super) fn best(may_mount: bool) -> Result<Way, AttachError> {
         let mut why_not = None;
-        for way in Way::ALL {
+        for way in Way::ALL.into_iter().filter(|way| may_mount || !way.mounts()) {
             match way.probe() {
                 Ok(()) => return Ok(way),
                 Err(error) => {
@@ -110,14 +116,15 @@ impl Way {
         why_not.map_or(Ok(Way::Ublk), Err)
     }
 
-    /// The way that is asked for, if this machine has it, or the best.
+    /// The way that is asked for, if this machine has it, or the best one, which mounts only if the
+    /// process `may_mount`.
     ///
     /// # Errors
     /// If it lacks that one, or has none.
-    pub(crate) fn choose(via: Option<Way>) -> Result<Way, AttachError> {
+    pub(crate) fn choose(via: Option<Way>, may_mount: bool) -> Result<Way, AttachError> {
         match via {
             Some(way) => way.probe().map(|()| way),
-            None => Way::best(),
+            None => Way::best(may_mount),
         }
     }
 }
@@ -135,16 +142,26 @@ pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
 }
 
 impl WayOptions {
-    /// A way with the options of a daemon's disk; `None` if it needs others, such as the socket of
-    /// vhost-user.
-    pub(crate) fn plain(way: Way, disk: DiskOptions, socket: Option<PathBuf>) -> Option<WayOptions> {
+    /// A way with the options of a daemon's disk.
+    ///
+    /// # Errors
+    /// What it needs beyond them.
+    pub(crate) fn plain(
+        way: Way,
+        disk: DiskOptions,
+        socket: Option<PathBuf>,
+    ) -> Result<WayOptions, &'static str> {
         match way {
-            Way::Ublk => Some(WayOptions::Ublk(disk)),
-            Way::Nbd => Some(WayOptions::Nbd(disk)),
-            Way::Fuse => Some(WayOptions::Fuse(file::plain_options(&disk)?)),
-            Way::VhostUser => Some(WayOptions::VhostUser(disk, socket?)),
+            Way::Ublk => Ok(WayOptions::Ublk(disk)),
+            Way::Nbd => Ok(WayOptions::Nbd(disk)),
+            Way::Fuse => file::plain_options(&disk)
+                .map(WayOptions::Fuse)
+                .ok_or("there is no directory for its file; set XDG_RUNTIME_DIR to one"),
+            Way::VhostUser => socket
+                .map(|socket| WayOptions::VhostUser(disk, socket))
+                .ok_or("vhost-user needs a socket; name one"),
             #[cfg(test)]
-            Way::Fake => Some(WayOptions::Fake(disk)),
+            Way::Fake => Ok(WayOptions::Fake(disk)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the daemon does for disks of its machine before it serves and drops its privileges.
 
 use super::attachment::Attachment;
-use super::disks::Disks;
+use super::disks::{self, Disks};
 use super::setup::Setup;
 use crate::attach::own_io::by_this_program;
 use crate::failure::Failure;
@@ -23,8 +23,11 @@ impl DiskSetup {
     /// changed, and before programs may no longer be started.
     ///
     /// # Errors
-    /// If the processes cannot be started.
+    /// If a way of attaching is not possible, or the processes cannot be started.
     pub(super) fn begin(setup: &Setup, drops_privileges: bool) -> Result<DiskSetup, Failure> {
+        let allowed =
+            setup.attachments.iter().try_for_each(|asked| disks::check_mounts(asked, !drops_privileges));
+        allowed.map_err(|failure| setup.located(failure))?;
         let (io, has_disks) = (by_this_program(), setup.attachments.iter().any(Attachment::needs_privileges));
         if has_disks {
             if let Err(error) = become_io_flusher() {
@@ -43,6 +46,6 @@ impl DiskSetup {
     pub(super) fn finish(&self) -> Result<Disks, Failure> {
         let keeps = self.has_disks && self.drops_privileges;
         let privileged = keeps.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
-        Ok(Disks::new(privileged.transpose()?, self.io.clone()))
+        Ok(Disks::new(privileged.transpose()?, self.io.clone(), !self.drops_privileges))
     }
 }

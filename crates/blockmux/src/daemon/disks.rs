@@ -35,6 +35,8 @@ pub(super) struct Disks {
     privileged: Option<PrivilegedThread>,
     /// Read and flush the disks.
     io: IoProcesses,
+    /// The daemon does not deny itself to mount file systems.
+    may_mount: bool,
 }
 
 /// What serves the disks.
@@ -108,8 +110,8 @@ pub(super) struct DeviceInfo {
 impl Disks {
     /// No disk yet; `privileged` attaches and detaches them, if threads of others may not, and `io`
     /// reads and flushes them.
-    pub(super) fn new(privileged: Option<PrivilegedThread>, io: IoProcesses) -> Disks {
-        Disks { entries: Mutex::default(), has_ended: AtomicBool::new(false), privileged, io }
+    pub(super) fn new(privileged: Option<PrivilegedThread>, io: IoProcesses, may_mount: bool) -> Disks {
+        Disks { entries: Mutex::default(), has_ended: AtomicBool::new(false), privileged, io, may_mount }
     }
 
     /// Checks that the machine has the way of an attachment.
@@ -117,8 +119,8 @@ impl Disks {
     /// # Errors
     /// If not; the message says what to do.
     pub(super) fn probe(&self, asked: &Attachment) -> Result<(), Failure> {
-        let own = asked.clone();
-        self.run(move || choose(&own).map(drop)).flatten()
+        let (own, may_mount) = (asked.clone(), self.may_mount);
+        self.run(move || choose(&own, may_mount).map(drop)).flatten()
     }
 
     /// Attaches a volume; returns its device.
@@ -128,7 +130,8 @@ impl Disks {
     pub(super) fn attach(&self, server: &DiskServer, asked: &Attachment) -> Result<PathBuf, ApiError> {
         let volume = &asked.volume;
         asked.check().map_err(ApiError::invalid)?;
-        let io = OwnIo::by(&self.io);
+        check_mounts(asked, self.may_mount).map_err(ApiError::invalid)?;
+        let (io, may_mount) = (OwnIo::by(&self.io), self.may_mount);
         {
             let mut entries = self.lock();
             match entries.get(volume).map(|entry| &entry.state) {
@@ -145,9 +148,9 @@ impl Disks {
         }
         let (server, own) = (server.clone(), asked.clone());
         let attached = match asked.needs_privileges() {
-            true => self.run(move || attach(&server, &own, io)).flatten(),
+            true => self.run(move || attach(&server, &own, io, may_mount)).flatten(),
             // The thread of the socket would have the capabilities, too.
-            false => attach(&server, &own, io),
+            false => attach(&server, &own, io, may_mount),
         };
         let mut entries = self.lock();
         match attached {
@@ -359,7 +362,7 @@ impl Disks {
             warn!("{volume}: {disk} stays, and its requests wait until the volume is attached again ({why})");
             return;
         }
-        warn!("{volume}: {disk} is removed by force, because its volume ends with the daemon ({why})");
+        warn!("{volume}: {disk} is removed by force, because it would end with the daemon ({why})");
         let (sender, removed) = mpsc::channel();
         let own = own.disk.clone();
         self.start(move || drop(sender.send(own.detach_by_force())));
@@ -475,7 +478,12 @@ impl VolumeDisk {
     }
 }
 
-fn attach(server: &DiskServer, asked: &Attachment, io: OwnIo) -> Result<VolumeDisk, Failure> {
+fn attach(
+    server: &DiskServer,
+    asked: &Attachment,
+    io: OwnIo,
+    may_mount: bool,
+) -> Result<VolumeDisk, Failure> {
     let Attachment { volume, socket, name, read_only, .. } = asked;
     let DiskServer { cores, exports } = server;
     let found = exports.find(volume).and_then(|(id, export)| Some((id, export, exports.volume_state(id)?)));
@@ -488,20 +496,31 @@ fn attach(server: &DiskServer, asked: &Attachment, io: OwnIo) -> Result<VolumeDi
     let data = volume_state.disk_number();
     let (queues, name) = (cores.count() as u16, name.clone());
     let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io };
-    let way = choose(asked)?;
-    let needs_socket = || about(volume, "vhost-user needs a socket");
-    let options = WayOptions::plain(way, options, socket.clone()).ok_or_else(needs_socket)?;
+    let way = choose(asked, may_mount)?;
+    let options = WayOptions::plain(way, options, socket.clone()).map_err(|error| about(volume, error))?;
     let disk = options.attach(cores, exports, id).map_err(|error| about(volume, error))?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
 
-/// The way to attach a volume that this machine has.
-fn choose(asked: &Attachment) -> Result<Way, Failure> {
+/// Checks that a daemon that may not mount file systems does not have to.
+///
+/// # Errors
+/// If it has to; the message says what to do.
+pub(super) fn check_mounts(asked: &Attachment, may_mount: bool) -> Result<(), Failure> {
+    match asked.via() {
+        Some(way) if way.mounts() && !may_mount => Err(about(&asked.volume, MAY_NOT_MOUNT)),
+        _ => Ok(()),
+    }
+}
+
+/// The way to attach a volume that this machine has, and a daemon may use.
+fn choose(asked: &Attachment, may_mount: bool) -> Result<Way, Failure> {
+    check_mounts(asked, may_mount)?;
     let advice = match has_dropped(CapabilitySet::SYS_ADMIN) && !has_capability(CapabilitySet::SYS_ADMIN) {
         true => LACKS_PRIVILEGES,
         false => "",
     };
-    Way::choose(asked.via()).map_err(|error| about(&asked.volume, format!("{error}{advice}")))
+    Way::choose(asked.via(), may_mount).map_err(|error| about(&asked.volume, format!("{error}{advice}")))
 }
 
 /// A failure of an attachment, whose entry in the config the message names.
@@ -522,6 +541,9 @@ fn cannot_detach(volume: &str, error: &DetachError) -> ApiError {
 /// The advice for a daemon that did not expect to attach a disk.
 const LACKS_PRIVILEGES: &str = "; the daemon dropped the required capabilities when it started: restart it with \
                                 --keep-privileges, or with an [[attachment]] in its config";
+/// The advice for fuse, in a daemon that has installed its filter of system calls.
+const MAY_NOT_MOUNT: &str = "a serving daemon denies itself to mount file systems, as fuse needs: start it with \
+                             --keep-privileges, or use `blockmux attach --via fuse`";
 /// Maximum number of requests in flight on each queue of a disk.
 const DEPTH: u16 = 128;
 /// Time for the last flush of all disks when the daemon stops.
@@ -571,8 +593,8 @@ mod tests {
             let exports =
                 Exports::with_states(["a", "b", "m", "broken"].map(open).into_iter().collect::<Vec<_>>());
             let cores = Arc::new(Cores::start(&CoresConfig::default()).unwrap());
-            let disks = Arc::new(Disks::new(None, by_this_program()));
-            let server = DiskServer { cores, exports };
+            let (disks, server) =
+                (Arc::new(Disks::new(None, by_this_program(), true)), DiskServer { cores, exports });
             volumes.iter().for_each(|volume| drop(disks.attach(&server, &asked(volume)).unwrap()));
             Attached { disks, server, _files: files }
         }

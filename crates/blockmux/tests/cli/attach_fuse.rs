@@ -1,8 +1,9 @@
 //! `blockmux attach --via fuse`: volumes as files. Tests that need FUSE print a line that begins
 //! with `skipped: ` and end if this machine lets nobody mount it.
 
-use crate::control::LoopDevice;
+use crate::control::{Controlled, LoopDevice};
 use crate::daemon::Daemon;
+use crate::privileges::is_root;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -397,4 +398,44 @@ fn maps_shared() -> bool {
     let mut numbers = version.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
     version >= (6, 6)
+}
+
+#[test]
+fn a_daemon_mounts_a_volume_only_if_it_keeps_its_privileges() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("a.toml");
+    let name = format!("blockmux-test-{}", std::process::id());
+    let attachment = format!("[[attachment]]\nvolume = 'a'\nvia = 'fuse'\nname = '{name}'\n");
+    let listener = directory.path().join("n");
+    let volume = format!("nbd = ['unix:{}']\n[[volume]]\nname = 'a'\nspec = 'mem:16m'\n", listener.display());
+    fs::write(&config, format!("{volume}{attachment}")).unwrap();
+    let refused = blockmux(["serve", "--config", config.to_str().unwrap()]);
+    let said = text(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(2)
+            && said.contains("a.toml:5: attachment `a`: a serving daemon denies itself"),
+        "{said}"
+    );
+    let said = Controlled::serve(&["a=mem:1m"]).refusal(&["attach-disk", "a", "--via", "fuse"]);
+    assert!(said.contains("start it with --keep-privileges, or use `blockmux attach --via fuse`"), "{said}");
+
+    let mut controlled = Controlled::serve(&["--config", config.to_str().unwrap(), "--keep-privileges"]);
+    let attachment = |key: &str| controlled.status()["attachments"][0][key].clone();
+    let path = PathBuf::from(attachment("device").as_str().unwrap());
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    file.write_all_at(&pattern(1 << 20), 0).unwrap();
+    // The kernel splits the write at a page of the memory, where a block need not end.
+    assert!(attachment("written_bytes").as_u64().unwrap() >= 1 << 20);
+    let process = Path::new("/proc").join(controlled.daemon.pid().as_raw_nonzero().to_string());
+    assert_eq!(fs::read_to_string(process.join("oom_score_adj")).unwrap(), "-1000\n");
+    let status = fs::read_to_string(process.join("status")).unwrap();
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    assert_ne!(locked.trim(), "0 kB");
+    drop(file);
+    controlled.daemon.signal(Signal::TERM);
+    assert!(controlled.daemon.wait().success());
+    assert!(!path.parent().unwrap().exists());
 }

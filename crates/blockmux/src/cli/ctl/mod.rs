@@ -154,8 +154,9 @@ pub(crate) enum Request {
     AttachDisk {
         /// Name of the volume
         volume: String,
-        /// How to attach it: ublk or nbd (a block device), fuse (a file) or vhost-user (the disk of
-        /// a virtual machine) [default: the best that the machine has]
+        /// How to attach it: ublk or nbd (a block device), fuse (a file, only if the daemon runs
+        /// with --keep-privileges) or vhost-user (the disk of a virtual machine) [default: the best
+        /// that the machine has]
         #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
         via: Option<Way>,
         /// Where virtual machines find the disk: the Unix socket of vhost-user

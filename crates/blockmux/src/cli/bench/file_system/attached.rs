@@ -71,14 +71,14 @@ impl AttachedVolume {
         let options = match way {
             Way::Fuse => {
                 let file = FuseOptions { mount_point, file, allow_other, read_only, depth: DEPTH, io };
-                Some(WayOptions::Fuse(file))
+                Ok(WayOptions::Fuse(file))
             }
             _ => {
                 let disk = DiskOptions { queues, depth: DEPTH, data: None, read_only, name: None, io };
                 WayOptions::plain(way, disk, None)
             }
         };
-        let options = options.ok_or_else(|| format!("{} makes no disk of this machine", way.name()))?;
+        let options = options.map_err(|error| format!("{}: {error}", way.name()))?;
         let disk = options.attach(cores, &exports, VolumeId(0)).map_err(|error| error.to_string())?;
         let (node, is_detached) = (disk.path(), AtomicBool::new(false));
         let disk = Arc::new(GuardedDisk { disk, is_detached });

@@ -133,7 +133,7 @@ pub(super) fn run(args: &BenchArgs, interrupts: Interrupts) -> Result<FileSystem
     let links = suite.links().ok_or_else(|| Failure::request("internal error: the study has no links"))?;
     // Without root, this is where the user learns it.
     let veth = VethPair::new()?;
-    let way = Way::choose(None)
+    let way = Way::choose(None, true)
         .map_err(|error| Failure::request(format!("--file-system attaches disks: {error}")))?;
     if way == Way::Fuse {
         check_programs(&LOOP_PROGRAMS)?;
