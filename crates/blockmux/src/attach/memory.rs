@@ -9,7 +9,7 @@ use super::way::Way;
 use crate::process::privileges::has_capability;
 use blockmux_engine::sys::{become_io_flusher, end_io_flushing};
 use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use std::fs;
 use std::io;
@@ -18,36 +18,43 @@ use tracing::{debug, warn};
 /// Keeps the memory of this process from waiting for the disk. Threads that this one starts are I/O
 /// flushers as it is. Call it before a volume is opened or a core started.
 pub(super) fn keep(way: Way) {
-    if way == Way::VhostUser {
+    match way {
         // The disk is a virtual machine's, whose memory would be locked, too.
-        return;
-    }
-    let flushes = become_io_flusher();
-    let kept = flushes.and_then(|()| lock());
-    if let Err(error) = kept {
+        Way::VhostUser => {}
         // Nothing of a file is cached, so nothing is written back to it.
-        match way {
-            Way::Fuse => debug!("memory of this process may be swapped: {error}"),
-            _ => warn!(
-                "memory of this process may wait for its own disk: {error}; start it with CAP_SYS_RESOURCE and \
-                 CAP_IPC_LOCK"
-            ),
+        Way::Fuse => {
+            try_to_keep(true).unwrap_or_else(|error| debug!("memory of this process may be swapped: {error}"))
         }
+        _ => keep_for_disks(true),
     }
 }
 
-/// Locks all pages in memory, each once it is used.
-fn lock() -> io::Result<()> {
-    // Under a limit, memory that is mapped later would be refused.
-    if !has_capability(CapabilitySet::IPC_LOCK) && getrlimit(Resource::Memlock).current.is_some() {
-        return Err(io::ErrorKind::PermissionDenied.into());
+/// Keeps the memory of this process from waiting for its disks, also once it has dropped its
+/// capabilities, unless it `keeps_capabilities`. Call it before a volume is opened or a core
+/// started.
+pub(crate) fn keep_for_disks(keeps_capabilities: bool) {
+    if let Err(error) = try_to_keep(keeps_capabilities) {
+        warn!(
+            "memory of this process may wait for its own disk: {error}; start it with CAP_SYS_RESOURCE and \
+             CAP_IPC_LOCK"
+        );
     }
+}
+
+fn try_to_keep(keeps_capabilities: bool) -> io::Result<()> {
+    become_io_flusher()?;
+    // Under a limit, memory that is mapped later would be refused to whoever lacks the capability.
+    let is_exempt = keeps_capabilities && has_capability(CapabilitySet::IPC_LOCK);
+    if !is_exempt && getrlimit(Resource::Memlock).current.is_some() {
+        setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?;
+    }
+    // All pages, each once it is used.
     Ok(mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
 }
 
 /// Makes this thread, which serves nothing, a usual one again: a program that it starts inherits
 /// what it is.
-pub(super) fn release_thread() {
+pub(crate) fn release_thread() {
     if let Err(error) = end_io_flushing() {
         debug!("the command is an I/O flusher: {error}");
     }
@@ -55,7 +62,7 @@ pub(super) fn release_thread() {
 
 /// Keeps the kernel from killing this process when memory is short. Programs inherit that, so call
 /// it once the command of `--run` is started.
-pub(super) fn outlive_others() {
+pub(crate) fn outlive_others() {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ_MIN) {
         debug!("the kernel may kill this process when memory is short: {error}");
     }

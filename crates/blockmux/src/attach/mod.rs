@@ -11,7 +11,7 @@ mod detach;
 #[cfg(test)]
 pub(crate) mod fake;
 mod file;
-mod memory;
+pub(crate) mod memory;
 mod mounted;
 pub(crate) mod own_io;
 mod probe;

@@ -3,12 +3,11 @@
 use super::attachment::Attachment;
 use super::disks::{self, Disks};
 use super::setup::Setup;
+use crate::attach::memory;
 use crate::attach::own_io::by_this_program;
 use crate::failure::Failure;
 use crate::process::privileges::PrivilegedThread;
 use blockmux_engine::attach::own_io::IoProcesses;
-use blockmux_engine::sys::become_io_flusher;
-use tracing::debug;
 
 /// The preparations for attaching the disks of a config.
 pub(super) struct DiskSetup {
@@ -24,16 +23,21 @@ impl DiskSetup {
     ///
     /// # Errors
     /// If a way of attaching is not possible, or the processes cannot be started.
-    pub(super) fn begin(setup: &Setup, drops_privileges: bool) -> Result<DiskSetup, Failure> {
+    pub(super) fn begin(
+        setup: &Setup,
+        drops_privileges: bool,
+        runs_command: bool,
+    ) -> Result<DiskSetup, Failure> {
         let allowed =
             setup.attachments.iter().try_for_each(|asked| disks::check_mounts(asked, !drops_privileges));
         allowed.map_err(|failure| setup.located(failure))?;
         let (io, has_disks) = (by_this_program(), setup.attachments.iter().any(Attachment::needs_privileges));
         if has_disks {
-            if let Err(error) = become_io_flusher() {
-                debug!("memory of a core may wait for its own disk: {error}");
-            }
+            memory::keep_for_disks(!drops_privileges);
             io.begin().map_err(|error| Failure::run(format!("disks cannot be read and flushed: {error}")))?;
+            if !runs_command {
+                memory::outlive_others();
+            }
         }
         Ok(DiskSetup { io, has_disks, drops_privileges })
     }
@@ -47,5 +51,20 @@ impl DiskSetup {
         let keeps = self.has_disks && self.drops_privileges;
         let privileged = keeps.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
         Ok(Disks::new(privileged.transpose()?, self.io.clone(), !self.drops_privileges))
+    }
+
+    /// Starts the command of `--run` by `start`: it inherits nothing of what keeps the memory of
+    /// this process.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    pub(super) fn start_command<T>(&self, start: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        if !self.has_disks {
+            return start();
+        }
+        memory::release_thread();
+        let running = start()?;
+        memory::outlive_others();
+        Ok(running)
     }
 }

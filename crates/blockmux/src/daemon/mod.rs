@@ -265,7 +265,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     listen::warn_of_open(&setup.policy);
     // The command of --run keeps the privileges of the user who started it.
     let drops_privileges = command.is_none() && !keep_privileges;
-    let disk_setup = DiskSetup::begin(&setup, drops_privileges)?;
+    let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
     let Some(exports) = opening.open(&setup, takeover.as_mut(), &mut inherited)? else {
         info!("stopped before the volumes were open");
@@ -342,10 +342,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let status = match command {
         Some(command) => {
             let ended = sender.clone();
-            let running = RunningCommand::start(&command, announcement.environment(), move |status| {
+            let on_end = move |status| {
                 // The receiver is gone if the daemon stops for another reason.
                 let _ = ended.send(DaemonEvent::CommandEnded(status));
-            })?;
+            };
+            let environment = announcement.environment();
+            let running =
+                disk_setup.start_command(|| RunningCommand::start(&command, environment, on_end))?;
             wait(&events, Some(&running), &reloader, &reloads)
         }
         None => {
