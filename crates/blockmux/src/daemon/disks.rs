@@ -415,6 +415,25 @@ impl Disks {
     }
 }
 
+/// Ends the disks when it is dropped, unless they are left to another process before.
+pub(super) struct EndingDisks {
+    disks: Arc<Disks>,
+    /// The flushes of the disks need their cores.
+    _server: DiskServer,
+}
+
+impl EndingDisks {
+    pub(super) fn new(disks: &Arc<Disks>, server: DiskServer) -> EndingDisks {
+        EndingDisks { disks: disks.clone(), _server: server }
+    }
+}
+
+impl Drop for EndingDisks {
+    fn drop(&mut self) {
+        self.disks.end();
+    }
+}
+
 /// Disks that were detached. Dropping it attaches them again, which may block.
 pub(super) struct DetachedDisks {
     disks: Arc<Disks>,
@@ -682,7 +701,7 @@ mod tests {
         let offer = attached.disks.offer().unwrap_err();
         assert!(offer.contains("of `m` would end with this process; detach it first"), "{offer}");
         paths[1..].iter().for_each(|path| fake::set_used(path, true));
-        attached.disks.end();
+        drop(EndingDisks::new(&attached.disks, attached.server.clone()));
         let removed = FakeState { is_removed: true, ..FakeState::default() };
         assert_eq!(fake::state(&paths[0]), removed);
         assert_eq!(

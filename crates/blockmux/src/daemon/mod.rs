@@ -58,7 +58,7 @@ use blockmux_volume::MAX_TRANSFER;
 use config::VolumeEntry;
 use control::{ConnectionLimits, ControlServer};
 use disk_setup::DiskSetup;
-use disks::DiskServer;
+use disks::{DiskServer, EndingDisks};
 use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -298,7 +298,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         info!("stopped before the disks were attached");
         return Ok(ExitCode::SUCCESS);
     }
-    drop(server);
+    // Also if the daemon cannot start after all.
+    let ending = EndingDisks::new(&disks, server);
     let announcement = announcement.with_disks(&disks.list());
     let (served, bound) = ((cores, disks.clone()), (bound, private));
     let reloader = Reloader::start((args, inherited), &setup, &exports, &connection_limits, served, bound)?
@@ -306,7 +307,6 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     takeover.iter_mut().for_each(|takeover| takeover.resume(&reloader));
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);
-        disks.end();
         return Err(Failure::request(format!(
             "the limit of address space (RLIMIT_AS) leaves {left} MiB, but the daemon needs {needed} MiB; raise the \
              limit or use fewer --cores"
@@ -374,12 +374,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
             disks.leave();
             true
         }
-        _ => {
-            disks.end();
-            false
-        }
+        _ => false,
     };
-    drop(disks);
+    drop((ending, disks));
     // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
     drop((api, size_checks, idle, watchdog));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
