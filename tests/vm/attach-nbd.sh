@@ -144,7 +144,7 @@ serve "'disk=file:disk.img?size=384m' --iscsi $HOST:3260"
 url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)
 attach "$url"
 fails blockmux attach --via nbd "$url" 2>said
-grep "is attached as $disk by another process" said
+grep "process $attached ($disk) already uses the same data" said
 begin_io "$disk"
 sees_writes "$disk"
 host kill target

@@ -233,7 +233,7 @@ serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809 --iscsi $HOST:3260"
 attach "nbd://$HOST/disk"
 verified_io "$disk"
 fails blockmux attach "nbd://$HOST/disk" 2>said
-grep "is attached as $disk by process $attached" said
+grep "process $attached ($disk) already uses the same data" said
 detach
 url=$(blockmux discover "iscsi://$HOST" | grep -o 'iscsi://[^ ]*' | head -n 1)
 attach "$url"

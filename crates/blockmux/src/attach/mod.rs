@@ -18,6 +18,7 @@ mod probe;
 mod starting;
 pub(crate) mod way;
 
+use crate::data::claim::{Claim, ClaimPurpose};
 use crate::data::key::DataKey;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
@@ -64,6 +65,9 @@ pub(crate) struct AttachArgs {
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
+    /// Attach the volume although another process uses it for writing, as for a cluster file system
+    #[arg(long)]
+    shared: bool,
     /// Run a shell command with the disk in its environment, and detach when it ends
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
@@ -94,13 +98,13 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "run")]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
-    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "forget", "name", "mount", "directory"])]
+    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "shared", "run", "forget", "name", "mount", "directory"])]
     probe: bool,
     /// Remove a disk or a mount that a process that has ended has left; what waits for it fails
     #[arg(
         long,
         value_name = "PATH",
-        conflicts_with_all = ["volume", "via", "socket", "read_only", "run", "json", "name", "mount", "directory"]
+        conflicts_with_all = ["volume", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory"]
     )]
     forget: Option<PathBuf>,
 }
@@ -144,6 +148,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     check_options(args, Some(way))?;
     memory::keep(way);
     let opened = open_volume(spec, args.read_only)?;
+    let mut claim = claim(args, spec, &opened)?;
     let cores = start_cores(args, way)?;
     let io = OwnIo::by(&own_io::by_this_program());
     let options = disk_options(args, way, &cores, &opened, io.clone());
@@ -181,6 +186,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
         Ok(mounted)
     };
     let disk = starting::attach(spec, attach, io, &sender, &events)?;
+    claim.iter_mut().for_each(|claim| claim.announce(&disk.path()));
     let announcement = DiskAnnouncement::new(args, spec, &info, way, &*disk);
     let (running, failed) = match announce(args, &announcement, &sender) {
         Ok(running) => (running, None),
@@ -282,6 +288,12 @@ fn open_volume(spec: &Spec, read_only: bool) -> Result<Opened, Failure> {
         0 => Err(Failure::request(format!("{spec}: is empty; attach a volume with at least one block"))),
         _ => Ok(opened),
     }
+}
+
+/// Claims the data of a volume that the disk may write.
+fn claim(args: &AttachArgs, spec: &Spec, opened: &Opened) -> Result<Option<Claim>, Failure> {
+    let writes = !args.shared && !args.read_only && !opened.volume.info().read_only;
+    writes.then(|| Claim::take(&spec.to_string(), ClaimPurpose::Attachment, &opened.remote)).transpose()
 }
 
 /// Checks that the way, if it is known, has what the options are for.

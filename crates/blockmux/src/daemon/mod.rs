@@ -11,7 +11,6 @@ mod api;
 mod attachment;
 mod blocking_work;
 mod check;
-mod claim;
 mod config;
 mod config_audit;
 mod control;

@@ -1,10 +1,10 @@
 //! Opens a volume for export: at the start, by `ctl add` and by a reload.
 
-use super::claim::Claim;
 use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
 use super::state;
+use crate::data::claim::{Claim, ClaimPurpose};
 use crate::data::key::DataKey;
 use crate::data::part::Part;
 use crate::failure::Failure;
@@ -103,7 +103,7 @@ impl VolumeOpener {
             uuid = *known;
         }
         let claims = !shared && !read_only && !info.read_only;
-        let claim = if claims { Some(Claim::take(name, uuid, &remote)?) } else { None };
+        let claim = claims.then(|| Claim::take(name, ClaimPurpose::Export(uuid), &remote)).transpose()?;
         if claims && !remote.is_empty() {
             warn!(
                 "`{name}` is on another server: if another machine also exports it, reservations and locks are not \

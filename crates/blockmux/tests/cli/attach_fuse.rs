@@ -335,6 +335,48 @@ fn the_command_of_run_has_the_file_and_its_status_is_returned() {
     assert!(!mount_point.exists());
 }
 
+/// Files and devices have their own locks; a server may let any number of clients write.
+#[test]
+fn a_remote_volume_is_attached_for_writing_once_unless_it_is_shared_on_purpose() {
+    if !has_fuse() {
+        return;
+    }
+    let origin = Daemon::serve(&["mem:1m"]);
+    let (url, directory) = (origin.url(), tempfile::tempdir().unwrap());
+    let socket = directory.path().join("disk.sock").display().to_string();
+    let beside = |more: &[&str]| {
+        let output = blockmux([&["attach", &url, "--socket", &socket, "--run", "true"], more].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    let mounted = Mounted::attach(directory.path(), &[&url]);
+    let holder = format!("process {} ({})", mounted.process.pid().as_raw_nonzero(), mounted.file.display());
+    // Another URL may refer to the same volume.
+    for output in [
+        blockmux(["attach", &url, "--socket", &socket]),
+        blockmux(["attach", &format!("delay:1ms:{url}&reconnect=5s"), "--socket", &socket]),
+        blockmux(["serve", &url, "--nbd", "127.0.0.1:0"]),
+    ] {
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("{holder} already uses the same data")), "{said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    }
+    for purpose in ["--read-only", "--shared"] {
+        let (status, said) = beside(&[purpose]);
+        assert_eq!(status, Some(0), "{said}");
+    }
+    mounted.detach();
+    assert_eq!(beside(&[]).0, Some(0));
+    let mut gateway = Daemon::serve(&[&url]);
+    let output = blockmux(["attach", &url, "--via", "fuse"]);
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("process {} already uses", gateway.pid().as_raw_nonzero())), "{said}");
+    assert!(said.contains("add --read-only, or --shared"), "{said}");
+    // A process that was killed does not hold its volume any longer.
+    gateway.signal(Signal::KILL);
+    gateway.wait();
+    Mounted::attach(directory.path(), &[&url]).detach();
+}
+
 /// File systems on loop devices on the file, which are as strict as those on a disk.
 #[test]
 fn file_systems_on_loop_devices_keep_their_files() {

@@ -142,7 +142,7 @@ fn data_that_another_daemon_exports_is_exported_again_only_on_request() {
     for spec in [url.clone(), format!("stripe:[{url}&reconnect=5s]")] {
         let refused = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
         let said = text(&refused.stderr);
-        let expected = format!("process {} already exports the same data", gateway.pid());
+        let expected = format!("process {} already uses the same data", gateway.pid());
         assert!(said.contains(&expected) && said.contains("shared = true"), "{said}");
         assert_eq!(refused.status.code(), Some(2));
     }

@@ -213,7 +213,7 @@ fn slices_of_a_remote_volume_are_served_unless_they_overlap() {
     drop((nbd, daemon));
     let (status, said) = says(&[&volumes[0], &format!("b=slice:4m:{url}")]);
     assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("`b`: this daemon already exports the same data"), "{said}");
+    assert!(said.contains("`b`: this process already uses the same data"), "{said}");
 }
 
 #[test]
