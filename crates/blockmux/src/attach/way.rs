@@ -63,7 +63,7 @@ impl Way {
     }
 
     /// What the path of its disks is.
-    pub(super) fn path_is(self) -> &'static str {
+    pub(crate) fn path_is(self) -> &'static str {
         match self {
             Way::VhostUser => "socket",
             _ => "device",

@@ -29,10 +29,17 @@ struct Announced {
     name: String,
     /// In bytes.
     size: u64,
-    /// The path of its disk on this machine.
-    device: Option<String>,
+    disk: Option<AnnouncedDisk>,
     /// URL and commands for each listener and address, with the name of the protocol.
     connect: Vec<(&'static str, ConnectInfo)>,
+}
+
+/// The disk of a volume on this machine.
+#[derive(Clone)]
+struct AnnouncedDisk {
+    path: String,
+    /// What the path is: `device` or `socket`.
+    path_is: &'static str,
 }
 
 /// Location of the clients that the announcement is for.
@@ -80,7 +87,7 @@ impl Announcement {
                     connect.extend(own.map(|info| (protocol.name, info)));
                 }
             }
-            Some(Announced { connect, size: export.volume.info().size, name: named.export, device: None })
+            Some(Announced { connect, size: export.volume.info().size, name: named.export, disk: None })
         });
         Announcement { exports: announced.collect(), moved: policy.moved(), api: None }
     }
@@ -94,8 +101,11 @@ impl Announcement {
     pub(super) fn with_disks(mut self, disks: &[DiskInfo]) -> Announcement {
         for disk in disks {
             let export = self.exports.iter_mut().find(|export| export.name == disk.volume);
-            let path = disk.device.as_ref().map(|device| device.path.display().to_string());
-            export.into_iter().for_each(|export| export.device.clone_from(&path));
+            let disk = disk.device.as_ref().map(|device| AnnouncedDisk {
+                path: device.path.display().to_string(),
+                path_is: device.way.path_is(),
+            });
+            export.into_iter().for_each(|export| export.disk.clone_from(&disk));
         }
         self
     }
@@ -139,8 +149,8 @@ impl Announcement {
         let mut lines = Vec::new();
         for export in &self.exports {
             lines.push(format!("{}  {}", export.name, human_size(export.size)));
-            lines.extend(export.device.iter().map(|device| format!("  {}", printable(device))));
-            if export.connect.is_empty() && export.device.is_none() {
+            lines.extend(export.disk.iter().map(|disk| format!("  {}", printable(&disk.path))));
+            if export.connect.is_empty() && export.disk.is_none() {
                 lines.push(format!("  {UNREACHABLE}"));
             }
             for (_, info) in &export.connect {
@@ -159,7 +169,7 @@ impl Announcement {
         let exports = self.exports.iter().map(|export| ExportJson {
             name: &export.name,
             size: export.size,
-            device: export.device.as_deref(),
+            device: export.disk.as_ref().map(|disk| disk.path.as_str()),
             urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
             commands: export
                 .connect
@@ -173,7 +183,7 @@ impl Announcement {
     }
 
     /// Environment variables for the command of `--run`: all URLs, the first URL of each protocol,
-    /// and the variables that nbdkit sets for the first URL.
+    /// the variables that nbdkit sets for the first URL, and the disks, named as by `attach`.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let connect = || self.exports.iter().flat_map(|export| &export.connect);
         let urls: Vec<&str> = connect().map(|(_, info)| info.url.as_str()).collect();
@@ -191,7 +201,20 @@ impl Announcement {
                     .extend(info.variables.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
             }
         }
+        for AnnouncedDisk { path, path_is } in self.disks() {
+            let key = format!("BLOCKMUX_{}", path_is.to_ascii_uppercase());
+            if environment.iter().all(|(known, _)| *known != key) {
+                let same = self.disks().filter(|disk| disk.path_is == *path_is);
+                let all: Vec<&str> = same.map(|disk| disk.path.as_str()).collect();
+                environment.push((format!("{key}S"), all.join(" ")));
+                environment.extend([key, (*path_is).to_owned()].map(|name| (name, path.clone())));
+            }
+        }
         environment
+    }
+
+    fn disks(&self) -> impl Iterator<Item = &AnnouncedDisk> {
+        self.exports.iter().filter_map(|export| export.disk.as_ref())
     }
 }
 
@@ -200,7 +223,7 @@ impl Announced {
     fn in_short(&self) -> Vec<String> {
         let name = format!("{}  {}", self.name, human_size(self.size));
         let mut protocols: Vec<&str> = Vec::new();
-        let mut urls: Vec<_> = self.device.iter().map(|device| format!("  {}", printable(device))).collect();
+        let mut urls: Vec<_> = self.disk.iter().map(|disk| format!("  {}", printable(&disk.path))).collect();
         for (protocol, info) in &self.connect {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
@@ -269,10 +292,13 @@ const UNREACHABLE: &str = "is not reachable: no listener or target exports it; c
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::way::Way;
+    use crate::daemon::disks::DeviceInfo;
     use crate::protocol::NBD;
     use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
     use blockmux_proto::names::networks::AllowedNetworks;
+    use blockmux_proto::volume_state::VolumeTraffic;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
 
@@ -364,5 +390,34 @@ b  1 GiB
         assert_eq!(value("BLOCKMUX_URLS"), Some("nbd://[::1]:7/a nbd://[::1]:7/b"));
         assert_eq!(value("BLOCKMUX_NBD_URL"), Some("nbd://[::1]:7/a"));
         assert_eq!(value("nbd"), Some("nbd:[::1]:7:exportname=a"));
+    }
+
+    #[test]
+    fn the_environment_of_a_command_has_all_disks_by_what_their_paths_are() {
+        let disk = |volume: &str, way, path: &str| DiskInfo {
+            volume: volume.to_owned(),
+            read_only: false,
+            state: "attached",
+            error: None,
+            device: Some(DeviceInfo {
+                path: path.into(),
+                way,
+                is_recovered: false,
+                traffic: VolumeTraffic::default(),
+            }),
+        };
+        let disks = [
+            disk("b", Way::Nbd, "/dev/nbd0"),
+            disk("c", Way::VhostUser, "/run/c.sock"),
+            disk("a", Way::Ublk, "/dev/ublkb0"),
+        ];
+        let here = [Address::Tcp("127.0.0.1:7".parse().unwrap())];
+        let environment = announcement(&here, &["a", "b", "c", "d"]).with_disks(&disks).environment();
+        let value = |name| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
+        assert_eq!(value("BLOCKMUX_DEVICES"), Some("/dev/ublkb0 /dev/nbd0"), "in the order of the volumes");
+        assert_eq!((value("BLOCKMUX_DEVICE"), value("device")), (Some("/dev/ublkb0"), Some("/dev/ublkb0")));
+        assert_eq!((value("BLOCKMUX_SOCKETS"), value("socket")), (Some("/run/c.sock"), Some("/run/c.sock")));
+        let environment = announcement(&here, &["a"]).environment();
+        assert!(environment.iter().all(|(name, _)| name != "device" && name != "BLOCKMUX_DEVICES"));
     }
 }

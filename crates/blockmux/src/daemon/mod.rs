@@ -525,7 +525,9 @@ nqn.2026-11.blockmux:NAME. AoE disks are eSHELF.0, eSHELF.1 ... in order; a
 volume that is named e7.3 is disk e7.3.
 
 --run: URLs are in $uri (the first), $BLOCKMUX_URLS (all) and
-$BLOCKMUX_NBD_URL; the exit status is the command's.
+$BLOCKMUX_NBD_URL; disks of [[attachment]] in $device and $BLOCKMUX_DEVICES, or
+with a socket in $socket and $BLOCKMUX_SOCKETS. The exit status is the
+command's.
 
 SIGTERM or SIGINT stops the daemon: I/O in flight completes, and volumes are
 flushed. SIGHUP loads the config file again; without --config, or with --run, it

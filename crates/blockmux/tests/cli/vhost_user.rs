@@ -103,6 +103,27 @@ fn a_disk_of_a_daemon_is_detached_from_a_front_end_only_by_force() {
 }
 
 #[test]
+fn the_command_of_serve_finds_the_disks_of_its_volumes() {
+    let (directory, source) = with_source();
+    let [config, copy] = ["b.toml", "copy"].map(|name| path(&directory, name));
+    let attachment = |volume: &str| {
+        let socket = path(&directory, volume);
+        format!(
+            "[[volume]]\nname = '{volume}'\nspec = 'mem:4m'\n[[attachment]]\nvolume = '{volume}'\nsocket = '{socket}'\n"
+        )
+    };
+    fs::write(&config, attachment("b") + &attachment("a")).unwrap();
+    let commands = format!(
+        "{BLOCKMUX} copy file:{source} vhost-user:$socket --verify --overwrite && {BLOCKMUX} copy \
+         vhost-user:$BLOCKMUX_SOCKET file:{copy} --verify && echo \"$BLOCKMUX_SOCKETS\""
+    );
+    let said = succeed(Command::new(BLOCKMUX).args(["serve", "--config", &config, "--run", &commands]));
+    assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap());
+    let sockets = ["b", "a"].map(|name| path(&directory, name)).join(" ");
+    assert_eq!(said.lines().last(), Some(sockets.as_str()));
+}
+
+#[test]
 fn the_socket_of_an_attachment_is_for_vhost_user_alone() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("b.toml");
