@@ -1,93 +1,39 @@
 //! A vhost-user volume over a disk of ours: the volume conformance suite, and what happens when the
 //! back end restarts, does not come back, or has a new size.
 
+mod back_ends;
 mod conforms;
 mod fake_back_end;
 
-use blockmux_engine::attach::own_io::OwnIo;
+use back_ends::{BackEnds, LONG, options};
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
-use blockmux_engine::attach::{AttachedDisk, DetachError, DiskOptions};
-use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::attach::{AttachedDisk, DetachError};
 use blockmux_engine::core::reactor::{PollPolicy, Reactor};
 use blockmux_engine::volume::file::{FileOptions, FileVolume};
 use blockmux_engine::volume::vhost_user::{BackEndError, VhostUserOptions, VhostUserVolume};
-use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Output, ReadyList, Resize,
-    Seg, SgList, Tag, Volume, VolumeInfo, Waker,
+    Seg, SgList, Tag, Volume, Waker,
 };
-use blockmux_wire::virtio::Features;
-use blockmux_wire::virtio::ring::{Desc, VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
-use blockmux_wire::virtio::vhost_user::{
-    FrontendRequest, MemoryRegion, MemoryTableHeader, MessageHeader, VringAddr, VringState,
-};
-use conforms::{conforms, disk_and_frozen};
+use blockmux_wire::virtio::vhost_user::{FrontendRequest, VringAddr};
+use conforms::conforms;
 use fake_back_end::{FakeBackEnd, Reaction};
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, bind, connect, listen, sendmsg, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use std::fs::File;
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use tempfile::TempDir;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-/// Disks of one volume at two sockets, the second one read-only.
-struct BackEnds {
-    cores: Cores,
-    exports: Exports,
-    folder: TempDir,
-}
-
-impl BackEnds {
-    fn of(volume: Arc<dyn Volume>) -> BackEnds {
-        let config = CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() };
-        BackEnds {
-            cores: Cores::start(&config).unwrap(),
-            exports: disk_and_frozen(&volume),
-            folder: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn attach(&self, name: &str) -> VhostUserDisk {
-        let (volume, _) = self.exports.find(name).unwrap();
-        self.attach_volume(volume, name)
-    }
-
-    fn attach_volume(&self, volume: VolumeId, name: &str) -> VhostUserDisk {
-        let options = DiskOptions {
-            queues: 1,
-            depth: 128,
-            data: None,
-            read_only: false,
-            name: None,
-            io: OwnIo::default(),
-        };
-        VhostUserDisk::attach(&self.cores, &self.exports, volume, options, &self.path(name)).unwrap()
-    }
-
-    fn open(&self, name: &str, reconnect_timeout: Duration) -> Result<VhostUserVolume, BackEndError> {
-        VhostUserVolume::open(&self.path(name), options(reconnect_timeout))
-    }
-}
-
-fn options(reconnect_timeout: Duration) -> VhostUserOptions {
-    VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None }
+/// Ends a disk whose front end may not have disconnected yet.
+fn end(disk: &VhostUserDisk) {
+    disk.leave();
+    disk.detach().unwrap();
 }
 
 fn conforms_over_vhost_user(volume: Arc<dyn Volume>) {
@@ -96,12 +42,6 @@ fn conforms_over_vhost_user(volume: Arc<dyn Volume>) {
     let open = |name| Arc::new(back_ends.open(name, LONG).unwrap());
     conforms(open("disk"), Some(open("frozen")));
     disks.iter().for_each(end);
-}
-
-/// Ends a disk whose front end may not have disconnected yet.
-fn end(disk: &VhostUserDisk) {
-    disk.leave();
-    disk.detach().unwrap();
 }
 
 #[test]
@@ -165,7 +105,6 @@ fn data(completion: Completion) -> Vec<u8> {
 }
 
 const WRITE: Op = Op::Write { fua: false };
-const LONG: Duration = Duration::from_secs(600);
 
 #[test]
 fn requests_wait_for_a_back_end_that_restarts() {
@@ -388,252 +327,4 @@ fn a_back_end_that_takes_no_connections_does_not_answer() {
     assert_eq!(full, Errno::AGAIN);
     let options = VhostUserOptions { request_timeout: Some(Duration::from_millis(1)), ..options(LONG) };
     assert!(matches!(VhostUserVolume::open(&path, options), Err(BackEndError::NoAnswer)));
-}
-
-fn message(request: FrontendRequest, flags: u32, payload: &[u8]) -> Vec<u8> {
-    let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
-    [header.as_bytes(), payload].concat()
-}
-
-/// A table of one region at address 0.
-fn memory_table(len: u64) -> Vec<u8> {
-    let region = MemoryRegion { guest_addr: 0, size: len, user_addr: 0, mmap_offset: 0 };
-    [MemoryTableHeader { num_regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat()
-}
-
-/// A front end whose guest has 64 KiB of memory, and one virtqueue that is served.
-struct FrontEnd {
-    socket: UnixStream,
-    memory: File,
-}
-
-impl FrontEnd {
-    fn connect(path: &Path) -> FrontEnd {
-        let socket = UnixStream::connect(path).unwrap();
-        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
-        memory.set_len(MEMORY).unwrap();
-        let front_end = FrontEnd { socket, memory };
-        let accepted = Features::VERSION_1 | Features::VHOST_USER_PROTOCOL_FEATURES;
-        front_end.tell(FrontendRequest::SET_FEATURES, accepted.bits().as_bytes());
-        front_end.share_memory();
-        front_end.begin_queue(QUEUE);
-        front_end
-    }
-
-    fn tell(&self, request: FrontendRequest, payload: &[u8]) {
-        (&self.socket).write_all(&message(request, 1, payload)).unwrap();
-    }
-
-    /// Whether the front end is still connected, and all its messages are handled.
-    fn is_served(&self) -> bool {
-        self.tell(FrontendRequest::GET_FEATURES, &[]);
-        (&self.socket).read_exact(&mut [0; 20]).is_ok()
-    }
-
-    fn share_memory(&self) {
-        let table = message(FrontendRequest::SET_MEM_TABLE, 1, &memory_table(MEMORY));
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let memory_fd = [self.memory.as_fd()];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&memory_fd)));
-        sendmsg(&self.socket, &[IoSlice::new(&table)], &mut control, SendFlags::empty()).unwrap();
-    }
-
-    /// Describes the virtqueue, starts it and enables it.
-    fn begin_queue(&self, size: u32) {
-        let state = |num| VringState { index: 0, num };
-        self.tell(FrontendRequest::SET_VRING_NUM, state(size).as_bytes());
-        self.tell(FrontendRequest::SET_VRING_ADDR, PLACE.as_bytes());
-        self.tell(FrontendRequest::SET_VRING_BASE, state(0).as_bytes());
-        // Nobody notifies, so the back end looks at the ring by itself.
-        let no_event = 1_u64 << 8;
-        self.tell(FrontendRequest::SET_VRING_KICK, no_event.as_bytes());
-        self.tell(FrontendRequest::SET_VRING_ENABLE, state(1).as_bytes());
-    }
-
-    /// Makes a read of the first sector available, the first request of its virtqueue.
-    fn request_read(&self) {
-        let desc = |addr: u64, len: u32, flags: u16, next: u16| Desc {
-            addr: addr.into(),
-            len: len.into(),
-            flags: flags.into(),
-            next: next.into(),
-        };
-        let chain = [
-            desc(HEADER, 16, VIRTQ_DESC_F_NEXT, 1),
-            desc(DATA, 512, VIRTQ_DESC_F_NEXT | VIRTQ_DESC_F_WRITE, 2),
-            desc(STATUS, 1, VIRTQ_DESC_F_WRITE, 0),
-        ];
-        self.memory.write_all_at(&[0; 16], HEADER).unwrap();
-        self.memory.write_all_at(chain.as_bytes(), PLACE.descriptor).unwrap();
-        self.memory.write_all_at(&[0; 2], PLACE.available + 4).unwrap();
-        self.memory.write_all_at(&1_u16.to_le_bytes(), PLACE.available + 2).unwrap();
-    }
-
-    /// Number of answers.
-    fn answered(&self) -> u16 {
-        let mut bytes = [0; 2];
-        self.memory.read_exact_at(&mut bytes, PLACE.used + 2).unwrap();
-        u16::from_le_bytes(bytes)
-    }
-}
-
-const MEMORY: u64 = 1 << 16;
-const QUEUE: u32 = 8;
-const PLACE: VringAddr =
-    VringAddr { index: 0, flags: 0, descriptor: 0, available: 0x2000, used: 0x3000, log: 0 };
-const HEADER: u64 = 0x4000;
-const STATUS: u64 = 0x5000;
-const DATA: u64 = 0x6000;
-
-#[test]
-fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() {
-    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
-    let _disk = back_ends.attach("disk");
-    let table = memory_table(1 << 20);
-    for bytes in [
-        message(FrontendRequest::GET_FEATURES, 2, &[]),
-        message(FrontendRequest(77), 1, &[]),
-        message(FrontendRequest::SET_FEATURES, 1, &u64::MAX.to_ne_bytes()),
-        message(FrontendRequest::SET_MEM_TABLE, 1, &table),
-        message(FrontendRequest::REM_MEM_REG, 1, &[0; 40]),
-        message(FrontendRequest::SET_VRING_NUM, 1, &[0xff; 8]),
-        message(FrontendRequest::SET_VRING_KICK, 1, &[0; 8]),
-        vec![0xff; 4096],
-    ] {
-        let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
-        front_end.write_all(&bytes).unwrap();
-        // The end may be a reset, because not all was read.
-        assert_eq!(front_end.read(&mut [0; 64]).unwrap_or(0), 0);
-    }
-    let mut front_end = UnixStream::connect(back_ends.path("disk")).unwrap();
-    front_end.write_all(&message(FrontendRequest::GET_FEATURES, 1, &[])[..7]).unwrap();
-    drop(front_end);
-    assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
-}
-
-#[test]
-fn a_front_end_that_takes_its_memory_away_is_disconnected_and_the_next_one_is_served() {
-    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
-    let _disk = back_ends.attach("disk");
-    let front_end = FrontEnd::connect(&back_ends.path("disk"));
-    assert!(front_end.is_served());
-    front_end.memory.set_len(0).unwrap();
-    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
-    assert_eq!(back_ends.open("disk", LONG).unwrap().info().size, 1 << 20);
-}
-
-#[test]
-fn a_queue_that_takes_requests_cannot_be_described_anew() {
-    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
-    let _disk = back_ends.attach("disk");
-    let state = |num| VringState { index: 0, num };
-    for (request, payload) in [
-        (FrontendRequest::SET_VRING_NUM, state(256).as_bytes()),
-        (FrontendRequest::SET_VRING_ADDR, PLACE.as_bytes()),
-        (FrontendRequest::SET_VRING_BASE, state(7).as_bytes()),
-    ] {
-        let front_end = FrontEnd::connect(&back_ends.path("disk"));
-        assert!(front_end.is_served());
-        let ask = message(FrontendRequest::GET_FEATURES, 1, &[]);
-        (&front_end.socket).write_all(&[message(request, 1, payload), ask].concat()).unwrap();
-        // The end may be a reset, because not all was read.
-        assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap_or(0), 0, "{request}");
-    }
-    // A queue that is disabled begins anew, as after a reset of the guest.
-    let front_end = FrontEnd::connect(&back_ends.path("disk"));
-    for size in [2 * QUEUE, QUEUE] {
-        front_end.request_read();
-        while front_end.answered() == 0 {
-            assert!(front_end.is_served());
-        }
-        front_end.tell(FrontendRequest::SET_VRING_ENABLE, state(0).as_bytes());
-        front_end.tell(FrontendRequest::SET_VRING_NUM, state(size).as_bytes());
-        assert!(front_end.is_served());
-        front_end.memory.write_all_at(&[0; 0x4000], 0).unwrap();
-        front_end.share_memory();
-        front_end.begin_queue(size);
-    }
-    assert!(front_end.is_served());
-}
-
-/// A volume whose reads wait until they are let through.
-struct HeldReads {
-    below: MemVolume,
-    gate: Arc<Gate>,
-}
-
-#[derive(Default)]
-struct Gate {
-    is_open: AtomicBool,
-    /// Number of reads that have come.
-    reads: AtomicUsize,
-}
-
-struct HeldChannel {
-    below: Box<dyn Channel>,
-    gate: Arc<Gate>,
-    held: Vec<Io>,
-    core: Rc<dyn Core>,
-    waker: Waker,
-}
-
-impl Volume for HeldReads {
-    fn info(&self) -> VolumeInfo {
-        self.below.info()
-    }
-
-    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
-        let below = self.below.open(core, depth, waker.clone())?;
-        let (gate, core) = (self.gate.clone(), core.clone());
-        Ok(Box::new(HeldChannel { below, gate, held: Vec::new(), core, waker }))
-    }
-}
-
-impl Channel for HeldChannel {
-    fn submit(&mut self, io: Io) {
-        if io.op == Op::Read {
-            self.held.push(io);
-            self.gate.reads.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.below.submit(io);
-        }
-    }
-
-    fn kick(&mut self) {
-        self.below.kick();
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        if self.gate.is_open.load(Ordering::Relaxed) {
-            self.held.drain(..).for_each(|io| self.below.submit(io));
-            self.below.kick();
-        } else if !self.held.is_empty() {
-            self.core.wake_at(self.core.now() + Duration::from_millis(1), &self.waker);
-        }
-        self.below.poll(done);
-    }
-}
-
-#[test]
-fn a_disk_that_is_detached_by_force_keeps_its_front_end_until_the_memory_is_no_longer_written() {
-    let gate = Arc::new(Gate::default());
-    let below = MemVolume::new(1 << 20);
-    let back_ends = BackEnds::of(Arc::new(HeldReads { below, gate: gate.clone() }));
-    let disk = back_ends.attach("disk");
-    let front_end = FrontEnd::connect(&back_ends.path("disk"));
-    front_end.request_read();
-    while gate.reads.load(Ordering::Relaxed) == 0 {
-        assert!(front_end.is_served());
-    }
-    disk.detach_by_force().unwrap();
-    // Another back end listens, but the front end does not look for it.
-    let _next = back_ends.attach("disk");
-    front_end.socket.set_nonblocking(true).unwrap();
-    let read = (&front_end.socket).read(&mut [0; 20]);
-    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
-    gate.is_open.store(true, Ordering::Relaxed);
-    front_end.socket.set_nonblocking(false).unwrap();
-    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
-    assert_eq!(front_end.answered(), 0);
 }
