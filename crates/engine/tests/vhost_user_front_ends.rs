@@ -89,6 +89,23 @@ fn a_front_end_that_makes_no_sense_is_disconnected_and_the_next_one_is_served() 
 }
 
 #[test]
+fn a_message_that_comes_in_pieces_is_handled_and_one_that_never_ends_holds_up_no_stop() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let disk = back_ends.attach("disk");
+    let front_end = FrontEnd::connect(&back_ends.path("disk"));
+    assert!(front_end.is_served());
+    for byte in message(FrontendRequest::GET_FEATURES, 1, &[]) {
+        (&front_end.socket).write_all(&[byte]).unwrap();
+        std::thread::yield_now();
+    }
+    (&front_end.socket).read_exact(&mut [0; 20]).unwrap();
+    (&front_end.socket).write_all(&message(FrontendRequest::SET_FEATURES, 1, &[0; 8])[..15]).unwrap();
+    disk.leave();
+    disk.detach().unwrap();
+    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap_or(0), 0);
+}
+
+#[test]
 fn a_front_end_that_takes_its_memory_away_is_disconnected_and_the_next_one_is_served() {
     let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
     let _disk = back_ends.attach("disk");

@@ -6,7 +6,7 @@
 //! ends with its socket.
 
 use crate::attach::wait::wait_for;
-use crate::net::fd_socket::{receive_exactly, send_with_fds};
+use crate::net::fd_socket::{receive_exactly, send_with_fds, wait_for_message};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::debug;
 
 /// A program that calls [`start_processes`] without further arguments, and
@@ -101,7 +101,7 @@ impl RunningStarter {
         let path = disk.as_os_str().as_bytes();
         let len = u16::try_from(path.len()).map_err(|_| io::ErrorKind::InvalidFilename)?;
         let message = [&len.to_ne_bytes(), path].concat();
-        send_with_fds(&self.socket, &message, &[socket])
+        send_with_fds(&self.socket, &message, &[socket], Instant::now() + MESSAGE_TIME)
     }
 }
 
@@ -124,12 +124,14 @@ pub fn start_processes(program: &IoProgram, socket: &impl AsFd) -> io::Result<()
     let mut started = Vec::<Child>::new();
     loop {
         let (mut len, mut fds) = ([0; 2], Vec::new());
-        match receive_exactly(socket, &mut len, &mut fds) {
+        wait_for_message(socket)?;
+        let deadline = Instant::now() + MESSAGE_TIME;
+        match receive_exactly(socket, &mut len, &mut fds, deadline) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => return Ok(()),
             received => received?,
         }
         let mut path = vec![0; u16::from_ne_bytes(len).into()];
-        receive_exactly(socket, &mut path, &mut fds)?;
+        receive_exactly(socket, &mut path, &mut fds, deadline)?;
         let disk = PathBuf::from(OsString::from_vec(path));
         // Those that have ended are zombies until somebody asks for their status.
         started.retain_mut(|process| matches!(process.try_wait(), Ok(None)));
@@ -154,6 +156,8 @@ fn start_process(program: &IoProgram, disk: &Path, socket: &UnixStream) -> io::R
 
 /// The time in which a process ends that waits for nothing.
 const ENDS: Duration = Duration::from_secs(1);
+/// The time in which a message that has begun is complete.
+const MESSAGE_TIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -12,7 +12,7 @@ use crate::sys::peer_process;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::{Origin, SizeWatch};
 use blockmux_volume::VolumeInfo;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 use tracing::{info, warn};
 
 /// A volume as the disk of virtual machines, at a Unix socket. Dropping it leaves the socket to the
@@ -174,27 +175,32 @@ enum SocketEvent {
     Size,
     /// The guest's memory is lost.
     MemoryLost,
+    /// A message that has begun was not complete in time.
+    Overdue,
 }
 
 impl DiskShared {
     /// Serves one front end after the other until the disk is to end.
     fn serve(&self, listener: &Listener, wake: &Arc<OwnedFd>) {
         loop {
-            match self.wait(listener, wake, None) {
+            match self.wait(listener, wake, None, None) {
                 SocketEvent::Readable => match listener.accept() {
                     Ok(stream) => {
                         let process = peer_process(stream.as_raw_fd());
                         self.set_front_end(Some(FrontEndProcess { id: process }));
                         let socket = stream.as_fd().try_clone_to_owned().map(UnixStream::from);
-                        match socket.and_then(|socket| FrontEndSession::new(self, socket, wake)) {
-                            Ok(session) => self.serve_front_end(session, process, wake),
+                        match socket {
+                            Ok(socket) => {
+                                let session = FrontEndSession::new(self, socket, wake);
+                                self.serve_front_end(session, process, wake);
+                            }
                             Err(error) => warn!("{}: a connection fails: {error}", self.path.display()),
                         }
                         self.set_front_end(None);
                     }
                     Err(error) => warn!("{}: cannot accept a connection: {error}", self.path.display()),
                 },
-                SocketEvent::Size | SocketEvent::MemoryLost => {}
+                SocketEvent::Size | SocketEvent::MemoryLost | SocketEvent::Overdue => {}
                 SocketEvent::Stop => return,
             }
         }
@@ -205,9 +211,11 @@ impl DiskShared {
         let process = process.unwrap_or_default();
         info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end connected");
         let error = loop {
-            let handled = match self.wait(session.socket(), wake, Some(session.loss())) {
+            let event = self.wait(session.socket(), wake, Some(session.loss()), session.deadline());
+            let handled = match event {
                 SocketEvent::Readable => session.handle_message(),
                 SocketEvent::MemoryLost => Err(SessionError::MemoryLost),
+                SocketEvent::Overdue => Err(ReceiveError::Overdue.into()),
                 SocketEvent::Stop => return session.stop(),
                 SocketEvent::Size => {
                     session.notify_of_config();
@@ -227,8 +235,14 @@ impl DiskShared {
         }
     }
 
-    /// Waits for a descriptor, the end, or a loss of memory.
-    fn wait(&self, readable: &impl AsFd, wake: &OwnedFd, loss: Option<&MemoryLoss>) -> SocketEvent {
+    /// Waits for a descriptor, the end, a loss of memory, or a deadline.
+    fn wait(
+        &self,
+        readable: &impl AsFd,
+        wake: &OwnedFd,
+        loss: Option<&MemoryLoss>,
+        deadline: Option<Instant>,
+    ) -> SocketEvent {
         loop {
             if self.is_stopping.load(Ordering::Relaxed) {
                 return SocketEvent::Stop;
@@ -240,8 +254,11 @@ impl DiskShared {
                 return SocketEvent::MemoryLost;
             }
             let mut fds = [PollFd::new(readable, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut fds, left.as_ref()) {
                 Err(Errno::INTR) => {}
+                Ok(0) => return SocketEvent::Overdue,
                 Err(error) => {
                     warn!("{}: cannot wait: {error}", self.path.display());
                     return SocketEvent::Stop;

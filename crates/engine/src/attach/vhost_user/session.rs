@@ -1,6 +1,6 @@
 //! The session with one front end: its messages in, virtqueues started, changed and stopped.
 
-use super::message_socket::{MESSAGE_TIME, ReceiveError, ReceivedRequest, receive};
+use super::message_socket::{MessageReceiver, ReceiveError, ReceivedRequest, send};
 use super::shared::DiskShared;
 use super::vring::{InUse, Machine, SharedRecords, SharedRegion, Vring, VringPart};
 use crate::net::fd_socket::send_with_fds;
@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 use tracing::{debug, warn};
 use zerocopy::IntoBytes;
 
@@ -71,6 +72,7 @@ enum Reply {
 pub(super) struct FrontEndSession<'a> {
     shared: &'a DiskShared,
     socket: Arc<UnixStream>,
+    receiver: MessageReceiver,
     accepted: Features,
     protocol: ProtocolFeatures,
     regions: Vec<SharedRegion>,
@@ -83,21 +85,16 @@ pub(super) struct FrontEndSession<'a> {
 impl<'a> FrontEndSession<'a> {
     /// A session over a socket, without any virtqueue. `wake` is signalled if the guest's memory is
     /// lost.
-    ///
-    /// # Errors
-    /// If the socket has failed.
     pub(super) fn new(
         shared: &'a DiskShared,
         socket: UnixStream,
         wake: &Arc<OwnedFd>,
-    ) -> io::Result<FrontEndSession<'a>> {
-        socket.set_nonblocking(false)?;
-        socket.set_read_timeout(Some(MESSAGE_TIME))?;
-        socket.set_write_timeout(Some(MESSAGE_TIME))?;
+    ) -> FrontEndSession<'a> {
         let vrings = std::iter::repeat_with(Vring::default).take(MAX_QUEUES.into()).collect();
-        Ok(FrontEndSession {
+        FrontEndSession {
             shared,
             socket: Arc::new(socket),
+            receiver: MessageReceiver::default(),
             accepted: Features::empty(),
             protocol: ProtocolFeatures::empty(),
             regions: Vec::new(),
@@ -105,7 +102,7 @@ impl<'a> FrontEndSession<'a> {
             vrings,
             backend_requests: None,
             loss: MemoryLoss::new(wake.clone()),
-        })
+        }
     }
 
     /// Whether the guest's memory is lost.
@@ -118,25 +115,32 @@ impl<'a> FrontEndSession<'a> {
         &self.socket
     }
 
-    /// Receives a message, handles it and replies.
+    /// When a message that has begun has to be complete.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.receiver.deadline()
+    }
+
+    /// Receives what has come of a message; once it is complete, handles it and replies.
     ///
     /// # Errors
     /// If the session is to end.
     pub(super) fn handle_message(&mut self) -> Result<(), SessionError> {
-        let ReceivedRequest { request, wants_reply, payload, fds } = receive(&*self.socket)?;
+        let Some(received) = self.receiver.receive(&*self.socket)? else { return Ok(()) };
+        let ReceivedRequest { request, wants_reply, payload, fds } = received;
         let wants_reply = wants_reply && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
         debug!("{request} of {} bytes with {} descriptors", payload.len(), fds.len());
         let parsed = FrontendMessage::parse(request, &payload).map_err(SessionError::from);
         match parsed.and_then(|message| self.handle(request, message, fds)) {
-            Ok(Reply::Payload(payload, fd)) => self.reply(request, &payload, fd.as_ref()),
-            Ok(Reply::Done) if wants_reply => self.reply(request, &0_u64.to_ne_bytes(), None),
-            Ok(Reply::Done) => Ok(()),
+            Ok(Reply::Payload(payload, fd)) => self.reply(request, &payload, fd.as_ref())?,
+            Ok(Reply::Done) if wants_reply => self.reply(request, &0_u64.to_ne_bytes(), None)?,
+            Ok(Reply::Done) => {}
             Err(error) if wants_reply => {
                 warn!("{}: the front end's request is refused: {error}", self.shared.path.display());
-                self.reply(request, &1_u64.to_ne_bytes(), None)
+                self.reply(request, &1_u64.to_ne_bytes(), None)?;
             }
-            Err(error) => Err(error),
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// Tells the front end that the configuration, as the size, has changed.
@@ -144,7 +148,8 @@ impl<'a> FrontEndSession<'a> {
         let Some(socket) = &self.backend_requests else { return };
         let header =
             MessageHeader { request: BackendRequest::CONFIG_CHANGE_MSG.0, flags: MESSAGE_VERSION, size: 0 };
-        if let Err(error) = send_with_fds(socket, header.as_bytes(), &[]) {
+        // A front end that does not receive must not block this thread.
+        if let Err(error) = send_with_fds(socket, header.as_bytes(), &[], Instant::now()) {
             warn!("{}: the front end cannot be told of the new size: {error}", self.shared.path.display());
         }
     }
@@ -172,8 +177,7 @@ impl<'a> FrontEndSession<'a> {
         let flags = MESSAGE_VERSION | MESSAGE_F_REPLY;
         let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
         let bytes = [header.as_bytes(), payload].concat();
-        let fds = fd.map(|fd| [fd.as_fd()]);
-        send_with_fds(&*self.socket, &bytes, fds.as_ref().map_or(&[], |fds| fds)).map_err(SessionError::Send)
+        send(&*self.socket, &bytes, fd).map_err(SessionError::Send)
     }
 
     fn handle(
@@ -210,10 +214,7 @@ impl<'a> FrontEndSession<'a> {
             FrontendMessage::AddMemReg(region) => self.add_region(region, &one(request, fds)?)?,
             FrontendMessage::RemMemReg(region) => self.remove_region(&region)?,
             FrontendMessage::SetBackendReqFd => {
-                let socket = UnixStream::from(one(request, fds)?);
-                // A front end that does not receive must not block this thread.
-                socket.set_nonblocking(true).map_err(SessionError::Send)?;
-                self.backend_requests = Some(socket);
+                self.backend_requests = Some(UnixStream::from(one(request, fds)?));
             }
             FrontendMessage::GetConfig(access) => return Ok(self.config(access)),
             FrontendMessage::GetInflightFd(wanted) => return self.new_records(wanted),

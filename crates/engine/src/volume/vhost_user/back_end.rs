@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Why a back end cannot be used.
@@ -57,6 +57,8 @@ pub enum BackEndError {
 /// A connection to a back end.
 pub(super) struct BackEnd {
     socket: UnixStream,
+    /// The time in which the back end takes a message, and answers it.
+    answer_time: Duration,
     offered: Features,
     protocol: ProtocolFeatures,
     /// The device.
@@ -76,8 +78,7 @@ impl BackEnd {
     pub(super) fn connect(path: &Path, request_timeout: Option<Duration>) -> Result<BackEnd, BackEndError> {
         let answer_time = request_timeout.unwrap_or(ANSWER_TIME).clamp(MIN_ANSWER_TIME, ANSWER_TIME);
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(BackEndError::Connect)?;
-        socket.set_read_timeout(Some(answer_time)).map_err(BackEndError::Lost)?;
-        // It holds for connecting, too, which waits if the back end accepts nobody.
+        // It holds for connecting, which waits if the back end accepts nobody.
         socket.set_write_timeout(Some(answer_time)).map_err(BackEndError::Lost)?;
         let address = SockAddr::unix(path).map_err(BackEndError::Connect)?;
         socket.connect(&address).map_err(|error| match error.kind() {
@@ -88,6 +89,7 @@ impl BackEnd {
         let disk = RemoteDisk::new(Features::VERSION_1, Config::default().as_bytes())?;
         let mut back_end = BackEnd {
             socket,
+            answer_time,
             offered: Features::empty(),
             protocol: ProtocolFeatures::empty(),
             disk,
@@ -116,7 +118,6 @@ impl BackEnd {
         }
         if protocol.contains(ProtocolFeatures::BACKEND_REQ) {
             let (own, other) = UnixStream::pair().map_err(BackEndError::Memory)?;
-            own.set_nonblocking(true).map_err(BackEndError::Memory)?;
             self.tell(FrontendRequest::SET_BACKEND_REQ_FD, &[], &[other.as_fd()])?;
             self.requests = Some(own);
         }
@@ -204,15 +205,15 @@ impl BackEnd {
     pub(super) fn handle_request(&self) -> Result<bool, BackEndError> {
         let Some(socket) = &self.requests else { return Ok(false) };
         let mut head = [0; size_of::<MessageHeader>()];
-        let mut fds = Vec::new();
-        receive_exactly(socket, &mut head, &mut fds).map_err(BackEndError::Lost)?;
+        let (mut fds, deadline) = (Vec::new(), self.deadline());
+        receive_exactly(socket, &mut head, &mut fds, deadline).map_err(BackEndError::Lost)?;
         let header = MessageHeader::read_from_bytes(&head).unwrap_or_default();
         let mut payload = vec![0; (header.size as usize).min(MAX_PAYLOAD)];
-        receive_exactly(socket, &mut payload, &mut fds).map_err(BackEndError::Lost)?;
+        receive_exactly(socket, &mut payload, &mut fds, deadline).map_err(BackEndError::Lost)?;
         if header.flags & MESSAGE_F_NEED_REPLY != 0 {
             let reply = MessageHeader { flags: MESSAGE_VERSION | MESSAGE_F_REPLY, size: 8, ..header };
             let reply = [reply.as_bytes(), 0_u64.as_bytes()].concat();
-            send_with_fds(socket, &reply, &[]).map_err(BackEndError::Lost)?;
+            send_with_fds(socket, &reply, &[], deadline).map_err(BackEndError::Lost)?;
         }
         Ok(BackendRequest(header.request) == BackendRequest::CONFIG_CHANGE_MSG)
     }
@@ -254,7 +255,7 @@ impl BackEnd {
         let flags = MESSAGE_VERSION | if wants_reply { MESSAGE_F_NEED_REPLY } else { 0 };
         let header = MessageHeader { request: request.0, flags, size: payload.len() as u32 };
         let message = [header.as_bytes(), payload].concat();
-        send_with_fds(&self.socket, &message, fds).map_err(BackEndError::Lost)
+        send_with_fds(&self.socket, &message, fds, self.deadline()).map_err(BackEndError::Lost)
     }
 
     fn receive(&self, request: FrontendRequest) -> Result<Vec<u8>, BackEndError> {
@@ -262,16 +263,21 @@ impl BackEnd {
             io::ErrorKind::TimedOut => BackEndError::NoAnswer,
             _ => BackEndError::Lost(error),
         };
-        let mut head = [0; size_of::<MessageHeader>()];
-        receive_exactly(&self.socket, &mut head, &mut Vec::new()).map_err(failed)?;
+        let (mut head, deadline) = ([0; size_of::<MessageHeader>()], self.deadline());
+        receive_exactly(&self.socket, &mut head, &mut Vec::new(), deadline).map_err(failed)?;
         let header = MessageHeader::read_from_bytes(&head).unwrap_or_default();
         let is_reply = header.request == request.0 && header.flags & MESSAGE_F_REPLY != 0;
         if !is_reply || header.size as usize > MAX_PAYLOAD {
             return Err(BackEndError::Reply(request));
         }
         let mut payload = vec![0; header.size as usize];
-        receive_exactly(&self.socket, &mut payload, &mut Vec::new()).map_err(failed)?;
+        receive_exactly(&self.socket, &mut payload, &mut Vec::new(), deadline).map_err(failed)?;
         Ok(payload)
+    }
+
+    /// When a message that begins now has to be complete.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.answer_time
     }
 }
 
