@@ -6,11 +6,14 @@ mod fake_front_end;
 
 use back_ends::{BackEnds, LONG};
 use blockmux_engine::attach::AttachedDisk;
-use blockmux_volume::{Channel, Completion, Core, Io, IoError, MemVolume, Op, Volume, VolumeInfo, Waker};
+use blockmux_volume::{
+    Channel, Completion, Core, Io, IoError, MemVolume, Op, Resize, Volume, VolumeInfo, Waker,
+};
 use blockmux_wire::virtio::Features;
 use blockmux_wire::virtio::blk::Config;
 use blockmux_wire::virtio::vhost_user::{
-    ConfigHeader, FrontendRequest, Inflight, MESSAGE_F_NEED_REPLY, MemoryRegion, ProtocolFeatures, VringState,
+    BackendRequest, ConfigHeader, FrontendRequest, Inflight, MESSAGE_F_NEED_REPLY, MemoryRegion,
+    MessageHeader, ProtocolFeatures, VringState,
 };
 use fake_front_end::{FrontEnd, Guest, MEMORY, QUEUE, SECTOR, memory_table, message};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -230,6 +233,101 @@ fn a_disk_that_is_detached_by_force_keeps_its_front_end_until_the_memory_is_no_l
     front_end.socket.set_nonblocking(false).unwrap();
     assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
     assert_eq!(guest.answered(0), 0);
+}
+
+/// A volume of 1 MiB that may become larger.
+fn growing() -> Arc<MemVolume> {
+    let pages = blockmux_engine::sys::memory::map_pages(4 << 20).unwrap();
+    Arc::new(MemVolume::within(pages, 1 << 20, blockmux_volume::BlockSizes::default()))
+}
+
+/// A front end that a back end may send requests to, as QEMU.
+struct Notified {
+    front_end: FrontEnd,
+    guest: Guest,
+    requests: UnixStream,
+}
+
+impl Notified {
+    fn connect(path: &Path) -> Notified {
+        let (front_end, guest) = (FrontEnd::connect(path), Guest::new());
+        let (requests, of_back_end) = UnixStream::pair().unwrap();
+        let accepted = Features::VERSION_1 | Features::VHOST_USER_PROTOCOL_FEATURES;
+        let protocol = ProtocolFeatures::CONFIG | ProtocolFeatures::BACKEND_REQ;
+        front_end.tell(FrontendRequest::SET_PROTOCOL_FEATURES, protocol.bits().as_bytes());
+        front_end.tell_with(FrontendRequest::SET_BACKEND_REQ_FD, &[], of_back_end);
+        front_end.tell(FrontendRequest::SET_FEATURES, accepted.bits().as_bytes());
+        front_end.tell_with(FrontendRequest::SET_MEM_TABLE, &memory_table(MEMORY), &guest.memory);
+        Notified { front_end, guest, requests }
+    }
+
+    fn capacity(&self) -> u64 {
+        let asked = ConfigHeader { offset: 0, size: size_of::<Config>() as u32, flags: 0 };
+        let payload = [asked.as_bytes(), Config::default().as_bytes()].concat();
+        let (answer, _) = self.front_end.ask(FrontendRequest::GET_CONFIG, &payload);
+        let config = Config::read_from_bytes(&answer[size_of::<ConfigHeader>()..]).unwrap();
+        config.capacity.get() * SECTOR
+    }
+
+    /// Waits until the back end says that the configuration has changed.
+    fn wait_for_change(&self) {
+        let mut head = [0; size_of::<MessageHeader>()];
+        (&self.requests).read_exact(&mut head).unwrap();
+        let header = MessageHeader::read_from_bytes(&head).unwrap();
+        assert_eq!((header.request, header.size), (BackendRequest::CONFIG_CHANGE_MSG.0, 0));
+    }
+
+    /// Whether the back end has said nothing when it has handled all messages.
+    fn is_told_nothing(&self) -> bool {
+        assert!(self.front_end.is_served());
+        self.requests.set_nonblocking(true).unwrap();
+        let read = (&self.requests).read(&mut [0; 1]);
+        self.requests.set_nonblocking(false).unwrap();
+        read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+#[test]
+fn a_front_end_is_told_of_a_size_that_changed_while_it_was_disconnected() {
+    let back_ends = BackEnds::of(growing());
+    let _disk = back_ends.attach("disk");
+    let (volume, _) = back_ends.exports.find("disk").unwrap();
+    let volume_state = back_ends.exports.volume_state(volume).unwrap();
+    let first = Notified::connect(&back_ends.path("disk"));
+    assert_eq!(first.capacity(), 1 << 20);
+    begin_queue(&first.front_end, QUEUE);
+    assert!(first.is_told_nothing(), "it has read the size");
+    drop(first);
+    volume_state.resize(Resize::grow(2 << 20)).unwrap();
+    // It keeps the configuration that it has read on its first connection.
+    let again = Notified::connect(&back_ends.path("disk"));
+    assert!(again.is_told_nothing(), "no queue is served");
+    begin_queue(&again.front_end, QUEUE);
+    again.wait_for_change();
+    assert_eq!(again.capacity(), 2 << 20);
+    again.guest.request(0, 0, false, (2 << 20) / SECTOR - 1);
+    while again.guest.answered(0) == 0 {
+        assert!(again.is_told_nothing(), "it was told once");
+    }
+}
+
+#[test]
+fn a_front_end_is_told_of_a_size_that_changes_between_its_connection_and_its_first_queue() {
+    let back_ends = BackEnds::of(growing());
+    let _disk = back_ends.attach("disk");
+    let (volume, _) = back_ends.exports.find("disk").unwrap();
+    let volume_state = back_ends.exports.volume_state(volume).unwrap();
+    let connected = Notified::connect(&back_ends.path("disk"));
+    assert_eq!(connected.capacity(), 1 << 20);
+    volume_state.resize(Resize::grow(2 << 20)).unwrap();
+    assert!(connected.is_told_nothing(), "it would ignore it");
+    begin_queue(&connected.front_end, QUEUE);
+    connected.wait_for_change();
+    assert_eq!(connected.capacity(), 2 << 20);
+    volume_state.resize(Resize::grow(3 << 20)).unwrap();
+    connected.wait_for_change();
+    assert_eq!(connected.capacity(), 3 << 20);
+    assert!(connected.is_told_nothing());
 }
 
 /// What cloud-hypervisor 53 sends for `--disk vhost_user=true,socket=PATH,num_queues=2`, as its

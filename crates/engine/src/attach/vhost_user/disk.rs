@@ -218,7 +218,7 @@ impl DiskShared {
                 SocketEvent::Overdue => Err(ReceiveError::Overdue.into()),
                 SocketEvent::Stop => return session.stop(),
                 SocketEvent::Size => {
-                    session.notify_of_config();
+                    session.tell_size();
                     Ok(())
                 }
             };

@@ -79,6 +79,8 @@ pub(super) struct FrontEndSession<'a> {
     records: Option<SharedRecords>,
     vrings: Vec<Vring>,
     backend_requests: Option<UnixStream>,
+    /// The size in bytes that the front end has read, or was told to read.
+    known_size: Option<u64>,
     loss: Arc<MemoryLoss>,
 }
 
@@ -101,6 +103,7 @@ impl<'a> FrontEndSession<'a> {
             records: None,
             vrings,
             backend_requests: None,
+            known_size: None,
             loss: MemoryLoss::new(wake.clone()),
         }
     }
@@ -140,12 +143,20 @@ impl<'a> FrontEndSession<'a> {
             }
             Err(error) => return Err(error),
         }
+        self.tell_size();
         Ok(())
     }
 
-    /// Tells the front end that the configuration, as the size, has changed.
-    pub(super) fn notify_of_config(&self) {
+    /// Tells the front end that the configuration has changed, if it may not know the size of the
+    /// volume. One that is connected again does not read it, and keeps what an earlier process
+    /// has told. Before its first queue starts, QEMU ignores the message.
+    pub(super) fn tell_size(&mut self) {
+        let size = self.shared.size();
         let Some(socket) = &self.backend_requests else { return };
+        if self.known_size == Some(size) || !self.vrings.iter().any(Vring::is_running) {
+            return;
+        }
+        self.known_size = Some(size);
         let header =
             MessageHeader { request: BackendRequest::CONFIG_CHANGE_MSG.0, flags: MESSAGE_VERSION, size: 0 };
         // A front end that does not receive must not block this thread.
@@ -340,7 +351,11 @@ impl<'a> FrontEndSession<'a> {
         Ok(self.vrings.iter().try_for_each(|vring| vring.set_memory(&self.regions))?)
     }
 
-    fn config(&self, access: ConfigHeader) -> Reply {
+    fn config(&mut self, access: ConfigHeader) -> Reply {
+        // The size is at the beginning.
+        if access.offset == 0 && access.size as usize >= size_of::<u64>() {
+            self.known_size = Some(self.shared.size());
+        }
         let bytes = self.shared.device().config(access.offset as usize, access.size as usize);
         Reply::Payload([access.as_bytes(), &bytes].concat(), None)
     }

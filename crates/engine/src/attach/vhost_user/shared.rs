@@ -58,7 +58,7 @@ impl DiskShared {
     }
 
     /// The size of the volume now, in bytes.
-    fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> u64 {
         self.exports.get(self.volume).map_or(self.info.size, |export| export.volume.info().size)
     }
 }

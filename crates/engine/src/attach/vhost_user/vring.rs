@@ -135,6 +135,11 @@ impl Vring {
         Ok(())
     }
 
+    /// Whether the queue is served.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// Stops the queue; returns the index at which it continues.
     pub(super) fn stop(&mut self, shared: &DiskShared) -> u16 {
         if let Some(running) = self.running.take() {
