@@ -7,7 +7,7 @@ mod counting;
 use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fuse::wire::{InHeader, Opcode, RangeIn};
-use blockmux_proto::fuse::{FileAccess, FuseFile, FuseQueue};
+use blockmux_proto::fuse::{FileAccess, FuseFile, FuseLimits, FuseQueue};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{MemVolume, Memory, SgList, Volume, Waker};
 use std::sync::Arc;
@@ -23,7 +23,8 @@ fn requests_allocate_nothing() {
     let export = Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
     let exports = Exports::new(vec![export]);
     let access = FileAccess { uid: 0, gid: 0, time_s: 0 };
-    let mut queue = FuseQueue::new(&exports, files, access, DEPTH).unwrap();
+    let mut queue =
+        FuseQueue::new(&exports, files, access, FuseLimits { depth: DEPTH, page_size: 4096 }).unwrap();
     let (memory, mut done) = (Memory::from_heap(4096), Vec::new());
     let mut round = || {
         for nth in 0..DEPTH {

@@ -373,6 +373,20 @@ pub struct StatfsOut {
 }
 const _: () = assert!(size_of::<StatfsOut>() == 80);
 
+/// A notification [`FUSE_NOTIFY_INVAL_INODE`] (`struct fuse_notify_inval_inode_out`): what the
+/// kernel keeps of an inode has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct InvalInodeOut {
+    /// The inode.
+    pub ino: u64,
+    /// Offset of the changed data in bytes; negative: only attributes have changed.
+    pub off: i64,
+    /// Length of the changed data in bytes.
+    pub len: i64,
+}
+const _: () = assert!(size_of::<InvalInodeOut>() == 24);
+
 /// The start of an entry of a directory (`struct fuse_dirent`). The name follows, and zeroes up to
 /// a multiple of 8 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -395,6 +409,8 @@ pub const FUSE_KERNEL_VERSION: u32 = 7;
 pub const FUSE_MINOR_VERSION: u32 = 39;
 /// The first minor version whose [`InitOut`] has 64 bytes (Linux 3.15).
 pub const FUSE_OLDEST_MINOR_VERSION: u32 = 23;
+/// In [`OutHeader::error`] of a message that answers no request: an [`InvalInodeOut`] follows.
+pub const FUSE_NOTIFY_INVAL_INODE: i32 = 2;
 /// The inode of the root directory.
 pub const FUSE_ROOT_ID: u64 = 1;
 

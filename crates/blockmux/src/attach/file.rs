@@ -1,4 +1,4 @@
-//! Where the file of a volume is that is attached as a file.
+//! Where the files of volumes are that are attached as files.
 
 use super::AttachArgs;
 use crate::failure::Failure;
@@ -10,20 +10,26 @@ use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
 use rustix::process::geteuid;
 use std::path::{Path, PathBuf};
 
-/// The options of the volume's file.
-pub(super) fn options(args: &AttachArgs, spec: &Spec, io: OwnIo) -> Result<FuseOptions, Failure> {
+/// The options of the files of all volumes.
+pub(super) fn options(args: &AttachArgs, io: OwnIo) -> Result<FuseOptions, Failure> {
     let link = args.name.as_ref().map(|name| name.link());
     let name =
         link.as_ref().and_then(|link| link.file_name()).map(|name| name.to_string_lossy().into_owned());
-    let file = name.unwrap_or_else(|| name_of(spec));
-    let mount_point = match &args.directory {
-        Some(directory) => directory.clone(),
-        None => default_directory()?.join(&file),
+    let files = match name {
+        Some(name) => vec![name],
+        None => names_of(&args.volumes)?,
+    };
+    let mount_point = match (&args.directory, &files[..]) {
+        (Some(directory), _) => directory.clone(),
+        (None, [file]) => default_directory()?.join(file),
+        (None, _) => {
+            return Err(Failure::request("several volumes need a directory; name one with --directory"));
+        }
     };
     let mount_point = as_mounted(&mount_point)
         .map_err(|error| Failure::request(format!("{}: {error}", mount_point.display())))?;
     let (allow_other, read_only) = (args.allow_other, args.read_only);
-    Ok(FuseOptions { mount_point, file, allow_other, read_only, depth: args.iodepth, io })
+    Ok(FuseOptions { mount_point, files, allow_other, read_only, depth: args.iodepth, io })
 }
 
 /// The options of the file of a disk without a spec, which is named after its data if it has no
@@ -35,7 +41,7 @@ pub(super) fn plain_options(disk: &DiskOptions) -> Option<FuseOptions> {
     let file = name.unwrap_or_else(of_data);
     let mount_point = default_directory().ok()?.join(&file);
     let (read_only, io) = (disk.read_only, disk.io.clone());
-    Some(FuseOptions { mount_point, file, allow_other: false, read_only, depth: disk.depth, io })
+    Some(FuseOptions { mount_point, files: vec![file], allow_other: false, read_only, depth: disk.depth, io })
 }
 
 /// The directory of all directories that no option names.
@@ -57,6 +63,21 @@ fn as_mounted(path: &Path) -> std::io::Result<PathBuf> {
         (Some(parent), Some(name)) => parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name),
         _ => path,
     })
+}
+
+/// A name for the file of each volume.
+fn names_of(volumes: &[Spec]) -> Result<Vec<String>, Failure> {
+    let mut names: Vec<String> = Vec::with_capacity(volumes.len());
+    for spec in volumes {
+        let name = name_of(spec);
+        if names.contains(&name) {
+            return Err(Failure::request(format!(
+                "{spec}: another volume has the name of its file, {name}; attach one of them in another directory"
+            )));
+        }
+        names.push(name);
+    }
+    Ok(names)
 }
 
 /// A name for the volume's file: that of its own file or device, or the path in its URL.
@@ -112,5 +133,16 @@ mod tests {
         ] {
             assert_eq!(name_of(&spec.parse().unwrap()), name, "{spec}");
         }
+    }
+
+    #[test]
+    fn two_files_of_a_directory_have_different_names() {
+        let names = |specs: &[&str]| {
+            let specs: Vec<Spec> = specs.iter().map(|spec| spec.parse().unwrap()).collect();
+            names_of(&specs).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(names(&["nbd://a/x", "file:/srv/y.img"]), Ok(vec!["x".to_owned(), "y.img".to_owned()]));
+        let refused = names(&["nbd://a/x", "nbd://b/x"]).unwrap_err();
+        assert!(refused.starts_with("nbd://b/x: another volume has the name of its file, x;"), "{refused}");
     }
 }

@@ -1,4 +1,5 @@
-//! `blockmux attach`: a volume as a disk or a file of this machine, until the process is stopped.
+//! `blockmux attach`: a volume as a disk of this machine, or volumes as files, until the process is
+//! stopped.
 //!
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
 //! that is in use stays, and a second signal removes it by force; so does a signal while the
@@ -16,10 +17,9 @@ mod mounted;
 pub(crate) mod own_io;
 mod probe;
 mod starting;
+mod volumes;
 pub(crate) mod way;
 
-use crate::data::claim::{Claim, ClaimPurpose};
-use crate::data::key::DataKey;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
 use crate::process::poll::Poll;
@@ -27,34 +27,33 @@ use crate::process::service_manager;
 use crate::process::signals;
 use crate::process::stdout::{print, print_json};
 use crate::volume_kinds::flush;
-use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
-use crate::volume_kinds::sizes::{self, can_change_externally};
+use crate::volume_kinds::sizes;
 use announce::DiskAnnouncement;
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedDisk, DiskName, DiskOptions};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::sys::allowed_cpus;
-use blockmux_proto::exports::{Export, Exports, VolumeId};
-use blockmux_volume::{Spec, VolumeInfo};
+use blockmux_volume::Spec;
 use detach::{Detaching, Removed};
 use mounted::MountedDisk;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 use tracing::info;
+use volumes::OpenVolumes;
 use way::{Way, WayOptions};
 
 /// Arguments of `blockmux attach`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AttachArgs {
-    /// A volume or a URL
+    /// A volume or a URL; for fuse also several
     #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget"])]
-    volume: Option<Spec>,
+    volumes: Vec<Spec>,
     /// How to attach it: ublk or nbd (a block device), fuse (a file) or vhost-user (the disk of a
     /// virtual machine) [default: the first of ublk, nbd and fuse that this machine has]
     #[arg(long, value_enum, value_name = "WAY", hide_possible_values = true)]
@@ -77,11 +76,11 @@ pub(crate) struct AttachArgs {
     /// Mount the disk's file system there, as long as it is attached
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
-    /// Directory of the file, for fuse; it is made if it does not exist [default:
+    /// Directory of the files, for fuse; it is made if it does not exist [default for one file:
     /// /run/blockmux-files/NAME, below $XDG_RUNTIME_DIR for users other than root]
     #[arg(long, value_name = "DIR", conflicts_with = "socket")]
     directory: Option<PathBuf>,
-    /// Let other users read the file, and root write it, for fuse
+    /// Let other users read the files, and root write them, for fuse
     #[arg(long, conflicts_with = "socket")]
     allow_other: bool,
     /// Number of threads, each with a queue of the disk; fuse has one [default: one for each CPU]
@@ -98,13 +97,13 @@ pub(crate) struct AttachArgs {
     #[arg(long, conflicts_with = "run")]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
-    #[arg(long, conflicts_with_all = ["volume", "via", "socket", "read_only", "shared", "run", "forget", "name", "mount", "directory"])]
+    #[arg(long, conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "forget", "name", "mount", "directory"])]
     probe: bool,
     /// Remove a disk or a mount that a process that has ended has left; what waits for it fails
     #[arg(
         long,
         value_name = "PATH",
-        conflicts_with_all = ["volume", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory"]
+        conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory"]
     )]
     forget: Option<PathBuf>,
 }
@@ -112,7 +111,7 @@ pub(crate) struct AttachArgs {
 impl AttachArgs {
     /// Whether the process serves a disk until it is stopped.
     pub(crate) fn is_daemon(&self) -> bool {
-        self.volume.is_some() && self.run.is_none()
+        !self.volumes.is_empty() && self.run.is_none()
     }
 }
 
@@ -130,7 +129,7 @@ enum AttachEvent {
     Gone,
 }
 
-/// Attaches a volume until a signal or the end of the command of `--run`.
+/// Attaches volumes until a signal or the end of the command of `--run`.
 pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     if args.probe {
         return probe::run(args.json);
@@ -138,56 +137,49 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.forget {
         return way::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
     }
-    let Some(spec) = &args.volume else { return Err(Failure::request("name a volume")) };
-    let cannot_attach = |error| Failure::request(format!("{spec}: {error}"));
+    let name = args.volumes.iter().map(Spec::to_string).collect::<Vec<_>>().join(", ");
+    let cannot_attach = |error| Failure::request(format!("{name}: {error}"));
     // Opening a volume may create a file, so this is first.
     let is_file = args.directory.is_some() || args.allow_other;
     let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser)).or(is_file.then_some(Way::Fuse));
     check_options(args, asked)?;
     let way = Way::choose(asked, true).map_err(cannot_attach)?;
     check_options(args, Some(way))?;
-    memory::keep(way);
-    let opened = open_volume(spec, args.read_only)?;
-    let mut claim = claim(args, spec, &opened)?;
-    let cores = start_cores(args, way)?;
     let io = OwnIo::by(&own_io::by_this_program());
-    let options = disk_options(args, way, &cores, &opened, io.clone());
-    let options = match (way, &args.socket) {
-        (Way::VhostUser, Some(socket)) => WayOptions::VhostUser(options, socket.clone()),
-        (Way::Fuse, _) => WayOptions::Fuse(file::options(args, spec, io.clone())?),
-        (Way::Nbd, _) => WayOptions::Nbd(options),
+    let files = (way == Way::Fuse).then(|| file::options(args, io.clone())).transpose()?;
+    memory::keep(way);
+    let mut volumes = OpenVolumes::open(args)?;
+    let cores = start_cores(args, way)?;
+    let options = disk_options(args, way, &cores, volumes.data, io.clone());
+    let options = match (way, &args.socket, files) {
+        (Way::VhostUser, Some(socket), _) => WayOptions::VhostUser(options, socket.clone()),
+        (_, _, Some(files)) => WayOptions::Fuse(files),
+        (Way::Nbd, ..) => WayOptions::Nbd(options),
         _ => WayOptions::Ublk(options),
     };
-    let info = opened.volume.info();
-    let info = VolumeInfo { read_only: info.read_only || args.read_only, ..info };
-    let export = Export {
-        name: spec.to_string(),
-        description: String::new(),
-        read_only: info.read_only,
-        volume: opened.volume,
-    };
-    let exports = Exports::new(vec![export]);
+    let exports = volumes.exports.clone();
     let (sender, events) = mpsc::channel();
     // Every signal is an event: a disk that is in use outlives the first. Until now one ends the
     // process at once.
     signals::watch(&sender, &[SIGTERM, SIGINT, SIGHUP], |_| AttachEvent::Signal)
         .map_err(|error| Failure::run(format!("cannot install signal handlers: {error}")))?;
-    let _size_checks = can_change_externally(spec).then(|| sizes::check(&exports)).transpose()?;
+    let _size_checks = volumes.can_change_externally.then(|| sizes::check(&exports)).transpose()?;
     let (cores, mounts_at, own_io) = (Arc::new(cores), args.mount.clone(), io.clone());
-    let (served, name, read_only) = ((cores.clone(), exports.clone()), spec.to_string(), info.read_only);
+    let (served, own, ids) = ((cores.clone(), exports.clone()), name.clone(), volumes.ids());
+    let read_only = exports.iter().all(|(_, export)| export.read_only);
     let attach = move || {
-        let disk: Arc<dyn AttachedDisk> = match options.attach(&served.0, &served.1, VolumeId(0)) {
+        let disk: Arc<dyn AttachedDisk> = match options.attach(&served.0, &served.1, &ids) {
             Ok(disk) => disk.into(),
-            Err(error) => return Err(Failure::request(format!("{name}: {error}"))),
+            Err(error) => return Err(Failure::request(format!("{own}: {error}"))),
         };
         let Some(directory) = mounts_at else { return Ok(disk) };
         let mounted: Arc<dyn AttachedDisk> =
             Arc::new(MountedDisk::mount(disk, &directory, read_only, &own_io)?);
         Ok(mounted)
     };
-    let disk = starting::attach(spec, attach, io, &sender, &events)?;
-    claim.iter_mut().for_each(|claim| claim.announce(&disk.path()));
-    let announcement = DiskAnnouncement::new(args, spec, &info, way, &*disk);
+    let disk = starting::attach(&name, attach, io, &sender, &events)?;
+    volumes.announce(&*disk);
+    let announcement = DiskAnnouncement::new(args, &exports, way, &*disk);
     let (running, failed) = match announce(args, &announcement, &sender) {
         Ok(running) => (running, None),
         Err(failure) => {
@@ -236,7 +228,7 @@ fn announce(
             None
         }
     };
-    service_manager::ready(&announcement.text());
+    service_manager::ready(announcement.text().lines().next().unwrap_or_default());
     Ok(running)
 }
 
@@ -281,24 +273,17 @@ fn wait(
     }
 }
 
-fn open_volume(spec: &Spec, read_only: bool) -> Result<Opened, Failure> {
-    let access = if read_only { Access::Read } else { Access::Either };
-    let opened = open::open(spec, Use { populate: Populate::Behind, ..Use::briefly(access) })?;
-    match opened.volume.info().size {
-        0 => Err(Failure::request(format!("{spec}: is empty; attach a volume with at least one block"))),
-        _ => Ok(opened),
-    }
-}
-
-/// Claims the data of a volume that the disk may write.
-fn claim(args: &AttachArgs, spec: &Spec, opened: &Opened) -> Result<Option<Claim>, Failure> {
-    let writes = !args.shared && !args.read_only && !opened.volume.info().read_only;
-    writes.then(|| Claim::take(&spec.to_string(), ClaimPurpose::Attachment, &opened.remote)).transpose()
-}
-
 /// Checks that the way, if it is known, has what the options are for.
 fn check_options(args: &AttachArgs, way: Option<Way>) -> Result<(), Failure> {
     let Some(way) = way else { return Ok(()) };
+    if way != Way::Fuse && args.volumes.len() > 1 {
+        return Err(Failure::request(
+            "several volumes are files of one directory, by --via fuse; attach one at a time, or add --via fuse",
+        ));
+    }
+    if args.name.is_some() && args.volumes.len() > 1 {
+        return Err(Failure::request("--name is for one volume, and there are several; omit it"));
+    }
     if way != Way::Fuse && (args.directory.is_some() || args.allow_other) {
         return Err(Failure::request("--directory and --allow-other are for --via fuse; omit them"));
     }
@@ -323,8 +308,13 @@ fn start_cores(args: &AttachArgs, way: Way) -> Result<Cores, Failure> {
     Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
 }
 
-fn disk_options(args: &AttachArgs, way: Way, cores: &Cores, opened: &Opened, io: OwnIo) -> DiskOptions {
-    let data = opened.data.as_ref().and_then(DataKey::disk_number);
+fn disk_options(
+    args: &AttachArgs,
+    way: Way,
+    cores: &Cores,
+    data: Option<NonZeroU64>,
+    io: OwnIo,
+) -> DiskOptions {
     if data.is_none() && way != Way::Fuse {
         info!("the disk does not outlive this process: its volume does not");
     }
@@ -347,8 +337,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 The path of the disk or file is printed once it can be read, and is $device for
-the command of --run. SIGTERM or SIGINT flushes and removes it. While it is in
-use, as by a mounted file system, it stays; a second signal removes it by force.
+the command of --run; of several files, $device is the directory. SIGTERM or
+SIGINT flushes and removes it. While it is in use, as by a mounted file system,
+it stays; a second signal removes it by force.
 
 If the process is killed, a block device stays and requests wait. `blockmux
 attach` of the same volume goes on with it, without an I/O error. Disks of
@@ -370,5 +361,6 @@ Examples:
   blockmux attach mem:1g --run 'mkfs.xfs -q $device && blkid $device'
   blockmux attach nbd://192.0.2.7/disk --socket /run/disk.sock
   blockmux attach nbd://192.0.2.7/disk --via fuse --directory /mnt/disks
+  blockmux attach file:a.img file:b.img --directory /mnt/disks
   blockmux attach --probe
   blockmux attach --forget /dev/ublkb0";

@@ -6,7 +6,6 @@ use super::detach::Removed;
 use crate::failure::Failure;
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::{AttachedAs, AttachedDisk};
-use blockmux_volume::Spec;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
@@ -20,7 +19,7 @@ use tracing::{debug, warn};
 /// # Errors
 /// Those of `attach`, or if a signal has come.
 pub(super) fn attach(
-    spec: &Spec,
+    volume: &str,
     attach: impl FnOnce() -> Result<Arc<dyn AttachedDisk>, Failure> + Send + 'static,
     io: OwnIo,
     sender: &Sender<AttachEvent>,
@@ -34,23 +33,23 @@ pub(super) fn attach(
         match (event, io.take()) {
             (AttachEvent::Attached(attached), Some(_)) => return attached,
             (AttachEvent::Attached(attached), None) => {
-                return Err(Failure::run(format!("{spec}: {}", give_up(attached, sender, events)?)));
+                return Err(Failure::run(format!("{volume}: {}", give_up(attached, sender, events)?)));
             }
             (AttachEvent::Signal, Some(io)) => {
-                warn!("{spec}: a signal gives up attaching it");
+                warn!("{volume}: a signal gives up attaching it");
                 // Removing a disk may take long.
                 start("abort", move || io.abort())?;
             }
             (AttachEvent::Signal, None) => {
                 return Err(Failure::run(format!(
-                    "{spec}: the kernel does not end attaching it; `blockmux attach --forget` removes a disk that stays"
+                    "{volume}: the kernel does not end attaching it; `blockmux attach --forget` removes a disk that stays"
                 )));
             }
             // There is no disk and no command yet.
             (AttachEvent::CommandEnded(_) | AttachEvent::Removed(_) | AttachEvent::Gone, own) => io = own,
         }
     }
-    Err(Failure::run(format!("{spec}: the thread that attaches has ended")))
+    Err(Failure::run(format!("{volume}: the thread that attaches has ended")))
 }
 
 /// Gives up a disk that was attached when a signal had come; returns what to tell. It is never
@@ -143,7 +142,6 @@ mod tests {
     /// What is told, and what has become of the disk, if a signal comes while it is attached.
     fn after_a_signal(disk: FakeDisk, is_used: bool) -> (String, FakeState) {
         let (sender, events) = mpsc::channel();
-        let spec = "null:1m".parse().unwrap();
         let (io, (abort, aborted)) = (OwnIo::default(), mpsc::channel());
         io.on_abort(Box::new(move || abort.send(()).unwrap()));
         let (path, signal) = (disk.path(), sender.clone());
@@ -154,18 +152,17 @@ mod tests {
             signal.send(AttachEvent::Signal).unwrap();
             aborted.recv().map(|()| late).map_err(Failure::run)
         };
-        let failure = attach(&spec, hang, io, &sender, &events).err().unwrap();
+        let failure = attach("null:1m", hang, io, &sender, &events).err().unwrap();
         (failure.to_string(), fake::state(&path))
     }
 
     #[test]
     fn a_disk_that_is_attached_is_returned() {
         let (sender, events) = mpsc::channel();
-        let spec = "null:1m".parse().unwrap();
-        let attached = attach(&spec, || Ok(disk()), OwnIo::default(), &sender, &events).unwrap();
+        let attached = attach("null:1m", || Ok(disk()), OwnIo::default(), &sender, &events).unwrap();
         assert!(!fake::state(&attached.path()).is_removed);
         let refuse = || Err(Failure::request("no disk"));
-        let failure = attach(&spec, refuse, OwnIo::default(), &sender, &events).err().unwrap();
+        let failure = attach("null:1m", refuse, OwnIo::default(), &sender, &events).err().unwrap();
         assert_eq!(failure.to_string(), "no disk");
     }
 
@@ -190,7 +187,6 @@ mod tests {
     #[test]
     fn a_second_signal_waits_for_nothing() {
         let (sender, events) = mpsc::channel();
-        let spec = "null:1m".parse().unwrap();
         let (never, waits) = mpsc::channel::<()>();
         let signal = sender.clone();
         let hang = move || {
@@ -198,7 +194,7 @@ mod tests {
             signal.send(AttachEvent::Signal).unwrap();
             waits.recv().map(|()| disk()).map_err(Failure::run)
         };
-        let failure = attach(&spec, hang, OwnIo::default(), &sender, &events).err().unwrap();
+        let failure = attach("null:1m", hang, OwnIo::default(), &sender, &events).err().unwrap();
         assert!(failure.to_string().contains("does not end attaching it"), "{failure}");
         drop(never);
     }

@@ -9,6 +9,7 @@ use blockmux_engine::attach::{AttachError, AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Exports, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::{Path, PathBuf};
 use tracing::info;
 
@@ -165,7 +166,8 @@ impl WayOptions {
         }
     }
 
-    /// Attaches a volume of `exports`, served on `cores`; returns when the disk can be read.
+    /// Attaches a volume of `exports`, served on `cores`; with FUSE several, in the order of the
+    /// files. Returns when the disk can be read.
     ///
     /// # Errors
     /// If it cannot be attached.
@@ -173,12 +175,14 @@ impl WayOptions {
         self,
         cores: &Cores,
         exports: &Exports,
-        volume: VolumeId,
+        volumes: &[VolumeId],
     ) -> Result<Box<dyn AttachedDisk>, AttachError> {
+        let none = || AttachError::Queue(io::ErrorKind::NotFound.into());
+        let volume = volumes.first().copied().ok_or_else(none)?;
         Ok(match self {
             WayOptions::Ublk(disk) => Box::new(UblkDisk::attach(cores, exports, volume, disk)?),
             WayOptions::Nbd(disk) => Box::new(NbdDisk::attach(cores, exports, volume, disk)?),
-            WayOptions::Fuse(file) => Box::new(FuseDisk::attach(cores, exports, volume, &file)?),
+            WayOptions::Fuse(file) => Box::new(FuseDisk::attach(cores, exports, volumes, &file)?),
             WayOptions::VhostUser(disk, socket) => {
                 Box::new(VhostUserDisk::attach(cores, exports, volume, disk, &socket)?)
             }

@@ -517,7 +517,7 @@ fn attach(
     let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io };
     let way = choose(asked, may_mount)?;
     let options = WayOptions::plain(way, options, socket.clone()).map_err(|error| about(volume, error))?;
-    let disk = options.attach(cores, exports, id).map_err(|error| about(volume, error))?;
+    let disk = options.attach(cores, exports, &[id]).map_err(|error| about(volume, error))?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
 

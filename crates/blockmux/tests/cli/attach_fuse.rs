@@ -1,7 +1,7 @@
 //! `blockmux attach --via fuse`: volumes as files. Tests that need FUSE print a line that begins
 //! with `skipped: ` and end if this machine lets nobody mount it.
 
-use crate::control::{Controlled, LoopDevice};
+use crate::control::{Controlled, LoopDevice, eventually};
 use crate::daemon::Daemon;
 use crate::privileges::is_root;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Whether volumes can be mounted here; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
@@ -36,9 +37,16 @@ impl Mounted {
         let mount_point = directory.join("disks");
         let mut command = Command::new(BLOCKMUX);
         command.args(["attach", "--via", "fuse", "--json", "--directory"]).arg(&mount_point).args(args);
+        Mounted::by(command, &mount_point)
+    }
+
+    /// Attaches by a command that prints JSON.
+    fn by(mut command: Command, mount_point: &Path) -> Mounted {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let process = Daemon::of_child(child);
-        let file = PathBuf::from(process.json["device"].as_str().unwrap());
+        // Of several files, the first.
+        let file = process.json["files"][0]["path"].as_str().or(process.json["device"].as_str());
+        let file = PathBuf::from(file.unwrap());
         assert_eq!(process.json["via"], "fuse");
         assert!(file.starts_with(mount_point.canonicalize().unwrap()), "{}", file.display());
         Mounted { process, file, has_ended: false }
@@ -333,6 +341,152 @@ fn the_command_of_run_has_the_file_and_its_status_is_returned() {
     let output = run("wc -c < $device; exit 7");
     assert_eq!((text(&output.stdout).trim(), output.status.code()), ("1048576", Some(7)));
     assert!(!mount_point.exists());
+}
+
+#[test]
+fn several_volumes_are_files_of_one_directory() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let volume = image(directory.path(), 1 << 20);
+    let mounted = Mounted::attach(directory.path(), &[&volume, "mem:2m", "delay:1us:null:3m", "--read-only"]);
+    let files = mounted.process.json["files"].as_array().unwrap();
+    let sizes = files.iter().map(|file| {
+        let path = Path::new(file["path"].as_str().unwrap());
+        assert_eq!(file["size"], fs::metadata(path).unwrap().len());
+        (path.file_name().unwrap().to_str().unwrap(), file["size"].as_u64().unwrap() >> 20)
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [("disk.img", 1), ("mem", 2), ("null", 3)]);
+    mounted.detach();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m", &volume]);
+    let other = mounted.mount_point().join("disk.img");
+    fs::write(&mounted.file, pattern(9000)).unwrap();
+    fs::write(&other, b"other").unwrap();
+    assert!(fs::read(&mounted.file).unwrap()[..9000] == pattern(9000));
+    let open = File::open(&other).unwrap();
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line(&format!("{} is in use; close it first", mounted.mount_point().display()));
+    drop(open);
+    mounted.detach();
+    assert_eq!(&fs::read(directory.path().join("disk.img")).unwrap()[..5], b"other");
+    for (words, expected) in [
+        (&["mem:1m", "null:1m", "--via", "fuse"][..], "name one with --directory"),
+        (&["mem:1m", "mem:2m", "--directory", "/nowhere"][..], "has the name of its file, mem;"),
+        (&["mem:1m", "null:1m", "--socket", "/nowhere/a"][..], "attach one at a time, or add --via fuse"),
+        (&["mem:1m", "null:1m", "--directory", "/nowhere", "--name", "a"][..], "--name is for one volume"),
+    ] {
+        let output = blockmux([&["attach"], words].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+    }
+}
+
+/// A file of a daemon, and the daemon; `None` if this machine or user has none.
+fn file_of_daemon() -> Option<(Controlled, PathBuf)> {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let controlled = Controlled::serve(&["a=mem:1m", "--keep-privileges"]);
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("blockmux-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let said = controlled.said(&["attach-disk", "a", "--via", "fuse", "--name", &name]);
+    let file = PathBuf::from(said.split_whitespace().next().unwrap());
+    assert_eq!(file.file_name().unwrap().to_str(), Some(name.as_str()));
+    Some((controlled, file))
+}
+
+#[test]
+fn a_new_size_of_the_volume_is_that_of_its_file_and_of_a_loop_device() {
+    let Some((controlled, file)) = file_of_daemon() else { return };
+    let size = || fs::metadata(&file).unwrap().len();
+    assert_eq!(size(), 1 << 20);
+    let device = has("losetup").then(|| LoopDevice::over(&file, &["--direct-io=on"])).flatten();
+    controlled.said(&["resize", "a", "3m"]);
+    eventually("the file has the new size", || size() == 3 << 20);
+    let opened = File::options().read(true).write(true).open(&file).unwrap();
+    opened.write_all_at(b"beyond", 2 << 20).unwrap();
+    drop(opened);
+    if let Some(device) = device {
+        succeed(Command::new("losetup").arg("--set-capacity").arg(&device.0));
+        let sized = succeed(Command::new("blockdev").arg("--getsize64").arg(&device.0));
+        assert_eq!(sized.trim(), (3 << 20).to_string());
+        let mut bytes = [0; 6];
+        File::open(&device.0).unwrap().read_exact_at(&mut bytes, 2 << 20).unwrap();
+        assert_eq!(&bytes, b"beyond");
+    }
+    controlled.said(&["detach-disk", "a"]);
+    assert!(!file.exists());
+}
+
+/// A command by a user without privileges; `None` if this machine lets us run none, which is
+/// printed.
+#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+fn by_nobody(program: &str) -> Option<Command> {
+    if !rustix::process::geteuid().is_root() || !has("setpriv") {
+        println!("skipped: only root becomes another user");
+        return None;
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
+    Some(command)
+}
+
+#[test]
+fn other_users_read_the_file_only_if_that_is_allowed() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    for (options, may_read) in [(&["mem:1m"][..], false), (&["mem:1m", "--allow-other"][..], true)] {
+        let Some(mut read) = by_nobody("cat") else { return };
+        let mounted = Mounted::attach(directory.path(), options);
+        let output = read.arg(&mounted.file).output().unwrap();
+        assert_eq!((output.status.success(), output.stdout.len()), (may_read, usize::from(may_read) << 20));
+        let mut write = by_nobody("dd").unwrap();
+        write.arg(format!("of={}", mounted.file.display())).args(["if=/dev/zero", "count=1", "conv=notrunc"]);
+        assert!(!write.output().unwrap().status.success(), "its owner may");
+        mounted.detach();
+    }
+}
+
+#[test]
+fn a_user_without_privileges_mounts_by_the_helper() {
+    if !has_fuse() || !has("fusermount3") {
+        return;
+    }
+    let Some(mut version) = by_nobody(BLOCKMUX) else { return };
+    if !version.arg("--version").output().unwrap().status.success() {
+        println!("skipped: another user cannot run {BLOCKMUX}");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let mount_point = directory.path().join("disks");
+    let mut command = by_nobody(BLOCKMUX).unwrap();
+    command.args(["attach", "mem:1m", "--via", "fuse", "--json", "--directory"]).arg(&mount_point);
+    let mut mounted = Mounted::by(command, &mount_point);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let of_user = mounts.lines().find(|line| line.contains(&mount_point.display().to_string())).unwrap();
+    assert!(of_user.contains("fuse.blockmux") && of_user.contains("user_id=65534"), "{of_user}");
+    let mut commands = by_nobody("sh").unwrap();
+    let script = "printf abc | dd of=\"$0\" conv=notrunc status=none && head -c 3 \"$0\"";
+    assert_eq!(succeed(commands.args(["-c", script]).arg(&mounted.file)), "abc");
+    assert!(fs::read(&mounted.file).is_err(), "nor root");
+    mounted.process.signal(Signal::TERM);
+    assert!(mounted.wait().success());
+    assert!(!mount_point.exists());
+}
+
+#[test]
+fn the_status_of_a_daemon_counts_the_io_of_its_files() {
+    let Some((controlled, file)) = file_of_daemon() else { return };
+    fs::write(&file, pattern(8192)).unwrap();
+    let attachment = controlled.status()["attachments"][0].clone();
+    assert_eq!((&attachment["via"], &attachment["written_bytes"]), (&"fuse".into(), &8192.into()));
+    controlled.said(&["detach-disk", "a"]);
 }
 
 /// Files and devices have their own locks; a server may let any number of clients write.

@@ -30,6 +30,11 @@ pub trait AttachedDisk: Send + Sync {
     /// Where the disk is.
     fn path(&self) -> PathBuf;
 
+    /// Where each of its volumes is, if it has several.
+    fn paths(&self) -> Vec<PathBuf> {
+        vec![self.path()]
+    }
+
     /// How the disk came to be.
     fn attached_as(&self) -> AttachedAs;
 

@@ -51,6 +51,17 @@ impl Directory {
         Ok((index, self.files.get(index).ok_or(Errno::ENOENT)?))
     }
 
+    /// A volume has another size; returns the number of its file.
+    pub(super) fn set_size(&mut self, index: usize, size: u64) -> Option<u64> {
+        self.files.get_mut(index)?.info.size = size;
+        Some(file_id(index))
+    }
+
+    /// All files.
+    pub(super) fn files(&self) -> &[FuseFile] {
+        &self.files
+    }
+
     /// Finds a file by its name, which ends with a zero byte.
     pub(super) fn look_up(&self, name: &[u8]) -> Result<EntryOut, Errno> {
         let name = name.strip_suffix(&[0]).unwrap_or(name);
@@ -160,7 +171,7 @@ fn file_id(index: usize) -> u64 {
 /// Handle of a file that is open for writing.
 pub(super) const WRITABLE_HANDLE: u64 = 1;
 const FIRST_FILE_ID: u64 = FUSE_ROOT_ID + 1;
-/// Names and attributes never change.
+/// Names never change, and the kernel is told of new sizes.
 const VALID: Duration = Duration::from_secs(3600);
 /// Length of the longest name in bytes.
 const MAX_NAME: u32 = 255;

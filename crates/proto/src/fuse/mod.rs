@@ -18,5 +18,5 @@ mod reply;
 
 pub use blockmux_wire::fuse as wire;
 pub use directory::{FileAccess, FuseFile};
-pub use queue::{FuseQueue, HEAD_LEN, MAX_BYTES, MAX_MESSAGE, data_len};
+pub use queue::{FuseLimits, FuseQueue, HEAD_LEN, MAX_BYTES, MAX_MESSAGE, data_len};
 pub use reply::FuseReply;

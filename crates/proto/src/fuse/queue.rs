@@ -19,10 +19,11 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 ///
 /// Every request that has a reply gets one, in any order.
 pub struct FuseQueue {
+    exports: Exports,
     directory: Directory,
     /// Access to the volume of each file.
     admissions: Vec<Admission>,
-    depth: u16,
+    limits: FuseLimits,
     pending: Slab<FuseRequest>,
     /// I/O that the driver has not taken.
     io: VecDeque<(VolumeId, Io)>,
@@ -30,6 +31,15 @@ pub struct FuseQueue {
     replies: VecDeque<FuseReply>,
     /// The kernel takes no more replies.
     is_closed: bool,
+}
+
+/// Limits of a file system.
+#[derive(Clone, Copy, Debug)]
+pub struct FuseLimits {
+    /// Maximum number of requests that need I/O.
+    pub depth: u16,
+    /// Length of a page of the kernel in bytes.
+    pub page_size: u32,
 }
 
 /// A request that needs I/O.
@@ -57,17 +67,23 @@ pub fn data_len(head: &[u8]) -> Option<usize> {
 }
 
 impl FuseQueue {
-    /// A file system with these files for up to `depth` requests that need I/O; `None` if a volume
-    /// was removed.
+    /// A file system with these files; `None` if a volume was removed.
     #[must_use]
-    pub fn new(exports: &Exports, files: Vec<FuseFile>, access: FileAccess, depth: u16) -> Option<FuseQueue> {
+    pub fn new(
+        exports: &Exports,
+        files: Vec<FuseFile>,
+        access: FileAccess,
+        limits: FuseLimits,
+    ) -> Option<FuseQueue> {
+        let depth = limits.depth;
         let admission = |file: &FuseFile| {
             Some(Admission::new(&exports.volume_state(file.volume)?, None, Epoch::current()))
         };
         Some(FuseQueue {
             admissions: files.iter().map(admission).collect::<Option<_>>()?,
+            exports: exports.clone(),
             directory: Directory::new(files, access),
-            depth,
+            limits,
             pending: Slab::with_capacity(depth.into()),
             io: VecDeque::with_capacity(depth.into()),
             cancels: VecDeque::with_capacity(depth.into()),
@@ -80,7 +96,7 @@ impl FuseQueue {
     #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.pending.len() < usize::from(self.depth)
+        self.pending.len() < usize::from(self.limits.depth)
     }
 
     /// Takes a request of the kernel. `data` is that of a write.
@@ -104,6 +120,22 @@ impl FuseQueue {
         self.replies.pop_front()
     }
 
+    /// Looks at the sizes of all volumes, and tells the kernel which files have another one.
+    #[cold]
+    pub fn refresh_sizes(&mut self) {
+        let size = |file: &FuseFile| {
+            let now = self.exports.get(file.volume)?.volume.info().size;
+            (now != file.info.size).then_some(now)
+        };
+        let sizes: Vec<_> = self.directory.files().iter().map(size).collect();
+        for (index, size) in sizes.into_iter().enumerate() {
+            let file = size.and_then(|size| self.directory.set_size(index, size));
+            if let Some(file) = file.filter(|_| !self.is_closed) {
+                self.replies.push_back(FuseReply::attributes_changed(file));
+            }
+        }
+    }
+
     /// Drops all requests: the file system is unmounted, and nobody gets a reply.
     #[cold]
     pub fn close(&mut self) {
@@ -114,7 +146,7 @@ impl FuseQueue {
         for (_, io) in self.io.drain(..) {
             self.pending.remove(io.tag.0 as usize);
         }
-        let in_flight = (0..self.depth).map(u64::from);
+        let in_flight = (0..self.limits.depth).map(u64::from);
         let in_flight = in_flight.filter_map(|tag| Some((self.pending.get(tag as usize)?.volume, Tag(tag))));
         self.cancels.extend(in_flight);
     }
@@ -221,11 +253,11 @@ impl FuseQueue {
             minor: FUSE_MINOR_VERSION,
             max_readahead: init.max_readahead,
             flags: features.bits() as u32,
-            max_background: self.depth,
-            congestion_threshold: self.depth,
+            max_background: self.limits.depth,
+            congestion_threshold: self.limits.depth,
             max_write: MAX_BYTES,
             time_gran: 1_000_000_000,
-            max_pages: (MAX_BYTES / PAGE) as u16,
+            max_pages: MAX_BYTES.checked_div(self.limits.page_size).unwrap_or(1) as u16,
             flags2: (features.bits() >> 32) as u32,
             ..InitOut::default()
         })
@@ -329,7 +361,7 @@ impl FuseQueue {
 
 impl IoSource for FuseQueue {
     fn depth(&self) -> u32 {
-        self.depth.into()
+        self.limits.depth.into()
     }
 
     #[inline]
@@ -399,7 +431,6 @@ pub const MAX_BYTES: u32 = 1 << 20;
 pub const HEAD_LEN: usize = size_of::<InHeader>() + size_of::<RangeIn>();
 /// Length of the longest request without data that is understood, in bytes.
 pub const MAX_MESSAGE: usize = 512;
-const PAGE: u32 = 4096;
 const O_DSYNC: u32 = 0o10_000;
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
 const FALLOC_FL_PUNCH_HOLE: u32 = 2;
@@ -410,14 +441,16 @@ const FALLOC_FL_ZERO_RANGE: u32 = 0x10;
 mod tests {
     use super::*;
     use crate::exports::Export;
-    use crate::fuse::wire::{FATTR_FH, FATTR_SIZE, OutHeader};
+    use crate::fuse::wire::{
+        AttrOut, FATTR_FH, FATTR_SIZE, FUSE_NOTIFY_INVAL_INODE, InvalInodeOut, OutHeader,
+    };
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::random::SplitMix;
-    use blockmux_volume::{BlockSizes, Channel, MemVolume, Pages, Volume, Waker};
+    use blockmux_volume::{BlockSizes, Channel, MemVolume, Pages, Resize, Volume, Waker};
     use std::sync::Arc;
     use zerocopy::IntoBytes;
 
-    const DEPTH: u16 = 8;
+    const LIMITS: FuseLimits = FuseLimits { depth: 8, page_size: 4096 };
     const FILE: u64 = 2;
     const SIZE: usize = 64 << 10;
 
@@ -433,16 +466,17 @@ mod tests {
     impl Mounted {
         fn new() -> Mounted {
             let blocks = BlockSizes { logical: Some(4096), physical: None };
-            let volume: Arc<dyn Volume> =
-                Arc::new(MemVolume::within(Pages::from_heap(SIZE), SIZE as u64, blocks));
-            let channel = volume.open(&TestCore::new().as_core(), DEPTH.into(), Waker::idle()).unwrap();
+            let pages = Pages::from_heap(2 * SIZE);
+            let volume: Arc<dyn Volume> = Arc::new(MemVolume::within(pages, SIZE as u64, blocks));
+            let channel =
+                volume.open(&TestCore::new().as_core(), LIMITS.depth.into(), Waker::idle()).unwrap();
             let info = volume.info();
             let export =
                 Export { name: "a".to_owned(), description: String::new(), read_only: false, volume };
             let exports = Exports::new(vec![export]);
             let files = vec![FuseFile { name: "a".to_owned(), volume: VolumeId(0), info }];
             let access = FileAccess { uid: 0, gid: 0, time_s: 0 };
-            let queue = FuseQueue::new(&exports, files, access, DEPTH).unwrap();
+            let queue = FuseQueue::new(&exports, files, access, LIMITS).unwrap();
             Mounted { exports, queue, channel, ops: Vec::new() }
         }
 
@@ -511,11 +545,42 @@ mod tests {
         let agreed = ask(7, 45, u64::MAX).unwrap();
         assert_eq!(u64::from(agreed.flags2) << 32 | u64::from(agreed.flags), wanted);
         assert_eq!((agreed.major, agreed.max_write, agreed.max_pages), (7, 1 << 20, 256));
-        assert_eq!((agreed.max_readahead, agreed.max_background), (7, DEPTH));
+        assert_eq!((agreed.max_readahead, agreed.max_background), (7, LIMITS.depth));
         let old = ask(7, 31, !Features::INIT_EXT.bits()).unwrap();
         assert_eq!(old.flags2, 0);
         assert_eq!(ask(7, 22, 0), Err(71));
         assert_eq!(ask(8, 0, 0), Err(71));
+    }
+
+    #[test]
+    fn the_kernel_counts_a_request_in_its_own_pages() {
+        for (page_size, pages) in [(4096, 256), (16_384, 64), (65_536, 16)] {
+            let mut mounted = Mounted::new();
+            mounted.queue.limits.page_size = page_size;
+            let init = InitIn { major: 7, minor: 45, ..InitIn::default() };
+            let agreed = mounted.ask(Opcode::FUSE_INIT, &init).unwrap();
+            assert_eq!(InitOut::read_from_bytes(&agreed).unwrap().max_pages, pages);
+        }
+    }
+
+    #[test]
+    fn a_new_size_is_that_of_the_file_and_the_kernel_is_told_once() {
+        let mut mounted = Mounted::new();
+        mounted.queue.refresh_sizes();
+        assert!(mounted.queue.poll_reply().is_none(), "nothing has changed");
+        assert_eq!(mounted.write(SIZE as u64, &[7; 100], 0), Err(28));
+        let volume_state = mounted.exports.volume_state(VolumeId(0)).unwrap();
+        volume_state.resize(Resize::grow(2 * SIZE as u64)).unwrap();
+        mounted.queue.refresh_sizes();
+        let told = mounted.queue.poll_reply().unwrap();
+        let (header, changed) = OutHeader::read_from_prefix(told.head()).unwrap();
+        assert_eq!((header.unique, header.error), (0, FUSE_NOTIFY_INVAL_INODE));
+        assert_eq!(InvalInodeOut::read_from_bytes(changed).unwrap().ino, FILE);
+        mounted.queue.refresh_sizes();
+        assert!(mounted.queue.poll_reply().is_none());
+        let attributes = mounted.ask(Opcode::FUSE_GETATTR, &[0_u8; 16]).unwrap();
+        assert_eq!(AttrOut::read_from_bytes(&attributes).unwrap().attr.size, 2 * SIZE as u64);
+        assert_eq!(mounted.write(SIZE as u64, &[7; 100], 0), Ok(100));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Replies, and the error numbers in them.
 
 use blockmux_volume::{IoError, SgList};
-use blockmux_wire::fuse::{EntryOut, OutHeader};
+use blockmux_wire::fuse::{EntryOut, FUSE_NOTIFY_INVAL_INODE, InvalInodeOut, OutHeader};
 use zerocopy::{Immutable, IntoBytes};
 
-/// The answer to a request.
+/// The answer to a request, or a notification.
 #[derive(Debug)]
 pub struct FuseReply {
     head: [u8; MAX_HEAD],
@@ -35,6 +35,12 @@ impl FuseReply {
     /// A failure.
     pub(super) fn failure(unique: u64, errno: Errno) -> FuseReply {
         FuseReply::new(unique, errno.0.saturating_neg(), &[], None)
+    }
+
+    /// A notification that the attributes of an inode have changed. It answers no request.
+    pub(super) fn attributes_changed(ino: u64) -> FuseReply {
+        let changed = InvalInodeOut { ino, off: -1, len: 0 };
+        FuseReply::new(0, FUSE_NOTIFY_INVAL_INODE, changed.as_bytes(), None)
     }
 
     #[inline]
@@ -115,6 +121,15 @@ mod tests {
         assert_eq!((reply.head().len(), &reply.head()[..2]), (16, &[0x10, 2][..]));
         let reply = FuseReply::failure(1, Errno::EIO);
         assert_eq!(reply.head()[..8], [16, 0, 0, 0, 0xfb, 0xff, 0xff, 0xff]);
+    }
+
+    /// As libfuse sends it.
+    #[test]
+    fn a_notification_has_a_code_in_place_of_an_error_and_answers_no_request() {
+        let mut bytes = [0; 40];
+        (bytes[0], bytes[4], bytes[16]) = (40, 2, 3);
+        bytes[24..32].fill(0xff);
+        assert_eq!(FuseReply::attributes_changed(3).head(), bytes);
     }
 
     #[test]

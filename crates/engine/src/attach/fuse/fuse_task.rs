@@ -75,6 +75,15 @@ impl Drop for FuseDevice {
     }
 }
 
+/// What the task of a file system is to do, set by any thread that then wakes it.
+#[derive(Default)]
+pub(super) struct FuseOrders {
+    /// The file system is given up although it is in use.
+    pub(super) fails: AtomicBool,
+    /// A volume may have another size.
+    pub(super) has_new_size: AtomicBool,
+}
+
 /// Serves a file system until it is unmounted.
 pub(super) struct FuseTask<P, G: FnMut()> {
     /// `None` once the file system is unmounted, or given up.
@@ -90,8 +99,7 @@ pub(super) struct FuseTask<P, G: FnMut()> {
     waiting: Option<usize>,
     /// There was no memory: the timer wakes the task.
     lacks_memory: bool,
-    /// Set when the file system is given up although it is in use.
-    fails: Arc<AtomicBool>,
+    orders: Arc<FuseOrders>,
     /// Called when the file system is unmounted.
     on_gone: G,
 }
@@ -101,7 +109,7 @@ impl<P: FusePort, G: FnMut()> FuseTask<P, G> {
         port: P,
         (queue, channels): (FuseQueue, Channels),
         (core, waker): (Rc<dyn Core>, &Waker),
-        fails: Arc<AtomicBool>,
+        orders: Arc<FuseOrders>,
         on_gone: G,
     ) -> FuseTask<P, G> {
         FuseTask {
@@ -114,7 +122,7 @@ impl<P: FusePort, G: FnMut()> FuseTask<P, G> {
             head: [0; HEAD_LEN],
             waiting: None,
             lacks_memory: false,
-            fails,
+            orders,
             on_gone,
         }
     }
@@ -231,8 +239,13 @@ impl<P: FusePort, G: FnMut()> FuseTask<P, G> {
 impl<P: FusePort, G: FnMut()> Task for FuseTask<P, G> {
     #[inline]
     fn run(&mut self) -> Progress {
-        if self.port.is_some() && self.fails.load(Ordering::Relaxed) {
+        if self.port.is_some() && self.orders.fails.load(Ordering::Relaxed) {
             self.close(&io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        let sizes = &self.orders.has_new_size;
+        // A turn without news only reads it. It is cleared before the sizes are read.
+        if sizes.load(Ordering::Relaxed) && sizes.swap(false, Ordering::Acquire) {
+            self.queue.refresh_sizes();
         }
         let taken = self.take_requests();
         if self.port.is_none() {
@@ -272,7 +285,7 @@ mod tests {
     use super::*;
     use blockmux_proto::exports::{Export, Exports, VolumeId};
     use blockmux_proto::fuse::wire::{InHeader, Opcode, OutHeader, RangeIn};
-    use blockmux_proto::fuse::{FileAccess, FuseFile};
+    use blockmux_proto::fuse::{FileAccess, FuseFile, FuseLimits};
     use blockmux_proto::volume_state::Origin;
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{DelayVolume, Delays, MemVolume, Pool, Volume};
@@ -280,7 +293,7 @@ mod tests {
     use std::collections::VecDeque;
     use zerocopy::{FromBytes, IntoBytes};
 
-    const DEPTH: u16 = 4;
+    const LIMITS: FuseLimits = FuseLimits { depth: 4, page_size: 4096 };
     const READ_TIME: Duration = Duration::from_millis(5);
 
     /// The kernel's side as a test sees it.
@@ -339,7 +352,7 @@ mod tests {
         kernel: Rc<FakeKernel>,
         core: Rc<TestCore>,
         task: FileTask,
-        fails: Arc<AtomicBool>,
+        orders: Arc<FuseOrders>,
         has_told: Rc<Cell<bool>>,
     }
 
@@ -354,16 +367,16 @@ mod tests {
             let exports = Exports::new(vec![export]);
             let files = vec![FuseFile { name: "a".to_owned(), volume: VolumeId(0), info }];
             let access = FileAccess { uid: 0, gid: 0, time_s: 0 };
-            let queue = FuseQueue::new(&exports, files, access, DEPTH).unwrap();
+            let queue = FuseQueue::new(&exports, files, access, LIMITS).unwrap();
             let origin = Origin { protocol: "fuse", listener: "/mnt".into() };
             let channels = Channels::new(exports, core.as_core(), Waker::idle(), origin);
-            let (kernel, fails) = (Rc::new(FakeKernel::default()), Arc::new(AtomicBool::new(false)));
+            let (kernel, orders) = (Rc::new(FakeKernel::default()), Arc::<FuseOrders>::default());
             let has_told = Rc::new(Cell::new(false));
             let told = has_told.clone();
             let on_gone: Box<dyn FnMut()> = Box::new(move || told.set(true));
             let own = (core.as_core(), &Waker::idle());
-            let task = FuseTask::new(kernel.clone(), (queue, channels), own, fails.clone(), on_gone);
-            Mounted { kernel, core, task, fails, has_told }
+            let task = FuseTask::new(kernel.clone(), (queue, channels), own, orders.clone(), on_gone);
+            Mounted { kernel, core, task, orders, has_told }
         }
 
         /// Runs turns until there is nothing to do; returns the replies.
@@ -446,7 +459,7 @@ mod tests {
             mounted.kernel.read(1, 0, 512);
             mounted.turns();
             mounted.kernel.is_unmounted.set(!by_force);
-            mounted.fails.store(by_force, Ordering::Relaxed);
+            mounted.orders.fails.store(by_force, Ordering::Relaxed);
             assert!(!mounted.has_told.get());
             // The volume may end a canceled read at once.
             let is_done = mounted.task.run() == Progress::Done;

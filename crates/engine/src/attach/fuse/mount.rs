@@ -2,6 +2,7 @@
 //! by `fusermount3`, which is installed with the privilege and gives it to everybody.
 
 use crate::attach::wait::wait_for;
+use blockmux_proto::fuse::MAX_BYTES;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -119,11 +120,14 @@ fn mount_by_helper(mount_point: &Path, users: Users) -> Result<OwnedFd, FuseErro
     received.ok_or_else(|| refused(mount_point, "fusermount3 has sent no device"))
 }
 
-fn options(users: Users) -> &'static str {
-    match users {
-        Users::Owner => "default_permissions",
-        Users::Everybody => "default_permissions,allow_other",
-    }
+/// Options of the file system. The longest read is that of `FUSE_INIT`, which only says it in
+/// pages, and not to kernels before Linux 4.20.
+fn options(users: Users) -> String {
+    let of_users = match users {
+        Users::Owner => "",
+        Users::Everybody => ",allow_other",
+    };
+    format!("default_permissions,max_read={MAX_BYTES}{of_users}")
 }
 
 /// Unmounts a file system. With `is_lazy` also one that is in use, which then disappears for new

@@ -67,10 +67,11 @@ impl AttachedVolume {
         let export = Export { name: NAME.to_owned(), description: String::new(), read_only, volume };
         let exports = Exports::new(vec![export]);
         let (queues, mount_point) = (cores.count() as u16, directory.to_owned());
-        let (file, allow_other, io) = (NAME.to_owned(), false, OwnIo::by(&own_io::by_this_program()));
+        let (files, allow_other) = (vec![NAME.to_owned()], false);
+        let io = OwnIo::by(&own_io::by_this_program());
         let options = match way {
             Way::Fuse => {
-                let file = FuseOptions { mount_point, file, allow_other, read_only, depth: DEPTH, io };
+                let file = FuseOptions { mount_point, files, allow_other, read_only, depth: DEPTH, io };
                 Ok(WayOptions::Fuse(file))
             }
             _ => {
@@ -79,7 +80,7 @@ impl AttachedVolume {
             }
         };
         let options = options.map_err(|error| format!("{}: {error}", way.name()))?;
-        let disk = options.attach(cores, &exports, VolumeId(0)).map_err(|error| error.to_string())?;
+        let disk = options.attach(cores, &exports, &[VolumeId(0)]).map_err(|error| error.to_string())?;
         let (node, is_detached) = (disk.path(), AtomicBool::new(false));
         let disk = Arc::new(GuardedDisk { disk, is_detached });
         let of_interrupt = disk.clone();
