@@ -31,6 +31,7 @@ const BANS: &[BannedWords] = &[
             ("crates/engine/src/net/frames/kernel", "packet sockets, which take addresses of I/O memory"),
             ("crates/engine/src/net/frames/ring", "frames in memory that is shared with the kernel"),
             ("crates/engine/src/attach/ublk/kernel", "commands, descriptors and copies of the ublk driver"),
+            ("crates/engine/src/sys/shared_event", "entries without memory, in a ring of their own"),
             ("crates/engine/src/sys/shared_memory", "memory that is shared with another process"),
             (
                 "crates/engine/src/sys/lost_memory",

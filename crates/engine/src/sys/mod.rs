@@ -6,6 +6,7 @@ pub mod congestion;
 pub(crate) mod lost_memory;
 pub mod memory;
 pub mod safe_path;
+pub(crate) mod shared_event;
 pub(crate) mod shared_memory;
 pub mod syscall_filter;
 

@@ -4,7 +4,7 @@
 use super::lost_memory::{MemoryLoss, WatchedMapping, watch};
 use blockmux_volume::Pages;
 use blockmux_volume::buf::Backing;
-use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ pub(crate) fn map_shared(
 ) -> io::Result<Arc<Pages>> {
     let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
     let found = fstat(file)?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(refused("it is not a file of shared memory"));
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || !is_memory(file)? {
+        return Err(refused("it is no file of tmpfs (as memfd and /dev/shm) or hugetlbfs"));
     }
     let end =
         offset.checked_add(len).filter(|end| u64::try_from(found.st_size).is_ok_and(|size| *end <= size));
@@ -54,6 +54,13 @@ pub(crate) fn map_shared(
     let region = unsafe { start.add((offset - first) as usize) };
     // SAFETY: mapped until `mapping` is dropped, and initialized, as any file is.
     Ok(unsafe { Pages::from_raw(region, len as usize, Box::new(mapping)) })
+}
+
+/// Whether a file's pages are memory. Those of another file system come from a disk or a server,
+/// which may be the very process that shares the file: an access would wait for it, and no signal
+/// ends that.
+fn is_memory(file: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok([TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&fstatfs(file)?.f_type.cast_unsigned()))
 }
 
 /// New zeroed memory that can be handed to another process, which cannot make it shorter.
@@ -90,6 +97,10 @@ impl Drop for FileMapping {
     }
 }
 
+/// Of `linux/magic.h`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,6 +113,13 @@ mod tests {
         Memory::from_pages(&pages).seg(4104, 4).copy_from(b"abcd");
         assert_eq!(mapped.len(), 5000);
         assert_eq!(Memory::from_pages(&mapped).seg(0, 4).to_vec(), b"abcd");
+    }
+
+    #[test]
+    fn a_file_of_another_file_system_is_refused() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let refused = map_shared(file.as_fd(), 0, 4096, None).err().unwrap();
+        assert!(refused.to_string().contains("tmpfs"), "{refused}");
     }
 
     #[test]

@@ -9,16 +9,16 @@ use crate::core::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::serve::channels::Channels;
 use crate::sys::become_io_flusher;
+use crate::sys::shared_event::{EventSender, SharedEvent};
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::virtio::{
     BlkQueue, DeviceState, GuestMemory, InflightRecord, Notify, RingAreas, RingError,
 };
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, Waker};
-use rustix::io::{read, write};
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -44,11 +44,29 @@ pub(super) struct VringVolume {
 #[derive(Default)]
 pub(super) struct QueueEvents {
     /// The guest notifies; `None`: nobody does.
-    pub(super) kick: Option<OwnedFd>,
+    pub(super) kick: Option<SharedEvent>,
     /// Notifies the guest's driver.
-    pub(super) call: Option<OwnedFd>,
+    pub(super) call: Option<EventSender>,
     /// Notifies the front end of an error.
-    pub(super) error: Option<OwnedFd>,
+    pub(super) error: Option<SharedEvent>,
+}
+
+impl QueueEvents {
+    #[inline]
+    fn signal_call(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.signal();
+        }
+    }
+
+    #[cold]
+    fn signal_error(&self) {
+        match self.error.as_ref().map(SharedEvent::sender) {
+            Some(Ok(mut error)) => error.signal(),
+            Some(Err(error)) => debug!("the front end cannot be notified of an error: {error}"),
+            None => {}
+        }
+    }
 }
 
 /// What a queue has of its front end.
@@ -80,7 +98,7 @@ impl RunningQueue {
     ) -> io::Result<RunningQueue> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (sender, stopped) = mpsc::channel();
-        let FrontEnd { events, connection } = front_end;
+        let FrontEnd { mut events, connection } = front_end;
         let started = core.ask(move |core| {
             if let Err(error) = become_io_flusher() {
                 debug!("memory of a core may wait for the disk: {error}");
@@ -95,7 +113,7 @@ impl RunningQueue {
                     warn!("{}: {} requests are executed again", origin.listener, queue.unanswered());
                 }
                 // A notification may have been lost with the last process.
-                signal(events.call.as_ref());
+                events.signal_call();
                 let armed = WakeOnEvent::new(waker);
                 let state = Rc::new(RefCell::new(QueueState {
                     queue,
@@ -215,7 +233,7 @@ impl QueueState {
     }
 
     /// Waits for another event descriptor of the guest's notifications.
-    pub(super) fn set_kick(&mut self, kick: Option<OwnedFd>) {
+    pub(super) fn set_kick(&mut self, kick: Option<SharedEvent>) {
         self.armed.disarm(&self.registration);
         self.events.kick = kick;
         self.waker.wake();
@@ -223,13 +241,13 @@ impl QueueState {
 
     /// Notifies the guest's driver by another event descriptor, at once: a notification may have
     /// been lost with the last process, or with the last descriptor.
-    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub(super) fn set_call(&mut self, call: Option<EventSender>) {
         self.events.call = call;
-        signal(self.events.call.as_ref());
+        self.events.signal_call();
     }
 
     /// Notifies the front end of errors by another event descriptor.
-    pub(super) fn set_error(&mut self, error: Option<OwnedFd>) {
+    pub(super) fn set_error(&mut self, error: Option<SharedEvent>) {
         self.events.error = error;
     }
 
@@ -252,7 +270,7 @@ impl QueueState {
         };
         let moved = self.channels.move_io(&mut self.queue, self.core.now());
         if self.queue.publish() == Notify::Driver {
-            signal(self.events.call.as_ref());
+            self.events.signal_call();
         }
         if self.end != QueueEnd::Open && self.ends() {
             return Progress::Done;
@@ -263,7 +281,7 @@ impl QueueState {
     #[cold]
     fn on_error(&mut self, error: RingError) -> Progress {
         warn!("{}: the guest has broken a virtqueue, which stops: {error}; reset the guest", self.name);
-        signal(self.events.error.as_ref());
+        self.events.signal_error();
         Progress::Drained
     }
 
@@ -293,7 +311,7 @@ impl QueueState {
         match &self.events.kick {
             Some(kick) => {
                 // Cleared before the ring is looked at, so that a later request notifies again.
-                let _ = read(kick, &mut [0; 8]);
+                kick.clear();
                 let is_late = self.queue.ask_for_kicks();
                 self.armed.arm(&self.registration, kick.as_raw_fd(), libc::POLLIN, 0);
                 if is_late {
@@ -302,15 +320,6 @@ impl QueueState {
             }
             None => self.core.wake_at(self.core.now() + UNNOTIFIED_POLL, &self.waker),
         }
-    }
-}
-
-/// Signals an event descriptor, which does not block.
-#[inline]
-fn signal(event: Option<&OwnedFd>) {
-    if let Some(event) = event {
-        // It fails only if nobody has read it for ever, and then it is readable anyway.
-        let _ = write(event, &1_u64.to_ne_bytes());
     }
 }
 

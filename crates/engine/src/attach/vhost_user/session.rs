@@ -5,6 +5,7 @@ use super::shared::DiskShared;
 use super::vring::{InUse, Machine, SharedRecords, SharedRegion, Vring, VringPart};
 use crate::net::fd_socket::send_with_fds;
 use crate::sys::lost_memory::MemoryLoss;
+use crate::sys::shared_event::SharedEvent;
 use crate::sys::shared_memory::{map_shared, new_shared};
 use blockmux_proto::virtio::wire::Features;
 use blockmux_proto::virtio::wire::vhost_user::{
@@ -14,6 +15,8 @@ use blockmux_proto::virtio::wire::vhost_user::{
 use blockmux_proto::virtio::{
     FrontendMessage, MAX_QUEUES, MAX_REGIONS, MessageError, RingError, inflight_len,
 };
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -55,6 +58,12 @@ pub(super) enum SessionError {
     /// A queue cannot be served.
     #[error("a virtqueue cannot be served: {0}")]
     Queue(io::Error),
+    /// A descriptor cannot be used for notifications.
+    #[error("it cannot be notified: {0}")]
+    Event(io::Error),
+    /// The descriptor for requests of this side is no socket.
+    #[error("its descriptor for requests of the back end is no Unix socket")]
+    NoSocket,
     /// A reply cannot be sent.
     #[error("a reply cannot be sent: {0}")]
     Send(io::Error),
@@ -225,7 +234,7 @@ impl<'a> FrontEndSession<'a> {
             FrontendMessage::AddMemReg(region) => self.add_region(region, &one(request, fds)?)?,
             FrontendMessage::RemMemReg(region) => self.remove_region(&region)?,
             FrontendMessage::SetBackendReqFd => {
-                self.backend_requests = Some(UnixStream::from(one(request, fds)?));
+                self.backend_requests = Some(unix_stream(request, fds)?);
             }
             FrontendMessage::GetConfig(access) => return Ok(self.config(access)),
             FrontendMessage::GetInflightFd(wanted) => return self.new_records(wanted),
@@ -243,11 +252,8 @@ impl<'a> FrontEndSession<'a> {
     ) -> Result<Reply, SessionError> {
         let unsupported = || SessionError::from(MessageError::Unsupported(request));
         let event = |has_fd: bool, fds: Vec<OwnedFd>| {
-            let event = if has_fd { Some(one(request, fds)?) } else { None };
-            if let Some(event) = &event {
-                rustix::io::ioctl_fionbio(event, true).map_err(|error| SessionError::Queue(error.into()))?;
-            }
-            Ok::<_, SessionError>(event)
+            let event = if has_fd { Some(SharedEvent::new(one(request, fds)?)) } else { None };
+            event.transpose().map_err(SessionError::Event)
         };
         let shared = self.shared;
         let mut describe = |index: usize, part| {
@@ -276,7 +282,8 @@ impl<'a> FrontEndSession<'a> {
                 fd.index
             }
             FrontendMessage::SetVringCall(fd) => {
-                let call = event(fd.has_fd, fds)?;
+                let call = event(fd.has_fd, fds)?.map(|call| call.sender()).transpose();
+                let call = call.map_err(SessionError::Event)?;
                 self.vring(fd.index).ok_or_else(unsupported)?.set_call(call);
                 fd.index
             }
@@ -387,6 +394,14 @@ impl<'a> FrontEndSession<'a> {
 fn one(request: FrontendRequest, fds: Vec<OwnedFd>) -> Result<OwnedFd, SessionError> {
     let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| SessionError::Descriptors(request, fds.len()))?;
     Ok(fd)
+}
+
+/// The only descriptor of a message, which has to be a socket.
+fn unix_stream(request: FrontendRequest, fds: Vec<OwnedFd>) -> Result<UnixStream, SessionError> {
+    let fd = one(request, fds)?;
+    let is_socket =
+        socket_domain(&fd) == Ok(AddressFamily::UNIX) && socket_type(&fd) == Ok(SocketType::STREAM);
+    if is_socket { Ok(fd.into()) } else { Err(SessionError::NoSocket) }
 }
 
 const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ

@@ -3,11 +3,11 @@
 use super::held_connection::HeldConnection;
 use super::queue_task::{FrontEnd, QueueEvents, QueuePlace, RunningQueue, VringVolume};
 use super::shared::DiskShared;
+use crate::sys::shared_event::{EventSender, SharedEvent};
 use blockmux_proto::virtio::wire::vhost_user::VringAddr;
 use blockmux_proto::virtio::{DeviceState, GuestMemory, GuestRegion, InflightRecord, RingAreas, RingError};
 use blockmux_volume::{Memory, Pages};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use tracing::debug;
@@ -181,7 +181,7 @@ impl Vring {
     }
 
     /// The guest notifies by this event descriptor, or not at all.
-    pub(super) fn set_kick(&mut self, kick: Option<OwnedFd>) {
+    pub(super) fn set_kick(&mut self, kick: Option<SharedEvent>) {
         self.is_started = true;
         match &self.running {
             Some(running) => drop(running.change(|queue| queue.set_kick(kick))),
@@ -190,7 +190,7 @@ impl Vring {
     }
 
     /// The guest's driver is notified by this event descriptor.
-    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub(super) fn set_call(&mut self, call: Option<EventSender>) {
         match &self.running {
             Some(running) => drop(running.change(|queue| queue.set_call(call))),
             None => self.events.call = call,
@@ -198,7 +198,7 @@ impl Vring {
     }
 
     /// The front end is notified of errors by this event descriptor.
-    pub(super) fn set_error(&mut self, error: Option<OwnedFd>) {
+    pub(super) fn set_error(&mut self, error: Option<SharedEvent>) {
         match &self.running {
             Some(running) => drop(running.change(|queue| queue.set_error(error))),
             None => self.events.error = error,

@@ -5,12 +5,12 @@ use super::state::DiskState;
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::remote::OverdueTimer;
+use crate::sys::shared_event::{EventSender, SharedEvent};
 use blockmux_proto::virtio::{BlkDriver, RemoteDiskError};
 use blockmux_volume::{Completion, Core, Io, IoError, Slab, Tag, Waker};
-use rustix::io::{read, write};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,13 +38,13 @@ pub(super) struct CoreQueue {
 /// A driver and its event descriptors.
 pub(super) struct RunningDriver {
     driver: BlkDriver,
-    kick: OwnedFd,
-    call: OwnedFd,
+    kick: EventSender,
+    call: SharedEvent,
     has_answered: bool,
 }
 
 impl RunningDriver {
-    pub(super) fn new(driver: BlkDriver, kick: OwnedFd, call: OwnedFd) -> RunningDriver {
+    pub(super) fn new(driver: BlkDriver, kick: EventSender, call: SharedEvent) -> RunningDriver {
         RunningDriver { driver, kick, call, has_answered: false }
     }
 }
@@ -141,8 +141,7 @@ impl CoreQueue {
             driver.submit(io);
         }
         if driver.send() {
-            // It fails only if the counter is full, and then it is readable anyway.
-            let _ = write(kick, &1_u64.to_ne_bytes());
+            kick.signal();
         }
         if driver.owes_answer()
             && let Some(tick) = self.overdue.watch(|| self.core.now())
@@ -225,7 +224,7 @@ impl CoreQueue {
     fn park(&mut self) {
         let Some(running) = &mut self.running else { return };
         // Cleared before the ring is looked at, so that a later answer notifies again.
-        let _ = read(&running.call, &mut [0; 8]);
+        running.call.clear();
         let is_late = running.driver.ask_for_calls();
         self.armed.arm(&self.registration, running.call.as_raw_fd(), libc::POLLIN, 0);
         if is_late {

@@ -7,11 +7,12 @@ use super::outage::Outage;
 use super::state::{DiskQueues, DiskState, MAX_CORES, OpenDisk, VhostUserOptions, lock};
 use crate::core::reactor::EngineCore;
 use crate::remote::check_unchanged;
+use crate::sys::shared_event::SharedEvent;
 use crate::sys::shared_memory::new_shared;
 use blockmux_proto::virtio::BlkDriver;
 use blockmux_volume::{Channel, Core, IoError, LinkCounts, Memory, Volume, VolumeInfo, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::{read, write};
+use rustix::io::read;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -178,9 +179,13 @@ impl DiskState {
                     let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
                     made.map_err(|error| BackEndError::Memory(error.into()))
                 };
-                let duplicate = |event: &OwnedFd| event.try_clone().map_err(BackEndError::Memory);
+                let shared = |event: &OwnedFd| {
+                    event.try_clone().and_then(SharedEvent::new).map_err(BackEndError::Memory)
+                };
                 let (kick, call) = (event()?, event()?);
-                let (own_kick, own_call) = (duplicate(&kick)?, duplicate(&call)?);
+                let (own_call, kick_event) = (shared(&call)?, shared(&kick)?);
+                let sender = || kick_event.sender().map_err(BackEndError::Memory);
+                let (own_kick, mut late_kick) = (sender()?, sender()?);
                 let at = index * BlkDriver::MEMORY_LEN;
                 let (pages, disk, id) = (pages.clone(), back_end.disk.clone(), self.id);
                 // The rings are cleared before the back end looks at them.
@@ -197,7 +202,7 @@ impl DiskState {
                 }
                 back_end.start_queue(index, addr, &kick, &call)?;
                 // It may have been notified before it knew how.
-                let _ = write(&kick, &1_u64.to_ne_bytes());
+                late_kick.signal();
             }
             started = cores.len();
             progress.is_started = true;
