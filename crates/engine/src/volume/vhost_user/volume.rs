@@ -283,7 +283,9 @@ impl DiskState {
 
     /// Changes the queues of all cores, and waits for that.
     fn on_queues(&self, change: impl Fn(&mut CoreQueue) + Clone + Send + 'static) {
-        for core in lock(&self.queues).cores.clone() {
+        // A core that begins to use the volume needs the lock.
+        let cores = lock(&self.queues).cores.clone();
+        for core in cores {
             let (id, change) = (self.id, change.clone());
             core.ask(move |core| {
                 if let Some(queue) = core.local(CoreQueues::default).find(id) {
@@ -291,5 +293,43 @@ impl DiskState {
                 }
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::vhost_user::VhostUserDisk;
+    use crate::attach::{DiskOptions, own_io::OwnIo};
+    use crate::core::cores::{Cores, CoresConfig};
+    use blockmux_proto::exports::{Export, Exports};
+    use blockmux_volume::MemVolume;
+
+    #[test]
+    fn cores_are_asked_without_the_lock_that_they_need() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let cores = Cores::start(&CoresConfig::default()).unwrap();
+        let volume = Arc::new(MemVolume::new(1 << 20));
+        let (name, description) = ("disk".to_owned(), String::new());
+        let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
+        let (id, _) = exports.find("disk").unwrap();
+        let (name, io) = (None, OwnIo::default());
+        let options = DiskOptions { queues: 1, depth: 8, data: None, read_only: false, name, io };
+        let _disk = VhostUserDisk::attach(&cores, &exports, id, options, &path).unwrap();
+        let reconnect_timeout = Duration::MAX;
+        let options = VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None };
+        let volume = VhostUserVolume::open(&path, options).unwrap();
+        let state = volume.disk.0.clone();
+        let used = state.clone();
+        cores.ask(0, move |core| used.queue_of(core).map(drop)).unwrap().unwrap();
+        let (is_free, queues) = (Arc::new(AtomicBool::new(false)), state.clone());
+        let found = is_free.clone();
+        state.on_queues(move |_| {
+            // The thread of the volume may have it for a moment, but does not keep it.
+            drop(lock(&queues.queues));
+            found.store(true, Ordering::Relaxed);
+        });
+        assert!(is_free.load(Ordering::Relaxed));
     }
 }
