@@ -108,7 +108,7 @@ impl NbdDisk {
         let begun = watch.map(drop).map_err(AttachError::Queue);
         let disk = NbdDisk { device, attached_as };
         let node = disk.path();
-        let named = begun.and_then(|()| options.name.as_ref().map_or(Ok(()), |name| name.publish(&node)));
+        let named = begun.and_then(|()| name::publish(options.name.as_ref(), attached_as, &node));
         let name = options.name.filter(|_| named.is_ok());
         let begun = named.and_then(|()| disk.device.read_first_block(block as usize));
         match attached_as.settle(&node, begun) {

@@ -96,7 +96,7 @@ impl UblkDisk {
         let (cores_of_queues, removal) = (cores.inboxes(), Removal::default());
         let device = Device { control, id, order, can_resize, cores: cores_of_queues, io, removal };
         let served = Served { cores, exports, volume, info: &info };
-        let named = options.name.as_ref().map_or(Ok(()), |name| name.publish(&device.node()));
+        let named = name::publish(options.name.as_ref(), attached_as, &device.node());
         let begun = named.and_then(|()| match attached_as {
             AttachedAs::New => device.start(&left, &params, served),
             AttachedAs::Recovered => device.recover(&left, &params, served),
