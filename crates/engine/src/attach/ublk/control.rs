@@ -1,4 +1,4 @@
-//! UblkControl commands of the ublk driver, each with a timeout.
+//! Control commands of the ublk driver, each with a timeout.
 //!
 //! A command may hang for ever, uninterruptibly: some kernels hang in `ADD_DEV`, and `STOP_DEV`
 //! waits for requests in flight. So a thread executes them, and whoever waits for it does not wait
@@ -71,12 +71,16 @@ pub fn driver_features() -> Result<Features, ControlError> {
 #[derive(Clone)]
 pub(super) struct UblkControl(mpsc::Sender<ControlJob>);
 
+/// Gives the result of a command to its caller, unless that has timed out: both meet, so that no
+/// result is lost between them.
+type ResultSender = mpsc::SyncSender<io::Result<Vec<u8>>>;
+
 struct ControlJob {
     op: ControlOp,
     command: CtrlCmd,
     buffer: Vec<u8>,
     /// `None`: nobody waits for it.
-    result: Option<mpsc::Sender<io::Result<Vec<u8>>>>,
+    result: Option<ResultSender>,
 }
 
 impl UblkControl {
@@ -97,8 +101,14 @@ impl UblkControl {
                 let done = ring.execute(op, command, buffer);
                 let is_broken = done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Other);
                 match (result, done) {
-                    // The receiver is gone if the command has timed out.
-                    (Some(result), done) => drop(result.send(done)),
+                    (Some(result), done) => {
+                        if let Some(id) = give(op, &result, done) {
+                            warn!("/dev/ublkc{id} was added too late, and is removed");
+                            let command = CtrlCmd { dev_id: id, queue_id: NO_QUEUE, ..CtrlCmd::default() };
+                            let removed = ring.execute(ControlOp::DEL_DEV, command, Vec::new());
+                            removed.map_or_else(|error| warn!("/dev/ublkc{id}: {error}"), drop);
+                        }
+                    }
                     (None, Ok(_)) => {}
                     (None, Err(error)) => warn!("{}", ControlError::Refused { op, error }),
                 }
@@ -177,7 +187,7 @@ impl UblkControl {
         timeout: Duration,
     ) -> Result<Vec<u8>, ControlError> {
         let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
-        let (result, done) = mpsc::channel();
+        let (result, done) = mpsc::sync_channel(0);
         let ended = || ControlError::Unusable(io::Error::other("its io_uring has failed"));
         self.0.send(ControlJob { op, command, buffer, result: Some(result) }).map_err(|_| ended())?;
         match done.recv_timeout(timeout) {
@@ -188,6 +198,14 @@ impl UblkControl {
     }
 }
 
+/// Gives the result of a command to its caller; returns the device that it has added, if the caller
+/// waits no longer.
+fn give(op: ControlOp, result: &ResultSender, done: io::Result<Vec<u8>>) -> Option<u32> {
+    let mpsc::SendError(unwanted) = result.send(done).err()?;
+    let added = unwanted.ok().filter(|_| op == ControlOp::ADD_DEV)?;
+    Some(parse::<DevInfo>(added).dev_id)
+}
+
 /// The structure in a buffer that has its length.
 fn parse<T: FromBytes + Default>(buffer: Vec<u8>) -> T {
     T::read_from_bytes(&buffer).unwrap_or_default()
@@ -196,3 +214,24 @@ fn parse<T: FromBytes + Default>(buffer: Vec<u8>) -> T {
 const CONTROL: &str = "/dev/ublk-control";
 /// Timeout of commands that wait for nobody.
 pub(super) const SHORT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_added_after_the_timeout_is_found() {
+        let added = || Ok(DevInfo { dev_id: 7, ..DevInfo::default() }.as_bytes().to_vec());
+        let (result, done) = mpsc::sync_channel(0);
+        let given = thread::scope(|scope| {
+            let giver = scope.spawn(|| give(ControlOp::ADD_DEV, &result, added()));
+            assert!(done.recv().unwrap().is_ok());
+            giver.join().unwrap()
+        });
+        assert_eq!(given, None, "its caller has it");
+        drop(done);
+        assert_eq!(give(ControlOp::ADD_DEV, &result, added()), Some(7));
+        assert_eq!(give(ControlOp::GET_DEV_INFO, &result, added()), None);
+        assert_eq!(give(ControlOp::ADD_DEV, &result, Err(io::ErrorKind::OutOfMemory.into())), None);
+    }
+}
