@@ -198,7 +198,12 @@ impl DiskShared {
                         }
                         self.set_front_end(None);
                     }
-                    Err(error) => warn!("{}: cannot accept a connection: {error}", self.path.display()),
+                    Err(error) => {
+                        warn!("{}: cannot accept a connection: {error}", self.path.display());
+                        // It still waits, as for descriptors, of which there may be too few.
+                        let _ = poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCEPT_RETRY));
+                        let _ = read(wake, &mut [0; 8]);
+                    }
                 },
                 SocketEvent::Size | SocketEvent::MemoryLost | SocketEvent::Overdue => {}
                 SocketEvent::Stop => return,
@@ -271,6 +276,9 @@ impl DiskShared {
         }
     }
 }
+
+/// The pause after a connection that cannot be accepted.
+const ACCEPT_RETRY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Wakes the thread of the socket.
 fn signal(wake: &OwnedFd) {
