@@ -1,36 +1,9 @@
 # Volumes as disks of the guest by ublk. Blockmux runs in the guest; the host serves remote volumes.
 . /lib.sh
 . /ublk.inc
+. /attach.inc
 unimportant='Power-on or device reset occurred'
 mkdir -p /var/run
-
-# attach ARGUMENTS: attaches a volume in the background; the disk is $disk, its process $attached.
-attach() {
-  rm -f ready     # of the last disk
-  blockmux attach "$@" >ready 2>attach.log &
-  attached=$!
-  within 60 is_ready || {
-    cat ready attach.log
-    return 1
-  }
-  disk=$(cut -d ' ' -f 1 ready)
-  name=${disk#/dev/}
-}
-is_ready() { grep -q '^/dev/ublkb' ready; }
-
-# detach: stops the process, which flushes and removes the disk.
-detach() {
-  kill $attached
-  wait $attached
-  within 10 test ! -e "$disk"
-}
-
-# crash: kills the process; the disk stays.
-crash() {
-  kill -9 $attached
-  fails wait $attached
-  test -e "$disk"
-}
 
 # follows_sizes: the driver can change the size of a disk (Linux 6.16).
 follows_sizes() { ! uname -r | grep -q '^6\.\([0-9]\|1[0-5]\)\.'; }
