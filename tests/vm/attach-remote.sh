@@ -7,12 +7,21 @@ unimportant='Power-on or device reset occurred'
 mkdir -p /var/run
 modprobe ublk_drv
 
+port_id=0x11111111111111112222222222222222
+host run "cat >blockmux.toml <<END
+  [[volume]]
+  name = 'disk'
+  spec = 'file:disk.img?size=384m'
+  [[srp_target]]
+  port_id = '$port_id'
+  luns = { 0 = 'disk' }
+END"
 serve_disk() {
-  serve "'disk=file:disk.img?size=384m' --nbd $HOST:10809 --iscsi $HOST:3260 --nvme-tcp $HOST:4420 --srp $HOST:3261"
+  serve "--config blockmux.toml --nbd $HOST:10809 --iscsi $HOST:3260 --nvme-tcp $HOST:4420 --srp $HOST:3261"
 }
 
-# url_of SCHEME [PORT]: the URL of the disk.
-url_of() { blockmux discover "$1://$HOST${2+:$2}" | grep -o "$1://[^ ']*disk[^ ']*" | head -n 1; }
+# url_of SCHEME: the URL of the disk.
+url_of() { blockmux discover "$1://$HOST" | grep -o "$1://[^ ']*disk[^ ']*" | head -n 1; }
 
 # serves_a_file_system URL: XFS and its files; fio's content while the server and the process of the disk are killed.
 serves_a_file_system() {
@@ -38,7 +47,7 @@ for protocol in nbd nvme_tcp iscsi srp; do
     nbd) url=nbd://$HOST/disk ;;
     nvme_tcp) url=$(url_of nvme+tcp) ;;
     iscsi) url=$(url_of iscsi) ;;
-    srp) url=$(url_of srp 3261) ;;
+    srp) url="srp://$HOST:3261/$port_id/0?rdma=iwarp" ;;
   esac
   serves_a_file_system "$url"
 done
@@ -56,9 +65,11 @@ truncate -s 64M small.img
 fails dd if="$disk" of=/dev/null bs=1M skip=100 count=1 iflag=direct
 fails dd if=/dev/zero of="$disk" bs=1M seek=100 count=1 oflag=direct
 cmp /usr/bin/blockmux /mnt/kept/blockmux
+grep 'small.img: another program has truncated it to 67108864 bytes' attach.log
 truncate -s 128M small.img
-dd if="$disk" of=/dev/null bs=1M skip=100 count=1 iflag=direct
 umount /mnt
+detach
+attach file:small.img
 e2fsck -f -n "$disk"
 detach
-no_kernel_warnings 'I/O error|EXT4'
+no_kernel_warnings 'critical medium error|EXT4'

@@ -43,6 +43,9 @@ pub(crate) const PROGRAMS: &[&str] = &[
 /// Additional programs for scripts that use kernel TLS.
 pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl"];
 
+/// Additional programs for scripts that run the file-system study. This `ip` knows more than that of busybox.
+pub(crate) const FOR_STUDY: &[&str] = &["bonnie++", "ip"];
+
 /// Modules of the guest; their dependencies are added.
 const MODULES: &[&str] = &[
     "virtio_net",
@@ -65,6 +68,8 @@ const MODULES: &[&str] = &[
     "aoe",
     "ublk_drv",
     "tcp_diag",
+    "veth",
+    "sch_tbf",
     "ib_iser",
     "ib_isert",
     "nvme_rdma",
@@ -129,8 +134,8 @@ pub(crate) fn build(
     }
     symlink("dash", root.join("usr/bin/sh"))?;
     symlink("kmod", root.join("usr/bin/modprobe"))?;
-    let for_tls = FOR_TLS.iter().filter(|program| find(program).is_some());
-    let names: Vec<&str> = PROGRAMS.iter().chain(for_tls).copied().collect();
+    let optional = FOR_TLS.iter().chain(FOR_STUDY).filter(|program| find(program).is_some());
+    let names: Vec<&str> = PROGRAMS.iter().chain(optional).copied().collect();
     let programs = names.iter().map(|program| find(program).with_context(|| format!("no {program}")));
     let programs = programs.collect::<Result<Vec<_>>>()?;
     for (name, program) in names.iter().zip(&programs) {

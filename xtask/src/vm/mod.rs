@@ -57,9 +57,11 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
             None
         }
     };
-    if let Some(program) = image::FOR_TLS.iter().find(|program| find(program).is_none()) {
-        let with_tlshd = scripts.extract_if(.., |script| WITH_TLSHD.contains(&script.as_str()));
-        lines.extend(with_tlshd.map(|script| format!("skipped: {script} (no {program})")));
+    for (with, programs) in [(WITH_TLSHD, image::FOR_TLS), (WITH_STUDY, image::FOR_STUDY)] {
+        if let Some(program) = programs.iter().find(|program| find(program).is_none()) {
+            let lacking = scripts.extract_if(.., |script| with.contains(&script.as_str()));
+            lines.extend(lacking.map(|script| format!("skipped: {script} (no {program})")));
+        }
     }
     if let Some(lacking) = boot::missing() {
         let from_disk = scripts.extract_if(.., |script| boot::boots_from_disk(script));
@@ -165,6 +167,8 @@ const LIBRARY: &str = "lib.sh";
 const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
+/// Scripts that run the file-system study.
+const WITH_STUDY: &[&str] = &["attach-study.sh"];
 /// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
 /// TLS or ublk.
 const IN_GUEST: &[&str] = &["attach", "ktls"];

@@ -128,7 +128,8 @@ impl Disk {
         if len < before.min(self.extent.end()) && self.extent.mark_truncated(len, changes) {
             tracing::error!(
                 "{}: another program has truncated it to {len} bytes while it is served: I/O beyond that fails; accept the new size \
-                 with 'blockmux ctl resize NAME', or restore the old one with 'blockmux ctl resize NAME SIZE'",
+                 with 'blockmux ctl resize NAME', or restore the old one with 'blockmux ctl resize NAME SIZE'; without a control \
+                 socket, detach or stop, and start again",
                 self.path.display()
             );
         }
