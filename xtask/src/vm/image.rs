@@ -43,8 +43,9 @@ pub(crate) const PROGRAMS: &[&str] = &[
 /// Additional programs for scripts that use kernel TLS.
 pub(crate) const FOR_TLS: &[&str] = &["tlshd", "keyctl"];
 
-/// Additional programs for scripts that run the file-system study. This `ip` knows more than that of busybox.
-pub(crate) const FOR_STUDY: &[&str] = &["bonnie++", "ip"];
+/// Additional programs for scripts that run the file-system study; this `ip` knows more than that
+/// of busybox.
+pub(crate) const FOR_STUDY: &[&str] = &["bonnie++", "ip", "tc"];
 
 /// Modules of the guest; their dependencies are added.
 const MODULES: &[&str] = &[

@@ -142,7 +142,7 @@ pub(super) fn run(args: &BenchArgs, interrupts: Interrupts) -> Result<FileSystem
     let own_network = own_network(&mut initiators, &mut skipped);
     let (cells, without) = cells(&suite, links, &refused(&veth, links), &initiators);
     skipped.extend(without);
-    let cells = chosen(cells, &args.only)?;
+    let cells = chosen(cells, &skipped, &args.only)?;
     let (mut plan, stripes) = BenchPlan::of_stripes(args, links, disk_bytes(data_bytes))?;
     plan.veth = Some(veth);
     let directory = tempfile::Builder::new().prefix("blockmux-bench-").tempdir();
@@ -331,13 +331,21 @@ fn suite(args: &BenchArgs) -> Result<Suite, Failure> {
 }
 
 /// The cells whose names contain one of these texts; all of them if there is none.
-fn chosen(mut cells: Vec<StudyCell>, only: &[String]) -> Result<Vec<StudyCell>, Failure> {
+fn chosen(
+    mut cells: Vec<StudyCell>,
+    skipped: &[(String, String)],
+    only: &[String],
+) -> Result<Vec<StudyCell>, Failure> {
     let names: Vec<String> = cells.iter().map(StudyCell::name).collect();
     if let Some(text) = only.iter().find(|text| !names.iter().any(|name| name.contains(*text))) {
-        let last = names.last().map_or("", String::as_str);
-        return Err(Failure::request(format!(
-            "--only {text}: is in the name of no configuration; names are such as \"{last}\""
-        )));
+        let why = match skipped.iter().find(|(name, _)| name.contains(text)) {
+            Some((_, why)) => format!("cannot be measured here: {why}"),
+            None => {
+                let last = names.last().map_or("", String::as_str);
+                format!("is in the name of no configuration; names are such as \"{last}\"")
+            }
+        };
+        return Err(Failure::request(format!("--only {text}: {why}")));
     }
     cells.retain(|cell| only.is_empty() || only.iter().any(|text| cell.name().contains(text)));
     Ok(cells)
