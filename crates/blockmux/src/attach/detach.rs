@@ -102,13 +102,14 @@ impl Detaching {
     /// If the kernel does not remove the disk, or it was removed by force.
     pub(super) fn on_removed(&mut self, Removed { attempt, result }: Removed) -> Result<bool, Failure> {
         match result {
-            Ok(()) if self.progress == DetachProgress::Forcing => {
+            Ok(()) if self.progress == DetachProgress::Forcing && attempt == self.attempts => {
                 let disk = self.disk.path();
                 Err(Failure::run(format!(
                     "{}: removed by force; what was not flushed is lost",
                     disk.display()
                 )))
             }
+            // A flush that others had given up has succeeded.
             Ok(()) => Ok(true),
             // A later attempt is under way.
             Err(_) if attempt != self.attempts => Ok(false),
@@ -145,5 +146,32 @@ impl Detaching {
         };
         let started = thread::Builder::new().name("detach".to_owned()).spawn(remove);
         started.map(drop).map_err(|error| Failure::run(format!("cannot start a thread: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::fake::FakeDisk;
+    use blockmux_engine::attach::DiskOptions;
+    use blockmux_engine::attach::own_io::OwnIo;
+    use std::sync::mpsc;
+
+    #[test]
+    fn data_is_lost_only_if_the_disk_was_removed_without_a_flush() {
+        let (read_only, name, io) = (false, None, OwnIo::default());
+        let options = DiskOptions { queues: 1, depth: 1, data: None, read_only, name, io };
+        let disk = Arc::new(FakeDisk::attach("disk", options).unwrap());
+        let (events, ended) = mpsc::channel();
+        let mut detaching = Detaching::new(disk, Way::Fake, events);
+        detaching.begin().unwrap();
+        detaching.begin().unwrap();
+        for _ in 0..2 {
+            let Ok(AttachEvent::Removed(removed)) = ended.recv() else { panic!("no attempt has ended") };
+            match removed.attempt {
+                1 => assert!(detaching.on_removed(removed).unwrap(), "it was flushed"),
+                _ => assert!(detaching.on_removed(removed).unwrap_err().to_string().contains("is lost")),
+            }
+        }
     }
 }
