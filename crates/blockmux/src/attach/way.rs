@@ -135,10 +135,27 @@ impl Way {
 /// # Errors
 /// If there is none, or it cannot be removed.
 pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
+    let disk = without_link(disk);
+    match way_of(&disk) {
+        Way::Nbd => nbd::forget(&disk),
+        Way::Ublk => ublk::forget(&disk),
+        _ => fuse::forget(&disk),
+    }
+}
+
+/// The disk that a link such as `/dev/blockmux/NAME` leads to.
+fn without_link(disk: &Path) -> PathBuf {
+    let is_link = disk.is_symlink();
+    let target = if is_link { disk.canonicalize().ok() } else { None };
+    target.unwrap_or_else(|| disk.to_owned())
+}
+
+/// The way by which a disk with this path was attached.
+fn way_of(disk: &Path) -> Way {
     match disk.strip_prefix("/dev") {
-        Ok(name) if name.to_string_lossy().starts_with("nbd") => nbd::forget(disk),
-        Ok(_) => ublk::forget(disk),
-        Err(_) => fuse::forget(disk),
+        Ok(name) if name.to_string_lossy().starts_with("nbd") => Way::Nbd,
+        Ok(_) => Way::Ublk,
+        Err(_) => Way::Fuse,
     }
 }
 
@@ -192,5 +209,24 @@ impl WayOptions {
                 Box::new(super::fake::FakeDisk::attach(&name, disk)?)
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_is_left_is_known_by_its_path_or_its_name() {
+        for (path, way) in [("/dev/ublkb0", Way::Ublk), ("/dev/nbd7", Way::Nbd), ("/run/files/x", Way::Fuse)]
+        {
+            assert_eq!(without_link(Path::new(path)), Path::new(path));
+            assert_eq!(way_of(Path::new(path)), way);
+        }
+        // As udev's link `/dev/blockmux/data`; this machine may have no disk of ours.
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join("data");
+        std::os::unix::fs::symlink("/dev/null", &name).unwrap();
+        assert_eq!(without_link(&name), Path::new("/dev/null"));
     }
 }

@@ -14,6 +14,7 @@ use crate::attach::wait::wait_for;
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::serve::audit::AUDIT;
+use crate::sys::random_bytes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::nbd::netlink::{NbdAttribute, NbdCommand};
 use blockmux_proto::nbd::server::transmission_flags;
@@ -22,6 +23,7 @@ use blockmux_proto::volume_state::Origin;
 use rustix::param::page_size;
 use std::fs;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,8 +42,11 @@ pub struct NbdDisk {
 struct NbdDevice {
     netlink: NbdNetlink,
     index: u32,
-    identifier: Option<String>,
+    /// The text by which the driver knows the disk.
+    identifier: String,
     identity: DiskIdentity,
+    /// The volume keeps its data when the process ends.
+    keeps_data: bool,
     /// `None` once the disk is left: then the volume is released, though this may live on.
     maker: Mutex<Option<Arc<ConnectionMaker>>>,
     /// Connections are no longer replaced.
@@ -84,24 +89,25 @@ impl NbdDisk {
         // The kernel uses several connections only if a flush on one covers all.
         let count = if info.shared_flush { options.queues.max(1) } else { 1 };
         let maker = ConnectionMaker::new(cores, exports, volume);
-        let identifier = options.data.map(|data| format!("blockmux-{data:016x}"));
-        let left = identifier.as_deref().and_then(left_by_another);
+        let identifier = identifier_of(options.data).map_err(AttachError::Queue)?;
+        let left = left_by_another(&identifier);
         let (index, sessions, attached_as) = match left {
             Some(index) => {
-                let taken = take_over(&netlink, index, identifier.as_deref(), (&maker, &export, count))?;
+                let taken = take_over(&netlink, index, &identifier, (&maker, &export, count))?;
                 (index, taken, AttachedAs::Recovered)
             }
             None => {
                 let made = connections(&maker, count)?;
-                let attributes = new_disk(volume, &export, &options).identifier(identifier.as_deref());
+                let attributes = new_disk(volume, &export, &options).identifier(&identifier);
                 let index = netlink.connect(attributes.sockets(made.iter().map(of_kernel)))?;
                 (index, made.into_iter().map(|made| made.session).collect(), AttachedAs::New)
             }
         };
         let (is_ending, removal) = (AtomicBool::new(false), Notice::default());
         let (identity, io) = (DiskIdentity::of(index), options.io.clone());
-        let maker = Mutex::new(Some(Arc::new(maker)));
-        let device = NbdDevice { netlink, index, identifier, identity, maker, is_ending, removal, io };
+        let (maker, keeps_data) = (Mutex::new(Some(Arc::new(maker))), options.data.is_some());
+        let device =
+            NbdDevice { netlink, index, identifier, identity, keeps_data, maker, is_ending, removal, io };
         let device = Arc::new(device);
         let watched = device.clone();
         let watch = thread::Builder::new().name("nbd".to_owned()).spawn(move || watched.watch(sessions));
@@ -156,7 +162,7 @@ impl AttachedDisk for NbdDisk {
     }
 
     fn outlives_process(&self) -> bool {
-        self.device.identifier.is_some()
+        self.device.keeps_data
     }
 
     fn check_unused(&self) -> Result<(), DetachError> {
@@ -204,7 +210,7 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     let (index, identifier) = own_disks().find(is_it).ok_or_else(not_found)?;
     // The kernel takes a connection only if it misses one.
     let probe = Ends::new().map_err(AttachError::Queue)?;
-    reconfigure(&netlink, index, Some(&identifier), [probe.of_kernel()].into_iter())?;
+    reconfigure(&netlink, index, &identifier, [probe.of_kernel()].into_iter())?;
     if !probe.leave() {
         return Err(in_use(index));
     }
@@ -246,7 +252,7 @@ impl NbdDevice {
         let left = || AttachError::Queue(io::ErrorKind::NotFound.into());
         let made = maker.ok_or_else(left)?.connect(nth).map_err(AttachError::Queue)?;
         let ends = [made.ends.of_kernel()].into_iter();
-        reconfigure(&self.netlink, self.index, self.identifier.as_deref(), ends)?;
+        reconfigure(&self.netlink, self.index, &self.identifier, ends)?;
         Ok(made.session)
     }
 
@@ -294,7 +300,7 @@ fn of_kernel(connection: &NewConnection) -> BorrowedFd<'_> {
 fn reconfigure<'a>(
     netlink: &NbdNetlink,
     index: u32,
-    identifier: Option<&str>,
+    identifier: &str,
     ends: impl Iterator<Item = BorrowedFd<'a>>,
 ) -> Result<(), NetlinkError> {
     let attributes = NbdAttributes::default().index(index).identifier(identifier).sockets(ends);
@@ -305,7 +311,7 @@ fn reconfigure<'a>(
 fn take_over(
     netlink: &NbdNetlink,
     index: u32,
-    identifier: Option<&str>,
+    identifier: &str,
     (maker, export, count): (&ConnectionMaker, &Export, u16),
 ) -> Result<Vec<OpenSession>, AttachError> {
     if !is_described_by(index, export) {
@@ -348,6 +354,15 @@ fn is_described_by(index: u32, export: &Export) -> bool {
         && has("ro", info.read_only.into())
 }
 
+/// The text by which the disk of this data is found again. That of a volume whose data is lost with
+/// its process is only found to be ours, and removed.
+fn identifier_of(data: Option<NonZeroU64>) -> io::Result<String> {
+    Ok(match data {
+        Some(data) => format!("{OURS}{data:016x}"),
+        None => format!("{OURS}lost-{:016x}", u64::from_ne_bytes(random_bytes()?)),
+    })
+}
+
 /// The disk that a process had made for this data.
 fn left_by_another(identifier: &str) -> Option<u32> {
     own_disks().find(|(_, of_disk)| of_disk == identifier).map(|(index, _)| index)
@@ -360,7 +375,7 @@ fn own_disks() -> impl Iterator<Item = (u32, String)> {
         let index = entry.file_name().to_str()?.strip_prefix("nbd")?.parse().ok()?;
         // Linux 5.14.
         let identifier = sysfs(index, "backend")?;
-        identifier.starts_with("blockmux-").then_some((index, identifier))
+        identifier.starts_with(OURS).then_some((index, identifier))
     })
 }
 
@@ -384,6 +399,8 @@ fn disk_node(index: u32) -> PathBuf {
     PathBuf::from(format!("/dev/nbd{index}"))
 }
 
+/// Begins the identifiers of our disks.
+const OURS: &str = "blockmux-";
 const SECTOR: u32 = 512;
 /// Timeout of a request. The kernel then sends it again on another connection, also those that
 /// were in flight when a process was killed.
@@ -394,3 +411,19 @@ const KEEPS_S: u64 = 365 * 24 * 3600;
 const RELEASES: Duration = Duration::from_secs(2);
 /// The pause after a replacement.
 const REPLACES: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_disk_is_found_to_be_ours_and_only_the_same_data_finds_it() {
+        let [data, other] = [7, 8].map(NonZeroU64::new);
+        let of = |data| identifier_of(data).unwrap();
+        assert_eq!(of(data), "blockmux-0000000000000007");
+        assert_ne!(of(data), of(other));
+        let lost = [of(None), of(None)];
+        assert!(lost.iter().all(|lost| lost.starts_with(OURS) && *lost != of(data)));
+        assert_ne!(lost[0], lost[1]);
+    }
+}

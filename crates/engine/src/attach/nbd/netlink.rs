@@ -64,12 +64,10 @@ impl NbdAttributes {
         self
     }
 
-    /// The text by which the disk is found again, if it has one.
-    pub(super) fn identifier(mut self, identifier: Option<&str>) -> NbdAttributes {
-        if let Some(identifier) = identifier {
-            let bytes = [identifier.as_bytes(), &[0]].concat();
-            push_attribute(&mut self.0, NbdAttribute::NBD_ATTR_BACKEND_IDENTIFIER.0, &bytes);
-        }
+    /// The text by which the disk is found again.
+    pub(super) fn identifier(mut self, identifier: &str) -> NbdAttributes {
+        let bytes = [identifier.as_bytes(), &[0]].concat();
+        push_attribute(&mut self.0, NbdAttribute::NBD_ATTR_BACKEND_IDENTIFIER.0, &bytes);
         self
     }
 
@@ -196,7 +194,7 @@ mod tests {
         let attributes = NbdAttributes::default()
             .index(3)
             .number(NbdAttribute::NBD_ATTR_TIMEOUT, 30)
-            .identifier(Some("abc"))
+            .identifier("abc")
             .sockets([descriptor.as_fd()].into_iter());
         let expected = [
             &[8, 0, 1, 0, 3, 0, 0, 0][..],
