@@ -2,6 +2,7 @@
 //!
 //! The AoE driver uses only the network that the system has started with, so for its disks one end
 //! of the link is there. It finds disks by broadcasts, which are limited to this link meanwhile.
+//! Its list of interfaces is that of all its disks, so a machine that has others is not measured.
 
 use super::programs::{Programs, has_program};
 use crate::cli::bench::veth::{INITIATOR, VethPair};
@@ -43,7 +44,7 @@ impl KernelInitiator {
                     false => Err(format!("no program {NBD_CLIENT}; install the package {NBD_CLIENT}")),
                 }
             }
-            KernelInitiator::Aoe if Path::new(DISCOVER).exists() => Ok(()),
+            KernelInitiator::Aoe if Path::new(DISCOVER).exists() => check_no_aoe_disks(Path::new(BLOCK)),
             KernelInitiator::Aoe => {
                 Err("the kernel has no AoE initiator; load it with `modprobe aoe`".to_owned())
             }
@@ -111,7 +112,7 @@ impl Drop for KernelDisk {
 fn attach_nbd(programs: &Programs, veth: &VethPair, url: &str) -> Result<KernelDisk, String> {
     let (host, port, export) =
         nbd_parts(url).ok_or_else(|| format!("internal error: {url} names no export"))?;
-    let name = free_nbd(Path::new("/sys/block")).ok_or("all NBD devices are in use; detach one")?;
+    let name = free_nbd(Path::new(BLOCK)).ok_or("all NBD devices are in use; detach one")?;
     let node = Path::new("/dev").join(&name);
     let mut client = Command::new(NBD_CLIENT);
     // Netlink takes no sockets of other networks.
@@ -122,7 +123,7 @@ fn attach_nbd(programs: &Programs, veth: &VethPair, url: &str) -> Result<KernelD
         // It fails if the disk has just been detached.
         let _ = disconnect_nbd(&node);
     })));
-    let serves = Path::new("/sys/block").join(name).join("pid");
+    let serves = Path::new(BLOCK).join(name).join("pid");
     match appears(|| serves.exists()) {
         true => Ok(disk),
         false => Err(format!("{} does not become ready", disk.node.display())),
@@ -137,9 +138,8 @@ fn disconnect_nbd(node: &Path) -> Result<(), String> {
 fn attach_aoe(veth: &VethPair, url: &str) -> Result<KernelDisk, String> {
     let address = url.rsplit('/').next().unwrap_or_default().to_owned();
     let node = Path::new(ETHERD).join(&address);
-    if node.exists() {
-        return Err(format!("{} exists already; detach it", node.display()));
-    }
+    // Some may have come since the study began.
+    check_no_aoe_disks(Path::new(BLOCK))?;
     let before = fs::read_to_string("/sys/module/aoe/parameters/aoe_iflist").unwrap_or_default();
     write(INTERFACES, veth.interface(INITIATOR))?;
     let disk = KernelDisk { node, by: KernelInitiator::Aoe, interfaces: before.trim().to_owned() };
@@ -153,6 +153,20 @@ fn attach_aoe(veth: &VethPair, url: &str) -> Result<KernelDisk, String> {
         true => Ok(disk),
         false => Err(format!("the kernel's AoE driver does not find {address}")),
     }
+}
+
+/// Checks that the AoE driver has no disks. It has one list of interfaces for all, so those of
+/// others would be without a network during the study, and for good if it is killed.
+fn check_no_aoe_disks(block: &Path) -> Result<(), String> {
+    let names = fs::read_dir(block).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let disk =
+        names.filter_map(|name| name.to_string_lossy().strip_prefix("etherd!").map(str::to_owned)).min();
+    disk.map_or(Ok(()), |disk| {
+        Err(format!(
+            "the kernel has the AoE disk {ETHERD}/{disk}, which the study would cut off; detach it first: write \
+             {disk} to {FLUSH}"
+        ))
+    })
 }
 
 /// Host, port and export of an NBD URL of this program.
@@ -192,6 +206,7 @@ fn appears(mut ask: impl FnMut() -> bool) -> bool {
 }
 
 const NBD_CLIENT: &str = "nbd-client";
+const BLOCK: &str = "/sys/block";
 const ETHERD: &str = "/dev/etherd";
 const DISCOVER: &str = "/dev/etherd/discover";
 const FLUSH: &str = "/dev/etherd/flush";
@@ -227,6 +242,18 @@ mod tests {
         assert_eq!(free_nbd(block.path()), None);
         set("nbd2", "size", "0\n");
         assert_eq!(free_nbd(block.path()), Some("nbd2".to_owned()));
+    }
+
+    #[test]
+    fn a_machine_with_aoe_disks_of_its_own_is_refused() {
+        let block = tempfile::tempdir().unwrap();
+        let add = |name: &str| fs::create_dir(block.path().join(name)).unwrap();
+        add("nbd0");
+        assert_eq!(check_no_aoe_disks(block.path()), Ok(()));
+        add("etherd!e2.1");
+        add("etherd!e1.0");
+        let why = check_no_aoe_disks(block.path()).unwrap_err();
+        assert!(why.contains("/dev/etherd/e1.0") && why.contains("detach it first"), "{why}");
     }
 
     #[test]

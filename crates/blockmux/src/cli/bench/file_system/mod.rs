@@ -18,8 +18,10 @@
 //! Where the kernel has an initiator of the protocol, its disks are measured, too.
 //!
 //! Mounts are in a mount namespace of the measuring thread, links in network namespaces, and the
-//! kernel removes a loop device with its last user. So even if the process is killed, at most an
-//! empty directory and an empty control group remain.
+//! kernel removes a loop device with its last user. If the process is killed, there remain an empty
+//! directory, an empty control group, the AoE driver's list of interfaces if its disk was measured,
+//! and a disk by the kernel's NBD client if that is this machine's way, which `attach --forget`
+//! removes.
 
 mod attached;
 mod cells;
