@@ -13,6 +13,7 @@ pub mod fabrics;
 pub mod fuse;
 mod initiator;
 pub mod iscsi;
+pub mod kernel_disk;
 mod multi_step;
 pub mod names;
 pub mod nbd;

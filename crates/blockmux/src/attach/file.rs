@@ -12,11 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// The options of the files of all volumes.
 pub(super) fn options(args: &AttachArgs, io: OwnIo) -> Result<FuseOptions, Failure> {
-    let link = args.name.as_ref().map(|name| name.link());
-    let name =
-        link.as_ref().and_then(|link| link.file_name()).map(|name| name.to_string_lossy().into_owned());
-    let files = match name {
-        Some(name) => vec![name],
+    let files = match &args.name {
+        Some(name) => vec![name.as_str().to_owned()],
         None => names_of(&args.volumes)?,
     };
     let mount_point = match (&args.directory, &files[..]) {
@@ -35,10 +32,8 @@ pub(super) fn options(args: &AttachArgs, io: OwnIo) -> Result<FuseOptions, Failu
 /// The options of the file of a disk without a spec, which is named after its data if it has no
 /// name. `None` if there is no directory for it.
 pub(super) fn plain_options(disk: &DiskOptions) -> Option<FuseOptions> {
-    let name =
-        disk.name.as_ref().and_then(|name| Some(name.link().file_name()?.to_string_lossy().into_owned()));
     let of_data = || disk.data.map_or_else(|| "volume".to_owned(), |data| format!("{data:016x}"));
-    let file = name.unwrap_or_else(of_data);
+    let file = disk.name.as_ref().map_or_else(of_data, |name| name.as_str().to_owned());
     let mount_point = default_directory().ok()?.join(&file);
     let (read_only, io) = (disk.read_only, disk.io.clone());
     Some(FuseOptions { mount_point, files: vec![file], allow_other: false, read_only, depth: disk.depth, io })

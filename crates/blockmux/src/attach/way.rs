@@ -104,17 +104,13 @@ impl Way {
     /// # Errors
     /// If it has none: why it lacks the best.
     pub(super) fn best(may_mount: bool) -> Result<Way, AttachError> {
-        let mut why_not = None;
-        for way in Way::ALL.into_iter().filter(|way| may_mount || !way.mounts()) {
-            match way.probe() {
-                Ok(()) => return Ok(way),
-                Err(error) => {
-                    info!("{}: {error}", way.name());
-                    why_not = why_not.or(Some(error));
-                }
-            }
-        }
-        why_not.map_or(Ok(Way::Ublk), Err)
+        let probe = |way: Way| {
+            let probed = way.probe().map(|()| way);
+            probed.inspect_err(|error| info!("{}: {error}", way.name()))
+        };
+        let [best, others @ ..] = Way::ALL;
+        let mut others = others.into_iter().filter(|way| may_mount || !way.mounts());
+        probe(best).or_else(|why_not| others.find_map(|way| probe(way).ok()).ok_or(why_not))
     }
 
     /// The way that is asked for, if this machine has it, or the best one, which mounts only if the

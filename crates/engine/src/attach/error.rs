@@ -3,7 +3,7 @@
 use super::fuse::FuseError;
 use super::nbd::NetlinkError;
 use super::ublk::ControlError;
-use blockmux_proto::ublk::UnsupportedBlocks;
+use blockmux_proto::kernel_disk::UnsupportedBlocks;
 use std::io;
 use std::path::PathBuf;
 

@@ -11,6 +11,7 @@ pub mod nbd;
 mod node;
 mod notice;
 pub mod own_io;
+mod program;
 mod removal;
 pub mod ublk;
 pub mod vhost_user;
@@ -21,9 +22,11 @@ pub use error::{AttachError, DetachError};
 pub use name::{DiskName, InvalidDiskName};
 pub use node::mount_points;
 use own_io::OwnIo;
+pub use program::is_installed;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use tracing::warn;
+pub use wait::wait_for;
 
 /// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
 pub trait AttachedDisk: Send + Sync {

@@ -15,5 +15,5 @@ mod params;
 mod queue;
 
 pub use blockmux_wire::ublk as wire;
-pub use params::{MAX_BYTES, UnsupportedBlocks, aligns_for, describes, disk_params, sectors};
+pub use params::{MAX_BYTES, aligns_for, describes, disk_params, sectors};
 pub use queue::{NewRequest, Reply, UblkQueue};

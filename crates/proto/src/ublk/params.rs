@@ -1,20 +1,11 @@
 //! The parameters of a volume's disk.
 
+use crate::kernel_disk::{UnsupportedBlocks, check_blocks};
 use blockmux_volume::{MemoryAlignment, VolumeInfo};
 use blockmux_wire::ublk::{
     ParamBasic, ParamDiscard, Params, UBLK_ATTR_FUA, UBLK_ATTR_READ_ONLY, UBLK_ATTR_ROTATIONAL,
     UBLK_ATTR_VOLATILE_CACHE, UBLK_PARAM_TYPE_BASIC, UBLK_PARAM_TYPE_DISCARD, UBLK_PARAM_TYPE_DMA_ALIGN,
 };
-
-/// The blocks of a volume are too large for a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("has blocks of {block} bytes, and the kernel's disks at most {page}; use another volume")]
-pub struct UnsupportedBlocks {
-    /// The volume's logical block in bytes.
-    pub block: u32,
-    /// The largest logical block in bytes.
-    pub page: u32,
-}
 
 /// The parameters of a disk for this volume, which is the kernel's if `page` is its page size in
 /// bytes. Flags of the cache follow from the volume, as in every protocol.
@@ -23,9 +14,7 @@ pub struct UnsupportedBlocks {
 /// If the kernel has no disks with such blocks.
 pub fn disk_params(info: &VolumeInfo, page: u32) -> Result<Params, UnsupportedBlocks> {
     let block = info.logical_block;
-    if block > page {
-        return Err(UnsupportedBlocks { block, page });
-    }
+    check_blocks(block, page)?;
     let attrs = [
         (info.read_only, UBLK_ATTR_READ_ONLY),
         (info.rotational, UBLK_ATTR_ROTATIONAL),

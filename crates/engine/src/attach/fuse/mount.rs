@@ -1,6 +1,7 @@
 //! Mounting and unmounting a file system of FUSE: by system calls with the privilege for it, else
 //! by `fusermount3`, which is installed with the privilege and gives it to everybody.
 
+use crate::attach::is_installed;
 use crate::attach::wait::wait_for;
 use blockmux_proto::fuse::MAX_BYTES;
 use rustix::fs::{Mode, OFlags, open};
@@ -65,7 +66,7 @@ pub enum FuseError {
 /// If not; the error says why.
 pub fn probe() -> Result<(), FuseError> {
     open_device()?;
-    if has_privilege() || has_helper() { Ok(()) } else { Err(FuseError::NoHelper) }
+    if has_privilege() || is_installed(HELPER) { Ok(()) } else { Err(FuseError::NoHelper) }
 }
 
 /// Who may use a mounted file system.
@@ -231,11 +232,6 @@ fn open_device() -> Result<OwnedFd, FuseError> {
 
 fn has_privilege() -> bool {
     capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::SYS_ADMIN))
-}
-
-fn has_helper() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(HELPER).is_file())
 }
 
 fn refused(mount_point: &Path, why: impl ToString) -> FuseError {

@@ -16,9 +16,9 @@ use crate::core::cores::Cores;
 use crate::serve::audit::AUDIT;
 use crate::sys::random_bytes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::kernel_disk::{SECTOR, check_blocks};
 use blockmux_proto::nbd::netlink::{NbdAttribute, NbdCommand};
 use blockmux_proto::nbd::server::transmission_flags;
-use blockmux_proto::ublk::UnsupportedBlocks;
 use blockmux_proto::volume_state::Origin;
 use rustix::param::page_size;
 use std::fs;
@@ -81,11 +81,8 @@ impl NbdDisk {
         let export = exports.get(volume).ok_or_else(|| AttachError::Queue(io::ErrorKind::NotFound.into()))?;
         let export = Export { read_only: export.read_only || options.read_only, ..(*export).clone() };
         let info = export.info();
-        let (block, page) = (info.logical_block, page_size() as u32);
-        // The kernel has no blocks below 512 bytes; the volume's blocks are not larger than a page.
-        if !(SECTOR..=page).contains(&block) {
-            return Err(UnsupportedBlocks { block, page }.into());
-        }
+        let block = info.logical_block;
+        check_blocks(block, page_size() as u32)?;
         // The kernel uses several connections only if a flush on one covers all.
         let count = if info.shared_flush { options.queues.max(1) } else { 1 };
         let maker = ConnectionMaker::new(cores, exports, volume);
@@ -401,7 +398,6 @@ fn disk_node(index: u32) -> PathBuf {
 
 /// Begins the identifiers of our disks.
 const OURS: &str = "blockmux-";
-const SECTOR: u32 = 512;
 /// Timeout of a request. The kernel then sends it again on another connection, also those that
 /// were in flight when a process was killed.
 const REQUEST_TIMEOUT_S: u64 = 30;

@@ -4,14 +4,13 @@
 //! of the link is there. It finds disks by broadcasts, which are limited to this link meanwhile.
 //! Its list of interfaces is that of all its disks, so a machine that has others is not measured.
 
-use super::programs::{Programs, has_program};
+use super::programs::Programs;
 use crate::cli::bench::veth::{INITIATOR, VethPair};
-use blockmux_engine::attach::nbd;
+use blockmux_engine::attach::{is_installed, nbd, wait_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::warn;
 
 /// An initiator of the kernel.
@@ -39,7 +38,7 @@ impl KernelInitiator {
         match self {
             KernelInitiator::Nbd => {
                 nbd::probe().map_err(|error| error.to_string())?;
-                match has_program(NBD_CLIENT) {
+                match is_installed(NBD_CLIENT) {
                     true => Ok(()),
                     false => Err(format!("no program {NBD_CLIENT}; install the package {NBD_CLIENT}")),
                 }
@@ -193,16 +192,7 @@ fn write(file: &str, text: &str) -> Result<(), String> {
 
 /// Asks until the answer is yes, or some time has passed.
 fn appears(mut ask: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + APPEARS;
-    loop {
-        if ask() {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
-        thread::park_timeout(POLL);
-    }
+    wait_for(APPEARS, || ask().then_some(())).is_some()
 }
 
 const NBD_CLIENT: &str = "nbd-client";
@@ -215,7 +205,6 @@ const INTERFACES: &str = "/dev/etherd/interfaces";
 const MAX_NBD: u32 = 1024;
 /// The time in which a disk appears.
 const APPEARS: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {

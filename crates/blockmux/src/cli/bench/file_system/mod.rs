@@ -42,6 +42,7 @@ use crate::failure::Failure;
 use crate::process::machine::memory_bytes;
 use crate::process::signals;
 use attached::AttachedVolume;
+use blockmux_engine::attach::is_installed;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::PollPolicy;
 use blockmux_engine::sys;
@@ -57,7 +58,7 @@ use cells::{StudyCell, StudyPath, cells, kernel_initiators};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kernel::{KernelDisk, KernelInitiator};
 use page_cache::PageCacheLimit;
-use programs::{Programs, has_program};
+use programs::Programs;
 use std::fs;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::PathBuf;
@@ -380,7 +381,7 @@ fn check_options(args: &BenchArgs) -> Result<PollPolicy, Failure> {
 
 /// Checks that programs are installed, before anything is made.
 fn check_programs(programs: &[(&str, &str)]) -> Result<(), Failure> {
-    match programs.iter().find(|(program, _)| !has_program(program)) {
+    match programs.iter().find(|(program, _)| !is_installed(program)) {
         Some((program, package)) => Err(Failure::request(format!(
             "--file-system needs the program {program}; install the package {package}"
         ))),

@@ -120,12 +120,6 @@ impl Programs {
     }
 }
 
-/// Whether a program is installed.
-pub(super) fn has_program(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|place| place.join(name).is_file())
-}
-
 /// The last line of what a program has said, on standard error if it said something there.
 fn last_line(said: &[u8], output: &[u8]) -> String {
     let line = |text: &[u8]| {
