@@ -25,7 +25,9 @@ pub(crate) fn map_shared(
     let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
     let found = fstat(file)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || !is_memory(file)? {
-        return Err(refused("it is no file of tmpfs (as memfd and /dev/shm) or hugetlbfs"));
+        return Err(refused(
+            "it is no file of tmpfs or hugetlbfs; give the guest shared memory of these, as a memfd",
+        ));
     }
     let end =
         offset.checked_add(len).filter(|end| u64::try_from(found.st_size).is_ok_and(|size| *end <= size));
