@@ -20,6 +20,7 @@ pub mod nbd;
 pub mod netlink;
 pub mod nvme;
 pub mod nvmeof;
+pub mod roce;
 pub mod scsi;
 pub mod srp;
 pub mod ublk;
