@@ -21,6 +21,8 @@ pub mod iwarp;
 pub mod loopback;
 mod queue_pair;
 mod regions;
+pub mod roce;
+mod unpredictable;
 
 pub use driven::Driven;
 pub use queue_pair::{Caps, Fault, Provider, Violation};

@@ -18,7 +18,8 @@ use blockmux_proto::rdma::{Event, QueuePair};
 /// [`Event::Requested`] and continues with [`QueuePair::accept`] (then [`Event::Connected`]) or
 /// [`QueuePair::reject`] (then [`Event::Disconnected`], once the reject was sent). If the peer goes
 /// away before that, [`Event::Disconnected`] is reported. Sends, reads and writes may be posted
-/// from `Connected` on; receives and registrations at any time, also before.
+/// from `Connected` on; receives and registrations at any time, also before. Private data may arrive
+/// with zeroes behind it: the messages of InfiniBand's connection manager have fixed lengths.
 ///
 /// # Order
 /// Sends, reads and writes begin in the order in which they were posted, and messages arrive in
@@ -61,10 +62,10 @@ use blockmux_proto::rdma::{Event, QueuePair};
 /// [`Provider::fault`]. Work that the queue pair cannot do fails with
 /// [`WorkError::Local`](blockmux_proto::rdma::WorkError::Local); a read that the peer refuses fails
 /// with [`WorkError::RemoteAccess`](blockmux_proto::rdma::WorkError::RemoteAccess), while a refused
-/// send or write may have completed successfully by then. All remaining work then completes as
-/// flushed, in the order of posting, followed by one last [`Event::Disconnected`]. All
-/// registrations are invalidated before that. Work posted later is flushed too, without another
-/// `Disconnected`.
+/// send or write may have completed successfully by then, if the provider does not wait for
+/// acknowledgements. All remaining work then completes as flushed, in the order of posting, followed
+/// by one last [`Event::Disconnected`]. All registrations are invalidated before that. Work posted
+/// later is flushed too, without another `Disconnected`.
 ///
 /// [`QueuePair::disconnect`] is not an error: work posted before it is done first, and what the
 /// peer sent before it learned of the disconnect still arrives; then both sides report
@@ -105,12 +106,17 @@ pub enum Fault {
     Ours(Violation),
 }
 
-/// A protocol violation. The Terminate message of RFC 5040 and RFC 5041 has an error code for each.
+/// A protocol violation. The Terminate message of RFC 5040 and RFC 5041 has an error code for each;
+/// InfiniBand's negative acknowledgement has fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An access to memory that was not granted, or not for this kind of access.
     #[error("{0}")]
     Refused(#[from] Refusal),
+    /// An access to memory that was not granted, by what a peer reports which does not say why
+    /// (InfiniBand: remote access error).
+    #[error("an access to memory that was not granted")]
+    Access,
     /// A message found no receive buffer (RFC 5041: invalid MSN, no buffer available).
     #[error("a message without a receive buffer")]
     NoReceive,

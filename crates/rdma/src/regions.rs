@@ -10,9 +10,9 @@
 //! step. A tag whose slot is taken is drawn again. A tag is not reused before its slot has held
 //! another one.
 
+use crate::unpredictable::UnpredictableNumbers;
 use blockmux_proto::rdma::{Remote, RemoteRights, Stag};
 use blockmux_volume::{Seg, SgList, Slab};
-use sha2::{Digest, Sha256};
 
 /// Secret seed of a connection's steering tags: random bytes that no peer knows.
 pub type Seed = [u8; 32];
@@ -62,7 +62,7 @@ pub struct Regions {
     slots: Vec<StagSlot>,
     regions: Slab<Region>,
     max: u32,
-    random: StagGenerator,
+    random: UnpredictableNumbers,
 }
 
 #[derive(Clone, Copy)]
@@ -89,7 +89,7 @@ impl Regions {
             slots: Vec::new(),
             regions: Slab::default(),
             max: max.min(MAX_REGIONS),
-            random: StagGenerator { seed, counter: 0, drawn: [0; 8], left: 0 },
+            random: UnpredictableNumbers::new(seed),
         }
     }
 
@@ -124,7 +124,9 @@ impl Regions {
             self.slots = vec![StagSlot { stag: 0, region: CLOSED }; slots];
         }
         let stag = self.draw();
-        let address = self.random.address();
+        // A multiple of 4096 below 2^44: a 32-bit length cannot wrap it, and it looks like a page
+        // address.
+        let address = u64::from(self.random.next()) << 12;
         if let Some(slot) = slot(&mut self.slots, stag) {
             let region = Region { memory: std::mem::take(memory), address, len, access };
             // At most MAX_REGIONS.
@@ -266,43 +268,6 @@ fn slot_index(slots: usize, stag: u32) -> usize {
 fn slot(slots: &mut [StagSlot], stag: u32) -> Option<&mut StagSlot> {
     let at = slot_index(slots.len(), stag);
     slots.get_mut(at)
-}
-
-/// Random numbers that cannot be predicted without the seed: SHA-256 of the seed and a counter,
-/// eight numbers for each hash.
-struct StagGenerator {
-    seed: Seed,
-    counter: u64,
-    drawn: [u32; 8],
-    left: usize,
-}
-
-impl StagGenerator {
-    #[inline]
-    fn next(&mut self) -> u32 {
-        if self.left == 0 {
-            self.fill();
-        }
-        self.left = self.left.saturating_sub(1);
-        self.drawn.get(self.left).copied().unwrap_or_default()
-    }
-
-    fn fill(&mut self) {
-        self.counter = self.counter.wrapping_add(1);
-        let block = Sha256::new().chain_update(self.seed).chain_update(self.counter.to_le_bytes()).finalize();
-        let (words, _) = block.as_chunks::<4>();
-        for (drawn, word) in self.drawn.iter_mut().zip(words) {
-            *drawn = u32::from_le_bytes(*word);
-        }
-        self.left = self.drawn.len();
-    }
-
-    /// A multiple of 4096 below 2^44: a 32-bit length cannot wrap it, and it looks like a page
-    /// address.
-    #[inline]
-    fn address(&mut self) -> u64 {
-        u64::from(self.next()) << 12
-    }
 }
 
 /// Most registrations of one connection.

@@ -28,7 +28,7 @@ mod pair;
 mod random;
 mod refusals;
 
-use crate::queue_pair::Provider;
+use crate::queue_pair::{Provider, Violation};
 use blockmux_proto::rdma::Endpoint;
 
 /// Both ends of a new connection, and the transport between them.
@@ -42,6 +42,17 @@ pub trait Wire {
 
     /// Loses the connection, with all data in transit. The ends may notice at the next turns.
     fn break_connection(&mut self);
+
+    /// Whether private data arrives with zeroes behind it.
+    fn pads_private_data(&self) -> bool {
+        false
+    }
+
+    /// What the peer's end reports as its own fault when this violation was refused. A protocol may
+    /// have fewer codes than there are violations.
+    fn reported(&self, violation: Violation) -> Violation {
+        violation
+    }
 }
 
 /// One side of a connection.

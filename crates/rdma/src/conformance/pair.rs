@@ -20,6 +20,20 @@ pub(super) enum Observed {
     Disconnected,
 }
 
+impl Observed {
+    /// Appends zeroes to private data, up to the length of `found`.
+    fn pad_like(&mut self, found: &Observed) {
+        if let (
+            Observed::Requested(data) | Observed::Connected(data) | Observed::Refused(data),
+            Observed::Requested(found) | Observed::Connected(found) | Observed::Refused(found),
+        ) = (self, found)
+            && data.len() < found.len()
+        {
+            data.resize(found.len(), 0);
+        }
+    }
+}
+
 pub(super) struct ConformancePair {
     pub(super) wire: Box<dyn Wire>,
     observed: [Vec<Observed>; 2],
@@ -167,6 +181,10 @@ impl ConformancePair {
     /// Fails unless exactly these events were recorded.
     pub(super) fn expect(&mut self, side: Side, expected: &[Observed]) -> CaseResult {
         let observed = self.observed(side);
+        let mut expected = expected.to_vec();
+        if self.wire.pads_private_data() {
+            expected.iter_mut().zip(&observed).for_each(|(expected, observed)| expected.pad_like(observed));
+        }
         if observed == expected {
             Ok(())
         } else {
@@ -174,10 +192,15 @@ impl ConformancePair {
         }
     }
 
+    /// The faults that the side which violates the protocol and its peer report.
+    pub(super) fn faults_of(&self, violation: Violation) -> [Fault; 2] {
+        [Fault::Ours(self.wire.reported(violation)), Fault::Peer(violation)]
+    }
+
     /// Fails unless the peer of `side` has refused its work: both report the fault, and both have
     /// ended.
     pub(super) fn expect_refusal(&mut self, side: Side, violation: Violation) -> CaseResult {
-        let expected = [Some(Fault::Ours(violation)), Some(Fault::Peer(violation))];
+        let expected = self.faults_of(violation).map(Some);
         let found = [side, side.other()].map(|side| self.wire.end(side).fault());
         if found != expected {
             return fail!("the faults are {found:?} and not {expected:?}");

@@ -68,10 +68,9 @@ fn refuse(
         )
         .collect();
     let may_be_over = [Ok(()), Err(WorkError::Flushed)];
-    let is_right = match used {
-        RemoteRights::RemoteRead => results.contains(&(wrong, Err(WorkError::RemoteAccess))),
-        RemoteRights::RemoteWrite => may_be_over.iter().any(|result| results.contains(&(wrong, *result))),
-    };
+    let is_right = results.contains(&(wrong, Err(WorkError::RemoteAccess)))
+        || (used == RemoteRights::RemoteWrite
+            && may_be_over.iter().any(|result| results.contains(&(wrong, *result))));
     let is_behind_back = may_be_over.iter().any(|result| results.contains(&(behind, *result)));
     if results.len() != 2 || !is_right || !is_behind_back || observed.last() != Some(&Observed::Disconnected)
     {
@@ -88,7 +87,7 @@ fn refuse(
     // The events were checked above.
     let faults = [side, side.other()].map(|side| pair.wire.end(side).fault());
     let violation = Violation::Refused(refusal);
-    let expected = [crate::Fault::Ours(violation), crate::Fault::Peer(violation)];
+    let expected = pair.faults_of(violation);
     if faults != expected.map(Some) {
         return fail!("{what}: the faults are {faults:?} and not {expected:?}");
     }
@@ -160,7 +159,7 @@ pub(super) fn invalidating_an_invalid_tag(connect: &mut Connect) -> CaseResult {
             }
             let violation = Violation::Refused(Refusal::CannotInvalidate);
             let faults = [side, side.other()].map(|side| pair.wire.end(side).fault());
-            if faults != [crate::Fault::Ours(violation), crate::Fault::Peer(violation)].map(Some) {
+            if faults != pair.faults_of(violation).map(Some) {
                 return fail!("the faults are {faults:?}");
             }
         }
