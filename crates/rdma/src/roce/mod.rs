@@ -31,6 +31,8 @@
 
 mod cm;
 mod encode;
+mod identification;
+pub mod port;
 mod post;
 mod psn;
 mod requester;

@@ -3,6 +3,7 @@
 
 mod captures;
 mod hostile;
+mod port;
 mod provider_conformance;
 mod recovery;
 

@@ -1,0 +1,348 @@
+//! The UDP port that many connections share: which connection a datagram belongs to, and who may
+//! request one.
+//!
+//! ```text
+//!   datagram ──▶ ICRC, addresses ──▶ Routed::Connection   for the queue pair with that number
+//!                                ├─▶ Routed::Request      a new connection: admit, then pass it on
+//!                                ├─▶ Routed::Answer       to send back: nobody knows that connection
+//!                                └─▶ Routed::Dropped
+//! ```
+//! It has no sockets and no connections: the owner of the socket has them, asks where a datagram
+//! belongs, and appends the ICRC of what it sends.
+//!
+//! # Requests
+//! A request costs the memory of a connection before its sender has shown that it receives answers
+//! at its address. Such connections are limited, for each address and in all
+//! ([`RocePortLimits`]). An address that has as many as it may gets no answer, and repeats its
+//! request later. If there are too many in all, the oldest of the address with the most of them is
+//! replaced, so that a flood displaces itself first. Numbers of queue pairs, communication
+//! identifiers and first sequence numbers are unpredictable, so nobody establishes a connection for
+//! another address, or reaches one, without seeing its packets.
+
+use super::cm::{RoceNumbers, put_message};
+use super::identification::FlowIdentification;
+use crate::regions::Seed;
+use crate::unpredictable::UnpredictableNumbers;
+use blockmux_wire::roce::bth::{P_KEY_DEFAULT, QP_GSI};
+use blockmux_wire::roce::cm::{
+    ANSWERS_REP, CmAttribute, CmDrep, CmMessage, CmRej, RejectReason, port_of_service_id,
+};
+use blockmux_wire::roce::eth::Q_KEY_GSI;
+use blockmux_wire::roce::icrc::{RoceAddresses, RoceFlow};
+use blockmux_wire::roce::packet::RocePacket;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes, U16, U32};
+
+/// Connections of a UDP port.
+pub struct RocePort {
+    limits: RocePortLimits,
+    random: UnpredictableNumbers,
+    guid: u64,
+    /// By the number of the queue pair.
+    connections: HashMap<u32, PortConnection>,
+    /// Number of the queue pair by communication identifier.
+    by_comm_id: HashMap<u32, u32>,
+    /// Number of the queue pair by the requester's address and its communication identifier.
+    by_request: HashMap<(IpAddr, u32), u32>,
+    /// Numbers that were used until recently, with the time from which they may be used again.
+    retired: VecDeque<(Instant, RoceNumbers)>,
+    /// Queue pairs of requested connections that are not established, oldest first.
+    waiting: VecDeque<u32>,
+}
+
+/// How many connections a port may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RocePortLimits {
+    /// Connections in all.
+    pub connections: usize,
+    /// Requested connections that are not established.
+    pub requests: usize,
+    /// Those of one address.
+    pub requests_of_address: usize,
+}
+
+struct PortConnection {
+    peer: IpAddr,
+    numbers: RoceNumbers,
+    /// The peer's communication identifier, if the peer has requested the connection.
+    request: Option<u32>,
+    identification: FlowIdentification,
+}
+
+/// Where a datagram belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Routed {
+    /// To the connection with this number of a queue pair.
+    Connection(u32),
+    /// It requests a new connection.
+    Request(RoceRequest),
+    /// This packet is to be sent back, with its ICRC.
+    Answer(Vec<u8>),
+    /// Nowhere.
+    Dropped(DroppedPacket),
+}
+
+/// A request for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RoceRequest {
+    /// Address of the requester.
+    pub peer: IpAddr,
+    /// The TCP port that it asks for, if it uses the IP service.
+    pub service: Option<u16>,
+    /// Its communication identifier.
+    pub comm_id: u32,
+}
+
+/// Why a datagram was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DroppedPacket {
+    /// It is no packet, or one of another partition.
+    Malformed,
+    /// It was damaged on the way.
+    Damaged,
+    /// There is no such queue pair or connection, or it is that of another address.
+    Unknown,
+}
+
+/// A new connection of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenedConnection {
+    /// Numbers of this side.
+    pub numbers: RoceNumbers,
+    /// The number of the queue pair of a requested connection that has to give way. The owner drops
+    /// it; the port has forgotten it.
+    pub replaced: Option<u32>,
+}
+
+impl RocePort {
+    /// A port without connections. `seed` is random and unique.
+    #[must_use]
+    pub fn new(limits: RocePortLimits, seed: Seed) -> RocePort {
+        let mut random = UnpredictableNumbers::new(seed);
+        let guid = u64::from(random.next()) << 32 | u64::from(random.next());
+        RocePort {
+            limits,
+            random,
+            guid,
+            connections: HashMap::new(),
+            by_comm_id: HashMap::new(),
+            by_request: HashMap::new(),
+            retired: VecDeque::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Number of connections.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Whether there is no connection.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty()
+    }
+
+    /// Finds where a datagram belongs, from its base transport header to its ICRC, which is checked.
+    pub fn route(&mut self, flow: &RoceFlow, datagram: &[u8], now: Instant) -> Routed {
+        let Ok(packet) = RocePacket::parse(datagram) else {
+            return Routed::Dropped(DroppedPacket::Malformed);
+        };
+        // Membership of the default partition may be limited.
+        if packet.bth.p_key.get() | MEMBERSHIP != P_KEY_DEFAULT {
+            return Routed::Dropped(DroppedPacket::Malformed);
+        }
+        let Some(identification) = flow.recover(datagram) else {
+            return Routed::Dropped(DroppedPacket::Damaged);
+        };
+        let source = source(flow);
+        let queue_pair = packet.bth.dest_qp.get();
+        if queue_pair == QP_GSI {
+            return self.route_management(source, &packet);
+        }
+        let known = self.connections.get_mut(&queue_pair).filter(|connection| connection.peer == source);
+        let Some(connection) = known else { return Routed::Dropped(DroppedPacket::Unknown) };
+        match connection.identification.accepts(identification, now) {
+            true => Routed::Connection(queue_pair),
+            false => Routed::Dropped(DroppedPacket::Damaged),
+        }
+    }
+
+    fn route_management(&self, source: IpAddr, packet: &RocePacket<'_>) -> Routed {
+        let is_gsi = packet.deth.is_some_and(|deth| deth.q_key.get() == Q_KEY_GSI);
+        let Some((header, message)) = CmMessage::parse(packet.payload).filter(|_| is_gsi) else {
+            return Routed::Dropped(DroppedPacket::Malformed);
+        };
+        let is_of_source = |queue_pair: &&u32| {
+            self.connections.get(queue_pair).is_some_and(|connection| connection.peer == source)
+        };
+        if let CmMessage::Req(req) = message {
+            let comm_id = req.local_comm_id.get();
+            return match self.by_request.get(&(source, comm_id)) {
+                Some(queue_pair) => Routed::Connection(*queue_pair),
+                None => {
+                    let service = port_of_service_id(req.service_id.get());
+                    Routed::Request(RoceRequest { peer: source, service, comm_id })
+                }
+            };
+        }
+        let known = message.remote_comm_id().and_then(|comm_id| self.by_comm_id.get(&comm_id));
+        match known.filter(is_of_source) {
+            Some(queue_pair) => Routed::Connection(*queue_pair),
+            None => answer_of_nobody(header.transaction_id.get(), &message),
+        }
+    }
+
+    /// Opens a connection to a peer.
+    ///
+    /// Returns `None` if the port has as many connections as it may.
+    pub fn connect(&mut self, peer: IpAddr, now: Instant) -> Option<OpenedConnection> {
+        self.open(peer, None, now)
+    }
+
+    /// Opens a requested connection.
+    ///
+    /// Returns `None` if the port or the address has as many as it may. The request is then ignored,
+    /// and the requester repeats it.
+    pub fn admit(&mut self, request: &RoceRequest, now: Instant) -> Option<OpenedConnection> {
+        let of_peer = self.waiting().filter(|(_, peer)| *peer == request.peer).count();
+        if of_peer >= self.limits.requests_of_address {
+            return None;
+        }
+        let is_full = self.waiting.len() >= self.limits.requests;
+        let replaced = if is_full { Some(self.replaced()?) } else { None };
+        if let Some(queue_pair) = replaced {
+            self.close(queue_pair, now);
+        }
+        let opened = self.open(request.peer, Some(request.comm_id), now)?;
+        self.waiting.push_back(opened.numbers.queue_pair);
+        Some(OpenedConnection { replaced, ..opened })
+    }
+
+    /// The requested connection that gives way: the oldest of the address that has the most.
+    fn replaced(&self) -> Option<u32> {
+        let mut addresses: HashMap<IpAddr, usize> = HashMap::new();
+        for (_, peer) in self.waiting() {
+            let count = addresses.entry(peer).or_default();
+            *count = count.saturating_add(1);
+        }
+        let most = addresses.values().max().copied()?;
+        let oldest = self.waiting().find(|(_, peer)| addresses.get(peer) == Some(&most));
+        oldest.map(|(queue_pair, _)| queue_pair)
+    }
+
+    /// Queue pair and peer of each requested connection that is not established, oldest first.
+    fn waiting(&self) -> impl Iterator<Item = (u32, IpAddr)> {
+        self.waiting
+            .iter()
+            .filter_map(|queue_pair| Some((*queue_pair, self.connections.get(queue_pair)?.peer)))
+    }
+
+    fn open(&mut self, peer: IpAddr, request: Option<u32>, now: Instant) -> Option<OpenedConnection> {
+        if self.connections.len() >= self.limits.connections {
+            return None;
+        }
+        self.retired.retain(|(until, _)| now < *until);
+        let numbers = self.draw();
+        let identification = FlowIdentification::default();
+        let connection = PortConnection { peer, numbers, request, identification };
+        self.connections.insert(numbers.queue_pair, connection);
+        self.by_comm_id.insert(numbers.comm_id, numbers.queue_pair);
+        if let Some(comm_id) = request {
+            self.by_request.insert((peer, comm_id), numbers.queue_pair);
+        }
+        Some(OpenedConnection { numbers, replaced: None })
+    }
+
+    /// Draws numbers that no connection has or has had recently.
+    fn draw(&mut self) -> RoceNumbers {
+        loop {
+            let [queue_pair, first_psn] = [self.random.next(), self.random.next()].map(|number| number >> 8);
+            let comm_id = self.random.next();
+            let is_retired = self
+                .retired
+                .iter()
+                .any(|(_, numbers)| numbers.queue_pair == queue_pair || numbers.comm_id == comm_id);
+            let is_used =
+                self.connections.contains_key(&queue_pair) || self.by_comm_id.contains_key(&comm_id);
+            if queue_pair > QP_GSI && queue_pair != MULTICAST_QP && comm_id != 0 && !is_retired && !is_used {
+                return RoceNumbers { queue_pair, first_psn, comm_id, guid: self.guid };
+            }
+        }
+    }
+
+    /// Records that a requested connection is established: its peer has shown that it receives what
+    /// is sent to its address.
+    pub fn establish(&mut self, queue_pair: u32) {
+        self.waiting.retain(|waiting| *waiting != queue_pair);
+    }
+
+    /// Forgets a connection. Its numbers are not used again for [`RETIREMENT`], because packets may
+    /// still be on their way.
+    pub fn close(&mut self, queue_pair: u32, now: Instant) {
+        let Some(connection) = self.connections.remove(&queue_pair) else { return };
+        self.waiting.retain(|waiting| *waiting != queue_pair);
+        self.by_comm_id.remove(&connection.numbers.comm_id);
+        if let Some(comm_id) = connection.request {
+            self.by_request.remove(&(connection.peer, comm_id));
+        }
+        if self.retired.len() >= MAX_RETIRED {
+            self.retired.pop_front();
+        }
+        if let Some(until) = now.checked_add(RETIREMENT) {
+            self.retired.push_back((until, connection.numbers));
+        }
+    }
+}
+
+/// Answers a message about a connection that does not exist, or not any more: a release is
+/// confirmed, and a reply is rejected. The answer is as long as the message.
+fn answer_of_nobody(transaction_id: u64, message: &CmMessage<'_>) -> Routed {
+    let local_comm_id = U32::new(message.remote_comm_id().unwrap_or_default());
+    let remote_comm_id = U32::new(message.local_comm_id());
+    let mut packet = Vec::new();
+    match message {
+        CmMessage::Dreq(_) => {
+            let drep = CmDrep { local_comm_id, remote_comm_id, ..CmDrep::new_zeroed() };
+            put_message(&mut packet, 0, transaction_id, CmAttribute::DREP, drep.as_bytes());
+        }
+        CmMessage::Rep(_) => {
+            let reason = U16::new(RejectReason::INVALID_COMM_ID.0);
+            let message = ANSWERS_REP;
+            let rej = CmRej { local_comm_id, remote_comm_id, message, reason, ..CmRej::new_zeroed() };
+            put_message(&mut packet, 0, transaction_id, CmAttribute::REJ, rej.as_bytes());
+        }
+        _ => return Routed::Dropped(DroppedPacket::Unknown),
+    }
+    Routed::Answer(packet)
+}
+
+/// The packet that refuses a request which no connection was opened for.
+#[must_use]
+pub fn refusal(request: &[u8], reason: RejectReason) -> Option<Vec<u8>> {
+    let packet = RocePacket::parse(request).ok()?;
+    let (header, CmMessage::Req(req)) = CmMessage::parse(packet.payload)? else { return None };
+    let rej = CmRej { remote_comm_id: req.local_comm_id, reason: U16::new(reason.0), ..CmRej::new_zeroed() };
+    let mut packet = Vec::new();
+    put_message(&mut packet, 0, header.transaction_id.get(), CmAttribute::REJ, rej.as_bytes());
+    Some(packet)
+}
+
+fn source(flow: &RoceFlow) -> IpAddr {
+    match flow.addresses {
+        RoceAddresses::V4 { source, .. } => source.into(),
+        RoceAddresses::V6 { source, .. } => source.into(),
+    }
+}
+
+/// How long the numbers of a connection that has ended are not used again.
+pub const RETIREMENT: Duration = Duration::from_secs(30);
+/// Most numbers that are kept from being used again.
+const MAX_RETIRED: usize = 4096;
+/// The bit of a partition key that says full membership.
+const MEMBERSHIP: u16 = 0x8000;
+/// The number of a queue pair that stands for a multicast group.
+const MULTICAST_QP: u32 = 0xff_ffff;

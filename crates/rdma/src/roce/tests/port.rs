@@ -1,0 +1,209 @@
+//! Many connections of one port, and those who would like more.
+
+use super::super::port::{DroppedPacket, OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
+use super::super::port::{RETIREMENT, refusal};
+use super::super::{Roce, RoceConfig, RoceNumbers};
+use crate::queue_pair::Provider;
+use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
+use blockmux_volume::{Chunk, Pool};
+use blockmux_wire::roce::cm::{CmMessage, RejectReason};
+use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
+use blockmux_wire::roce::packet::RocePacket;
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+const LIMITS: RocePortLimits = RocePortLimits { connections: 12, requests: 8, requests_of_address: 3 };
+const TARGET: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
+
+fn host(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, number)
+}
+
+fn flow_from(source: Ipv4Addr) -> RoceFlow {
+    RoceFlow { addresses: RoceAddresses::V4 { source, destination: TARGET }, source_port: 50_000 }
+}
+
+fn port() -> RocePort {
+    RocePort::new(LIMITS, [3; 32])
+}
+
+fn asks(number: u8, comm_id: u32) -> RoceRequest {
+    RoceRequest { peer: host(number).into(), service: Some(4420), comm_id }
+}
+
+fn endpoint() -> Endpoint {
+    Endpoint {
+        receives: 4,
+        receive_len: 100,
+        sends: 4,
+        reads: 1,
+        regions: 1,
+        private_data: b"hello".to_vec(),
+    }
+}
+
+fn config(local: IpAddr, peer: IpAddr) -> RoceConfig {
+    RoceConfig { local, peer, service: 4420, source_port: 1, mtu: 1024, window: 8 }
+}
+
+/// The packets that an end has to send, with ICRCs of that flow.
+fn sealed(roce: &mut Roce, flow: RoceFlow, now: Instant) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    loop {
+        let mut packet = Vec::new();
+        if !roce.poll_transmit(now, &mut packet) {
+            return packets;
+        }
+        packet.extend(flow.icrc(Fragmentation::default(), &packet));
+        packets.push(packet);
+    }
+}
+
+/// A host that connects, with its request.
+fn initiator(number: u8, now: Instant) -> (Roce, Vec<u8>) {
+    let numbers = RoceNumbers { queue_pair: 17, first_psn: 5, comm_id: 77, guid: 1 };
+    let config = config(host(number).into(), TARGET.into());
+    let mut roce = Roce::active(&endpoint(), config, numbers, Pool::new(0), [1; 32], now);
+    let request = sealed(&mut roce, flow_from(host(number)), now).remove(0);
+    (roce, request)
+}
+
+#[test]
+fn a_connection_is_requested_established_and_released_through_the_port() {
+    let (mut port, now) = (port(), Instant::now());
+    let (mut active, request) = initiator(1, now);
+    let routed = port.route(&flow_from(host(1)), &request, now);
+    assert_eq!(routed, Routed::Request(asks(1, 77)));
+    let OpenedConnection { numbers, replaced } = port.admit(&asks(1, 77), now).unwrap();
+    assert_eq!(replaced, None);
+    let config = config(TARGET.into(), host(1).into());
+    let mut passive = Roce::passive(&endpoint(), config, numbers, Pool::new(0), [2; 32], now);
+    passive.on_packet(&Chunk::from_slice(&request), now).unwrap();
+    assert!(matches!(passive.poll(), Some(Event::Requested { .. })));
+    let again = port.route(&flow_from(host(1)), &request, now);
+    assert_eq!(again, Routed::Connection(numbers.queue_pair), "a repeated request is the same connection");
+    passive.accept(Vec::new());
+    let answers = flow_from(TARGET);
+    for packet in sealed(&mut passive, answers, now) {
+        active.on_packet(&Chunk::from_slice(&packet), now).unwrap();
+    }
+    assert!(!passive.is_established());
+    active.send(b"first", &blockmux_volume::SgList::default(), None);
+    for packet in sealed(&mut active, flow_from(host(1)), now) {
+        assert_eq!(port.route(&flow_from(host(1)), &packet, now), Routed::Connection(numbers.queue_pair));
+        let elsewhere = port.route(&flow_from(host(2)), &packet, now);
+        assert_eq!(elsewhere, Routed::Dropped(DroppedPacket::Damaged), "the ICRC covers the addresses");
+        passive.on_packet(&Chunk::from_slice(&packet), now).unwrap();
+    }
+    assert!(passive.is_established());
+    port.establish(numbers.queue_pair);
+    port.close(numbers.queue_pair, now);
+    assert!(port.is_empty());
+}
+
+#[test]
+fn packets_of_another_address_reach_no_connection() {
+    let (mut port, now) = (port(), Instant::now());
+    let opened = port.connect(host(1).into(), now).unwrap();
+    let mut packet = vec![0x11, 0, 0xff, 0xff, 0];
+    packet.extend(&opened.numbers.queue_pair.to_be_bytes()[1..]);
+    packet.extend([0, 0, 0, 1, 0x1f, 0, 0, 1]);
+    for (from, expected) in
+        [(1, Routed::Connection(opened.numbers.queue_pair)), (2, Routed::Dropped(DroppedPacket::Unknown))]
+    {
+        let flow = flow_from(host(from));
+        let icrc = flow.icrc(Fragmentation::default(), &packet);
+        assert_eq!(port.route(&flow, &[&packet[..], &icrc].concat(), now), expected);
+    }
+}
+
+#[test]
+fn a_flood_of_requests_displaces_itself_first() {
+    let (mut port, now) = (port(), Instant::now());
+    port.admit(&asks(1, 1), now).unwrap();
+    // One address has no more than its share.
+    let admitted: Vec<_> = (0..100).filter_map(|comm_id| port.admit(&asks(2, comm_id), now)).collect();
+    let greedy: Vec<u32> = admitted.iter().map(|opened| opened.numbers.queue_pair).collect();
+    assert_eq!(greedy.len(), LIMITS.requests_of_address);
+    // Forged addresses fill the rest, and then displace the oldest of the greedy one.
+    let mut replaced = Vec::new();
+    for number in 3..250 {
+        replaced.extend(port.admit(&asks(number, 1), now).unwrap().replaced);
+        assert!(port.len() <= LIMITS.requests);
+    }
+    assert_eq!(replaced[..2], greedy[..2]);
+    // Established connections are not displaced.
+    let (mut port, now) = (self::port(), now);
+    let honest = port.admit(&asks(1, 1), now).unwrap();
+    port.establish(honest.numbers.queue_pair);
+    for number in 2..250 {
+        assert_ne!(port.admit(&asks(number, 1), now).unwrap().replaced, Some(honest.numbers.queue_pair));
+    }
+    assert_eq!(port.len(), LIMITS.requests + 1);
+}
+
+#[test]
+fn a_port_has_no_more_connections_than_its_limit() {
+    let (mut port, now) = (port(), Instant::now());
+    for _ in 0..LIMITS.connections {
+        let opened = port.admit(&asks(1, port.len() as u32), now).unwrap();
+        port.establish(opened.numbers.queue_pair);
+    }
+    assert_eq!(port.admit(&asks(1, 99), now), None);
+    assert_eq!(port.connect(host(1).into(), now), None);
+}
+
+#[test]
+fn numbers_are_unpredictable_and_rest_before_they_are_used_again() {
+    let (mut port, mut now) = (port(), Instant::now());
+    let mut seen = HashSet::new();
+    let mut low = 0;
+    for _ in 0..1000 {
+        let RoceNumbers { queue_pair, first_psn, comm_id, .. } =
+            port.connect(host(1).into(), now).unwrap().numbers;
+        assert!(queue_pair > 1 && queue_pair < 0xff_ffff && first_psn <= 0xff_ffff && comm_id != 0);
+        assert!(seen.insert(queue_pair), "{queue_pair:x} is used again at once");
+        low += u32::from(first_psn < 0x80_0000);
+        port.close(queue_pair, now);
+        now += RETIREMENT / 10_000;
+    }
+    assert!((400..600).contains(&low), "{low} first sequence numbers of 1000 are low");
+    let other = RocePort::new(LIMITS, [4; 32]).connect(host(1).into(), now).unwrap();
+    assert!(!seen.contains(&other.numbers.queue_pair));
+}
+
+#[test]
+fn messages_about_nothing_are_answered_or_dropped() {
+    let (mut port, now) = (port(), Instant::now() + Duration::from_secs(1));
+    let (_, request) = initiator(1, now);
+    let rejected = refusal(&request, RejectReason::INVALID_SERVICE_ID).unwrap();
+    let payload = &rejected[20..];
+    let Some((_, CmMessage::Rej(rej))) = CmMessage::parse(payload) else { panic!("{payload:?}") };
+    assert_eq!((rej.remote_comm_id.get(), rej.reason.get()), (77, RejectReason::INVALID_SERVICE_ID.0));
+    // The peer hears of it.
+    let (mut active, _) = initiator(1, now);
+    let flow = flow_from(TARGET);
+    let sealed = [&rejected[..], &flow.icrc(Fragmentation::default(), &rejected)].concat();
+    active.on_packet(&Chunk::from_slice(&sealed), now).unwrap();
+    assert!(matches!(active.poll(), Some(Event::Refused { private_data }) if private_data.is_empty()));
+    assert_eq!(active.rejection(), Some(RejectReason::INVALID_SERVICE_ID));
+    assert!(active.is_drained());
+    // The reject itself is about no connection of this port.
+    let sealed = [&rejected[..], &flow.icrc(Fragmentation::default(), &rejected)].concat();
+    assert_eq!(port.route(&flow, &sealed, now), Routed::Dropped(DroppedPacket::Unknown));
+    assert_eq!(refusal(&sealed, RejectReason::NO_QP), None);
+    for len in 0..sealed.len() {
+        assert!(matches!(port.route(&flow, &sealed[..len], now), Routed::Dropped(_)), "{len}");
+    }
+    // A release is confirmed.
+    let mut release = sealed[..276].to_vec();
+    release[37] = 0x15;
+    let release = [&release[..], &flow.icrc(Fragmentation::default(), &release)].concat();
+    let Routed::Answer(answer) = port.route(&flow, &release, now) else { panic!() };
+    let answer = [&answer[..], &[0; 4]].concat();
+    let payload = RocePacket::parse(&answer).unwrap().payload;
+    assert!(
+        matches!(CmMessage::parse(payload), Some((_, CmMessage::Drep(drep))) if drep.local_comm_id.get() == 77)
+    );
+}
