@@ -34,6 +34,7 @@ mod outbox;
 mod rdma_target_side;
 mod records;
 mod requests;
+mod roce;
 mod served;
 mod srp_initiator;
 mod srp_target;
@@ -78,6 +79,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "nvme_tcp_target", run: nvme_tcp_target::nvme_tcp_target },
     Target { name: "nvme_url", run: text::nvme_url },
     Target { name: "outbox", run: outbox::outbox },
+    Target { name: "roce_packets", run: roce::roce_packets },
+    Target { name: "roce_peer", run: roce::roce_peer },
     Target { name: "scsi_commands", run: iscsi_requests::scsi_commands },
     Target { name: "srp_initiator", run: srp_initiator::srp_initiator },
     Target { name: "srp_target", run: srp_target::srp_target },
