@@ -159,7 +159,8 @@ pub struct IoCmd {
     pub tag: u16,
     /// Result of the completed request: number of bytes, or an error number, negative.
     pub result: i32,
-    /// Address of a buffer; 0 with [`Features::USER_COPY`].
+    /// Address of the data: to which that of a write is copied, or from which that of a read is; 0
+    /// with [`Features::USER_COPY`].
     pub addr: u64,
 }
 const _: () = assert!(size_of::<IoCmd>() == 16);
@@ -255,6 +256,8 @@ open_enum! {
         START_USER_RECOVERY = ioctl(READ | WRITE, 0x10, size_of::<CtrlCmd>()),
         /// Serve requests again.
         END_USER_RECOVERY = ioctl(READ | WRITE, 0x11, size_of::<CtrlCmd>()),
+        /// Describe a device of any user; the buffer begins with the path of its node.
+        GET_DEV_INFO2 = ioctl(READ, 0x12, size_of::<CtrlCmd>()),
         /// Get the features of the driver, 8 bytes.
         GET_FEATURES = ioctl(READ, 0x13, size_of::<CtrlCmd>()),
         /// Delete a device once nobody uses it.
@@ -271,6 +274,8 @@ open_enum! {
         FETCH_REQ = ioctl(READ | WRITE, 0x20, size_of::<IoCmd>()),
         /// Completes a request, and then itself with the next one that has its tag.
         COMMIT_AND_FETCH_REQ = ioctl(READ | WRITE, 0x21, size_of::<IoCmd>()),
+        /// Copies the data of a write to an address, and completes with the request.
+        NEED_GET_DATA = ioctl(READ | WRITE, 0x22, size_of::<IoCmd>()),
     }
 }
 
@@ -306,6 +311,9 @@ pub const ANY_DEVICE: u32 = u32::MAX;
 pub const NO_QUEUE: u16 = u16::MAX;
 /// Result of an I/O command that has a request.
 pub const UBLK_IO_RES_OK: i32 = 0;
+/// Result of an I/O command that has a write whose data was not copied yet
+/// ([`Features::NEED_GET_DATA`]).
+pub const UBLK_IO_RES_NEED_GET_DATA: i32 = 1;
 /// A completed write is on stable storage.
 pub const UBLK_IO_F_FUA: u32 = 1 << 13;
 /// The pages of the request are not registered, although [`Features::AUTO_BUF_REG`] is set.
@@ -354,6 +362,7 @@ mod tests {
             (ControlOp::GET_PARAMS, 0x8020_7509),
             (ControlOp::START_USER_RECOVERY, 0xc020_7510),
             (ControlOp::END_USER_RECOVERY, 0xc020_7511),
+            (ControlOp::GET_DEV_INFO2, 0x8020_7512),
             (ControlOp::GET_FEATURES, 0x8020_7513),
             (ControlOp::DEL_DEV_ASYNC, 0x8020_7514),
             (ControlOp::UPDATE_SIZE, 0xc020_7515),
@@ -362,6 +371,7 @@ mod tests {
         }
         assert_eq!(QueueOp::FETCH_REQ.0, 0xc010_7520);
         assert_eq!(QueueOp::COMMIT_AND_FETCH_REQ.0, 0xc010_7521);
+        assert_eq!(QueueOp::NEED_GET_DATA.0, 0xc010_7522);
     }
 
     // The bytes that a C program with the header of Linux 6.12 prints.

@@ -159,8 +159,9 @@ mod tests {
 
     #[test]
     fn data_is_lost_only_if_the_disk_was_removed_without_a_flush() {
-        let (read_only, name, io) = (false, None, OwnIo::default());
-        let options = DiskOptions { queues: 1, depth: 1, data: None, read_only, name, io };
+        let (read_only, name, io, may_be_unprivileged) = (false, None, OwnIo::default(), false);
+        let options =
+            DiskOptions { queues: 1, depth: 1, data: None, read_only, name, io, may_be_unprivileged };
         let disk = Arc::new(FakeDisk::attach("disk", options).unwrap());
         let (events, ended) = mpsc::channel();
         let mut detaching = Detaching::new(disk, Way::Fake, events);

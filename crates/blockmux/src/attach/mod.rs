@@ -52,7 +52,7 @@ use way::{Way, WayOptions};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AttachArgs {
     /// A volume or a URL; for fuse also several
-    #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget"])]
+    #[arg(value_name = "VOLUME", required_unless_present_any = ["probe", "forget", "owner"])]
     volumes: Vec<Spec>,
     /// How to attach it: ublk or nbd (a block device), fuse (a file) or vhost-user (the disk of a
     /// virtual machine) [default: the first of ublk, nbd and fuse that this machine has]
@@ -106,6 +106,14 @@ pub(crate) struct AttachArgs {
         conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory"]
     )]
     forget: Option<PathBuf>,
+    /// Print user and group of a ublk disk that a user other than root has attached, for udev's rules;
+    /// fail for every other
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory", "probe", "forget"]
+    )]
+    owner: Option<PathBuf>,
 }
 
 impl AttachArgs {
@@ -136,6 +144,9 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     }
     if let Some(device) = &args.forget {
         return way::forget(device).map(|()| ExitCode::SUCCESS).map_err(Failure::request);
+    }
+    if let Some(node) = &args.owner {
+        return probe::print_owner(node);
     }
     let name = args.volumes.iter().map(Spec::to_string).collect::<Vec<_>>().join(", ");
     let cannot_attach = |error| Failure::request(format!("{name}: {error}"));
@@ -325,6 +336,7 @@ fn disk_options(
         read_only: args.read_only,
         name: args.name.clone(),
         io,
+        may_be_unprivileged: true,
     }
 }
 
@@ -346,9 +358,9 @@ attach` of the same volume goes on with it, without an I/O error. Disks of
 volumes whose data is lost with the process, as mem:, are removed or fail. A
 file fails every access until the volume is attached again.
 
-ublk needs root and Linux 6.5 or newer with the module ublk_drv; nbd needs root
-and the module nbd. fuse needs root or fusermount3; unmounting it ends the
-process.
+ublk needs Linux 6.5 or newer with the module ublk_drv, and root or the rule of
+udev for other users (90-blockmux.rules). nbd needs root and the module nbd.
+fuse needs root or fusermount3; unmounting it ends the process.
 
 With --socket the disk is a virtual machine's, by vhost-user-blk. QEMU connects
 to it, cloud-hypervisor and SPDK too; the command of --run has it as $socket.

@@ -1,9 +1,11 @@
-//! `attach --probe`: the ways of attaching that this machine has.
+//! `attach --probe`: the ways of attaching that this machine has. `attach --owner`: whose disk it is.
 
 use super::way::Way;
 use crate::failure::Failure;
 use crate::process::stdout::{print, print_json};
+use blockmux_engine::attach::ublk;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Prints each way, best first, and why it is missing. The exit status is 1 if there is none.
@@ -20,6 +22,14 @@ pub(super) fn run(is_json: bool) -> Result<ExitCode, Failure> {
     }
     let has_one = ways.iter().any(|(_, found)| found.is_ok());
     Ok(if has_one { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints user and group of the user's disk at `node`.
+pub(super) fn print_owner(node: &Path) -> Result<ExitCode, Failure> {
+    match ublk::owner(node).map_err(Failure::request)? {
+        Some((user, group)) => print(format!("{user} {group}")).map(|()| ExitCode::SUCCESS),
+        None => Ok(ExitCode::FAILURE),
+    }
 }
 
 fn object((name, found): &(&str, Result<(), String>)) -> Value {

@@ -131,6 +131,7 @@ mod tests {
             read_only: false,
             name: None,
             io: OwnIo::default(),
+            may_be_unprivileged: false,
         };
         FakeDisk::attach("disk", options).unwrap()
     }

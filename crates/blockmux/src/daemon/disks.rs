@@ -513,8 +513,9 @@ fn attach(
     }
     let read_only = *read_only || export.read_only || info.read_only;
     let data = volume_state.disk_number();
-    let (queues, name) = (cores.count() as u16, name.clone());
-    let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io };
+    // A serving daemon is not to end because a request takes long.
+    let (queues, name, may_be_unprivileged) = (cores.count() as u16, name.clone(), false);
+    let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io, may_be_unprivileged };
     let way = choose(asked, may_mount)?;
     let options = WayOptions::plain(way, options, socket.clone()).map_err(|error| about(volume, error))?;
     let disk = options.attach(cores, exports, &[id]).map_err(|error| about(volume, error))?;

@@ -63,6 +63,16 @@ pub enum AttachError {
         /// What failed.
         error: io::Error,
     },
+    /// The node in `/dev` does not become the user's.
+    #[error(
+        "{} does not become yours: udev does not give it to you; enable the lines for users in 90-blockmux.rules of \
+         udev, or run as root",
+        node.display()
+    )]
+    NotOwned {
+        /// The node.
+        node: PathBuf,
+    },
     /// The disk cannot be read.
     #[error("{}: the first read failed: {error}; is the volume available?", node.display())]
     FirstRead {

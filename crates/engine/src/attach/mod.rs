@@ -93,6 +93,9 @@ pub struct DiskOptions {
     pub name: Option<DiskName>,
     /// What reads and flushes the disk for the process that serves it.
     pub io: OwnIo,
+    /// The disk may be one that the kernel grants to users without privileges, and trusts less: it
+    /// kills the process if a request takes long.
+    pub may_be_unprivileged: bool,
 }
 
 /// How a disk came to be.

@@ -9,20 +9,29 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Opens a node for reading and writing as soon as it exists. `TimedOut` if it does not appear.
+/// Opens a node for reading and writing as soon as it exists and its permissions allow that.
+///
+/// # Errors
+/// `TimedOut` if it does not appear, `PermissionDenied` if it stays another user's.
 pub(super) fn open_when_there(node: &Path) -> io::Result<File> {
-    wait_for(APPEARS, || match File::options().read(true).write(true).open(node) {
+    let mut missing = io::ErrorKind::TimedOut;
+    let opened = wait_for(APPEARS, || match File::options().read(true).write(true).open(node) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         // udev may still change its permissions.
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            missing = io::ErrorKind::PermissionDenied;
             None
         }
         opened => Some(opened),
-    })
-    .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    });
+    opened.unwrap_or_else(|| Err(missing.into()))
 }
 
 /// Reads the first block of a disk from its server, not from the page cache, as soon as its node
-/// exists. `TimedOut` if it does not appear.
+/// exists and its permissions allow that.
+///
+/// # Errors
+/// As [`open_when_there`], and those of the read.
 pub(super) fn read_first_block(io: &OwnIo, node: &Path, block: usize) -> io::Result<()> {
     let is_there = || fs::metadata(node).is_ok_and(|found| found.file_type().is_block_device());
     wait_for(APPEARS, || is_there().then_some(())).ok_or(io::ErrorKind::TimedOut)?;

@@ -204,16 +204,23 @@ impl Registration {
         unsafe { self.push_as(entry, token, true) }
     }
 
-    /// Pushes a command to a driver that names no memory, and may stay there for ever: a driver's
-    /// next request ends it. Dropping the ring does not wait for it.
+    /// Pushes a command to a driver that may stay there for ever: a driver's next request ends it.
+    /// Dropping the ring does not wait for it.
     ///
     /// # Safety
-    /// `entry` must name no memory. Its descriptor must stay valid until the completer is notified
-    /// of `token`, as what the completer owns does.
+    /// The driver must access memory that `entry` names on this thread only, and that memory must
+    /// stay valid until it no longer does: until [`Registration::submit`] has returned `true`, or
+    /// until the completer is notified of `token`. The entry's descriptor must stay valid until the
+    /// completer is notified, as what the completer owns does.
     #[inline]
     pub unsafe fn push_command(&self, entry: squeue::Entry, token: u32) {
         // SAFETY: as the caller promised.
         unsafe { self.push_as(entry, token, false) }
+    }
+
+    /// Submits what was pushed; returns whether the kernel has taken all of it.
+    pub fn submit(&self) -> bool {
+        self.ring.submit().is_ok() && self.ring.uring.borrow_mut().submission().is_empty()
     }
 
     /// Cancels the I/O submitted as `token`, best effort; it completes in any case.

@@ -50,6 +50,7 @@ impl BackEnds {
             read_only: false,
             name: None,
             io: OwnIo::default(),
+            may_be_unprivileged: false,
         };
         VhostUserDisk::attach(&self.cores, &self.exports, volume, options, &self.path(name)).unwrap()
     }

@@ -130,6 +130,14 @@ impl UblkQueue {
         Some((tag, request.len as usize))
     }
 
+    /// Forgets the request of a tag without an answer: the kernel has taken it back.
+    #[cold]
+    pub fn withdraw(&mut self, tag: u16) {
+        if let Some(slot) = self.requests.get_mut(usize::from(tag)) {
+            slot.request = None;
+        }
+    }
+
     /// Whether [`UblkQueue::poll_refused`] has something.
     #[inline]
     #[must_use]
@@ -137,15 +145,20 @@ impl UblkQueue {
         !self.refused.is_empty()
     }
 
-    /// Takes the data of a write, or the reason why there is none.
+    /// Takes the data of a write, or the reason why there is none. The answer counts the bytes of
+    /// `data`: if that is only the first part, the kernel sends the rest again.
     #[inline]
     pub fn on_data(&mut self, tag: u16, data: Result<SgList, IoError>) {
-        let request = self.requests.get(usize::from(tag)).and_then(|slot| slot.request);
-        match (request, data) {
-            // It was failed meanwhile.
-            (None, _) => {}
-            (Some(request), Ok(data)) => self.push_io(tag, request, Some(data)),
-            (Some(_), Err(error)) => self.finish(tag, Err(error)),
+        let slot = self.requests.get_mut(usize::from(tag));
+        // It may have been failed meanwhile.
+        let Some(request) = slot.and_then(|slot| slot.request.as_mut()) else { return };
+        match data {
+            Ok(data) => {
+                request.len = request.len.min(data.len() as u64);
+                let request = *request;
+                self.push_io(tag, request, Some(data));
+            }
+            Err(error) => self.finish(tag, Err(error)),
         }
     }
 
@@ -411,6 +424,16 @@ mod tests {
     }
 
     #[test]
+    fn a_write_whose_data_is_there_in_part_is_answered_in_part() {
+        let mut queue = queue();
+        queue.on_request(0, &desc(IoOp::WRITE, 0, 8, 4), None);
+        queue.on_data(0, Ok(SgList::one(Seg::from_slice(&[1; 512]))));
+        let io = begin(&mut queue);
+        assert_eq!((io.offset, io.len, io.data.map(|data| data.len())), (4096, 512, Some(512)));
+        assert_eq!(complete(&mut queue, 0, Ok(Output::Nothing)).result, 512);
+    }
+
+    #[test]
     fn a_registered_buffer_goes_to_the_volume_and_is_answered_without_data() {
         let mut queue = queue();
         let registered = || Some(Memory::registered(5, MAX_BYTES as usize).seg(0, MAX_BYTES as usize));
@@ -498,6 +521,17 @@ mod tests {
         complete(&mut queue, 0, Err(IoError::Medium));
         queue.on_request(0, &read, None);
         assert!(queue.poll_reply().is_none());
+    }
+
+    #[test]
+    fn a_request_that_the_kernel_has_taken_back_makes_room_for_the_next() {
+        let mut queue = queue();
+        queue.on_request(0, &desc(IoOp::WRITE, 0, 0, 1), None);
+        queue.withdraw(0);
+        queue.on_data(0, Ok(SgList::one(Seg::from_slice(&[1; 512]))));
+        assert!(queue.poll_io().is_none() && queue.poll_reply().is_none());
+        queue.on_request(0, &desc(IoOp::READ, 0, 0, 1), None);
+        assert_eq!(begin(&mut queue).op, Op::Read);
     }
 
     #[test]

@@ -44,6 +44,7 @@ impl ServedDisk {
             read_only: false,
             name: None,
             io: OwnIo::default(),
+            may_be_unprivileged: false,
         };
         let disk = VhostUserDisk::attach(cores, &exports, VolumeId(0), options, &socket);
         Ok(ServedDisk { disk: disk.map_err(Failure::run)?, socket, _directory: directory })

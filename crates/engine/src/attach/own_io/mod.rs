@@ -65,11 +65,16 @@ impl OwnIo {
         self.leave.give();
     }
 
-    /// Reads the first block of a disk or file.
+    /// Reads the first block of a disk or file, as soon as its permissions allow that.
     pub(super) fn read(&self, disk: &Path, block: usize) -> io::Result<()> {
         let mut process = self.start(disk)?;
         self.on_abort(process.end()?);
-        process.execute(IoRequest::Read(block))
+        let read = || match process.execute(IoRequest::Read(block)) {
+            // udev may be about to give the disk to the user.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            done => Some(done),
+        };
+        wait_for(PERMITTED, read).unwrap_or_else(|| Err(io::ErrorKind::PermissionDenied.into()))
     }
 
     /// Opens a disk or file, a block device exclusively. `ResourceBusy` if somebody uses that.
@@ -142,6 +147,8 @@ impl Drop for IoProcess {
     }
 }
 
+/// The time in which the user may read a disk that is the user's.
+const PERMITTED: Duration = Duration::from_secs(10);
 /// The time in which a program closes a disk that it uses briefly.
 const CLOSES: Duration = Duration::from_secs(1);
 /// The time in which a process ends whose I/O does not hang.
@@ -179,6 +186,13 @@ mod tests {
         assert_eq!(held.flush().unwrap_err().raw_os_error(), Some(libc::EIO));
         assert!(held.flush().unwrap_err().to_string().contains("has ended"), "the process has ended");
         shell("read -r request && [ \"$request\" = 'read 512' ] && echo 0")
+            .read(Path::new("disk"), 512)
+            .unwrap();
+    }
+
+    #[test]
+    fn a_read_waits_until_the_disk_is_the_users() {
+        shell("read -r request; echo 13; read -r request; echo 1; read -r request; echo 0")
             .read(Path::new("disk"), 512)
             .unwrap();
     }

@@ -5,9 +5,11 @@
 //! for ever.
 
 use super::kernel::ControlRing;
+use super::node::char_node;
 use blockmux_proto::ublk::wire::{ANY_DEVICE, ControlOp, CtrlCmd, DevInfo, Features, NO_QUEUE, Params};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -23,6 +25,12 @@ pub enum ControlError {
          CONFIG_BLK_DEV_UBLK)"
     )]
     NoDriver,
+    /// The user may not use the driver.
+    #[error(
+        "cannot use {CONTROL}: {0}; run as root, or let users attach with the lines for users in \
+         90-blockmux.rules of udev"
+    )]
+    NotPermitted(io::Error),
     /// The driver cannot be opened, or executes no commands.
     #[error("cannot use {CONTROL}: {0}; run as root, and permit io_uring")]
     Unusable(io::Error),
@@ -69,7 +77,11 @@ pub fn driver_features() -> Result<Features, ControlError> {
 
 /// The driver's control device, and the thread that waits for it.
 #[derive(Clone)]
-pub(super) struct UblkControl(mpsc::Sender<ControlJob>);
+pub(super) struct UblkControl {
+    jobs: mpsc::Sender<ControlJob>,
+    /// Its commands concern the device of a user, and name its node.
+    names_node: bool,
+}
 
 /// Gives the result of a command to its caller, unless that has timed out: both meet, so that no
 /// result is lost between them.
@@ -92,6 +104,7 @@ impl UblkControl {
         let control = File::options().read(true).write(true).open(CONTROL);
         let control = control.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ControlError::NoDriver,
+            io::ErrorKind::PermissionDenied => ControlError::NotPermitted(error),
             _ => ControlError::Unusable(error),
         })?;
         let mut ring = ControlRing::new(control).map_err(ControlError::Unusable)?;
@@ -118,7 +131,12 @@ impl UblkControl {
             }
         };
         thread::Builder::new().name("ublk".to_owned()).spawn(run).map_err(ControlError::Unusable)?;
-        Ok(UblkControl(sender))
+        Ok(UblkControl { jobs: sender, names_node: false })
+    }
+
+    /// For commands to this device, which is a user's or root's.
+    pub(super) fn for_device(self, info: &DevInfo) -> UblkControl {
+        UblkControl { names_node: is_users(info), ..self }
     }
 
     /// The features of the driver.
@@ -142,10 +160,11 @@ impl UblkControl {
         self.execute(ControlOp::ADD_DEV, (info.dev_id, 0), info.as_bytes().to_vec(), SHORT).map(parse)
     }
 
-    /// The properties of a device.
+    /// The properties of a device, which is root's, or a user's who may use it.
     pub(super) fn info(&self, id: u32) -> Result<DevInfo, ControlError> {
         let buffer = vec![0; size_of::<DevInfo>()];
-        self.execute(ControlOp::GET_DEV_INFO, (id, 0), buffer, SHORT).map(parse)
+        let naming = UblkControl { names_node: true, ..self.clone() };
+        naming.execute(ControlOp::GET_DEV_INFO2, (id, 0), buffer, SHORT).map(parse)
     }
 
     /// The parameters of a device.
@@ -174,9 +193,24 @@ impl UblkControl {
 
     /// Executes a command without a buffer, and does not wait for it.
     pub(super) fn send(&self, op: ControlOp, dev_id: u32, data: u64) {
-        let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
+        let (command, buffer) = self.complete(op, (dev_id, data), Vec::new());
         // If the thread has ended, its last command has told why.
-        let _ = self.0.send(ControlJob { op, command, buffer: Vec::new(), result: None });
+        let _ = self.jobs.send(ControlJob { op, command, buffer, result: None });
+    }
+
+    /// A command with its buffer, which begins with the path of the node if the command names it.
+    fn complete(&self, op: ControlOp, (dev_id, data): (u32, u64), buffer: Vec<u8>) -> (CtrlCmd, Vec<u8>) {
+        let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
+        if !self.names_node || matches!(op, ControlOp::ADD_DEV | ControlOp::GET_FEATURES) {
+            return (command, buffer);
+        }
+        let mut path = char_node(dev_id).into_os_string().into_vec();
+        path.push(0);
+        // Whole words, because structures follow.
+        path.resize(path.len().next_multiple_of(8), 0);
+        let command = CtrlCmd { dev_path_len: path.len() as u16, ..command };
+        path.extend(buffer);
+        (command, path)
     }
 
     fn execute(
@@ -186,12 +220,15 @@ impl UblkControl {
         buffer: Vec<u8>,
         timeout: Duration,
     ) -> Result<Vec<u8>, ControlError> {
-        let command = CtrlCmd { dev_id, queue_id: NO_QUEUE, data, ..CtrlCmd::default() };
+        let (command, buffer) = self.complete(op, (dev_id, data), buffer);
+        let named = usize::from(command.dev_path_len);
         let (result, done) = mpsc::sync_channel(0);
         let ended = || ControlError::Unusable(io::Error::other("its io_uring has failed"));
-        self.0.send(ControlJob { op, command, buffer, result: Some(result) }).map_err(|_| ended())?;
+        self.jobs.send(ControlJob { op, command, buffer, result: Some(result) }).map_err(|_| ended())?;
         match done.recv_timeout(timeout) {
-            Ok(done) => done.map_err(|error| ControlError::Refused { op, error }),
+            Ok(done) => done
+                .map(|mut buffer| buffer.split_off(named))
+                .map_err(|error| ControlError::Refused { op, error }),
             Err(RecvTimeoutError::Timeout) => Err(ControlError::Hangs { op, timeout }),
             Err(RecvTimeoutError::Disconnected) => Err(ended()),
         }
@@ -204,6 +241,11 @@ fn give(op: ControlOp, result: &ResultSender, done: io::Result<Vec<u8>>) -> Opti
     let mpsc::SendError(unwanted) = result.send(done).err()?;
     let added = unwanted.ok().filter(|_| op == ControlOp::ADD_DEV)?;
     Some(parse::<DevInfo>(added).dev_id)
+}
+
+/// Whether a device is that of a user without privileges.
+pub(super) fn is_users(info: &DevInfo) -> bool {
+    Features::from_bits_retain(info.flags).contains(Features::UNPRIVILEGED_DEV)
 }
 
 /// The structure in a buffer that has its length.

@@ -5,7 +5,7 @@
 //! identifies the volume's data, so that the next process that attaches the volume finds the disk
 //! without a state file, and nobody attaches a volume twice.
 
-use super::control::{ControlError, SHORT, UblkControl};
+use super::control::{ControlError, SHORT, UblkControl, is_users};
 use super::kernel::QueueRing;
 use super::node::{char_node, devices, disk_node};
 use super::queue_task::{QueueOrder, QueueTask, QueueVolume};
@@ -83,7 +83,16 @@ impl UblkDisk {
             registered_alignment: info.registered_alignment.filter(|_| registers),
             ..info
         };
-        let new = || control.add(new_device(&options, can_resize, info.registered_alignment.is_some()));
+        let new = || {
+            let device = new_device(&options, can_resize, info.registered_alignment.is_some());
+            match control.add(device) {
+                // Users without privileges may have devices with fewer features.
+                Err(error) if error.errno() == Some(libc::EPERM) && options.may_be_unprivileged => {
+                    control.add(of_user(device))
+                }
+                done => done,
+            }
+        };
         let params = disk_params(&info, page_size() as u32)?;
         let (left, attached_as) = match options.data {
             Some(data) => match left_by_another(&control, data)? {
@@ -94,6 +103,7 @@ impl UblkDisk {
         };
         let (id, order, io) = (left.dev_id, Arc::default(), options.io.clone());
         let (cores_of_queues, removal) = (cores.inboxes(), Removal::default());
+        let control = control.for_device(&left);
         let device = Device { control, id, order, can_resize, cores: cores_of_queues, io, removal };
         let served = Served { cores, exports, volume, info: &info };
         let named = name::publish(options.name.as_ref(), attached_as, &device.node());
@@ -114,7 +124,7 @@ impl UblkDisk {
                 }
                 let disk = disk.display();
                 info!(target: AUDIT, protocol = "ublk", %disk, volume = name, "attached: {attached_as:?}");
-                let outlives_process = options.data.is_some();
+                let outlives_process = recovers(&left);
                 Ok(UblkDisk { device, attached_as, size: Mutex::new(Some(size)), outlives_process })
             }
             Err(error) => {
@@ -204,15 +214,29 @@ impl AttachedDisk for UblkDisk {
 /// If it is no disk of the driver, its process still runs, or the kernel does not remove it.
 pub fn forget(node: &Path) -> Result<(), AttachError> {
     let control = UblkControl::open()?;
-    let id = devices().into_iter().find(|id| disk_node(*id) == node || char_node(*id) == node);
-    let not_found = || AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() };
-    let id = id.ok_or_else(not_found)?;
+    let id = device_of(node)?;
     let info = control.info(id)?;
     if DevState(info.state) == DevState::LIVE {
         return Err(AttachError::InUse { node: node.to_owned(), process: info.ublksrv_pid });
     }
+    let control = control.for_device(&info);
     let (order, io, removal) = (Arc::default(), OwnIo::default(), Removal::default());
     Ok(Device { control, id, order, can_resize: false, cores: Vec::new(), io, removal }.remove()?)
+}
+
+/// User and group of the owner of a disk or its server's node; `None` if it is root's.
+///
+/// # Errors
+/// If it is no disk of the driver.
+pub fn owner(node: &Path) -> Result<Option<(u32, u32)>, AttachError> {
+    let info = UblkControl::open()?.info(device_of(node)?)?;
+    Ok(is_users(&info).then_some((info.owner_uid, info.owner_gid)))
+}
+
+/// The device of a disk or its server's node.
+fn device_of(node: &Path) -> Result<u32, AttachError> {
+    let id = devices().into_iter().find(|id| disk_node(*id) == node || char_node(*id) == node);
+    id.ok_or_else(|| AttachError::Node { node: node.to_owned(), error: io::ErrorKind::NotFound.into() })
 }
 
 /// What a disk serves, and where.
@@ -274,11 +298,14 @@ impl Device {
 
     /// Starts the tasks of all queues of a device with these properties and parameters.
     fn serve(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
-        let registers = Features::from_bits_retain(info.flags).contains(Features::AUTO_BUF_REG);
-        let takes_registered = registers && aligns_for(params, served.info);
+        let features = Features::from_bits_retain(info.flags);
+        let takes_registered = features.contains(Features::AUTO_BUF_REG) && aligns_for(params, served.info);
         let node = char_node(self.id);
         let opened = node::open_when_there(&node);
-        let device = Arc::new(opened.map_err(|error| AttachError::Node { node, error })?);
+        let device = Arc::new(opened.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => AttachError::NotOwned { node },
+            _ => AttachError::Node { node, error },
+        })?);
         (0..info.nr_hw_queues).try_for_each(|queue| {
             let serves = QueueVolume {
                 exports: served.exports.clone(),
@@ -288,7 +315,7 @@ impl Device {
                 origin: self.origin(),
             };
             let numbers = (queue, info.queue_depth);
-            self.serve_queue(&device, numbers, registers, serves, served.cores).map_err(AttachError::Queue)
+            self.serve_queue(&device, numbers, features, serves, served.cores).map_err(AttachError::Queue)
         })
     }
 
@@ -296,7 +323,7 @@ impl Device {
         &self,
         device: &Arc<File>,
         (queue, depth): (u16, u16),
-        registers: bool,
+        features: Features,
         serves: QueueVolume,
         cores: &Cores,
     ) -> io::Result<()> {
@@ -307,7 +334,7 @@ impl Device {
                 debug!("memory of a core may wait for the disk: {error}");
             }
             core.try_spawn(|waker| {
-                let port = QueueRing::open(core, &device, (queue, depth), registers, waker)?;
+                let port = QueueRing::open(core, &device, (queue, depth), features, waker)?;
                 let task = QueueTask::new(port, depth, serves, (core.clone(), waker), order);
                 task.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
             })
@@ -319,6 +346,7 @@ impl Device {
         let node = self.node();
         node::read_first_block(&self.io, &node, block).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => AttachError::Node { node, error },
+            io::ErrorKind::PermissionDenied => AttachError::NotOwned { node },
             _ => AttachError::FirstRead { node, error },
         })
     }
@@ -351,8 +379,8 @@ impl Device {
     fn delete(&self) -> Result<(), ControlError> {
         name::withdraw(&self.node());
         match self.control.command(ControlOp::DEL_DEV_ASYNC, self.id, 0, SHORT) {
-            // Before Linux 6.9.
-            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
+            // Before Linux 6.9, and for devices of users.
+            Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
                 self.control.command(ControlOp::DEL_DEV, self.id, 0, SHORT)
             }
             done => done,
@@ -385,13 +413,24 @@ fn new_device(options: &DiskOptions, can_resize: bool, registers: bool) -> DevIn
     }
 }
 
+/// The properties of a new device like this one for a user without privileges. The driver copies its
+/// data, so that the user reads no memory of the kernel, and removes it when the process ends.
+fn of_user(device: DevInfo) -> DevInfo {
+    let kept =
+        Features::from_bits_retain(device.flags) & (Features::CMD_IOCTL_ENCODE | Features::UPDATE_SIZE);
+    let flags = kept | Features::UNPRIVILEGED_DEV | Features::NEED_GET_DATA;
+    DevInfo { flags: flags.bits(), ..device }
+}
+
+/// Whether the disk of a device outlives the process that serves it.
+fn recovers(info: &DevInfo) -> bool {
+    Features::from_bits_retain(info.flags).contains(Features::USER_RECOVERY)
+}
+
 /// The device that a process that has ended had made for this data. Devices that never had a disk
 /// are removed.
 fn left_by_another(control: &UblkControl, data: NonZeroU64) -> Result<Option<DevInfo>, AttachError> {
-    let is_ours = |info: &DevInfo| {
-        let flags = Features::from_bits_retain(info.flags);
-        flags.contains(Features::USER_RECOVERY) && info.ublksrv_flags == data.get()
-    };
+    let is_ours = |info: &DevInfo| (recovers(info) || is_users(info)) && info.ublksrv_flags == data.get();
     for id in devices() {
         // A device may be removed meanwhile.
         let Ok(info) = control.info(id) else { continue };
@@ -404,7 +443,7 @@ fn left_by_another(control: &UblkControl, data: NonZeroU64) -> Result<Option<Dev
         match DevState(info.state) {
             DevState::QUIESCED => return Ok(Some(info)),
             DevState::DEAD if File::open(char_node(id)).is_ok() => {
-                let removed = control.command(ControlOp::DEL_DEV, id, 0, SHORT);
+                let removed = control.clone().for_device(&info).command(ControlOp::DEL_DEV, id, 0, SHORT);
                 removed.unwrap_or_else(|error| debug!("{}: {error}", char_node(id).display()));
             }
             _ => return Err(AttachError::InUse { node: disk_node(id), process: info.ublksrv_pid }),

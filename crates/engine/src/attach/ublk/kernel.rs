@@ -1,16 +1,23 @@
 //! The calls to the ublk driver that name memory: commands in rings, descriptors of requests in
 //! shared memory, and copies of their data.
+//!
+//! Data is copied in one of two ways. A device of root lets the server do it by `pread` and
+//! `pwrite` on the device. The driver does it for a device of another user, so that the user can
+//! read no memory of the kernel: a command has the address. The driver copies on the thread that
+//! serves the queue: the data of a read while the command is submitted, that of a write (before
+//! Linux 6.16) by the time that the command completes.
 #![expect(unsafe_code, reason = "the one module of attached disks that gives addresses to the kernel")]
 
-use super::queue_task::RequestPort;
+use super::announced_writes::{AnnouncedWrites, AnswerTime, CompletionMeaning};
+use super::queue_task::{Arrival, RequestPort};
 use crate::core::buffer_table::BufferEntries;
 use crate::core::reactor::EngineCore;
 use crate::core::ring::{Completer, Registration};
-use blockmux_proto::ublk::MAX_BYTES;
 use blockmux_proto::ublk::wire::{
-    ControlOp, CtrlCmd, IoCmd, IoDesc, QueueOp, UBLK_IO_F_NEED_REG_BUF, UBLK_MAX_QUEUE_DEPTH, auto_buf_reg,
-    data_position, descs_position,
+    ControlOp, CtrlCmd, Features, IoCmd, IoDesc, IoOp, QueueOp, UBLK_IO_F_NEED_REG_BUF,
+    UBLK_IO_RES_NEED_GET_DATA, UBLK_MAX_QUEUE_DEPTH, auto_buf_reg, data_position, descs_position,
 };
+use blockmux_proto::ublk::{MAX_BYTES, Reply};
 use blockmux_volume::{Memory, Seg, SgList, Waker};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::param::page_size;
@@ -22,6 +29,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use tracing::debug;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The ring for control commands, whose entries are longer than those of a core's ring.
@@ -82,8 +90,7 @@ pub(super) struct QueueRing {
     device: Arc<File>,
     queue: u16,
     descs: Descs,
-    /// Set if the driver registers the pages of requests.
-    buffers: Option<RequestBuffers>,
+    data: DataWay,
     /// Tags whose command has completed, with its result.
     arrived: RefCell<VecDeque<(u16, i32)>>,
     waker: Waker,
@@ -93,7 +100,7 @@ pub(super) struct QueueRing {
 
 impl QueueRing {
     /// Maps the queue's descriptors, and asks for the first request of each of its `depth` tags.
-    /// `registers`: the driver registers the pages of requests with the ring.
+    /// The device has `features`.
     ///
     /// # Errors
     /// If the memory cannot be mapped.
@@ -101,41 +108,57 @@ impl QueueRing {
         core: &EngineCore,
         device: &Arc<File>,
         (queue, depth): (u16, u16),
-        registers: bool,
+        features: Features,
         waker: &Waker,
     ) -> io::Result<(Rc<QueueRing>, Rc<Registration>)> {
         let ring = Rc::new(QueueRing {
             device: device.clone(),
             queue,
             descs: Descs::map(device, queue, depth)?,
-            buffers: registers.then(|| RequestBuffers::reserve(core, depth)),
+            data: DataWay::of(features, core, depth),
             arrived: RefCell::new(VecDeque::with_capacity(depth.into())),
             waker: waker.clone(),
             registration: OnceCell::new(),
         });
         let registration = Rc::new(core.register(ring.clone()));
         ring.registration.get_or_init(|| Rc::downgrade(&registration));
-        (0..depth).for_each(|tag| ring.push(QueueOp::FETCH_REQ, tag, 0));
+        (0..depth).for_each(|tag| ring.push(QueueOp::FETCH_REQ, tag, 0, None));
         Ok((ring, registration))
     }
 
-    fn push(&self, op: QueueOp, tag: u16, result: i32) {
+    /// Pushes a command. The driver copies to or from the first segment of `data`, as much as the
+    /// request or `result` says. The caller keeps that memory for as long as the driver may copy.
+    fn push(&self, op: QueueOp, tag: u16, result: i32, data: Option<&SgList>) {
         let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
-        let command = IoCmd { q_id: self.queue, tag, result, addr: 0 };
+        let addr = data.and_then(|data| data.segs().first()).map_or(0, |seg| seg.as_ptr() as u64);
+        let command = IoCmd { q_id: self.queue, tag, result, addr };
         let command: [u8; 16] = zerocopy::transmute!(command);
         let fd = types::Fd(self.device.as_raw_fd());
-        let buffer = self.buffers.as_ref().map(|buffers| auto_buf_reg(buffers.index(tag)));
+        let buffer = self.data.buffers().map(|buffers| auto_buf_reg(buffers.index(tag)));
         let entry = opcode::UringCmd16::new(fd, op.0).cmd(command).addr(buffer).build();
-        // SAFETY: the command names no memory, and this object, which owns the descriptor, is the
-        // completer of `registration`.
+        // SAFETY: this object, which owns the descriptor, is the completer of `registration`. The
+        // driver copies on this thread only, and the memory is one of `CommandData` until then.
         unsafe { registration.push_command(entry, tag.into()) }
     }
 }
 
 impl RequestPort for Rc<QueueRing> {
     #[inline]
-    fn poll(&self) -> Option<(u16, i32)> {
-        self.arrived.borrow_mut().pop_front()
+    fn poll(&self) -> Option<(u16, Arrival)> {
+        loop {
+            let (tag, result) = self.arrived.borrow_mut().pop_front()?;
+            if result < 0 {
+                return Some((tag, Arrival::Closed(io::Error::from_raw_os_error(-result))));
+            }
+            match &self.data {
+                DataWay::ByCall { .. } => return Some((tag, Arrival::Request)),
+                DataWay::ByCommand(data) => {
+                    if let Some(arrival) = data.on_completion(self, tag, result) {
+                        return Some((tag, arrival));
+                    }
+                }
+            }
+        }
     }
 
     #[inline]
@@ -145,23 +168,44 @@ impl RequestPort for Rc<QueueRing> {
 
     #[inline]
     fn registered(&self, tag: u16, desc: &IoDesc) -> Option<Seg> {
-        let buffers = self.buffers.as_ref().filter(|_| !desc.has(UBLK_IO_F_NEED_REG_BUF))?;
+        let buffers = self.data.buffers().filter(|_| !desc.has(UBLK_IO_F_NEED_REG_BUF))?;
         buffers.memory.get(usize::from(tag)).map(|memory| memory.seg(0, memory.len()))
     }
 
     #[inline]
-    fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
-        self.copy(tag, data, CopyDirection::FromRequest)
+    fn take_data(&self, tag: u16, data: &SgList) -> io::Result<bool> {
+        match &self.data {
+            DataWay::ByCall { .. } => self.copy(tag, data, CopyDirection::FromRequest).map(|()| true),
+            DataWay::ByCommand(by_command) => {
+                by_command.fetch(self, tag, data)?;
+                Ok(false)
+            }
+        }
     }
 
     #[inline]
-    fn copy_to_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
-        self.copy(tag, data, CopyDirection::ToRequest)
+    fn answer(&self, Reply { tag, data, result }: Reply) {
+        match (&self.data, data) {
+            (DataWay::ByCall { .. }, None) => self.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, result, None),
+            (DataWay::ByCall { .. }, Some(data)) => {
+                let copied = self.copy(tag, &data, CopyDirection::ToRequest);
+                let result = copied.map_or_else(
+                    |error| {
+                        debug!("the data of a read cannot be copied: {error}");
+                        -libc::EIO
+                    },
+                    |()| result,
+                );
+                self.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, result, None);
+            }
+            (DataWay::ByCommand(by_command), data) => by_command.answer(self, tag, data, result),
+        }
     }
 
-    #[inline]
-    fn commit(&self, tag: u16, result: i32) {
-        self.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, result);
+    fn flush(&self) {
+        if let DataWay::ByCommand(by_command) = &self.data {
+            by_command.flush(self);
+        }
     }
 }
 
@@ -213,6 +257,115 @@ impl Completer for QueueRing {
             self.waker.wake();
         }
     }
+}
+
+/// How the data of requests is moved.
+enum DataWay {
+    /// By calls of this process, unless the pages are registered with its ring.
+    ByCall {
+        /// Set if the driver registers them.
+        buffers: Option<RequestBuffers>,
+    },
+    /// By the driver, as part of commands.
+    ByCommand(CommandData),
+}
+
+impl DataWay {
+    fn of(features: Features, core: &EngineCore, depth: u16) -> DataWay {
+        if features.contains(Features::NEED_GET_DATA) {
+            return DataWay::ByCommand(CommandData::new(depth));
+        }
+        let registers = features.contains(Features::AUTO_BUF_REG);
+        DataWay::ByCall { buffers: registers.then(|| RequestBuffers::reserve(core, depth)) }
+    }
+
+    #[inline]
+    fn buffers(&self) -> Option<&RequestBuffers> {
+        match self {
+            DataWay::ByCall { buffers } => buffers.as_ref(),
+            DataWay::ByCommand(_) => None,
+        }
+    }
+}
+
+/// Data that commands name.
+struct CommandData {
+    /// Writes, with their memory until the driver has copied to it.
+    writes: AnnouncedWrites,
+    /// Memory of reads whose answers may not have been submitted.
+    answers: RefCell<Vec<SgList>>,
+    /// For reads that failed: the driver wants an address, of which it makes no use.
+    nothing: SgList,
+}
+
+impl CommandData {
+    fn new(depth: u16) -> CommandData {
+        CommandData {
+            writes: AnnouncedWrites::new(depth),
+            answers: RefCell::new(Vec::with_capacity(depth.into())),
+            nothing: SgList::one(Memory::from_heap(1).seg(0, 1)),
+        }
+    }
+
+    /// Handles a command of a tag that has completed without an error.
+    fn on_completion(&self, ring: &QueueRing, tag: u16, result: i32) -> Option<Arrival> {
+        let is_announced = result == UBLK_IO_RES_NEED_GET_DATA;
+        match self.writes.on_completion(tag, is_announced, &ring.descs.read(tag)) {
+            CompletionMeaning::Arrived(arrival) => Some(arrival),
+            CompletionMeaning::Refused(error) => {
+                ring.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, error, None);
+                None
+            }
+        }
+    }
+
+    /// Asks for the data of a write.
+    fn fetch(&self, ring: &QueueRing, tag: u16, data: &SgList) -> io::Result<()> {
+        if !self.writes.begin_copy(tag, data) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        ring.push(QueueOp::NEED_GET_DATA, tag, 0, Some(data));
+        Ok(())
+    }
+
+    fn answer(&self, ring: &QueueRing, tag: u16, data: Option<SgList>, result: i32) {
+        let desc = ring.descs.read(tag);
+        match self.writes.on_answer(tag, result, &desc) {
+            AnswerTime::Now if desc.op() == IoOp::READ => self.answer_read(ring, tag, data, result),
+            AnswerTime::Now => ring.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, result, None),
+            AnswerTime::AfterCopyTo(nowhere) => ring.push(QueueOp::NEED_GET_DATA, tag, 0, Some(&nowhere)),
+            AnswerTime::WithData => {}
+        }
+    }
+
+    fn answer_read(&self, ring: &QueueRing, tag: u16, data: Option<SgList>, result: i32) {
+        let data = data.filter(|data| !data.is_empty());
+        // The driver copies as many bytes as the result says. It takes 0 for an error.
+        let result = result.min(data.as_ref().map_or(0, SgList::len) as i32);
+        let data = data.map_or_else(|| self.nothing.clone(), in_one_piece);
+        ring.push(QueueOp::COMMIT_AND_FETCH_REQ, tag, result, Some(&data));
+        self.answers.borrow_mut().push(data);
+    }
+
+    /// Submits the answers of reads, so that their memory can be used again.
+    fn flush(&self, ring: &QueueRing) {
+        let mut answers = self.answers.borrow_mut();
+        if !answers.is_empty()
+            && ring.registration.get().and_then(Weak::upgrade).is_some_and(|all| all.submit())
+        {
+            answers.clear();
+        }
+    }
+}
+
+/// The same data as one segment.
+fn in_one_piece(data: SgList) -> SgList {
+    if data.segs().len() == 1 {
+        return data;
+    }
+    let whole = SgList::one(Memory::from_heap(data.len()).seg(0, data.len()));
+    data.copy_to_list(&whole);
+    whole
 }
 
 /// Where the driver registers the pages of a queue's requests.

@@ -7,6 +7,7 @@
 //! ```
 //! | file | contains |
 //! |---|---|
+//! | `announced_writes` | writes whose data the driver copies |
 //! | `control` | control commands, each with a timeout |
 //! | `disk` | the life of a disk |
 //! | `kernel` | the calls that give addresses to the kernel |
@@ -16,6 +17,7 @@
 //!
 //! See `docs/decisions/0096-attached-disks-use-ublk-without-a-library.md`.
 
+mod announced_writes;
 mod control;
 mod disk;
 mod kernel;
@@ -24,4 +26,4 @@ mod queue_task;
 mod size;
 
 pub use control::{ControlError, driver_features};
-pub use disk::{UblkDisk, forget};
+pub use disk::{UblkDisk, forget, owner};

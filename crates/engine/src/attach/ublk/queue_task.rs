@@ -8,8 +8,8 @@
 use crate::core::reactor::{Progress, Task};
 use crate::serve::channels::Channels;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::ublk::wire::{IoDesc, UBLK_IO_RES_OK};
-use blockmux_proto::ublk::{NewRequest, UblkQueue};
+use blockmux_proto::ublk::wire::IoDesc;
+use blockmux_proto::ublk::{NewRequest, Reply, UblkQueue};
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::{Core, IoError, Seg, SgList, Waker};
 use std::io;
@@ -21,9 +21,8 @@ use tracing::{debug, warn};
 
 /// The kernel's side of a queue.
 pub(super) trait RequestPort {
-    /// A tag whose command has completed: a request has come ([`UBLK_IO_RES_OK`]), or the disk was
-    /// removed and the tag gets no further request (an error).
-    fn poll(&self) -> Option<(u16, i32)>;
+    /// A tag whose command has completed, and what has come.
+    fn poll(&self) -> Option<(u16, Arrival)>;
 
     /// The request of a tag.
     fn desc(&self, tag: u16) -> IoDesc;
@@ -32,20 +31,30 @@ pub(super) trait RequestPort {
     /// completed; `None` if they are not.
     fn registered(&self, tag: u16, desc: &IoDesc) -> Option<Seg>;
 
-    /// Copies the data of a write.
+    /// Copies the data of a write, which may take until [`Arrival::Data`] comes; returns whether it
+    /// is there.
     ///
     /// # Errors
     /// If the kernel has aborted the request.
-    fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()>;
+    fn take_data(&self, tag: u16, data: &SgList) -> io::Result<bool>;
 
-    /// Copies the data of a read.
-    ///
-    /// # Errors
-    /// If the kernel has aborted the request.
-    fn copy_to_request(&self, tag: u16, data: &SgList) -> io::Result<()>;
+    /// Completes a request, with the data of a read, and asks for the next one with its tag.
+    fn answer(&self, reply: Reply);
 
-    /// Completes a request and asks for the next one with its tag.
-    fn commit(&self, tag: u16, result: i32);
+    /// Called after the answers of a turn.
+    fn flush(&self) {}
+}
+
+/// What has come for a tag.
+pub(super) enum Arrival {
+    /// A request.
+    Request,
+    /// A request, and the kernel has taken back the one before it, which has no answer yet.
+    Replacement,
+    /// The data of a write.
+    Data(SgList),
+    /// The tag gets no further request, because the disk was removed or for this error.
+    Closed(io::Error),
 }
 
 /// Serves a queue until the disk is removed.
@@ -138,17 +147,22 @@ impl<P: RequestPort, R> QueueTask<P, R> {
                 if budget == 0 {
                     return Progress::More;
                 }
-                let Some(data) = self.copy_data(tag, len) else { return progress };
-                self.queue.on_data(tag, data);
+                if !self.take_data(tag, len) {
+                    return progress;
+                }
                 self.waiting = None;
                 budget = budget.saturating_sub(len);
             }
-            let Some((tag, result)) = self.port.poll() else { return progress };
+            let Some((tag, arrival)) = self.port.poll() else { return progress };
             progress = Progress::Drained;
-            if result != UBLK_IO_RES_OK {
-                self.close(tag, result);
-            } else {
-                self.take(tag);
+            match arrival {
+                Arrival::Request => self.take(tag),
+                Arrival::Replacement => {
+                    self.queue.withdraw(tag);
+                    self.take(tag);
+                }
+                Arrival::Data(data) => self.queue.on_data(tag, Ok(data)),
+                Arrival::Closed(error) => self.close(tag, &error),
             }
         }
     }
@@ -162,33 +176,38 @@ impl<P: RequestPort, R> QueueTask<P, R> {
         }
     }
 
-    /// Copies the data of a write; `None` if there is no buffer for it now.
+    /// Takes the data of a write; returns `false` if there is no buffer for it now.
     #[inline]
-    fn copy_data(&self, tag: u16, len: usize) -> Option<Result<SgList, IoError>> {
+    fn take_data(&mut self, tag: u16, len: usize) -> bool {
         let pool = self.core.pool();
-        let Some(memory) = pool.take_payload(len) else {
-            if !pool.could_hold(len) {
-                return Some(Err(IoError::NoMemory));
+        let data = match pool.take_payload(len) {
+            None if pool.could_hold(len) => {
+                self.core.wake_at(self.core.now() + MEMORY_RETRY, &self.waker);
+                return false;
             }
-            self.core.wake_at(self.core.now() + MEMORY_RETRY, &self.waker);
-            return None;
+            None => Err(IoError::NoMemory),
+            Some(memory) => {
+                let data = SgList::one(memory.seg(0, len));
+                match self.port.take_data(tag, &data) {
+                    Ok(true) => Ok(data),
+                    // It comes later.
+                    Ok(false) => return true,
+                    Err(error) => {
+                        debug!("the data of a write cannot be copied: {error}");
+                        Err(IoError::Aborted)
+                    }
+                }
+            }
         };
-        let data = SgList::one(memory.seg(0, len));
-        Some(match self.port.copy_from_request(tag, &data) {
-            Ok(()) => Ok(data),
-            Err(error) => {
-                debug!("the data of a write cannot be copied: {error}");
-                Err(IoError::Aborted)
-            }
-        })
+        self.queue.on_data(tag, data);
+        true
     }
 
     /// Notes that a tag gets no further request.
     #[cold]
-    fn close(&mut self, tag: u16, result: i32) {
+    fn close(&mut self, tag: u16, error: &io::Error) {
         self.open_tags = self.open_tags.saturating_sub(1);
-        if result != -libc::ENODEV {
-            let error = io::Error::from_raw_os_error(-result);
+        if error.raw_os_error() != Some(libc::ENODEV) {
             warn!("ublk refuses a command of tag {tag}: {error}; detach the disk");
         }
     }
@@ -198,17 +217,10 @@ impl<P: RequestPort, R> QueueTask<P, R> {
     fn send_replies(&mut self) -> bool {
         let mut has_sent = false;
         while let Some(reply) = self.queue.poll_reply() {
-            let copied = reply.data.map(|data| self.port.copy_to_request(reply.tag, &data));
-            let result = match copied {
-                Some(Err(error)) => {
-                    debug!("the data of a read cannot be copied: {error}");
-                    -libc::EIO
-                }
-                _ => reply.result,
-            };
-            self.port.commit(reply.tag, result);
+            self.port.answer(reply);
             has_sent = true;
         }
+        self.port.flush();
         has_sent
     }
 
@@ -262,19 +274,20 @@ mod tests {
     /// The kernel's side as a test sees it.
     #[derive(Default)]
     struct FakeKernel {
-        arrived: RefCell<VecDeque<(u16, i32)>>,
+        arrived: RefCell<VecDeque<(u16, Arrival)>>,
         descs: RefCell<[IoDesc; DEPTH as usize]>,
         /// Data of each tag: of a write before the request, of a read after it.
         data: RefCell<[Vec<u8>; DEPTH as usize]>,
         committed: RefCell<Vec<(u16, i32)>>,
         aborts_copies: std::cell::Cell<bool>,
+        copies_later: std::cell::Cell<bool>,
     }
 
     impl FakeKernel {
         fn request(&self, tag: u16, op: IoOp, start_sector: u64, nr_sectors: u32) {
             let desc = IoDesc { op_flags: op.0.into(), nr_sectors, start_sector, addr: 0 };
             self.descs.borrow_mut()[usize::from(tag)] = desc;
-            self.arrived.borrow_mut().push_back((tag, UBLK_IO_RES_OK));
+            self.arrived.borrow_mut().push_back((tag, Arrival::Request));
         }
 
         fn write(&self, tag: u16, start_sector: u64, data: Vec<u8>) {
@@ -284,7 +297,8 @@ mod tests {
 
         /// The disk was removed.
         fn remove(&self) {
-            self.arrived.borrow_mut().extend((0..DEPTH).map(|tag| (tag, -libc::ENODEV)));
+            let closed = || Arrival::Closed(io::Error::from_raw_os_error(libc::ENODEV));
+            self.arrived.borrow_mut().extend((0..DEPTH).map(|tag| (tag, closed())));
         }
 
         fn checked_copy(&self) -> io::Result<()> {
@@ -293,7 +307,7 @@ mod tests {
     }
 
     impl RequestPort for Rc<FakeKernel> {
-        fn poll(&self) -> Option<(u16, i32)> {
+        fn poll(&self) -> Option<(u16, Arrival)> {
             self.arrived.borrow_mut().pop_front()
         }
 
@@ -305,19 +319,22 @@ mod tests {
             Some(Memory::registered(tag, MAX_BYTES as usize).seg(0, MAX_BYTES as usize))
         }
 
-        fn copy_from_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
+        fn take_data(&self, tag: u16, data: &SgList) -> io::Result<bool> {
             self.checked_copy()?;
             data.copy_from(&self.data.borrow()[usize::from(tag)]);
-            Ok(())
+            if self.copies_later.get() {
+                self.arrived.borrow_mut().push_back((tag, Arrival::Data(data.clone())));
+            }
+            Ok(!self.copies_later.get())
         }
 
-        fn copy_to_request(&self, tag: u16, data: &SgList) -> io::Result<()> {
-            self.checked_copy()?;
-            self.data.borrow_mut()[usize::from(tag)] = data.to_vec();
-            Ok(())
-        }
-
-        fn commit(&self, tag: u16, result: i32) {
+        fn answer(&self, Reply { tag, data, result }: Reply) {
+            let copied = data.map(|data| {
+                self.checked_copy()?;
+                self.data.borrow_mut()[usize::from(tag)] = data.to_vec();
+                io::Result::Ok(())
+            });
+            let result = if matches!(copied, Some(Err(_))) { -libc::EIO } else { result };
             self.committed.borrow_mut().push((tag, result));
         }
     }
@@ -384,6 +401,19 @@ mod tests {
         assert_eq!(attached.turns_after(READ_TIME), []);
         assert_eq!(attached.turns_after(READ_TIME), [(1, 1024)]);
         assert!(attached.kernel.data.borrow()[1] == [7; 1024]);
+    }
+
+    #[test]
+    fn a_write_waits_for_data_that_comes_later() {
+        let mut attached = Attached::new(TestCore::new());
+        attached.task.takes_registered = false;
+        attached.kernel.copies_later.set(true);
+        attached.kernel.write(0, 8, vec![7; 1024]);
+        assert_eq!(attached.turns(), [(0, 1024)]);
+        attached.kernel.request(1, IoOp::READ, 9, 1);
+        attached.turns();
+        assert_eq!(attached.turns_after(READ_TIME), [(1, 512)]);
+        assert!(attached.kernel.data.borrow()[1] == [7; 512]);
     }
 
     #[test]

@@ -315,7 +315,9 @@ mod tests {
         let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
         let (id, _) = exports.find("disk").unwrap();
         let (name, io) = (None, OwnIo::default());
-        let options = DiskOptions { queues: 1, depth: 8, data: None, read_only: false, name, io };
+        let may_be_unprivileged = false;
+        let options =
+            DiskOptions { queues: 1, depth: 8, data: None, read_only: false, name, io, may_be_unprivileged };
         let _disk = VhostUserDisk::attach(&cores, &exports, id, options, &path).unwrap();
         let reconnect_timeout = Duration::MAX;
         let options = VhostUserOptions { read_only: false, reconnect_timeout, request_timeout: None };

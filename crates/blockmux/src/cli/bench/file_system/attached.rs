@@ -75,7 +75,15 @@ impl AttachedVolume {
                 Ok(WayOptions::Fuse(file))
             }
             _ => {
-                let disk = DiskOptions { queues, depth: DEPTH, data: None, read_only, name: None, io };
+                let disk = DiskOptions {
+                    queues,
+                    depth: DEPTH,
+                    data: None,
+                    read_only,
+                    name: None,
+                    io,
+                    may_be_unprivileged: false,
+                };
                 WayOptions::plain(way, disk, None)
             }
         };
