@@ -171,44 +171,6 @@ grep 'a signal has ended the process before it was attached' attach.log
 within 10 has_no_disk
 no_kernel_warnings 'I/O error, dev ublkb|Buffer I/O error on dev ublkb|unable to read (RDB block|partition table)'
 
-check a_user_other_than_root_attaches_a_volume
-echo user:x:1000:1000::/tmp/user:/bin/sh >>/etc/passwd
-as_user() { su user -c 'exec "$0" "$@"' "$@"; }
-mkdir -p /tmp/user
-chown 1000:1000 /tmp/user
-fails as_user blockmux attach mem:64m --via ublk 2>said
-grep 'cannot use /dev/ublk-control: Permission denied' said
-chmod 666 /dev/ublk-control
-# udev's part.
-: >owns_disks
-while [ -e owns_disks ]; do
-  for node in /dev/ublk[bc]*; do
-    owner=$(blockmux attach --owner "$node") && chown "${owner% *}:${owner#* }" "$node"
-  done
-  sleep 0.2
-done >/dev/null 2>&1 &
-owning=$!
-truncate -s 96M /tmp/user/disk.img
-chown 1000:1000 /tmp/user/disk.img
-for volume in mem:96m file:/tmp/user/disk.img; do
-  as_user blockmux attach "$volume" --run 'exec fio --name=io --filename=$device --direct=1 --rw=randrw --bsrange=4k-256k \
-    --ioengine=libaio --iodepth=16 --size=24m --verify=crc32c --verify_fatal=1 --eta=never --output=/tmp/user/fio' ||
-    { cat /tmp/user/fio; false; }
-done
-as_user blockmux attach --read-only file:/tmp/user/disk.img --run '! dd if=/dev/zero of=$device bs=4k count=1 oflag=direct'
-# A killed process takes its disk along.
-su user -c 'exec blockmux attach file:/tmp/user/disk.img' >ready 2>attach.log &
-attached=$!
-within 60 is_ready
-disk=$(cut -d ' ' -f 1 ready)
-kill -9 $attached
-fails wait $attached
-within 20 test ! -e "$disk"
-as_user blockmux attach file:/tmp/user/disk.img --run 'mkfs.ext4 -q -F $device && e2fsck -f -n $device'
-rm owns_disks
-wait $owning
-chmod 600 /dev/ublk-control
-
 check the_disk_of_a_ram_volume_ends_with_its_process
 attach mem:64m
 kill -9 $attached

@@ -106,8 +106,8 @@ pub(crate) struct AttachArgs {
         conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "json", "name", "mount", "directory"]
     )]
     forget: Option<PathBuf>,
-    /// Print user and group of a ublk disk that a user other than root has attached, for udev's rules;
-    /// fail for every other
+    /// Print user and group of a ublk disk that a user other than root has attached, for udev's
+    /// rules; fail for every other
     #[arg(
         long,
         value_name = "PATH",

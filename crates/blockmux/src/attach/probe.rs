@@ -1,4 +1,4 @@
-//! `attach --probe`: the ways of attaching that this machine has. `attach --owner`: whose disk it is.
+//! `attach --probe`: the ways of attaching of this machine. `attach --owner`: whose a disk is.
 
 use super::way::Way;
 use crate::failure::Failure;

@@ -269,8 +269,10 @@ impl Device {
         // The start would wait for a volume that does not answer the reads of the partition table.
         let (order, cores) = (self.order.clone(), self.cores.clone());
         self.io.on_abort(Box::new(move || give_order(QueueOrder::fail, &order, &cores)));
+        // The driver takes commands from a user only once the user may use the node.
+        let device = self.open_node()?;
         self.control.set_params(self.id, params)?;
-        self.serve(info, params, served)?;
+        self.serve(&device, info, params, served)?;
         // The kernel reads the partition table meanwhile.
         self.control.command(ControlOp::START_DEV, self.id, own_process(), START)?;
         Ok(params.basic.dev_sectors)
@@ -291,21 +293,31 @@ impl Device {
             done => Some(done),
         });
         begun.unwrap_or_else(begin)?;
-        self.serve(info, &disk, served)?;
+        self.serve(&self.open_node()?, info, &disk, served)?;
         self.control.command(ControlOp::END_USER_RECOVERY, self.id, own_process(), SHORT)?;
         Ok(disk.basic.dev_sectors)
     }
 
-    /// Starts the tasks of all queues of a device with these properties and parameters.
-    fn serve(&self, info: &DevInfo, params: &Params, served: Served<'_>) -> Result<(), AttachError> {
-        let features = Features::from_bits_retain(info.flags);
-        let takes_registered = features.contains(Features::AUTO_BUF_REG) && aligns_for(params, served.info);
+    /// Opens the node through which a server gets requests, which only one process may have open.
+    fn open_node(&self) -> Result<Arc<File>, AttachError> {
         let node = char_node(self.id);
         let opened = node::open_when_there(&node);
-        let device = Arc::new(opened.map_err(|error| match error.kind() {
+        Ok(Arc::new(opened.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => AttachError::NotOwned { node },
             _ => AttachError::Node { node, error },
-        })?);
+        })?))
+    }
+
+    /// Starts the tasks of all queues of a device with these properties and parameters.
+    fn serve(
+        &self,
+        device: &Arc<File>,
+        info: &DevInfo,
+        params: &Params,
+        served: Served<'_>,
+    ) -> Result<(), AttachError> {
+        let features = Features::from_bits_retain(info.flags);
+        let takes_registered = features.contains(Features::AUTO_BUF_REG) && aligns_for(params, served.info);
         (0..info.nr_hw_queues).try_for_each(|queue| {
             let serves = QueueVolume {
                 exports: served.exports.clone(),
@@ -315,7 +327,7 @@ impl Device {
                 origin: self.origin(),
             };
             let numbers = (queue, info.queue_depth);
-            self.serve_queue(&device, numbers, features, serves, served.cores).map_err(AttachError::Queue)
+            self.serve_queue(device, numbers, features, serves, served.cores).map_err(AttachError::Queue)
         })
     }
 
@@ -413,8 +425,8 @@ fn new_device(options: &DiskOptions, can_resize: bool, registers: bool) -> DevIn
     }
 }
 
-/// The properties of a new device like this one for a user without privileges. The driver copies its
-/// data, so that the user reads no memory of the kernel, and removes it when the process ends.
+/// The properties of a new device like this one for a user without privileges. The driver copies
+/// its data, so that the user reads no memory of the kernel, and removes it when the process ends.
 fn of_user(device: DevInfo) -> DevInfo {
     let kept =
         Features::from_bits_retain(device.flags) & (Features::CMD_IOCTL_ENCODE | Features::UPDATE_SIZE);

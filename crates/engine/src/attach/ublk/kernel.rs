@@ -358,7 +358,7 @@ impl CommandData {
     }
 }
 
-/// The same data as one segment.
+/// Data as one segment, copied if it is several.
 fn in_one_piece(data: SgList) -> SgList {
     if data.segs().len() == 1 {
         return data;
