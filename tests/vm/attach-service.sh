@@ -75,6 +75,23 @@ fio --name=slow --filename="$disk" --direct=1 --rw=randread --bs=4k --number_ios
 test $(($(date +%s) - begun)) -ge 3
 control limit disk none
 
+check the_partitions_of_a_disk_are_found
+control add parts=mem:192m
+control attach-disk parts
+parts=$(disk_of parts)
+# One partition of 128 MiB, from sector 2048 on. The kernel reads the table again once it is written.
+printf 'o\nn\np\n1\n2048\n+262144\nw\n' | busybox fdisk -u "$parts"
+within 20 test -b "${parts}p1"
+mkfs.ext4 -q -F "${parts}p1"
+control detach-disk parts
+test ! -e "${parts}p1"
+control attach-disk parts
+parts=$(disk_of parts)
+within 20 test -b "${parts}p1"
+e2fsck -f -n "${parts}p1"
+control detach-disk parts
+control remove parts
+
 check a_reload_attaches_and_detaches
 config "$(attachment disk)
 $(attachment remote)"

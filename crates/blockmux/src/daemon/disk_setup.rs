@@ -1,6 +1,5 @@
 //! What the daemon does for disks of its machine before it serves and drops its privileges.
 
-use super::attachment::Attachment;
 use super::disks::{self, Disks};
 use super::setup::Setup;
 use crate::attach::memory;
@@ -31,7 +30,7 @@ impl DiskSetup {
         let allowed =
             setup.attachments.iter().try_for_each(|asked| disks::check_mounts(asked, !drops_privileges));
         allowed.map_err(|failure| setup.located(failure))?;
-        let (io, has_disks) = (by_this_program(), setup.attachments.iter().any(Attachment::needs_privileges));
+        let (io, has_disks) = (by_this_program(), setup.serves_disks());
         if has_disks {
             memory::keep_for_disks(!drops_privileges);
             io.begin().map_err(|error| Failure::run(format!("disks cannot be read and flushed: {error}")))?;

@@ -61,6 +61,7 @@ use disks::{DiskServer, EndingDisks};
 use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
 use std::io;
@@ -286,11 +287,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         user.switch(setup.state.as_deref(), &served, control)?;
     }
     let disks = Arc::new(disk_setup.finish()?);
-    if drops_privileges {
-        privileges::drop_capabilities(setup.capabilities())?;
-        privileges::deny_system_calls();
-    }
-    let cores = Arc::new(start_cores(&setup, buffers)?);
+    let cores = Arc::new(start_cores(&setup, buffers, drops_privileges)?);
     // Before clients can connect, which a failure would disconnect.
     let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
     if !opening.attach(&setup, &disks, &server)? {
@@ -439,15 +436,28 @@ fn raise_open_file_limit() {
     }
 }
 
-fn start_cores(setup: &Setup, pool_limit_bytes: usize) -> Result<Cores, Failure> {
+/// Starts the cores; before that, if `drops_privileges`, drops those that serving does not need.
+fn start_cores(setup: &Setup, pool_limit_bytes: usize, drops_privileges: bool) -> Result<Cores, Failure> {
+    let leaves_to_commands = drops_privileges && setup.serves_disks();
+    if drops_privileges {
+        let mut kept = setup.capabilities();
+        kept.set(CapabilitySet::SYS_ADMIN, leaves_to_commands);
+        privileges::drop_capabilities(kept)?;
+        privileges::deny_system_calls();
+    }
     let config = CoresConfig {
         count: setup.cores,
         policy: setup.poll.into(),
         pool_limit_bytes,
         congestion: setup.congestion.clone(),
+        begin: leaves_to_commands.then_some(privileges::leave_to_commands),
         ..CoresConfig::default()
     };
-    Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))
+    let cores = Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))?;
+    if leaves_to_commands {
+        privileges::drop_capabilities(setup.capabilities())?;
+    }
+    Ok(cores)
 }
 
 /// Limit of one core's buffers, in bytes. The buffers of all cores take a share of the machine's

@@ -260,6 +260,11 @@ impl Setup {
         needed
     }
 
+    /// Whether the daemon serves disks of its machine that need privileges.
+    pub(super) fn serves_disks(&self) -> bool {
+        self.attachments.iter().any(Attachment::needs_privileges)
+    }
+
     /// The capabilities that attaching disks needs, and removing them: control commands of ublk,
     /// and the nodes of its devices, which belong to root.
     pub(super) fn disk_capabilities() -> CapabilitySet {

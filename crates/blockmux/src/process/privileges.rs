@@ -4,9 +4,11 @@
 //! Capabilities belong to a thread, and a new thread inherits those of its parent. So the main
 //! thread drops its capabilities before it starts the cores. The threads that exist by then, for
 //! logs, signals and populating memory, drop theirs when they start. A thread that attaches disks
-//! keeps what it needs for that ([`PrivilegedThread`]).
+//! keeps what it needs for that ([`PrivilegedThread`]), and so do the commands of the cores that
+//! serve them ([`leave_to_commands`]).
 
 use crate::failure::Failure;
+use blockmux_engine::core::reactor::EngineCore;
 use blockmux_engine::sys;
 use blockmux_engine::sys::syscall_filter::deny_unused;
 use blockmux_engine::volume::state;
@@ -19,14 +21,15 @@ use rustix::thread::{
 };
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use tracing::{debug, info};
 
-/// Drops all capabilities of this thread except `needed`. Without CAP_DAC_OVERRIDE root can open
-/// only files whose permissions allow it, which also applies to volumes that are added later.
+/// Drops all capabilities of this thread except `needed`, also once more with fewer. Without
+/// CAP_DAC_OVERRIDE root can open only files whose permissions allow it, which also applies to
+/// volumes that are added later.
 ///
 /// # Errors
 /// If the system does not permit it.
@@ -34,7 +37,18 @@ pub(crate) fn drop_capabilities(needed: CapabilitySet) -> Result<(), Failure> {
     let dropped = keep(needed).map_err(|error| {
         Failure::run(format!("cannot drop capabilities: {error}; start the daemon with --keep-privileges"))
     })?;
-    DROPPED.get_or_init(|| dropped);
+    *DROPPED.lock().unwrap_or_else(PoisonError::into_inner) |= dropped;
+    Ok(())
+}
+
+/// Keeps CAP_SYS_ADMIN of a core for its commands to drivers only: the kernel looks for partitions
+/// on a disk if those who serve it have that capability when they begin.
+///
+/// # Errors
+/// If the system does not permit it.
+pub(crate) fn leave_to_commands(core: &EngineCore) -> std::io::Result<()> {
+    core.keep_credentials()?;
+    keep(!CapabilitySet::SYS_ADMIN)?;
     Ok(())
 }
 
@@ -48,7 +62,7 @@ pub(crate) fn deny_system_calls() {
 
 /// Whether this process has dropped a capability, which it can regain only by a restart.
 pub(crate) fn has_dropped(capability: CapabilitySet) -> bool {
-    DROPPED.get().is_some_and(|dropped| dropped.contains(capability))
+    DROPPED.lock().unwrap_or_else(PoisonError::into_inner).contains(capability)
 }
 
 /// Whether this thread has a capability.
@@ -221,7 +235,7 @@ pub(crate) fn hide_memory() {
 }
 
 /// The dropped capabilities of the serving threads.
-static DROPPED: OnceLock<CapabilitySet> = OnceLock::new();
+static DROPPED: Mutex<CapabilitySet> = Mutex::new(CapabilitySet::empty());
 
 /// The advice for errors that a dropped capability causes.
 pub(crate) const START_WITH_PRIVILEGES: &str = "the daemon dropped the required capability when it started; restart it with --keep-privileges, or with this volume in its config";

@@ -25,6 +25,8 @@ pub struct CoresConfig {
     /// Congestion control of outgoing TCP connections; `None`: the system's. Listeners set their
     /// own.
     pub congestion: Option<Congestion>,
+    /// What each core's thread does before its first task.
+    pub begin: Option<fn(&EngineCore) -> io::Result<()>>,
 }
 
 impl Default for CoresConfig {
@@ -35,6 +37,7 @@ impl Default for CoresConfig {
             policy: PollPolicy::ADAPTIVE,
             pool_limit_bytes: 1 << 30,
             congestion: None,
+            begin: None,
         }
     }
 }
@@ -57,7 +60,7 @@ impl Cores {
     /// Starts the threads.
     ///
     /// # Errors
-    /// If a thread or ring cannot be created, or a thread cannot be pinned.
+    /// If a thread or ring cannot be created, a thread cannot be pinned, or `begin` fails.
     pub fn start(config: &CoresConfig) -> io::Result<Cores> {
         let threads = (0..config.count).map(|nth| start_one(config, nth)).collect::<io::Result<Vec<_>>>()?;
         Ok(Cores { threads })
@@ -187,11 +190,15 @@ fn join(handle: CoreHandle) {
 
 fn start_one(config: &CoresConfig, nth: usize) -> io::Result<CoreThread> {
     let (sender, receiver) = mpsc::channel();
-    let (policy, pool_limit_bytes) = (config.policy, config.pool_limit_bytes);
+    let (policy, pool_limit_bytes, begin) = (config.policy, config.pool_limit_bytes, config.begin);
     let congestion = config.congestion.clone();
     let pin = config.pin_from.map(|first| first + nth);
     let thread = std::thread::Builder::new().name(format!("core{nth}")).spawn(move || {
         let started = pin.map_or(Ok(0), sys::pin_thread).and_then(|_| Reactor::new(policy, pool_limit_bytes));
+        let started = started.and_then(|(reactor, inbox)| {
+            begin.map_or(Ok(()), |begin| begin(reactor.core()))?;
+            Ok((reactor, inbox))
+        });
         match started {
             Ok((mut reactor, inbox)) => {
                 if let Some(congestion) = congestion {
@@ -216,6 +223,16 @@ const STOP_POLL: Duration = Duration::from_millis(5);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_core_begins_before_it_runs_tasks_or_does_not_start() {
+        let config = CoresConfig { begin: Some(EngineCore::keep_credentials), ..CoresConfig::default() };
+        let cores = Cores::start(&config).unwrap();
+        assert!(cores.ask(0, |core| core.kept_credentials().is_some()).unwrap());
+        let refuses = |_: &EngineCore| Err(io::ErrorKind::PermissionDenied.into());
+        let refused = Cores::start(&CoresConfig { begin: Some(refuses), ..CoresConfig::default() });
+        assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::PermissionDenied);
+    }
 
     #[test]
     fn a_core_that_hangs_does_not_keep_the_others_from_finishing_and_ending() {

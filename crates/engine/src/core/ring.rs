@@ -90,6 +90,15 @@ impl Ring {
         table.as_ref()?.reserve(count)
     }
 
+    /// Registers the credentials that the calling thread has now. Entries with the returned number
+    /// (`personality`) are executed with them, also once the thread has dropped some.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn register_credentials(&self) -> io::Result<u16> {
+        self.uring.borrow().submitter().register_personality()
+    }
+
     /// Passes completed entries to their owners; returns their number.
     #[inline]
     pub fn reap(&self) -> usize {
@@ -371,6 +380,25 @@ mod tests {
         let mut tokens: Vec<u32> = recorder.0.borrow().iter().map(|&(token, _)| token).collect();
         tokens.sort_unstable();
         assert_eq!(tokens, (0..3 * SQ_ENTRIES).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn entries_have_only_credentials_that_are_registered() {
+        let ring = Ring::new().unwrap();
+        let recorder = Rc::new(Recorder::default());
+        let registration = ring.register(recorder.clone());
+        let credentials = ring.register_credentials().unwrap();
+        for (token, number) in [(0, credentials), (1, credentials + 1)] {
+            let entry = io_uring::opcode::Nop::new().build().personality(number);
+            // SAFETY: a no-op names no memory.
+            unsafe { registration.push(entry, token) }
+        }
+        while ring.has_io_in_flight() {
+            ring.submit_and_wait(None).unwrap();
+            ring.reap();
+        }
+        recorder.0.borrow_mut().sort_unstable();
+        assert_eq!(recorder.0.borrow().as_slice(), &[(0, 0), (1, -libc::EINVAL)][..]);
     }
 
     #[test]

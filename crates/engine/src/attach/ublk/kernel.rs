@@ -122,20 +122,37 @@ impl QueueRing {
         });
         let registration = Rc::new(core.register(ring.clone()));
         ring.registration.get_or_init(|| Rc::downgrade(&registration));
-        (0..depth).for_each(|tag| ring.push(QueueOp::FETCH_REQ, tag, 0, None));
+        let credentials = core.kept_credentials();
+        for tag in 0..depth {
+            let fetch = ring.command(QueueOp::FETCH_REQ, tag, 0, None);
+            // The kernel looks for partitions only if those who serve the disk may administer it.
+            let fetch = credentials.map_or(fetch.clone(), |own| fetch.personality(own));
+            ring.push_entry(fetch, tag);
+        }
         Ok((ring, registration))
     }
 
     /// Pushes a command. The driver copies to or from the first segment of `data`, as much as the
     /// request or `result` says. The caller keeps that memory for as long as the driver may copy.
+    #[inline]
     fn push(&self, op: QueueOp, tag: u16, result: i32, data: Option<&SgList>) {
-        let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
+        self.push_entry(self.command(op, tag, result, data), tag);
+    }
+
+    #[inline]
+    fn command(&self, op: QueueOp, tag: u16, result: i32, data: Option<&SgList>) -> squeue::Entry {
         let addr = data.and_then(|data| data.segs().first()).map_or(0, |seg| seg.as_ptr() as u64);
         let command = IoCmd { q_id: self.queue, tag, result, addr };
         let command: [u8; 16] = zerocopy::transmute!(command);
         let fd = types::Fd(self.device.as_raw_fd());
         let buffer = self.data.buffers().map(|buffers| auto_buf_reg(buffers.index(tag)));
-        let entry = opcode::UringCmd16::new(fd, op.0).cmd(command).addr(buffer).build();
+        opcode::UringCmd16::new(fd, op.0).cmd(command).addr(buffer).build()
+    }
+
+    /// Pushes a command of a tag.
+    #[inline]
+    fn push_entry(&self, entry: squeue::Entry, tag: u16) {
+        let Some(registration) = self.registration.get().and_then(Weak::upgrade) else { return };
         // SAFETY: this object, which owns the descriptor, is the completer of `registration`. The
         // driver copies on this thread only, and the memory is one of `CommandData` until then.
         unsafe { registration.push_command(entry, tag.into()) }

@@ -12,6 +12,7 @@ use blockmux_volume::{Core, Pool, ReadyList, Waker};
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::convert::Infallible;
+use std::io;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,6 +33,8 @@ pub struct EngineCore {
     pub(super) policy: PollPolicy,
     pub(super) stats: Arc<CoreStats>,
     congestion: OnceCell<Congestion>,
+    /// Credentials for commands that need more than the thread has.
+    credentials: OnceCell<u16>,
     /// Per-core state of other modules, one of each type.
     locals: RefCell<Vec<Rc<dyn Any>>>,
 }
@@ -62,6 +65,7 @@ impl EngineCore {
             policy,
             stats: Arc::default(),
             congestion: OnceCell::new(),
+            credentials: OnceCell::new(),
             locals: RefCell::default(),
         })
     }
@@ -114,6 +118,22 @@ impl EngineCore {
     /// Reserves entries of the table of buffers that are registered with this core's ring.
     pub(crate) fn reserve_buffers(&self, count: u16) -> Option<BufferEntries> {
         self.ring.reserve_buffers(count)
+    }
+
+    /// Keeps the credentials that this thread has now for commands to drivers that ask for more
+    /// than the thread will have. Nothing else uses them.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn keep_credentials(&self) -> io::Result<()> {
+        let credentials = self.ring.register_credentials()?;
+        self.credentials.get_or_init(|| credentials);
+        Ok(())
+    }
+
+    /// The kept credentials, as entries of the ring name them.
+    pub(crate) fn kept_credentials(&self) -> Option<u16> {
+        self.credentials.get().copied()
     }
 
     /// This core as a shared handle.

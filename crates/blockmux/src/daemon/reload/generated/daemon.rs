@@ -80,7 +80,7 @@ impl TestPlace {
         let limit = ConnectionLimit::new(setup.max_connections);
         let connection_limits = Arc::new(ConnectionLimits::new(limit));
         connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
-        let cores = Arc::new(start_cores(&setup, POOL)?);
+        let cores = Arc::new(start_cores(&setup, POOL, false)?);
         let args = (self.args(), inherited);
         let disks = Arc::new(Disks::new(None, by_this_program(), true));
         let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
