@@ -155,6 +155,7 @@ impl Disks {
         let mut entries = self.lock();
         match attached {
             Ok(disk) if self.has_ended.load(Ordering::Relaxed) => {
+                entries.remove(volume);
                 drop(entries);
                 self.abandon(volume, &disk, "the daemon stopped before it was attached");
                 Err(ApiError::failed(about(volume, "the daemon stops")))
