@@ -7,7 +7,8 @@ use blockmux_engine::attach::{AttachedDisk, DetachError};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
-use tracing::warn;
+use std::time::Duration;
+use tracing::{debug, warn};
 
 /// The result of an attempt to remove the disk.
 pub(super) struct Removed {
@@ -32,6 +33,12 @@ pub(super) struct Detaching {
     progress: DetachProgress,
     /// The disk was in use, or was not flushed.
     was_refused: bool,
+    /// A signal has begun the attempt, not the clock.
+    is_demanded: bool,
+    /// Nobody is expected to send a signal, so what was refused is tried again.
+    tries_again: bool,
+    /// The disk was removed by somebody else while an attempt was under way.
+    is_gone: bool,
     /// The user knows that the flush takes long.
     has_warned: bool,
 }
@@ -48,21 +55,73 @@ enum DetachProgress {
 impl Detaching {
     pub(super) fn new(disk: Arc<dyn AttachedDisk>, way: Way, events: Sender<AttachEvent>) -> Detaching {
         let progress = DetachProgress::Attached;
-        Detaching { disk, way, events, attempts: 0, progress, was_refused: false, has_warned: false }
+        Detaching {
+            disk,
+            way,
+            events,
+            attempts: 0,
+            progress,
+            was_refused: false,
+            is_demanded: false,
+            tries_again: false,
+            is_gone: false,
+            has_warned: false,
+        }
     }
 
-    /// Whether a flush is under way that the user may not know of.
-    pub(super) fn is_silent(&self) -> bool {
-        self.progress == DetachProgress::Flushing && !self.has_warned
+    /// The time after which [`Detaching::on_timeout`] is to be called, unless there is an event
+    /// before.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        match self.progress {
+            DetachProgress::Attached => (self.was_refused && self.tries_again).then_some(TRIES_AGAIN),
+            DetachProgress::Flushing => (!self.has_warned).then_some(LONG_FLUSH),
+            DetachProgress::Forcing => None,
+        }
     }
 
-    /// Whether no attempt to remove the disk is under way.
-    pub(super) fn is_attached(&self) -> bool {
-        self.progress == DetachProgress::Attached
+    /// Warns of a flush that takes long, or tries again to remove the disk.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(super) fn on_timeout(&mut self) -> Result<(), Failure> {
+        match self.progress {
+            DetachProgress::Attached => self.attempt(DetachProgress::Flushing)?,
+            DetachProgress::Flushing => self.warn_of_flush(),
+            DetachProgress::Forcing => {}
+        }
+        Ok(())
     }
 
-    /// Tells that the flush takes long, and what to do.
-    pub(super) fn warn_of_flush(&mut self) {
+    /// The command that used the disk has ended, so the disk is removed as soon as nobody uses it.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    pub(super) fn on_command_ended(&mut self) -> Result<(), Failure> {
+        self.tries_again = true;
+        self.attempt_unless_under_way()
+    }
+
+    /// Handles that somebody else has removed the disk.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(super) fn on_gone(&mut self) -> Result<(), Failure> {
+        self.is_gone = true;
+        self.attempt_unless_under_way()
+    }
+
+    /// Tries to remove the disk, which nobody has demanded by a signal.
+    fn attempt_unless_under_way(&mut self) -> Result<(), Failure> {
+        match self.progress {
+            DetachProgress::Attached => {
+                self.has_warned = false;
+                self.attempt(DetachProgress::Flushing)
+            }
+            DetachProgress::Flushing | DetachProgress::Forcing => Ok(()),
+        }
+    }
+
+    fn warn_of_flush(&mut self) {
         let disk = self.disk.path();
         let disk = disk.display();
         warn!("{disk}: the flush waits for the volume; send another signal to remove the disk by force");
@@ -76,7 +135,7 @@ impl Detaching {
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
         match self.progress {
             DetachProgress::Attached => {
-                self.has_warned = false;
+                (self.has_warned, self.is_demanded) = (false, true);
                 self.attempt(DetachProgress::Flushing)
             }
             DetachProgress::Flushing => {
@@ -116,17 +175,39 @@ impl Detaching {
             Err(
                 error @ (DetachError::InUse { .. } | DetachError::Open { .. } | DetachError::Flush { .. }),
             ) => {
-                if std::mem::replace(&mut self.was_refused, true) {
-                    warn!("{error}; removing the disk by force");
-                    self.attempt(DetachProgress::Forcing)?;
-                } else {
-                    warn!("{error}, and send the signal again; if that fails, the disk is removed by force");
-                    self.progress = DetachProgress::Attached;
-                }
+                self.on_refused(&error)?;
+                Ok(false)
+            }
+            // The mount is still there, and may be in use.
+            Err(error @ DetachError::Fuse(_)) if self.progress == DetachProgress::Flushing => {
+                self.on_refused(&error)?;
                 Ok(false)
             }
             Err(error) => Err(Failure::run(format!("{}: {error}", self.disk.path().display()))),
         }
+    }
+
+    /// Handles that an attempt was refused.
+    fn on_refused(&mut self, error: &DetachError) -> Result<(), Failure> {
+        if std::mem::take(&mut self.is_gone) {
+            // It was removed while the attempt was under way, which came too early.
+            return self.attempt(DetachProgress::Flushing);
+        }
+        if std::mem::take(&mut self.is_demanded) && self.was_refused {
+            warn!("{error}; removing the disk by force");
+            return self.attempt(DetachProgress::Forcing);
+        }
+        self.progress = DetachProgress::Attached;
+        match (std::mem::replace(&mut self.was_refused, true), self.tries_again) {
+            (true, _) => debug!("{error}"),
+            (false, true) => {
+                warn!("{error}; the disk is removed once that is done, and by force at a signal");
+            }
+            (false, false) => {
+                warn!("{error}, and send the signal again; if that fails, the disk is removed by force");
+            }
+        }
+        Ok(())
     }
 
     fn attempt(&mut self, how: DetachProgress) -> Result<(), Failure> {
@@ -149,13 +230,77 @@ impl Detaching {
     }
 }
 
+/// A flush that takes longer is worth a message.
+const LONG_FLUSH: Duration = Duration::from_secs(2);
+/// Delay until a removal that was refused is tried again.
+const TRIES_AGAIN: Duration = Duration::from_millis(500);
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::attach::fake::FakeDisk;
-    use blockmux_engine::attach::DiskOptions;
+    use blockmux_engine::attach::fuse::FuseError;
     use blockmux_engine::attach::own_io::OwnIo;
-    use std::sync::mpsc;
+    use blockmux_engine::attach::{AttachedAs, DiskOptions};
+    use blockmux_proto::volume_state::Origin;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::{self, Receiver};
+
+    /// A disk that cannot be unmounted so many times, unless by force.
+    struct BusyDisk {
+        refusals: AtomicU32,
+    }
+
+    impl AttachedDisk for BusyDisk {
+        fn path(&self) -> PathBuf {
+            PathBuf::from("/disk")
+        }
+
+        fn attached_as(&self) -> AttachedAs {
+            AttachedAs::New
+        }
+
+        fn origin(&self) -> Origin {
+            Origin { protocol: "busy", listener: "nobody".into() }
+        }
+
+        fn outlives_process(&self) -> bool {
+            false
+        }
+
+        fn check_unused(&self) -> Result<(), DetachError> {
+            Ok(())
+        }
+
+        fn leave(&self) {}
+
+        fn detach(&self) -> Result<(), DetachError> {
+            let one_less = |left: u32| left.checked_sub(1);
+            match self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
+                Ok(_) => Err(FuseError::NoHelper.into()),
+                Err(_) => Ok(()),
+            }
+        }
+
+        fn detach_by_force(&self) -> Result<(), DetachError> {
+            Ok(())
+        }
+
+        fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
+    }
+
+    fn disk_that_refuses(times: u32) -> (Detaching, Receiver<AttachEvent>) {
+        let (sender, events) = mpsc::channel();
+        let disk = Arc::new(BusyDisk { refusals: AtomicU32::new(times) });
+        (Detaching::new(disk, Way::Fuse, sender), events)
+    }
+
+    /// Waits for the end of an attempt, and handles it; whether the disk is removed.
+    fn end_attempt(detaching: &mut Detaching, events: &Receiver<AttachEvent>) -> Result<bool, Failure> {
+        let AttachEvent::Removed(removed) = events.recv().unwrap() else { panic!("no attempt has ended") };
+        detaching.on_removed(removed)
+    }
 
     #[test]
     fn data_is_lost_only_if_the_disk_was_removed_without_a_flush() {
@@ -174,5 +319,48 @@ mod tests {
                 _ => assert!(detaching.on_removed(removed).unwrap_err().to_string().contains("is lost")),
             }
         }
+    }
+
+    #[test]
+    fn a_second_signal_removes_a_disk_by_force_that_is_refused_again() {
+        let (mut detaching, events) = disk_that_refuses(2);
+        detaching.begin().unwrap();
+        assert!(!end_attempt(&mut detaching, &events).unwrap());
+        assert_eq!(detaching.timeout(), None, "it waits for a signal");
+        detaching.begin().unwrap();
+        assert!(!end_attempt(&mut detaching, &events).unwrap());
+        let failure = end_attempt(&mut detaching, &events).unwrap_err();
+        assert!(failure.to_string().contains("removed by force"), "{failure}");
+    }
+
+    #[test]
+    fn after_the_command_the_removal_is_tried_again_and_never_forced() {
+        let (mut detaching, events) = disk_that_refuses(3);
+        detaching.on_command_ended().unwrap();
+        for _ in 0..3 {
+            assert!(!end_attempt(&mut detaching, &events).unwrap());
+            assert_eq!(detaching.timeout(), Some(TRIES_AGAIN));
+            detaching.on_timeout().unwrap();
+        }
+        assert!(end_attempt(&mut detaching, &events).unwrap());
+    }
+
+    #[test]
+    fn the_end_of_the_command_does_not_force_an_attempt_that_is_under_way() {
+        let (mut detaching, events) = disk_that_refuses(1);
+        detaching.begin().unwrap();
+        detaching.on_command_ended().unwrap();
+        assert!(!end_attempt(&mut detaching, &events).unwrap());
+        detaching.on_timeout().unwrap();
+        assert!(end_attempt(&mut detaching, &events).unwrap());
+    }
+
+    #[test]
+    fn a_disk_that_was_removed_during_an_attempt_that_came_too_early_needs_no_signal() {
+        let (mut detaching, events) = disk_that_refuses(1);
+        detaching.begin().unwrap();
+        detaching.on_gone().unwrap();
+        assert!(!end_attempt(&mut detaching, &events).unwrap());
+        assert!(end_attempt(&mut detaching, &events).unwrap());
     }
 }

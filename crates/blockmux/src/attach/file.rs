@@ -23,8 +23,6 @@ pub(super) fn options(args: &AttachArgs, io: OwnIo) -> Result<FuseOptions, Failu
             return Err(Failure::request("several volumes need a directory; name one with --directory"));
         }
     };
-    let mount_point = as_mounted(&mount_point)
-        .map_err(|error| Failure::request(format!("{}: {error}", mount_point.display())))?;
     let (allow_other, read_only) = (args.allow_other, args.read_only);
     Ok(FuseOptions { mount_point, files, allow_other, read_only, depth: args.iodepth, io })
 }
@@ -48,16 +46,6 @@ fn default_directory() -> Result<PathBuf, Failure> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|runtime| !runtime.is_empty());
     let none = || Failure::request("XDG_RUNTIME_DIR is not set; name a directory with --directory");
     Ok(PathBuf::from(runtime.ok_or_else(none)?).join(name))
-}
-
-/// The path without symbolic links above its last part, as the kernel lists mount points. The last
-/// part may be a dead mount.
-fn as_mounted(path: &Path) -> std::io::Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    Ok(match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => parent.canonicalize().unwrap_or_else(|_| parent.to_owned()).join(name),
-        _ => path,
-    })
 }
 
 /// A name for the file of each volume.

@@ -3,7 +3,8 @@
 //!
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
 //! that is in use stays, and a second signal removes it by force; so does a signal while the
-//! removal waits for a volume that does not answer. A signal before the disk is attached gives it
+//! removal waits for a volume that does not answer. After the command of `--run`, the removal is
+//! tried again until nobody uses the disk. A signal before the disk is attached gives it
 //! up. A process that is killed leaves the disk, and the next `attach` of the volume goes on with
 //! it.
 
@@ -252,12 +253,12 @@ fn wait(
     let mut status = Ok(ExitCode::SUCCESS);
     let mut has_ended = running.is_none();
     loop {
-        let event = match detaching.is_silent() {
-            true => events.recv_timeout(LONG_FLUSH),
-            false => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        let event = match detaching.timeout() {
+            Some(timeout) => events.recv_timeout(timeout),
+            None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match event {
-            Err(RecvTimeoutError::Timeout) => detaching.warn_of_flush(),
+            Err(RecvTimeoutError::Timeout) => detaching.on_timeout()?,
             Ok(AttachEvent::Signal) if !has_ended => {
                 if let Some(running) = running {
                     running.terminate();
@@ -267,11 +268,11 @@ fn wait(
             }
             Ok(AttachEvent::CommandEnded(ended)) => {
                 (status, has_ended) = (command::exit_code(ended), true);
-                detaching.begin()?;
+                detaching.on_command_ended()?;
             }
             Ok(AttachEvent::Signal) => detaching.begin()?,
-            Ok(AttachEvent::Gone) if has_ended && detaching.is_attached() => detaching.begin()?,
-            // Its command or the removal goes on; the disk was attached before.
+            Ok(AttachEvent::Gone) if has_ended => detaching.on_gone()?,
+            // Its command goes on; the disk was attached before.
             Ok(AttachEvent::Gone | AttachEvent::Attached(_)) => {}
             Ok(AttachEvent::Removed(removed)) => {
                 if detaching.on_removed(removed)? {
@@ -342,8 +343,6 @@ fn disk_options(
 
 /// Maximum number of cores.
 const MAX_CORES: usize = 64;
-/// A flush that takes longer is worth a message.
-const LONG_FLUSH: Duration = Duration::from_secs(2);
 /// Timeout for closing sessions with servers.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 

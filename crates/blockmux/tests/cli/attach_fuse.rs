@@ -7,8 +7,8 @@ use crate::privileges::is_root;
 use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
 use rustix::process::Signal;
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,10 +34,13 @@ struct Mounted {
 
 impl Mounted {
     fn attach(directory: &Path, args: &[&str]) -> Mounted {
-        let mount_point = directory.join("disks");
+        Mounted::attach_at(&directory.join("disks"), args)
+    }
+
+    fn attach_at(mount_point: &Path, args: &[&str]) -> Mounted {
         let mut command = Command::new(BLOCKMUX);
-        command.args(["attach", "--via", "fuse", "--json", "--directory"]).arg(&mount_point).args(args);
-        Mounted::by(command, &mount_point)
+        command.args(["attach", "--via", "fuse", "--json", "--directory"]).arg(mount_point).args(args);
+        Mounted::by(command, mount_point)
     }
 
     /// Attaches by a command that prints JSON.
@@ -234,6 +237,209 @@ fn the_mount_of_a_killed_process_is_replaced_or_removed() {
     assert_eq!(fs::read_dir(again.mount_point()).unwrap().count(), 0);
 }
 
+#[test]
+fn a_file_that_is_open_where_its_directory_is_not_mounted_is_served_until_it_is_closed() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let volume = image(directory.path(), 1 << 20);
+    let mut mounted = Mounted::attach(directory.path(), &[&volume]);
+    let file = mounted.open();
+    succeed(Command::new("umount").arg("-l").arg(mounted.mount_point()));
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("is in use; close it first");
+    file.write_all_at(b"still there", 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(mounted.wait().success());
+    assert!(!mounted.mount_point().exists());
+    assert!(fs::read(directory.path().join("disk.img")).unwrap().starts_with(b"still there"));
+}
+
+#[test]
+fn a_bind_mount_of_the_file_keeps_it() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let bound = directory.path().join("bound");
+    File::create(&bound).unwrap();
+    succeed(Command::new("mount").arg("--bind").arg(&mounted.file).arg(&bound));
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line(&format!("is in use by the mount at {}", bound.display()));
+    fs::write(&bound, b"still there").unwrap();
+    succeed(Command::new("umount").arg(&bound));
+    mounted.detach();
+}
+
+#[test]
+fn a_file_that_is_open_in_another_mount_namespace_is_served_until_it_is_closed() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() || !has("unshare") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command.arg("exec 3<>\"$0\"; echo open; read -r line; echo \"$line\" >&3").arg(&mounted.file);
+    let mut user = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    io::BufReader::new(user.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("is in use; close it first");
+    user.stdin.take().unwrap().write_all(b"still there\n").unwrap();
+    assert!(user.wait().unwrap().success(), "its write has failed");
+    assert!(mounted.wait().success());
+}
+
+#[test]
+fn a_file_system_that_the_kernel_was_told_to_end_ends_the_process() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let connections = directory.path().join("connections");
+    fs::create_dir(&connections).unwrap();
+    let volume = image(directory.path(), 1 << 20);
+    let mut mounted = Mounted::attach(directory.path(), &[&volume]);
+    let file = mounted.open();
+    file.write_all_at(b"written", 0).unwrap();
+    let number = rustix::fs::minor(fs::metadata(mounted.mount_point()).unwrap().dev());
+    succeed(Command::new("mount").args(["-t", "fusectl", "blockmux-test"]).arg(&connections));
+    let aborted = fs::write(connections.join(number.to_string()).join("abort"), "1");
+    succeed(Command::new("umount").arg(&connections));
+    aborted.unwrap();
+    assert!(mounted.wait().success());
+    assert!(file.write_at(b"gone", 0).is_err() && !mounted.mount_point().exists());
+    assert!(fs::read(directory.path().join("disk.img")).unwrap().starts_with(b"written"));
+}
+
+/// A file system in RAM. It is unmounted when dropped.
+struct RamMount(PathBuf);
+
+impl RamMount {
+    fn at(place: &Path) -> RamMount {
+        succeed(Command::new("mount").args(["-t", "tmpfs", "blockmux-test"]).arg(place));
+        RamMount(place.to_owned())
+    }
+
+    fn is_mounted(&self) -> bool {
+        Command::new("mountpoint").arg("-q").arg(&self.0).status().unwrap().success()
+    }
+}
+
+impl Drop for RamMount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn what_is_unmounted_is_the_volume_wherever_its_path_leads_by_now() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name| directory.path().join(name);
+    let mut mounted = Mounted::attach_at(&place("above/disks"), &["mem:1m"]);
+    mounted.open().write_all_at(b"data", 0).unwrap();
+    fs::create_dir_all(place("other/disks")).unwrap();
+    let others = RamMount::at(&place("other/disks"));
+    fs::rename(place("above"), place("moved")).unwrap();
+    symlink(place("other"), place("above")).unwrap();
+    mounted.process.signal(Signal::TERM);
+    assert!(mounted.wait().success());
+    assert!(others.is_mounted() && !place("moved/disks").exists());
+}
+
+#[test]
+fn a_mount_over_the_volume_stays_and_so_does_the_volume() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    let over = RamMount::at(mounted.mount_point());
+    mounted.process.signal(Signal::TERM);
+    mounted.process.wait_for_line("is in use by a mount that was moved, or is covered by another one");
+    assert!(over.is_mounted());
+    drop(over);
+    mounted.open().write_all_at(b"still there", 0).unwrap();
+    mounted.detach();
+}
+
+#[test]
+fn a_directory_that_others_can_exchange_is_no_place_for_a_volume() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name| directory.path().join(name);
+    fs::create_dir_all(place("home")).unwrap();
+    fs::create_dir_all(place("victim/disks")).unwrap();
+    for (link, target) in [("home/last", "victim/disks"), ("home/above", "victim")] {
+        symlink(place(target), place(link)).unwrap();
+        lchown(place(link), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    for (path, why) in [
+        ("home/last", "it is a symbolic link, which is not followed; name another directory"),
+        ("home/above/disks", "root does not follow a link of another user"),
+        ("home/above/new", "root does not follow a link of another user"),
+    ] {
+        let path = place(path).display().to_string();
+        let output = blockmux(["attach", "mem:1m", "--directory", &path, "--run", "true"]);
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{path}: {said}");
+    }
+    let left = fs::read_dir(place("victim")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["disks"]);
+}
+
+#[test]
+fn the_name_of_a_dead_mount_may_have_any_characters() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("two\nlines\tand # a tab");
+    for _ in 0..2 {
+        let mut mounted = Mounted::attach_at(&place, &["mem:1m"]);
+        mounted.process.signal(Signal::KILL);
+        mounted.wait();
+        assert!(fs::read_dir(&place).is_err());
+        // The second one clears what the first has left.
+        std::mem::forget(mounted);
+    }
+    let output = blockmux([Path::new("attach"), Path::new("--forget"), &place]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
+}
+
+#[test]
+fn the_mount_of_a_stopped_process_is_neither_waited_for_nor_removed() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = Mounted::attach(directory.path(), &["mem:1m"]);
+    mounted.process.signal(Signal::STOP);
+    let place = mounted.mount_point().display().to_string();
+    let file = mounted.file.display().to_string();
+    for (args, why) in [
+        (["attach", "mem:1m", "--directory", &place].as_slice(), "is a mount point already"),
+        (&["attach", "--forget", &place], "its process runs"),
+        (&["attach", "--forget", &file], "its process runs"),
+    ] {
+        let output = Command::new("timeout").args(["60", BLOCKMUX]).args(args).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{args:?}: {said}");
+    }
+    mounted.process.signal(Signal::CONT);
+    mounted.detach();
+}
+
 /// Begins to attach a volume that does not answer; returns once the process waits for it.
 fn begin_to_attach(mount_point: &Path) -> Child {
     let mut command = Command::new(BLOCKMUX);
@@ -280,6 +486,9 @@ fn a_process_that_is_killed_while_it_waits_for_its_volume_leaves_a_dead_mount() 
     let output = blockmux([Path::new("attach"), Path::new("--forget"), &mount_point]);
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
+
+/// The user and group `nobody`.
+const NOBODY: u32 = 65_534;
 
 /// Whether this process may lock memory and is heard by the OOM killer.
 fn may_keep_memory() -> bool {
@@ -529,6 +738,27 @@ fn a_remote_volume_is_attached_for_writing_once_unless_it_is_shared_on_purpose()
     gateway.signal(Signal::KILL);
     gateway.wait();
     Mounted::attach(directory.path(), &[&url]).detach();
+}
+
+#[test]
+fn what_the_command_of_run_has_left_running_keeps_the_file_until_it_ends() {
+    if !has_fuse() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (mount_point, fifo) = (directory.path().join("disks"), directory.path().join("fifo"));
+    succeed(Command::new("mkfifo").arg(&fifo));
+    let mut command = Command::new(BLOCKMUX);
+    command.args(["attach", "mem:1m", "--directory"]).arg(&mount_point).env("FIFO", &fifo);
+    command.args(["--run", "exec 3<$device; cat $FIFO & exit 7"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = io::BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.find(|line| line.contains("is in use; close it first")).unwrap();
+    assert!(said.contains("the disk is removed once that is done"), "{said}");
+    fs::write(&fifo, "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    assert!(!mount_point.exists());
+    assert_eq!(lines.filter(|line| line.contains("is in use")).count(), 0, "it is told once");
 }
 
 /// File systems on loop devices on the file, which are as strict as those on a disk.

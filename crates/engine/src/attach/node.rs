@@ -68,8 +68,8 @@ fn mount_points_in(mounts: &str, node: &Path) -> Vec<String> {
     lines.filter(|(device, _)| is_ours(device)).map(|(_, place)| unescaped(place)).collect()
 }
 
-/// A word of `/proc/self/mounts`, in which spaces and the like are octal.
-fn unescaped(word: &str) -> String {
+/// A word of the kernel's tables of mounts, in which spaces and the like are octal.
+pub(super) fn unescaped(word: &str) -> String {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word.as_bytes();
     while let Some((&first, after)) = rest.split_first() {

@@ -25,6 +25,11 @@ impl Notice {
         }
     }
 
+    /// Whether it has happened.
+    pub(super) fn is_given(&self) -> bool {
+        self.lock().is_given
+    }
+
     /// Calls `act` once it has happened, instead of what was to be called before.
     pub(super) fn on_given(&self, act: Box<dyn FnOnce() + Send>) {
         let mut state = self.lock();
@@ -57,8 +62,10 @@ mod tests {
         let notice = Notice::default();
         notice.on_given(tell(0));
         notice.on_given(tell(1));
+        assert!(!notice.is_given());
         notice.give();
         notice.give();
+        assert!(notice.is_given());
         notice.on_given(tell(2));
         assert_eq!(told.each_ref().map(|times| times.load(Ordering::Relaxed)), [0, 1, 1]);
     }

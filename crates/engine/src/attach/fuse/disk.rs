@@ -5,6 +5,7 @@
 
 use super::fuse_task::{FuseDevice, FuseOrders, FuseTask};
 use super::mount::{self, FuseError, Users};
+use super::mount_point::{MountEntry, MountId, MountPoint};
 use crate::attach::notice::Notice;
 use crate::attach::own_io::OwnIo;
 use crate::attach::wait::wait_for;
@@ -20,10 +21,9 @@ use blockmux_proto::volume_state::{Origin, SizeWatch};
 use blockmux_volume::VolumeInfo;
 use rustix::param::page_size;
 use rustix::process::{getgid, getuid};
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,8 +49,12 @@ pub struct FuseOptions {
 
 /// Mounted volumes.
 pub struct FuseDisk {
-    mount_point: PathBuf,
-    files: Vec<PathBuf>,
+    mount_point: MountPoint,
+    mount: MountId,
+    /// The names of the files.
+    names: Vec<String>,
+    /// Where the mount point was when it was mounted, for messages.
+    directory: PathBuf,
     /// The mount point was made for this mount.
     is_own_directory: bool,
     orders: Arc<FuseOrders>,
@@ -74,10 +78,7 @@ impl FuseDisk {
         volumes: &[VolumeId],
         options: &FuseOptions,
     ) -> Result<FuseDisk, AttachError> {
-        let mount_point = options.mount_point.clone();
-        mount::clear_dead(&mount_point)?;
-        let is_own_directory = make_directory(&mount_point)
-            .map_err(|error| FuseError::MountPoint { mount_point: mount_point.clone(), error })?;
+        let cannot_use = |error| FuseError::MountPoint { mount_point: options.mount_point.clone(), error };
         let inbox = cores.inboxes().into_iter().next();
         let core = inbox.ok_or_else(|| AttachError::Queue(io::ErrorKind::NotFound.into()))?;
         let orders = Arc::<FuseOrders>::default();
@@ -90,9 +91,20 @@ impl FuseDisk {
             Some(SizeWatch::begin(&*exports.volume_state(*volume)?, tell))
         };
         let size_watches = volumes.iter().filter_map(watch).collect();
+        let mount_point = MountPoint::with_directories_above(&options.mount_point).map_err(cannot_use)?;
+        mount::clear_dead(&mount_point)?;
+        let is_own_directory = mount_point.make().map_err(cannot_use)?;
+        let users = if options.allow_other { Users::Everybody } else { Users::Owner };
+        let (device, mount) = mount::mount_at(&mount_point, users).inspect_err(|_| {
+            if is_own_directory {
+                remove(&mount_point);
+            }
+        })?;
         let disk = FuseDisk {
-            files: options.files.iter().map(|file| mount_point.join(file)).collect(),
+            directory: mount_point.path(),
+            names: options.files.clone(),
             mount_point,
+            mount,
             is_own_directory,
             orders,
             core,
@@ -100,16 +112,14 @@ impl FuseDisk {
             io: options.io.clone(),
             _size_watches: size_watches,
         };
-        let users = if options.allow_other { Users::Everybody } else { Users::Owner };
-        let begun = mount::mount_at(&disk.mount_point, users).map_err(AttachError::from);
-        let begun = begun.and_then(|device| {
-            disk.serve(device, (cores, exports, volumes), options).map_err(AttachError::Queue)?;
-            let mut all = disk.files.iter().zip(volumes);
-            all.try_for_each(|(file, volume)| disk.read_first_block(file, exports, *volume))
+        let begun = disk.serve(device, (cores, exports, volumes), options).map_err(AttachError::Queue);
+        let begun = begun.and_then(|()| {
+            let mut all = disk.names.iter().zip(volumes);
+            all.try_for_each(|(name, volume)| disk.read_first_block(name, exports, *volume))
         });
         match begun {
             Ok(()) => {
-                for (file, volume) in disk.files.iter().zip(volumes) {
+                for (file, volume) in disk.paths().iter().zip(volumes) {
                     let name = exports.get(*volume).map_or_else(String::new, |export| export.name.clone());
                     let file = file.display();
                     info!(target: AUDIT, protocol = PROTOCOL, disk = %file, volume = name, "attached: {:?}", AttachedAs::New);
@@ -163,35 +173,88 @@ impl FuseDisk {
         cores.ask(0, spawn).unwrap_or_else(|| Err(io::Error::other("it has ended")))
     }
 
-    fn read_first_block(&self, file: &Path, exports: &Exports, volume: VolumeId) -> Result<(), AttachError> {
+    fn read_first_block(&self, name: &str, exports: &Exports, volume: VolumeId) -> Result<(), AttachError> {
         let block = exports.get(volume).map_or(512, |export| export.volume.info().logical_block);
-        let read = self.io.read(file, block as usize);
-        read.map_err(|error| AttachError::FirstRead { node: file.to_owned(), error })
-    }
-
-    fn flush(&self, file: &Path) -> Result<(), DetachError> {
-        // It is closed again before the file system is unmounted.
-        match self.io.hold(file).and_then(|mut file| file.flush()) {
-            // Somebody else has unmounted it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            done => done.map_err(|error| DetachError::Flush { node: file.to_owned(), error }),
-        }
+        let read = self.io.read(&self.now(name), block as usize);
+        read.map_err(|error| AttachError::FirstRead { node: self.directory.join(name), error })
     }
 
     /// Ends the file system, although it is in use, and unmounts it.
     fn give_up(&self) -> Result<(), FuseError> {
         self.orders.fails.store(true, Ordering::Relaxed);
         self.core.send(|core| core.wake_all());
-        let unmounted = mount::unmount_from(&self.mount_point, true);
+        let unmounted = mount::unmount_from(&self.mount_point, self.mount, true);
         self.remove_directory();
         unmounted
     }
 
+    /// Flushes and unmounts the file system, and waits for its end.
+    ///
+    /// Only the device tells that it has ended. It goes on without a mount that this process could
+    /// find: where a file is open after `umount -l`, in another mount namespace, as a bind mount.
+    fn unmount_unused(&self) -> Result<(), DetachError> {
+        if self.removal.is_given() {
+            return Ok(());
+        }
+        let parts = self.mount.other_entries().into_iter().filter(MountEntry::is_of_part);
+        let parts: Vec<String> = parts.map(|entry| format!("the mount at {}", entry.place)).collect();
+        if !parts.is_empty() {
+            return Err(self.open_by([self.loop_devices(), parts].concat()));
+        }
+        self.flush()?;
+        let unmount = || match mount::unmount_from(&self.mount_point, self.mount, false) {
+            // A program may be about to close it.
+            Err(FuseError::Busy(_)) => None,
+            done => Some(done),
+        };
+        match wait_for(CLOSES, unmount) {
+            None => return Err(self.open_by(self.loop_devices())),
+            Some(Err(error @ FuseError::Covered(_))) => return Err(self.open_by(vec![error.to_string()])),
+            Some(unmounted) => unmounted?,
+        }
+        self.wait_for_end().ok_or_else(|| self.open_by(self.loop_devices()))
+    }
+
+    /// Flushes the files, with what programs have mapped of them, if they can be reached. They are
+    /// closed again before the file system is unmounted.
+    fn flush(&self) -> Result<(), DetachError> {
+        if self.mount_point.mounted().ok().flatten() != Some(self.mount) {
+            return Ok(());
+        }
+        self.names.iter().try_for_each(|name| {
+            let flushed = self.io.hold(&self.now(name)).and_then(|mut file| file.flush());
+            flushed.map_err(|error| {
+                if matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted) {
+                    // The kernel has ended the file system, and the core is about to notice.
+                    self.wait_for_end();
+                }
+                DetachError::Flush { node: self.directory.join(name), error }
+            })
+        })
+    }
+
+    /// Waits until the kernel has ended the file system; `None` if it has not in time.
+    fn wait_for_end(&self) -> Option<()> {
+        wait_for(CLOSES, || self.removal.is_given().then_some(()))
+    }
+
+    /// Where a file is now.
+    fn now(&self, name: &str) -> PathBuf {
+        self.mount_point.path().join(name)
+    }
+
+    /// The loop devices over the files.
+    fn loop_devices(&self) -> Vec<String> {
+        self.names.iter().flat_map(|name| mount::loop_devices(&self.now(name))).collect()
+    }
+
+    fn open_by(&self, users: Vec<String>) -> DetachError {
+        DetachError::Open { file: self.path(), users }
+    }
+
     fn remove_directory(&self) {
-        if self.is_own_directory
-            && let Err(error) = fs::remove_dir(&self.mount_point)
-        {
-            warn!("{}: {error}", self.mount_point.display());
+        if self.is_own_directory {
+            remove(&self.mount_point);
         }
     }
 
@@ -203,14 +266,14 @@ impl FuseDisk {
 impl AttachedDisk for FuseDisk {
     /// The file, or the directory of several.
     fn path(&self) -> PathBuf {
-        match &self.files[..] {
-            [file] => file.clone(),
-            _ => self.mount_point.clone(),
+        match &self.names[..] {
+            [name] => self.directory.join(name),
+            _ => self.directory.clone(),
         }
     }
 
     fn paths(&self) -> Vec<PathBuf> {
-        self.files.clone()
+        self.names.iter().map(|name| self.directory.join(name)).collect()
     }
 
     fn attached_as(&self) -> AttachedAs {
@@ -218,7 +281,7 @@ impl AttachedDisk for FuseDisk {
     }
 
     fn origin(&self) -> Origin {
-        Origin { protocol: PROTOCOL, listener: self.mount_point.display().to_string().into() }
+        Origin { protocol: PROTOCOL, listener: self.directory.display().to_string().into() }
     }
 
     /// The mount of a process that has ended fails every access.
@@ -228,10 +291,9 @@ impl AttachedDisk for FuseDisk {
 
     /// A file that a program has open is noticed when the file system is unmounted.
     fn check_unused(&self) -> Result<(), DetachError> {
-        let used = self.files.iter().map(|file| (file, mount::loop_devices(file)));
-        match used.into_iter().find(|(_, users)| !users.is_empty()) {
-            None => Ok(()),
-            Some((file, users)) => Err(DetachError::Open { file: file.clone(), users }),
+        match self.loop_devices() {
+            users if users.is_empty() => Ok(()),
+            users => Err(self.open_by(users)),
         }
     }
 
@@ -239,16 +301,15 @@ impl AttachedDisk for FuseDisk {
     fn leave(&self) {}
 
     fn detach(&self) -> Result<(), DetachError> {
-        self.files.iter().try_for_each(|file| self.flush(file))?;
-        let unmount = || match mount::unmount_from(&self.mount_point, false) {
-            // A program may be about to close it.
-            Err(FuseError::Busy(_)) => None,
-            done => Some(done),
-        };
-        let unmounted = wait_for(CLOSES, unmount);
-        let loop_devices = || self.files.iter().flat_map(|file| mount::loop_devices(file)).collect();
-        let open = || DetachError::Open { file: self.path(), users: loop_devices() };
-        unmounted.ok_or_else(open)??;
+        let unmounted = self.unmount_unused();
+        if !self.removal.is_given() {
+            unmounted?;
+        }
+        // Somebody may have ended the file system only. What its users have written is with the
+        // volumes. The next process may have mounted one there, with the same numbers.
+        if mount::is_dead(&self.mount_point, self.mount) {
+            mount::unmount_from(&self.mount_point, self.mount, true)?;
+        }
         self.remove_directory();
         self.note_detached("detached");
         Ok(())
@@ -270,19 +331,24 @@ impl AttachedDisk for FuseDisk {
 /// # Errors
 /// If there is none.
 pub fn forget(place: &Path) -> Result<(), AttachError> {
-    let found = [Some(place), place.parent()].into_iter().flatten().find(|place| mount::is_dead(place));
-    let error = io::Error::new(io::ErrorKind::NotFound, "no mount that a process has left");
-    let mount_point = place.to_owned();
-    let found = found.ok_or(FuseError::Refused { mount_point, why: error.to_string() })?;
-    Ok(mount::unmount_from(found, true)?)
+    let place = absolute(place).unwrap_or_else(|_| place.to_owned());
+    let refused = |why: &str| FuseError::Refused { mount_point: place.clone(), why: why.to_owned() }.into();
+    // A path to the file of a mount must not be followed: its process may not answer.
+    for candidate in [place.parent(), Some(place.as_path())].into_iter().flatten() {
+        let Ok(mount_point) = MountPoint::at(candidate) else { continue };
+        let Some(mount) = mount_point.mounted().ok().flatten().filter(|mount| mount::is_ours(*mount)) else {
+            continue;
+        };
+        return match mount::is_dead(&mount_point, mount) {
+            true => Ok(mount::unmount_from(&mount_point, mount, true)?),
+            false => Err(refused("its process runs")),
+        };
+    }
+    Err(refused("no mount that a process has left"))
 }
 
-/// Makes a directory unless it exists; returns whether it did.
-fn make_directory(directory: &Path) -> io::Result<bool> {
-    if fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
-        return Ok(false);
-    }
-    fs::create_dir_all(directory).map(|()| true)
+fn remove(directory: &MountPoint) {
+    directory.remove().unwrap_or_else(|error| warn!("{}: {error}", directory.path().display()));
 }
 
 const PROTOCOL: &str = "fuse";

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `disk` | the life of a mounted volume |
 //! | `mount` | mounting and unmounting, also without privileges, and dead mounts |
+//! | `mount_point` | where that is done, and which mount is there |
 //! | `fuse_task` | the task of the file system |
 //!
 //! See `docs/decisions/0098-attached-volumes-without-ublk.md`.
@@ -17,6 +18,7 @@
 mod disk;
 mod fuse_task;
 mod mount;
+mod mount_point;
 
 pub use disk::{FuseDisk, FuseOptions, forget};
 pub use mount::{FuseError, probe};
