@@ -10,6 +10,8 @@
 
 mod carrier;
 mod secured;
+#[cfg(test)]
+mod tests;
 
 pub use crate::carrier::broken::Broken;
 use crate::carrier::tls::Secure;
@@ -131,11 +133,14 @@ impl<H: Host> Connection<H> {
         let received_before = self.transferred_bytes;
         self.is_blocked = false;
         loop {
+            // A client's first message is made by receiving: if TLS begins, that is not left to
+            // another turn, for which nothing would wake an owner that sleeps.
+            let mut begins_tls = false;
             let (wanted, place) = match self.feed(session)? {
                 Feed::Wants(bytes) => (bytes, None),
                 Feed::WantsPlaced(list) => (1, Some(list)),
                 Feed::StartsTls => {
-                    self.start_tls()?;
+                    begins_tls = self.start_tls()?;
                     (1, None)
                 }
                 Feed::Blocked => {
@@ -155,8 +160,8 @@ impl<H: Host> Connection<H> {
                 return Ok(Inflow::Finished);
             }
             let is_enough = self.transferred_bytes - received_before >= CHUNK as u64;
-            if inflow != Inflow::Empty && (is_enough || inflow != Inflow::More || !session.is_mostly_placed())
-            {
+            let goes_on = inflow == Inflow::More && !is_enough && session.is_mostly_placed();
+            if inflow != Inflow::Empty && !goes_on && !begins_tls {
                 return Ok(inflow);
             }
             let len = match wanted {

@@ -20,17 +20,18 @@ impl<H: Host> Connection<H> {
         self.stream.close();
     }
 
-    /// Starts TLS, because the session demands it.
+    /// Starts TLS, because the session demands it; returns whether it has not begun before.
     ///
     /// # Errors
     /// If unread plaintext is left, or the connection has no TLS credentials.
     #[cold]
-    pub(super) fn start_tls(&mut self) -> Result<(), Broken> {
+    pub(super) fn start_tls(&mut self) -> Result<bool, Broken> {
         let Some(secure) = &mut self.secure else { return Err(NO_CREDENTIALS.into()) };
-        if secure.start() && self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
+        let begins = secure.start();
+        if begins && self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
             return Err(BYTES_BEFORE_TLS.into());
         }
-        Ok(())
+        Ok(begins)
     }
 
     /// Sends once, as plaintext or through kTLS.
