@@ -8,9 +8,11 @@ mod fake_back_end;
 use back_ends::{BackEnds, LONG, options};
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::attach::{AttachedDisk, DetachError};
-use blockmux_engine::core::reactor::{PollPolicy, Reactor};
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::{EngineCore, PollPolicy, Progress, Reactor, Task};
 use blockmux_engine::volume::file::{FileOptions, FileVolume};
 use blockmux_engine::volume::vhost_user::{BackEndError, VhostUserOptions, VhostUserVolume};
+use blockmux_proto::virtio::MAX_QUEUES;
 use blockmux_volume::{
     Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Op, Output, ReadyList, Resize,
     Seg, SgList, Tag, Volume, Waker,
@@ -214,6 +216,55 @@ fn a_channel_outlives_its_volume() {
     drop(user);
     // The back end is free for the next front end.
     back_ends.open("disk", LONG).unwrap();
+}
+
+/// Writes once over a channel, and ends with it.
+struct WriteOnce {
+    channel: Box<dyn Channel>,
+    done: Vec<Completion>,
+    result: mpsc::Sender<bool>,
+}
+
+impl WriteOnce {
+    fn spawn(core: &Rc<EngineCore>, volume: &dyn Volume, byte: u8, result: mpsc::Sender<bool>) {
+        let write = |waker: &Waker| {
+            let shared: Rc<dyn Core> = core.clone();
+            let mut channel = volume.open(&shared, 1, waker.clone())?;
+            let memory = SgList::one(Seg::from_slice(&[byte; 512]));
+            channel.submit(Io { tag: Tag(0), op: WRITE, offset: 0, len: 512, data: Some(memory) });
+            Ok::<_, IoError>(WriteOnce { channel, done: Vec::new(), result })
+        };
+        core.try_spawn(write).unwrap();
+    }
+}
+
+impl Task for WriteOnce {
+    fn run(&mut self) -> Progress {
+        self.channel.kick();
+        self.channel.poll(&mut self.done);
+        let Some(completion) = self.done.pop() else { return Progress::Idle };
+        self.result.send(completion.result.is_ok()).unwrap();
+        Progress::Done
+    }
+}
+
+#[test]
+fn a_core_that_stops_ends_at_once_and_leaves_its_virtqueue_to_another() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let volume = Arc::new(back_ends.open("disk", LONG).unwrap());
+    // One core after the other, and more of them than the back end has virtqueues.
+    for byte in 0..=MAX_QUEUES as u8 {
+        let config = CoresConfig { policy: PollPolicy::Never, ..CoresConfig::default() };
+        let cores = Cores::start(&config).unwrap();
+        let (used, (sender, result)) = (volume.clone(), mpsc::channel());
+        cores.ask(0, move |core| WriteOnce::spawn(core, &*used, byte, sender)).unwrap();
+        assert!(result.recv().unwrap());
+        assert!(cores.stop(LONG), "nothing is left on the core, although the volume is open");
+    }
+    let mut user = User::of(&*volume);
+    user.submit(0, Op::Read, 0, &[0; 512]);
+    assert_eq!(data(user.next()), [MAX_QUEUES as u8; 512]);
 }
 
 #[test]

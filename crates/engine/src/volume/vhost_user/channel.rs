@@ -50,5 +50,6 @@ impl Channel for VhostUserChannel {
 impl Drop for VhostUserChannel {
     fn drop(&mut self) {
         self.own.is_closed.set(true);
+        self.queue.borrow().on_channel_closed();
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct CoreQueue {
     /// The volume is closed.
     pub(super) has_ended: bool,
     disk: Arc<DiskState>,
+    /// Identifies it among the users of the disk's virtqueues.
+    pub(super) number: u64,
     overdue: OverdueTimer,
     core: Rc<EngineCore>,
     waker: Waker,
@@ -63,8 +65,9 @@ pub(super) struct ChannelCompletions {
 }
 
 impl CoreQueue {
-    /// Starts the task of a queue on this core.
-    pub(super) fn spawn(core: &Rc<EngineCore>, disk: Arc<DiskState>) -> Rc<RefCell<CoreQueue>> {
+    /// Starts the task of a queue on this core, which is the user `number` of the disk's
+    /// virtqueues.
+    pub(super) fn spawn(core: &Rc<EngineCore>, disk: Arc<DiskState>, number: u64) -> Rc<RefCell<CoreQueue>> {
         let mut made = None;
         core.spawn(|waker| {
             let armed = WakeOnEvent::new(waker);
@@ -76,6 +79,7 @@ impl CoreQueue {
                 has_ended: false,
                 overdue: OverdueTimer::new(disk.request_timeout),
                 disk,
+                number,
                 core: core.clone(),
                 waker: waker.clone(),
                 registration: core.register(armed.clone()),
@@ -187,6 +191,13 @@ impl CoreQueue {
         !self.requests.is_empty()
     }
 
+    /// A channel is closed; it may have been the last one.
+    pub(super) fn on_channel_closed(&self) {
+        if self.core.is_stopping() {
+            self.waker.wake();
+        }
+    }
+
     /// The back end does not come back: all requests fail.
     pub(super) fn fail(&mut self) {
         self.remove();
@@ -194,13 +205,14 @@ impl CoreQueue {
         for io in std::mem::take(&mut self.pending) {
             complete(&mut self.requests, Completion { tag: io.tag, result: Err(IoError::PathLost) }, None);
         }
+        // Its core may wait for that to end.
+        self.waker.wake();
     }
 
     /// The volume is closed.
     pub(super) fn end(&mut self) {
         self.fail();
         self.has_ended = true;
-        self.waker.wake();
     }
 
     /// The device has another size, in bytes.
@@ -233,6 +245,12 @@ impl CoreQueue {
     }
 }
 
+impl Drop for CoreQueue {
+    fn drop(&mut self) {
+        self.disk.give_back(self.number);
+    }
+}
+
 /// Gives a completion to its channel, and wakes its user unless that is `own`.
 #[inline]
 fn complete(
@@ -250,7 +268,8 @@ fn complete(
     }
 }
 
-/// Looks for answers while no channel does.
+/// Looks for answers while no channel does. It ends with the volume, or when its core is to end and
+/// no channel is left.
 struct CoreQueueTask(Rc<RefCell<CoreQueue>>);
 
 impl Task for CoreQueueTask {
@@ -265,7 +284,9 @@ impl Task for CoreQueueTask {
             running.driver.suppress_calls();
         }
         queue.check_overdue();
-        if queue.turn(None) { Progress::Drained } else { Progress::Idle }
+        let progress = if queue.turn(None) { Progress::Drained } else { Progress::Idle };
+        let is_unused = Rc::strong_count(&self.0) == 1 && !queue.has_requests();
+        if is_unused && queue.core.is_stopping() { Progress::Done } else { progress }
     }
 
     fn is_polled(&self) -> bool {

@@ -50,10 +50,53 @@ pub(super) struct DiskState {
 /// The virtqueues of a disk.
 pub(super) struct DiskQueues {
     /// Largest number of virtqueues of the back end that is connected, or was last. It is never
-    /// smaller than the number of cores.
+    /// smaller than the number of users.
     pub(super) most: usize,
-    /// The core of each virtqueue that is used.
-    pub(super) cores: Vec<Inbox>,
+    /// The user of each virtqueue that was used on this connection; `None`: its core has ended.
+    pub(super) users: Vec<Option<QueueUser>>,
+    /// The number of the next user.
+    next_number: u64,
+}
+
+/// The core that uses a virtqueue.
+#[derive(Clone)]
+pub(super) struct QueueUser {
+    /// No other user of the disk has it.
+    pub(super) number: u64,
+    pub(super) core: Inbox,
+}
+
+impl DiskQueues {
+    fn new(most: usize) -> DiskQueues {
+        DiskQueues { most: most.min(MAX_CORES), users: Vec::new(), next_number: 0 }
+    }
+
+    /// A virtqueue for another core; returns the number of its user, or `None` if all are used. One
+    /// that another core has used before is the last choice, because it is stopped first, and back
+    /// ends as SPDK's stop their whole device for that.
+    pub(super) fn take(&mut self, core: &Inbox) -> Option<u64> {
+        if self.users.len() < self.most {
+            self.users.push(None);
+        }
+        let free = self.users.iter_mut().rfind(|user| user.is_none())?;
+        let number = self.next_number;
+        self.next_number += 1;
+        *free = Some(QueueUser { number, core: core.clone() });
+        Some(number)
+    }
+
+    /// Takes the number of virtqueues of another connection, on which none was used yet.
+    ///
+    /// # Errors
+    /// If there are more users; it returns their number.
+    pub(super) fn reconnect(&mut self, found: usize) -> Result<(), usize> {
+        self.users.retain(Option::is_some);
+        if found < self.users.len() {
+            return Err(self.users.len());
+        }
+        self.most = found.min(MAX_CORES);
+        Ok(())
+    }
 }
 
 /// A disk that is in use: by its volume, and by channels, which may outlive that. The last user
@@ -85,7 +128,7 @@ impl DiskState {
             request_timeout: options.request_timeout,
             complaint: Mutex::default(),
             has_answered: AtomicBool::new(false),
-            queues: Mutex::new(DiskQueues { most: back_end.queues.min(MAX_CORES), cores: Vec::new() }),
+            queues: Mutex::new(DiskQueues::new(back_end.queues)),
             listeners: Mutex::default(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             is_closed: AtomicBool::new(false),
@@ -114,6 +157,13 @@ impl DiskState {
     /// The properties now.
     pub(super) fn info(&self) -> VolumeInfo {
         VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+    }
+
+    /// A core no longer uses its virtqueue: another one may.
+    pub(super) fn give_back(&self, number: u64) {
+        for user in &mut lock(&self.queues).users {
+            user.take_if(|user| user.number == number);
+        }
     }
 
     /// Wakes the thread.

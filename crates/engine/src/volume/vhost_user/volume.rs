@@ -4,7 +4,7 @@ use super::back_end::{BackEnd, BackEndError, MEMORY_ADDR};
 use super::channel::VhostUserChannel;
 use super::core_queue::{CoreQueue, RunningDriver};
 use super::outage::Outage;
-use super::state::{DiskQueues, DiskState, MAX_CORES, OpenDisk, VhostUserOptions, lock};
+use super::state::{DiskState, OpenDisk, QueueUser, VhostUserOptions, lock};
 use crate::core::reactor::EngineCore;
 use crate::remote::check_unchanged;
 use crate::sys::shared_event::SharedEvent;
@@ -90,20 +90,22 @@ impl DiskState {
         if let Some(queue) = queues.find(self.id) {
             return Ok(queue);
         }
-        let DiskQueues { most, cores } = &mut *lock(&self.queues);
-        if cores.len() >= *most {
+        let (taken, most) = {
+            let mut queues = lock(&self.queues);
+            (queues.take(core.inbox()), queues.most)
+        };
+        let Some(number) = taken else {
             let path = self.path.display();
             warn!(
                 "vhost-user:{path}: the back end has {most} virtqueues, and each core needs one; give it more \
                  (num-queues), or use fewer cores"
             );
             return Err(IoError::Unsupported);
-        }
-        let queue = CoreQueue::spawn(core, self.clone());
+        };
+        let queue = CoreQueue::spawn(core, self.clone(), number);
         let mut all = queues.0.borrow_mut();
         all.retain(|(_, queue)| queue.strong_count() > 0);
         all.push((self.id, Rc::downgrade(&queue)));
-        cores.push(core.inbox().clone());
         self.wake();
         Ok(queue)
     }
@@ -171,10 +173,20 @@ impl DiskState {
             self.reconnects.fetch_add(1, Ordering::Relaxed);
             info!("vhost-user:{}: connected again", self.path.display());
         }
-        let mut started = 0;
+        // The number of the user for whom each virtqueue was started.
+        let mut started: Vec<Option<u64>> = Vec::new();
         loop {
-            let cores = lock(&self.queues).cores.clone();
-            for (index, core) in cores.iter().enumerate().skip(started) {
+            let users = lock(&self.queues).users.clone();
+            started.resize(users.len(), None);
+            for (index, user) in users.into_iter().enumerate() {
+                let Some(QueueUser { number, core }) = user else { continue };
+                if started[index] == Some(number) {
+                    continue;
+                }
+                if started[index].take().is_some() {
+                    // Its memory is used anew.
+                    back_end.stop_queue(index)?;
+                }
                 let event = || {
                     let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
                     made.map_err(|error| BackEndError::Memory(error.into()))
@@ -194,23 +206,35 @@ impl DiskState {
                     let memory = Memory::from_pages(&pages).seg(at, BlkDriver::MEMORY_LEN);
                     let driver = BlkDriver::new(disk, &memory, addr, core.pool().clone());
                     let queue = core.local(CoreQueues::default).find(id);
+                    let queue = queue.filter(|queue| queue.borrow().number == number);
                     let running = RunningDriver::new(driver, own_kick, own_call);
                     queue.map(|queue| queue.borrow_mut().install(running))
                 });
-                if made.is_none() {
-                    return Err(BackEndError::Lost(io::Error::other("a core has ended")));
+                if made.flatten().is_none() {
+                    // The core has ended meanwhile.
+                    continue;
                 }
                 back_end.start_queue(index, addr, &kick, &call)?;
                 // It may have been notified before it knew how.
                 late_kick.signal();
+                started[index] = Some(number);
             }
-            started = cores.len();
             progress.is_started = true;
             self.wait(&mut back_end, None)?;
             if self.is_closed.load(Ordering::Relaxed) {
-                return (0..started).try_for_each(|index| back_end.stop_queue(index));
+                return self.stop_queues(&back_end, &started);
             }
         }
+    }
+
+    /// Stops the queues of cores that have not ended, because the volume is closed. Those of others
+    /// hold no request, and without a message the back end sees an orderly end of the connection,
+    /// even if this process ends at once.
+    fn stop_queues(&self, back_end: &BackEnd, started: &[Option<u64>]) -> Result<(), BackEndError> {
+        let users = lock(&self.queues).users.clone();
+        let queues = users.iter().map(|user| user.as_ref().map(|user| user.number)).zip(started).enumerate();
+        let mut running = queues.filter(|(_, (user, begun))| user.is_some() && user == *begun);
+        running.try_for_each(|(index, _)| back_end.stop_queue(index))
     }
 
     /// Waits for so long, or until the volume is used on another core, or is closed.
@@ -231,13 +255,9 @@ impl DiskState {
 
     /// Takes the number of virtqueues of a back end; refuses it if the cores use more already.
     fn take_queues(&self, found: usize) -> Result<(), String> {
-        let DiskQueues { most, cores } = &mut *lock(&self.queues);
-        if found < cores.len() {
-            let used = cores.len();
-            return Err(format!("it has {found} virtqueues now, and {used} cores use one each"));
-        }
-        *most = found.min(MAX_CORES);
-        Ok(())
+        lock(&self.queues)
+            .reconnect(found)
+            .map_err(|used| format!("it has {found} virtqueues now, and {used} cores use one each"))
     }
 
     /// Waits until the volume is used on another core, or is closed, or the back end does anything.
@@ -283,9 +303,9 @@ impl DiskState {
 
     /// Changes the queues of all cores, and waits for that.
     fn on_queues(&self, change: impl Fn(&mut CoreQueue) + Clone + Send + 'static) {
-        // A core that begins to use the volume needs the lock.
-        let cores = lock(&self.queues).cores.clone();
-        for core in cores {
+        // Not locked meanwhile: a core that is asked may be about to take a virtqueue.
+        let users = lock(&self.queues).users.clone();
+        for QueueUser { core, .. } in users.into_iter().flatten() {
             let (id, change) = (self.id, change.clone());
             core.ask(move |core| {
                 if let Some(queue) = core.local(CoreQueues::default).find(id) {
