@@ -5,6 +5,7 @@
 
 use super::ServeArgs;
 use super::blocking_work::BlockingWork;
+use super::disks;
 use super::inherited::InheritedListeners;
 use super::listen;
 use super::opening::NamedVolume;
@@ -42,7 +43,8 @@ impl CheckArgs {
     }
 }
 
-/// Validates the file and prints how many files, volumes, listeners and targets it has.
+/// Validates the file and prints how many files, volumes, listeners, targets and attachments it
+/// has.
 ///
 /// # Errors
 /// The first error of the file.
@@ -81,6 +83,10 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
         _ => None,
     };
     look_at_volumes(&setup, about).iter().for_each(|line| warn!("{line}"));
+    // The file does not say how the daemon is started.
+    for failure in setup.attachments.iter().filter_map(|asked| disks::check_mounts(asked, false).err()) {
+        warn!("{}", setup.located(failure));
+    }
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),
         number => format!("{number} {what}s"),
@@ -92,6 +98,7 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
         count(setup.volumes.len(), "volume"),
         count(listeners, "listener"),
         count(targets, "target"),
+        count(setup.attachments.len(), "attachment"),
     ];
     print(format_args!("{}: {}", printable(&file), all.join(", ")))
 }
