@@ -120,7 +120,14 @@ pub(in crate::daemon) fn bind_control(
         Failure::request(format!("cannot serve the API at {}: {reason}; check --control", path.display()))
     };
     let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let in_directory = |error: io::Error| cannot(&format!("its directory: {error}"));
+    let in_directory = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::request(format!(
+            "cannot serve the API at {}: its directory does not exist; `mkdir -p -m 700 {}` makes it",
+            path.display(),
+            parent.display()
+        )),
+        _ => cannot(&format!("its directory: {error}")),
+    };
     let directory = safe_path::stat(parent).map_err(in_directory)?;
     let is_ours = directory.st_uid == geteuid().as_raw() || directory.st_uid == ROOT;
     if !is_ours || directory.st_mode & OTHERS_WRITE != 0 {
