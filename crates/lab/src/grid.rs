@@ -103,7 +103,9 @@ fn grid(comparison: &Comparison, study: &Study, protocol: &str, on: Option<&str>
             let found = figures.iter().filter(of_job).find(is_it);
             found.map(|figure| figure::measure(figure.value))
         });
-        std::iter::once(own).chain(there).map(Option::unwrap_or_default).collect::<Vec<String>>()
+        // A test without a rate of ours is among those that were not run, with the reason.
+        let own = own.unwrap_or_else(|| NOTHING.to_owned());
+        std::iter::once(own).chain(there.map(Option::unwrap_or_default)).collect::<Vec<String>>()
     };
     let lines = places.iter().map(|place| {
         let line = jobs.iter().flat_map(|job| cells(place, job)).collect();
@@ -150,6 +152,8 @@ fn members(text: &str) -> Option<u32> {
 const STRIPE: &str = "-way stripe";
 const UNIT: Unit = Unit::MbPerSecond;
 const HERE: &str = "here";
+/// In place of a rate of ours.
+const NOTHING: &str = "-";
 
 #[cfg(test)]
 mod tests {
@@ -212,7 +216,7 @@ mod tests {
         assert_eq!(aoe.columns, ["here", "4 disks", "12 disks", "PS3, 4 disks"]);
         assert_eq!(aoe.lines[0].0, "1 Gbit/s, MTU 1500");
         assert_eq!(aoe.lines[0].1, ["110", "47.0", "47.0", "38.0", "111", "23.0", "22.0", "23.0"]);
-        assert_eq!(aoe.lines[1].1, ["700", "", "", "", "", "", "", ""]);
+        assert_eq!(aoe.lines[1].1, ["700", "", "", "", "-", "", "", ""]);
         assert_eq!(grids[1].lines, [("10 Gbit/s, MTU 4608".to_owned(), vec!["900".into(), "113".into()])]);
         assert_eq!(grids[2].lines[1], ("12-way stripe".to_owned(), vec!["6000".into(), "577".into()]));
     }

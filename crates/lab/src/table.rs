@@ -227,17 +227,27 @@ impl TextTable<'_> {
         }
         let _ = writeln!(out, "\n{}", self.styled(BOLD, "Not run"));
         for (reason, rows) in self.comparison.skipped_by_reason() {
-            self.paragraph(out, &plain(&format!("{reason}: {}", rows.join(", "))));
+            if let [row] = rows.as_slice() {
+                self.paragraph(out, &plain(&format!("{reason}: {row}")));
+                continue;
+            }
+            // Names contain commas.
+            self.paragraph(out, &plain(&format!("{reason}:")));
+            for row in rows {
+                let _ = writeln!(out, "{}", self.styled(DIM, &plain(&format!("  {row}"))));
+            }
         }
     }
 
     fn legend(&self, out: &mut String) {
         out.push('\n');
         let noisy = if self.comparison.has_noisy_ceiling() { NOISY_CEILING } else { "" };
-        let machine = if self.comparison.has_devices() { MACHINE_LEGEND } else { "" };
         self.paragraph(out, &self.how_measured());
         if !self.has_only_grids() {
-            self.paragraph(out, &format!("{LEGEND}{machine}{noisy}"));
+            let is_shown = |name: &str| self.columns.iter().any(|column| column.name == name);
+            let sentences = LEGEND.into_iter().filter(|(column, _)| is_shown(column));
+            let sentences: Vec<_> = sentences.map(|(_, sentence)| sentence).collect();
+            self.paragraph(out, &format!("{}{noisy}", sentences.join(" ")));
         }
         if let Some(study) = self.study.filter(|study| !study.figures.is_empty()) {
             self.paragraph(out, &plain(&format!("{PUBLISHED}: {}, measured elsewhere.", study.source)));
@@ -362,20 +372,27 @@ const COLUMNS: &[Column] = &[
         keep: u8::MAX,
         cell: Cell::Measure(Figure::MachineCpu),
     },
-    Column { over: "", name: "%/Gb", width: 5, keep: 4, cell: Cell::Measure(Figure::CpuPerGbit) },
+    Column { over: "", name: CPU_PER_GBIT, width: 5, keep: 4, cell: Cell::Measure(Figure::CpuPerGbit) },
     Column { over: "", name: "ceil", width: 5, keep: u8::MAX, cell: Cell::Share },
 ];
 
-const LEGEND: &str = "±%: half the range of the runs. Latency: submit to completion. tgt, ini: CPU time of target \
-and initiator. %/Gb: per cent of a core, both sides, for each Gbit/s of payload. ceil: share of the IOPS of bare \
-sockets with the same message sizes and the same polling (never: the one that sleeps, always: the one that spins, \
-adaptive: the faster of the two).";
-
-/// Follows the legend if there are disks.
-const MACHINE_LEGEND: &str = " all: CPU time of this whole machine for each I/O, of the kernel and of all programs: \
+/// Sentences of the legend, each with a column that has to be shown for it.
+const LEGEND: [(&str, &str); 6] = [
+    ("±%", "±%: half the range of the runs."),
+    ("mean", "Latency: submit to completion."),
+    ("tgt", "tgt, ini: CPU time of target and initiator."),
+    (CPU_PER_GBIT, "%/Gb: per cent of a core, both sides, for each Gbit/s of payload."),
+    ("ceil", CEILING_LEGEND),
+    (MACHINE, MACHINE_LEGEND),
+];
+const CEILING_LEGEND: &str = "ceil: share of the IOPS of bare sockets with the same message sizes and the same polling \
+(never: the one that sleeps, always: the one that spins, adaptive: the faster of the two).";
+const MACHINE_LEGEND: &str = "all: CPU time of this whole machine for each I/O, of the kernel and of all programs: \
 the only one that is known of a disk.";
 /// The column of the machine's CPU time.
 const MACHINE: &str = "all";
+/// The column of the CPU time for each Gbit/s.
+const CPU_PER_GBIT: &str = "%/Gb";
 /// Printed if a share exceeds 100%.
 pub(crate) const NOISY_CEILING: &str = " A share well over 100% is noise: other programs used the machine. Repeat with \
 more or longer runs on an otherwise idle machine.";

@@ -56,6 +56,17 @@ fn one_protocol_fits_eighty_columns_completely() {
 }
 
 #[test]
+fn rows_that_were_not_run_for_one_reason_have_a_line_each() {
+    let mut comparison = fixture::plain_comparison();
+    for block in ["4 KiB", "1 MiB"] {
+        comparison.skipped.push((format!("iser, {block} random read"), "no such protocol yet".into()));
+    }
+    let text = render(&comparison, None, Width(80), Colour::Off);
+    let lines = "Not run\nno such protocol yet:\n  iser, 4 KiB random read\n  iser, 1 MiB random read\n\n";
+    assert!(text.contains(lines), "{text}");
+}
+
+#[test]
 fn the_policy_is_shown_where_rows_differ_in_place_of_the_median_latency() {
     let text = render(&fixture::comparison(), None, Width(80), Colour::Off);
     let block = "\
