@@ -6,7 +6,7 @@ use blockmux_volume::spec::with_hidden_secrets;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error;
 use std::io::{self, Write};
-use std::num::ParseIntError;
+use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
 
 /// An error that ends a command. The text names the thing and says what to do.
@@ -136,7 +136,13 @@ fn wrong_value(error: &clap::Error) -> Option<String> {
     let argument = argument.trim_matches(['[', ']', '<', '>', '.']);
     let named = |why: &str| format!("{argument} {}: {why}", shell_word(&with_hidden_secrets(value)));
     Some(match (error.source(), error.get(ContextKind::ValidValue)) {
-        (Some(source), _) if source.is::<ParseIntError>() => named("is not a whole number"),
+        (Some(source), _) if source.is::<ParseIntError>() => {
+            named(match source.downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
+                Some(IntErrorKind::Zero) => "write a whole number from 1 on",
+                Some(IntErrorKind::PosOverflow) => "is too large",
+                _ => "is not a whole number",
+            })
+        }
         (Some(source), _) => {
             let why = source.to_string();
             // clap writes a range as Rust does.

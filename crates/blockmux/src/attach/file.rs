@@ -27,11 +27,10 @@ pub(super) fn options(args: &AttachArgs, io: OwnIo) -> Result<FuseOptions, Failu
     Ok(FuseOptions { mount_point, files, allow_other, read_only, depth: args.iodepth, io })
 }
 
-/// The options of the file of a disk without a spec, which is named after its data if it has no
+/// The options of the file of a disk without a spec, which is named after its volume if it has no
 /// name. `None` if there is no directory for it.
-pub(super) fn plain_options(disk: &DiskOptions) -> Option<FuseOptions> {
-    let of_data = || disk.data.map_or_else(|| "volume".to_owned(), |data| format!("{data:016x}"));
-    let file = disk.name.as_ref().map_or_else(of_data, |name| name.as_str().to_owned());
+pub(super) fn plain_options(disk: &DiskOptions, volume: &str) -> Option<FuseOptions> {
+    let file = disk.name.as_ref().map_or_else(|| of_text(volume), |name| name.as_str().to_owned());
     let mount_point = default_directory().ok()?.join(&file);
     let (read_only, io) = (disk.read_only, disk.io.clone());
     Some(FuseOptions { mount_point, files: vec![file], allow_other: false, read_only, depth: disk.depth, io })
@@ -100,6 +99,22 @@ const MAX_LEN: usize = 255;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU64;
+
+    #[test]
+    fn the_file_of_a_daemons_disk_has_the_name_of_the_disk_or_the_volume() {
+        let file_of = |name: Option<&str>| {
+            let name = name.map(|name| name.parse().unwrap());
+            let (data, io) = (NonZeroU64::new(7), OwnIo::default());
+            let disk = DiskOptions { queues: 1, depth: 1, data, read_only: false, name, io };
+            let options = plain_options(&disk, "more");
+            options.map(|own| (own.mount_point.file_name().map(ToOwned::to_owned), own.file))
+        };
+        for (name, file) in [(None, "more"), (Some("own"), "own")] {
+            // Without a directory for it, there is no file.
+            assert!(file_of(name).is_none_or(|found| found == (Some(file.into()), file.to_owned())));
+        }
+    }
 
     #[test]
     fn a_file_is_named_after_its_volume() {

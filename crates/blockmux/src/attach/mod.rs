@@ -44,9 +44,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
-use tracing::info;
+use tracing::{info, warn};
 use volumes::OpenVolumes;
-use way::{Way, WayOptions};
+use way::{WantedWays, Way, WayError, WayOptions};
 
 /// Arguments of `blockmux attach`.
 #[derive(clap::Args)]
@@ -71,10 +71,10 @@ pub(crate) struct AttachArgs {
     /// Run a shell command with the disk in its environment, and detach when it ends
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
-    /// Name of the disk: it is /dev/blockmux/NAME, too; for fuse, name of the file
+    /// Name of the disk, which is /dev/blockmux/NAME, too; for fuse, only the name of the file
     #[arg(long, value_name = "NAME")]
     name: Option<DiskName>,
-    /// Mount the disk's file system there, as long as it is attached
+    /// Mount the disk's file system there, as long as it is attached; not for fuse
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
     /// Directory of the files, for fuse; it is made if it does not exist [default for one file:
@@ -94,8 +94,8 @@ pub(crate) struct AttachArgs {
     /// (sleep at once) [default: adaptive]
     #[arg(long, value_enum, hide_possible_values = true)]
     poll: Option<Poll>,
-    /// When ready, print one JSON object instead of text
-    #[arg(long, conflicts_with = "run")]
+    /// When ready, print one JSON object instead of text, also before the command of --run
+    #[arg(long)]
     json: bool,
     /// Print which ways of attaching this machine has, and why it lacks the others
     #[arg(long, conflicts_with_all = ["volumes", "via", "socket", "read_only", "shared", "run", "forget", "name", "mount", "directory"])]
@@ -150,12 +150,17 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
         return probe::print_owner(node);
     }
     let name = args.volumes.iter().map(Spec::to_string).collect::<Vec<_>>().join(", ");
-    let cannot_attach = |error| Failure::request(format!("{name}: {error}"));
     // Opening a volume may create a file, so this is first.
     let is_file = args.directory.is_some() || args.allow_other;
     let asked = args.via.or(args.socket.as_ref().map(|_| Way::VhostUser)).or(is_file.then_some(Way::Fuse));
     check_options(args, asked)?;
-    let way = Way::choose(asked, true).map_err(cannot_attach)?;
+    let wanted = if args.mount.is_some() { WantedWays::BlockDevices } else { WantedWays::All };
+    let way = Way::choose(asked, wanted).map_err(|error| match error {
+        WayError::None { wanted: WantedWays::BlockDevices, .. } => {
+            Failure::request(format!("--mount needs a block device: {error}"))
+        }
+        error => Failure::request(format!("{name}: {error}")),
+    })?;
     check_options(args, Some(way))?;
     let io = OwnIo::by(&own_io::by_this_program());
     let files = (way == Way::Fuse).then(|| file::options(args, io.clone())).transpose()?;
@@ -221,6 +226,9 @@ fn announce(
 ) -> Result<Option<RunningCommand>, Failure> {
     let running = match &args.run {
         Some(command) => {
+            if args.json {
+                print_json(&announcement.json())?;
+            }
             let ended = events.clone();
             let on_end = move |status| {
                 // The receiver is gone if the process ends for another reason.
@@ -315,6 +323,9 @@ fn check_options(args: &AttachArgs, way: Option<Way>) -> Result<(), Failure> {
 fn start_cores(args: &AttachArgs, way: Way) -> Result<Cores, Failure> {
     let cpus = allowed_cpus().map_or(1, |cpus| cpus.len());
     let count = way.cores(args.cores.map_or(cpus, NonZeroUsize::get).min(MAX_CORES));
+    if let Some(asked) = args.cores.filter(|asked| asked.get() > count) {
+        warn!("--cores {asked}: {} uses at most {count}", way.name());
+    }
     let policy = args.poll.unwrap_or(Poll::Adaptive).into();
     let config = CoresConfig { count, policy, ..CoresConfig::default() };
     Cores::start(&config).map_err(|error| Failure::request(cores_cannot_start(&error)))

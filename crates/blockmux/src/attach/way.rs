@@ -98,30 +98,64 @@ impl Way {
         Ok(())
     }
 
-    /// The best way that this machine has, one that mounts only if the process `may_mount`; logs why
-    /// it lacks better ones.
+    /// The best way that this machine has, of those that are wanted; logs why it lacks better ones.
     ///
     /// # Errors
-    /// If it has none: why it lacks the best.
-    pub(super) fn best(may_mount: bool) -> Result<Way, AttachError> {
-        let probe = |way: Way| {
-            let probed = way.probe().map(|()| way);
-            probed.inspect_err(|error| info!("{}: {error}", way.name()))
-        };
-        let [best, others @ ..] = Way::ALL;
-        let mut others = others.into_iter().filter(|way| may_mount || !way.mounts());
-        probe(best).or_else(|why_not| others.find_map(|way| probe(way).ok()).ok_or(why_not))
+    /// If it has none: why it lacks each.
+    fn best(wanted: WantedWays) -> Result<Way, WayError> {
+        let mut why_not = Vec::new();
+        for way in Way::ALL.into_iter().filter(|way| wanted == WantedWays::All || !way.mounts()) {
+            match way.probe() {
+                Ok(()) => return Ok(way),
+                Err(error) => {
+                    info!("{}: {error}", way.name());
+                    why_not.push(format!("{} ({error})", way.name()));
+                }
+            }
+        }
+        Err(WayError::None { wanted, why_not })
     }
 
-    /// The way that is asked for, if this machine has it, or the best one, which mounts only if the
-    /// process `may_mount`.
+    /// The way that is asked for, if this machine has it, or the best of those that are wanted.
     ///
     /// # Errors
     /// If it lacks that one, or has none.
-    pub(crate) fn choose(via: Option<Way>, may_mount: bool) -> Result<Way, AttachError> {
+    pub(crate) fn choose(via: Option<Way>, wanted: WantedWays) -> Result<Way, WayError> {
         match via {
-            Some(way) => way.probe().map(|()| way),
-            None => Way::best(may_mount),
+            Some(way) => Ok(way.probe().map(|()| way)?),
+            None => Way::best(wanted),
+        }
+    }
+}
+
+/// The ways of which the best is chosen, if none is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WantedWays {
+    All,
+    /// Those that make a block device, and do not mount a file system of this machine.
+    BlockDevices,
+}
+
+/// Why no way can be chosen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WayError {
+    /// The machine lacks the one that is asked for.
+    #[error(transparent)]
+    Asked(#[from] AttachError),
+    /// It has none.
+    #[error("this machine has no way to make {}: {}", wanted.make(), why_not.join("; "))]
+    None {
+        wanted: WantedWays,
+        /// Each way, and why it is missing.
+        why_not: Vec<String>,
+    },
+}
+
+impl WantedWays {
+    fn make(self) -> &'static str {
+        match self {
+            WantedWays::All => "a disk or a file",
+            WantedWays::BlockDevices => "a block device",
         }
     }
 }
@@ -156,7 +190,7 @@ fn way_of(disk: &Path) -> Way {
 }
 
 impl WayOptions {
-    /// A way with the options of a daemon's disk.
+    /// A way with the options of a daemon's disk, which is one of this volume.
     ///
     /// # Errors
     /// What it needs beyond them.
@@ -164,11 +198,12 @@ impl WayOptions {
         way: Way,
         disk: DiskOptions,
         socket: Option<PathBuf>,
+        volume: &str,
     ) -> Result<WayOptions, &'static str> {
         match way {
             Way::Ublk => Ok(WayOptions::Ublk(disk)),
             Way::Nbd => Ok(WayOptions::Nbd(disk)),
-            Way::Fuse => file::plain_options(&disk)
+            Way::Fuse => file::plain_options(&disk, volume)
                 .map(WayOptions::Fuse)
                 .ok_or("there is no directory for its file; set XDG_RUNTIME_DIR to one"),
             Way::VhostUser => socket

@@ -6,7 +6,7 @@
 
 use super::attachment::Attachment;
 use crate::api::{ApiError, ErrorCode};
-use crate::attach::way::{Way, WayOptions};
+use crate::attach::way::{WantedWays, Way, WayOptions};
 use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
@@ -518,7 +518,8 @@ fn attach(
     let (queues, name, may_be_unprivileged) = (cores.count() as u16, name.clone(), false);
     let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io, may_be_unprivileged };
     let way = choose(asked, may_mount)?;
-    let options = WayOptions::plain(way, options, socket.clone()).map_err(|error| about(volume, error))?;
+    let options =
+        WayOptions::plain(way, options, socket.clone(), volume).map_err(|error| about(volume, error))?;
     let disk = options.attach(cores, exports, &[id]).map_err(|error| about(volume, error))?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
@@ -541,7 +542,8 @@ fn choose(asked: &Attachment, may_mount: bool) -> Result<Way, Failure> {
         true => LACKS_PRIVILEGES,
         false => "",
     };
-    Way::choose(asked.via(), may_mount).map_err(|error| about(&asked.volume, format!("{error}{advice}")))
+    let wanted = if may_mount { WantedWays::All } else { WantedWays::BlockDevices };
+    Way::choose(asked.via(), wanted).map_err(|error| about(&asked.volume, format!("{error}{advice}")))
 }
 
 /// A failure of an attachment, whose entry in the config the message names.

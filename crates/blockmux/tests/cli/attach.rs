@@ -50,9 +50,37 @@ fn probe_says_why_a_way_is_missing() {
     let way = &found["ways"][0];
     assert_eq!((&way["name"], &way["usable"]), (&"ublk".into(), &false.into()));
     assert!(way["why_not"].as_str().unwrap().contains("modprobe ublk_drv"), "{way}");
-    let ways = found["ways"].as_array().unwrap();
-    let is_any_usable = ways.iter().any(|way| way["usable"] == true);
+    let [own @ .., last] = found["ways"].as_array().unwrap().as_slice() else { panic!("{found}") };
+    assert_eq!((&last["name"], &last["usable"]), (&"vhost-user".into(), &true.into()));
+    let is_any_usable = own.iter().any(|way| way["usable"] == true);
     assert_eq!(output.status.code(), Some(i32::from(!is_any_usable)));
+}
+
+#[test]
+fn a_mount_without_a_block_device_says_why_each_way_to_one_is_missing() {
+    if has_driver() || Path::new("/dev/nbd0").exists() {
+        return;
+    }
+    let output = blockmux(["attach", "mem:1m", "--mount", "/mnt"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("--mount needs a block device: ") && said.contains("ublk (/dev/ublk-control"),
+        "{said}"
+    );
+    assert!(said.contains("; nbd (") && !said.contains("fuse (") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn no_core_and_too_many_of_them_are_refused_in_words_that_fit() {
+    for (cores, expected) in [
+        ("0", "--cores 0: write a whole number from 1 on"),
+        ("99999999999999999999", "--cores 99999999999999999999: is too large"),
+        ("x", "--cores x: is not a whole number"),
+    ] {
+        let said = text(&blockmux(["attach", "mem:1m", "--cores", cores]).stderr);
+        assert!(said.contains(expected), "{said}");
+    }
 }
 
 #[test]
@@ -87,7 +115,13 @@ fn a_daemon_whose_disk_cannot_be_attached_does_not_start_and_names_the_line() {
         let output = blockmux([command, &[config.to_str().unwrap()]].concat());
         (output.status.code(), text(&output.stderr))
     };
-    assert_eq!(run(&["check"], "a").0, Some(0));
+    let (status, said) = run(&["check"], "a");
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    fs::write(&config, text_of("a").replace("'ublk'", "'fuse'")).unwrap();
+    let output = blockmux(["check", config.to_str().unwrap()]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("b.toml:5: attachment `a`: "), "{said}");
+    assert!(said.contains("start it with --keep-privileges"), "{said}");
     let (status, said) = run(&["check"], "b");
     assert!(
         status == Some(2) && said.contains("b.toml:6: attachment `b`: no volume has this name"),

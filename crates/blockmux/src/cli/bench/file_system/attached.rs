@@ -84,7 +84,7 @@ impl AttachedVolume {
                     io,
                     may_be_unprivileged: false,
                 };
-                WayOptions::plain(way, disk, None)
+                WayOptions::plain(way, disk, None, NAME)
             }
         };
         let options = options.map_err(|error| format!("{}: {error}", way.name()))?;

@@ -37,7 +37,7 @@ use super::measure::{BenchEnd, BenchEvent, Interrupts, Measured, collect};
 use super::plan::{BenchPlan, BenchVolume};
 use super::served;
 use super::veth::{TARGET, VethPair};
-use crate::attach::way::Way;
+use crate::attach::way::{WantedWays, Way};
 use crate::failure::Failure;
 use crate::process::machine::memory_bytes;
 use crate::process::signals;
@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tracing::info;
+use tracing::{info, warn};
 use xfs::MountedXfs;
 
 /// Results of the measurement.
@@ -136,7 +136,7 @@ pub(super) fn run(args: &BenchArgs, interrupts: Interrupts) -> Result<FileSystem
     let links = suite.links().ok_or_else(|| Failure::request("internal error: the study has no links"))?;
     // Without root, this is where the user learns it.
     let veth = VethPair::new()?;
-    let way = Way::choose(None, true)
+    let way = Way::choose(None, WantedWays::All)
         .map_err(|error| Failure::request(format!("--file-system attaches disks: {error}")))?;
     if way == Way::Fuse {
         check_programs(&LOOP_PROGRAMS)?;
@@ -154,6 +154,10 @@ pub(super) fn run(args: &BenchArgs, interrupts: Interrupts) -> Result<FileSystem
     signals::remove_at_exit(directory.path());
     let (limit, limited) = limit(data_bytes);
     let conditions = conditions(data_bytes, way, &limited);
+    if data_bytes <= HALF_A_SECOND {
+        let (size, more) = (data_bytes / MIB, MIN_DEFAULT_BYTES / MIB);
+        warn!("--size {size}m: disks may be left without figures: {TOO_FAST}, as {more}m");
+    }
     // The times of a job are those of the load generator.
     let jobs: Vec<Job> =
         suite.jobs().map(|job| Job { runtime_ms: 0, ramp_time_ms: 0, ..job.clone() }).collect();
@@ -471,6 +475,9 @@ const MAX_CORES: u32 = 64;
 const MIB: u64 = 1 << 20;
 /// The least that `--size` may be.
 const MIN_BYTES: u64 = 16 << 20;
+/// What the slowest link of a study, 1 Gbit/s, carries in half a second: the tests of every disk
+/// may take less.
+const HALF_A_SECOND: u64 = 64 << 20;
 /// Without `--size`, this part of the memory is written, within these limits.
 const MEMORY_SHARE: u64 = 16;
 const MIN_DEFAULT_BYTES: u64 = 256 << 20;
