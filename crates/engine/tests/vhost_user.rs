@@ -64,6 +64,8 @@ struct User {
     reactor: Reactor,
     core: Rc<dyn Core>,
     channel: Box<dyn Channel>,
+    /// What has completed and was not looked at.
+    done: Vec<Completion>,
 }
 
 impl User {
@@ -71,7 +73,7 @@ impl User {
         let (reactor, _) = Reactor::new(PollPolicy::Never, 64 << 20).unwrap();
         let core: Rc<dyn Core> = reactor.core().clone();
         let channel = volume.open(&core, 8, Waker::idle()).unwrap();
-        User { reactor, core, channel }
+        User { reactor, core, channel, done: Vec::new() }
     }
 
     fn submit(&mut self, tag: u64, op: Op, offset: u64, data: &[u8]) {
@@ -88,13 +90,13 @@ impl User {
     }
 
     fn next(&mut self) -> Completion {
-        let mut done = Vec::new();
         loop {
-            self.channel.poll(&mut done);
-            match done.pop() {
-                Some(completion) => return completion,
-                None => self.turn(),
+            // Several may complete together.
+            if let Some(completion) = self.done.pop() {
+                return completion;
             }
+            self.turn();
+            self.channel.poll(&mut self.done);
         }
     }
 }
