@@ -10,8 +10,9 @@ use std::sync::Arc;
 pub(super) struct HeldConnection(ManuallyDrop<Arc<UnixStream>>);
 
 impl HeldConnection {
-    pub(super) fn new(connection: &Arc<UnixStream>) -> HeldConnection {
-        HeldConnection(ManuallyDrop::new(connection.clone()))
+    /// For a queue that can have I/O from now on.
+    pub(super) fn new(connection: Arc<UnixStream>) -> HeldConnection {
+        HeldConnection(ManuallyDrop::new(connection))
     }
 
     /// The I/O of the queue has ended. If it is dropped otherwise, with its core, only the end of

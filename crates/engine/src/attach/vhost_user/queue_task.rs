@@ -19,9 +19,10 @@ use blockmux_volume::{Core, Waker};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tracing::{debug, warn};
 
@@ -72,7 +73,15 @@ impl QueueEvents {
 /// What a queue has of its front end.
 pub(super) struct FrontEnd {
     pub(super) events: QueueEvents,
-    pub(super) connection: HeldConnection,
+    /// Held from the start of the queue until its I/O has ended.
+    pub(super) connection: Arc<UnixStream>,
+}
+
+/// A queue that cannot be served.
+pub(super) struct NotStarted {
+    pub(super) error: io::Error,
+    /// The front end may correct the description, but does not send the descriptors again.
+    pub(super) events: QueueEvents,
 }
 
 /// Where a queue is, for a core.
@@ -95,7 +104,7 @@ impl RunningQueue {
         (size, next_avail): (u16, u16),
         front_end: FrontEnd,
         place: impl FnOnce() -> Result<QueuePlace, RingError> + Send + 'static,
-    ) -> io::Result<RunningQueue> {
+    ) -> Result<RunningQueue, NotStarted> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (sender, stopped) = mpsc::channel();
         let FrontEnd { mut events, connection } = front_end;
@@ -103,12 +112,18 @@ impl RunningQueue {
             if let Err(error) = become_io_flusher() {
                 debug!("memory of a core may wait for the disk: {error}");
             }
-            core.try_spawn(|waker| {
-                let QueuePlace { memory, areas, record } = place().map_err(io::Error::other)?;
-                let VringVolume { exports, volume, origin } = serves;
+            let VringVolume { exports, volume, origin } = serves;
+            let queue = place().map_err(io::Error::other).and_then(|place| {
+                let QueuePlace { memory, areas, record } = place;
                 let ring = (areas, size, next_avail);
                 let queue = BlkQueue::new((&exports, volume), device, memory, ring, record);
-                let queue = queue.ok_or(io::ErrorKind::NotFound)?;
+                queue.ok_or(io::ErrorKind::NotFound.into())
+            });
+            let queue = match queue {
+                Ok(queue) => queue,
+                Err(error) => return Err(NotStarted { error, events }),
+            };
+            core.spawn(|waker| {
                 if queue.unanswered() > 0 {
                     warn!("{}: {} requests are executed again", origin.listener, queue.unanswered());
                 }
@@ -119,7 +134,7 @@ impl RunningQueue {
                     queue,
                     channels: Channels::new(exports, core.clone(), waker.clone(), origin.clone()),
                     events,
-                    connection: Some(connection),
+                    connection: Some(HeldConnection::new(connection)),
                     end: QueueEnd::Open,
                     stopped: sender,
                     registration: core.register(armed.clone()),
@@ -129,10 +144,15 @@ impl RunningQueue {
                     name: origin.listener,
                 }));
                 core.local(QueueTable::default).add(id, &state);
-                Ok::<_, io::Error>(VringTask(state))
-            })
+                VringTask(state)
+            });
+            Ok(())
         });
-        started.unwrap_or_else(|| Err(io::Error::other("the core has ended")))?;
+        let core_has_ended = || {
+            let error = io::Error::other("the core has ended");
+            Err(NotStarted { error, events: QueueEvents::default() })
+        };
+        started.unwrap_or_else(core_has_ended)?;
         Ok(RunningQueue { core: core.clone(), id, stopped })
     }
 
@@ -205,7 +225,7 @@ pub(super) struct QueueState {
     core: Rc<EngineCore>,
     waker: Waker,
     /// The disk, for messages.
-    name: std::sync::Arc<str>,
+    name: Arc<str>,
 }
 
 /// Whether a queue ends, and how.

@@ -1,7 +1,6 @@
 //! A virtqueue as the front end describes it, piece by piece, and its queue once it is served.
 
-use super::held_connection::HeldConnection;
-use super::queue_task::{FrontEnd, QueueEvents, QueuePlace, RunningQueue, VringVolume};
+use super::queue_task::{FrontEnd, NotStarted, QueueEvents, QueuePlace, RunningQueue, VringVolume};
 use super::shared::DiskShared;
 use crate::sys::shared_event::{EventSender, SharedEvent};
 use blockmux_proto::virtio::wire::vhost_user::VringAddr;
@@ -102,7 +101,7 @@ impl Vring {
     /// Serves the queue if it was described completely.
     ///
     /// # Errors
-    /// If it is not in the guest's memory.
+    /// If it is not in the guest's memory, or the volume was removed. It keeps its description.
     pub(super) fn start(&mut self, index: usize, machine: &Machine<'_>) -> io::Result<()> {
         let is_enabled = self.is_enabled || machine.is_enabled;
         let Some(addr) = self.addr.filter(|_| self.is_started && is_enabled && self.size > 0) else {
@@ -126,9 +125,13 @@ impl Vring {
             VringVolume { exports: exports.clone(), volume: *volume, origin: machine.shared.origin() };
         let events = std::mem::take(&mut self.events);
         let core = machine.shared.core(index);
-        let front_end = FrontEnd { events, connection: HeldConnection::new(machine.connection) };
+        let front_end = FrontEnd { events, connection: machine.connection.clone() };
         let at = (size, self.next_avail);
-        let running = RunningQueue::start(core, serves, machine.device, at, front_end, place)?;
+        let running = RunningQueue::start(core, serves, machine.device, at, front_end, place);
+        let running = running.map_err(|NotStarted { error, events }| {
+            self.events = events;
+            error
+        })?;
         running.change(|queue| queue.enable(true));
         debug!("virtqueue {index} of {size} begins at {}", self.next_avail);
         (self.running, self.is_enabled) = (Some(running), true);

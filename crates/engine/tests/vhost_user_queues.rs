@@ -1,0 +1,124 @@
+//! Virtqueues of a disk by vhost-user that cannot be served.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod back_ends;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod fake_front_end;
+
+use back_ends::BackEnds;
+use blockmux_volume::MemVolume;
+use blockmux_wire::virtio::Features;
+use blockmux_wire::virtio::vhost_user::{
+    FrontendRequest, MESSAGE_F_NEED_REPLY, ProtocolFeatures, VringState,
+};
+use fake_front_end::{FrontEnd, Guest, MEMORY, QUEUE, memory_table, message};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{read, write};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A front end that has agreed on features.
+fn connect(path: &Path) -> FrontEnd {
+    let front_end = FrontEnd::connect(path);
+    // A test whose front end hears nothing fails.
+    front_end.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let accepted = Features::VERSION_1 | Features::VHOST_USER_PROTOCOL_FEATURES;
+    front_end.tell(FrontendRequest::SET_FEATURES, accepted.bits().as_bytes());
+    front_end.tell(FrontendRequest::SET_PROTOCOL_FEATURES, ProtocolFeatures::REPLY_ACK.bits().as_bytes());
+    front_end
+}
+
+fn share_memory(front_end: &FrontEnd, guest: &Guest) {
+    front_end.tell_with(FrontendRequest::SET_MEM_TABLE, &memory_table(MEMORY), &guest.memory);
+}
+
+/// Describes a virtqueue except for how the guest notifies.
+fn describe_queue(front_end: &FrontEnd, index: u32) {
+    front_end.tell(FrontendRequest::SET_VRING_NUM, VringState { index, num: QUEUE }.as_bytes());
+    front_end.tell(FrontendRequest::SET_VRING_ADDR, Guest::place(index).as_bytes());
+}
+
+fn enable_queue(front_end: &FrontEnd, index: u32, is_enabled: bool) {
+    let state = VringState { index, num: is_enabled.into() };
+    front_end.tell(FrontendRequest::SET_VRING_ENABLE, state.as_bytes());
+}
+
+/// A virtqueue whose guest does not notify.
+fn begin_polled_queue(front_end: &FrontEnd, index: u32) {
+    describe_queue(front_end, index);
+    let no_event = u64::from(index) | 1 << 8;
+    front_end.tell(FrontendRequest::SET_VRING_KICK, no_event.as_bytes());
+    enable_queue(front_end, index, true);
+}
+
+/// Sends an event descriptor for a virtqueue.
+fn share_event(front_end: &FrontEnd, request: FrontendRequest, index: u32) -> OwnedFd {
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    front_end.tell_with(request, u64::from(index).as_bytes(), &event);
+    event
+}
+
+fn notify(event: &OwnedFd) {
+    write(event, &1_u64.to_ne_bytes()).unwrap();
+}
+
+#[test]
+fn a_front_end_is_disconnected_if_its_queue_is_not_in_its_memory() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    // Each of them has its end, and the next one is served.
+    for _ in 0..2 {
+        let front_end = connect(&back_ends.path("disk"));
+        begin_polled_queue(&front_end, 0);
+        assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_front_end_is_disconnected_if_its_volume_was_removed() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let (front_end, guest) = (connect(&back_ends.path("disk")), Guest::new());
+    share_memory(&front_end, &guest);
+    assert!(front_end.is_served());
+    drop(back_ends.exports.remove("disk").unwrap());
+    begin_polled_queue(&front_end, 0);
+    assert_eq!((&front_end.socket).read(&mut [0; 20]).unwrap(), 0);
+}
+
+#[test]
+fn a_queue_that_was_refused_keeps_its_event_descriptors() {
+    let back_ends = BackEnds::of(Arc::new(MemVolume::new(1 << 20)));
+    let _disk = back_ends.attach("disk");
+    let (front_end, guest) = (connect(&back_ends.path("disk")), Guest::new());
+    describe_queue(&front_end, 0);
+    let [call, kick] = [FrontendRequest::SET_VRING_CALL, FrontendRequest::SET_VRING_KICK]
+        .map(|request| share_event(&front_end, request, 0));
+    let enabled = VringState { index: 0, num: 1 };
+    let flags = 1 | MESSAGE_F_NEED_REPLY;
+    let ask = message(FrontendRequest::SET_VRING_ENABLE, flags, enabled.as_bytes());
+    (&front_end.socket).write_all(&ask).unwrap();
+    let mut reply = [0; 20];
+    (&front_end.socket).read_exact(&mut reply).unwrap();
+    assert_eq!(reply[12..], 1_u64.to_ne_bytes(), "it has no memory yet");
+    share_memory(&front_end, &guest);
+    front_end.have_acknowledged(FrontendRequest::SET_VRING_ENABLE, enabled.as_bytes(), None);
+    // The driver is notified when the queue begins, and of the answer.
+    let mut count = [0; 8];
+    assert!(is_signalled(&call), "the back end has no descriptor to notify the driver");
+    read(&call, &mut count).unwrap();
+    guest.request(0, 0, false, 0);
+    notify(&kick);
+    assert!(is_signalled(&call));
+    assert_eq!(guest.status(0, 0), 0);
+}
+
+/// Whether an event descriptor is signalled, after which a test need not wait any longer.
+fn is_signalled(event: &OwnedFd) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap() > 0
+}
