@@ -1,4 +1,4 @@
-//! Virtqueues of a disk by vhost-user that cannot be served.
+//! Virtqueues of a disk by vhost-user that cannot be served, or keep much memory.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod back_ends;
@@ -6,7 +6,7 @@ mod back_ends;
 mod fake_front_end;
 
 use back_ends::BackEnds;
-use blockmux_volume::MemVolume;
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, MemVolume, Volume, VolumeInfo, Waker};
 use blockmux_wire::virtio::Features;
 use blockmux_wire::virtio::vhost_user::{
     FrontendRequest, MESSAGE_F_NEED_REPLY, ProtocolFeatures, VringState,
@@ -17,7 +17,9 @@ use rustix::io::{read, write};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -121,4 +123,68 @@ fn a_queue_that_was_refused_keeps_its_event_descriptors() {
 fn is_signalled(event: &OwnedFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN)];
     poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap() > 0
+}
+
+/// A volume that takes reads and never completes them.
+#[derive(Default)]
+struct Unanswered {
+    /// Number of reads that it has taken.
+    reads: Arc<AtomicUsize>,
+}
+
+struct UnansweredChannel {
+    reads: Arc<AtomicUsize>,
+    /// They use their memory for as long as the core has the channel.
+    taken: Vec<Io>,
+}
+
+impl Volume for Unanswered {
+    fn info(&self) -> VolumeInfo {
+        MemVolume::new(1 << 20).info()
+    }
+
+    fn open(&self, _core: &Rc<dyn Core>, _depth: u32, _waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        Ok(Box::new(UnansweredChannel { reads: self.reads.clone(), taken: Vec::new() }))
+    }
+}
+
+impl Channel for UnansweredChannel {
+    fn submit(&mut self, io: Io) {
+        self.taken.push(io);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn kick(&mut self) {}
+
+    fn poll(&mut self, _done: &mut Vec<Completion>) {}
+}
+
+#[test]
+fn a_front_end_cannot_use_up_the_mappings_of_other_disks() {
+    let reads = Arc::<AtomicUsize>::default();
+    let back_ends = BackEnds::of(Arc::new(Unanswered { reads: reads.clone() }));
+    let _disks = ["disk", "frozen"].map(|name| back_ends.attach(name));
+    let (front_end, guest) = (connect(&back_ends.path("disk")), Guest::new());
+    share_memory(&front_end, &guest);
+    front_end.tell(FrontendRequest::SET_VRING_NUM, VringState { index: 0, num: 512 }.as_bytes());
+    front_end.tell(FrontendRequest::SET_VRING_ADDR, Guest::place(0).as_bytes());
+    front_end.tell(FrontendRequest::SET_VRING_KICK, (1_u64 << 8).as_bytes());
+    enable_queue(&front_end, 0, true);
+    let socket = front_end.socket.try_clone().unwrap();
+    let asking = FrontEnd { socket, flags: MESSAGE_F_NEED_REPLY };
+    // Each table is a new mapping, and a read keeps the one before.
+    let tables = (0..150).take_while(|nth| {
+        guest.request_with(0, *nth, false, 0, Guest::data(0, 0));
+        while reads.load(Ordering::Relaxed) <= usize::from(*nth) {
+            std::thread::yield_now();
+        }
+        share_memory(&asking, &guest);
+        let mut reply = [0; 20];
+        (&front_end.socket).read_exact(&mut reply).unwrap();
+        reply[12..] == [0; 8]
+    });
+    assert_eq!(tables.count(), 127, "with the first table, as many as a disk may have");
+    let (of_other, guest) = (connect(&back_ends.path("frozen")), Guest::new());
+    share_memory(&of_other, &guest);
+    assert!(of_other.is_served());
 }

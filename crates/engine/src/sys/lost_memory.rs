@@ -31,27 +31,71 @@ impl MemoryLoss {
     }
 }
 
+/// Counts the mappings that the process has for one owner, which may have a limited number: those
+/// of the process are limited, too, and one owner must not leave the others without.
+pub(crate) struct MappingQuota {
+    most: usize,
+    used: AtomicUsize,
+}
+
+impl MappingQuota {
+    /// At most `most` mappings at a time.
+    pub(crate) fn new(most: usize) -> Arc<MappingQuota> {
+        Arc::new(MappingQuota { most, used: AtomicUsize::new(0) })
+    }
+
+    fn claim(self: &Arc<Self>) -> Option<MappingClaim> {
+        let more = |used| (used < self.most).then_some(used + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(MappingClaim(self.clone()))
+    }
+}
+
+/// A mapping that counts against a quota until this is dropped.
+struct MappingClaim(Arc<MappingQuota>);
+
+impl Drop for MappingClaim {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The owner of a mapping.
+#[derive(Clone, Copy)]
+pub(crate) struct MappingOwner<'a> {
+    /// Is told if the memory is lost.
+    pub(crate) loss: &'a Arc<MemoryLoss>,
+    pub(crate) quota: &'a Arc<MappingQuota>,
+}
+
 /// A mapping that is replaced if it is lost. Must be dropped before it is unmapped, when nobody
 /// accesses it any longer.
 pub(super) struct WatchedMapping {
     entry: &'static MappingEntry,
     _loss: Arc<MemoryLoss>,
+    _quota: MappingClaim,
 }
 
 /// Watches the mapping of `len` bytes at `start`.
 ///
 /// # Errors
-/// If there are too many mappings, or the system refuses the handler.
-pub(super) fn watch(start: usize, len: usize, loss: &Arc<MemoryLoss>) -> io::Result<WatchedMapping> {
+/// If the owner or the process has too many mappings, or the system refuses the handler.
+pub(super) fn watch(start: usize, len: usize, owner: MappingOwner<'_>) -> io::Result<WatchedMapping> {
     static CLAIMS: Mutex<()> = Mutex::new(());
+    let MappingOwner { loss, quota } = owner;
     install()?;
+    let too_many = || {
+        let most = quota.most;
+        io::Error::other(format!("it has {most} regions already, with earlier ones that its I/O still uses"))
+    };
+    let of_quota = quota.claim().ok_or_else(too_many)?;
     let _claim = CLAIMS.lock().unwrap_or_else(PoisonError::into_inner);
     let free = MAPPINGS.iter().find(|entry| entry.start.load(Ordering::Acquire) == 0);
     let entry = free.ok_or_else(|| io::Error::other("this process has too many regions of shared memory"))?;
     entry.len.store(len, Ordering::Relaxed);
     entry.loss.store(Arc::as_ptr(loss).cast_mut(), Ordering::Relaxed);
     entry.start.store(start, Ordering::Release);
-    Ok(WatchedMapping { entry, _loss: loss.clone() })
+    Ok(WatchedMapping { entry, _loss: loss.clone(), _quota: of_quota })
 }
 
 impl Drop for WatchedMapping {
@@ -166,8 +210,8 @@ unsafe fn act_as_before(signal: libc::c_int, info: *mut libc::siginfo_t, context
 /// The action before this handler was installed: that of the standard library.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static MAPPINGS: [MappingEntry; MAX_MAPPINGS] = [const { MappingEntry::free() }; MAX_MAPPINGS];
-/// Largest number of mappings of a process: 64 disks with as many regions as one may have.
-const MAX_MAPPINGS: usize = 64 * 64;
+/// Largest number of mappings of a process: 64 disks with as many as one may have.
+const MAX_MAPPINGS: usize = 64 * 128;
 
 #[cfg(test)]
 mod tests {
@@ -188,9 +232,14 @@ mod tests {
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 4 * 4096).unwrap();
         let [lost, kept] = [loss(), loss()];
-        let map = |loss| Memory::from_pages(&map_shared(file.as_fd(), 0, 4096, Some(loss)).unwrap());
-        let beyond = map_shared(file.as_fd(), 4096, 2 * 4096, Some(&lost)).unwrap();
-        let (first, beyond) = (map(&kept), Memory::from_pages(&beyond));
+        let quota = MappingQuota::new(2);
+        let map = |offset, len, loss| {
+            let owner = MappingOwner { loss, quota: &quota };
+            map_shared(file.as_fd(), offset, len, Some(owner)).unwrap()
+        };
+        let beyond = map(4096, 2 * 4096, &lost);
+        let first = map(0, 4096, &kept);
+        let [first, beyond] = [first, beyond].map(|pages| Memory::from_pages(&pages));
         beyond.seg(4096, 4).copy_from(b"abcd");
         ftruncate(&file, 4096).unwrap();
         assert!(!lost.is_lost());
@@ -199,5 +248,22 @@ mod tests {
         assert!(lost.is_lost() && read(&*lost.wake, &mut [0; 8]) == Ok(8));
         first.seg(0, 1).copy_from(b"a");
         assert!(!kept.is_lost(), "the other mapping is still there");
+    }
+    #[test]
+    fn an_owner_has_as_many_mappings_as_its_quota_and_leaves_the_rest_to_others() {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let loss = loss();
+        let [quota, of_other] = [MappingQuota::new(2), MappingQuota::new(2)];
+        let map = |quota| map_shared(file.as_fd(), 0, 4096, Some(MappingOwner { loss: &loss, quota }));
+        let [first, _second] = [map(&quota).unwrap(), map(&quota).unwrap()];
+        assert!(map(&quota).err().unwrap().to_string().contains("2 regions"));
+        map(&of_other).unwrap();
+        // It counts for as long as I/O uses it.
+        let in_flight = Memory::from_pages(&first).seg(0, 512);
+        drop(first);
+        assert!(map(&quota).is_err());
+        drop(in_flight);
+        map(&quota).unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! Memory that is shared with another process, by a descriptor of a file.
 #![expect(unsafe_code, reason = "maps files of another process")]
 
-use super::lost_memory::{MemoryLoss, WatchedMapping, watch};
+use super::lost_memory::{MappingOwner, WatchedMapping, watch};
 use blockmux_volume::Pages;
 use blockmux_volume::buf::Backing;
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
@@ -10,17 +10,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Maps `len` bytes of a file at `offset`, shared with others that have it open. `loss` is told if
+/// Maps `len` bytes of a file at `offset`, shared with others that have it open. `owner` is told if
 /// they are lost, as when another process makes the file shorter; without it, that ends this
 /// process.
 ///
 /// # Errors
-/// If they are not within the file, or cannot be mapped.
+/// If they are not within the file, or cannot be mapped, or the owner has too many mappings.
 pub(crate) fn map_shared(
     file: BorrowedFd<'_>,
     offset: u64,
     len: u64,
-    loss: Option<&Arc<MemoryLoss>>,
+    owner: Option<MappingOwner<'_>>,
 ) -> io::Result<Arc<Pages>> {
     let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
     let found = fstat(file)?;
@@ -51,7 +51,8 @@ pub(crate) fn map_shared(
     // SAFETY: the range was mapped above.
     unsafe { libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_DONTDUMP) };
     let mut mapping = FileMapping { start, len: mapped, watched: None };
-    mapping.watched = loss.map(|loss| watch(start.as_ptr().expose_provenance(), mapped, loss)).transpose()?;
+    let watched = owner.map(|owner| watch(start.as_ptr().expose_provenance(), mapped, owner));
+    mapping.watched = watched.transpose()?;
     // SAFETY: `offset` is in the first page, and the region ends within the mapping.
     let region = unsafe { start.add((offset - first) as usize) };
     // SAFETY: mapped until `mapping` is dropped, and initialized, as any file is.

@@ -2,12 +2,12 @@
 
 use super::message_socket::ReceiveError;
 use super::session::{FrontEndSession, SessionError};
-use super::shared::{DiskShared, FrontEndProcess};
+use super::shared::{DiskShared, FrontEndProcess, MAX_DISK_MAPPINGS};
 use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::net::socket::{Address, Listener};
 use crate::serve::audit::AUDIT;
-use crate::sys::lost_memory::MemoryLoss;
+use crate::sys::lost_memory::{MappingQuota, MemoryLoss};
 use crate::sys::peer_process;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::volume_state::{Origin, SizeWatch};
@@ -65,6 +65,7 @@ impl VhostUserDisk {
             has_new_size: AtomicBool::new(false),
             is_forced: AtomicBool::new(false),
             front_end: Mutex::default(),
+            mappings: MappingQuota::new(MAX_DISK_MAPPINGS),
         });
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|error| failed(error.into()))?);

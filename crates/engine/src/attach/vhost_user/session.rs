@@ -4,7 +4,7 @@ use super::message_socket::{MessageReceiver, ReceiveError, ReceivedRequest, send
 use super::shared::DiskShared;
 use super::vring::{InUse, Machine, SharedRecords, SharedRegion, Vring, VringPart};
 use crate::net::fd_socket::send_with_fds;
-use crate::sys::lost_memory::MemoryLoss;
+use crate::sys::lost_memory::{MappingOwner, MemoryLoss};
 use crate::sys::shared_event::SharedEvent;
 use crate::sys::shared_memory::{map_shared, new_shared};
 use blockmux_proto::virtio::wire::Features;
@@ -377,16 +377,20 @@ impl<'a> FrontEndSession<'a> {
     }
 
     fn set_records(&mut self, records: &Inflight, file: &OwnedFd) -> Result<(), SessionError> {
-        let pages = map_shared(file.as_fd(), records.mmap_offset, records.mmap_size, Some(&self.loss));
+        let pages = map_shared(file.as_fd(), records.mmap_offset, records.mmap_size, Some(self.owner()));
         let pages = pages.map_err(SessionError::Memory)?;
         self.records = Some(SharedRecords { pages, queue_size: records.queue_size });
         Ok(())
     }
 
     fn map(&self, region: &MemoryRegion, file: &OwnedFd) -> Result<SharedRegion, SessionError> {
-        let pages = map_shared(file.as_fd(), region.mmap_offset, region.size, Some(&self.loss));
+        let pages = map_shared(file.as_fd(), region.mmap_offset, region.size, Some(self.owner()));
         let pages = pages.map_err(SessionError::Memory)?;
         Ok(SharedRegion { guest_addr: region.guest_addr, user_addr: region.user_addr, pages })
+    }
+
+    fn owner(&self) -> MappingOwner<'_> {
+        MappingOwner { loss: &self.loss, quota: &self.shared.mappings }
     }
 }
 

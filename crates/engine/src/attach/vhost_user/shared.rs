@@ -1,13 +1,14 @@
 //! What the thread of a disk's socket shares with its session, and with the owner of the disk.
 
 use crate::core::reactor::Inbox;
+use crate::sys::lost_memory::MappingQuota;
 use blockmux_proto::exports::{Exports, VolumeId};
-use blockmux_proto::virtio::{BlkDevice, MAX_QUEUES};
+use blockmux_proto::virtio::{BlkDevice, MAX_QUEUES, MAX_REGIONS};
 use blockmux_proto::volume_state::Origin;
 use blockmux_volume::VolumeInfo;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What the thread of the socket shares with the owner of the disk.
 pub(super) struct DiskShared {
@@ -24,6 +25,8 @@ pub(super) struct DiskShared {
     /// Queues end without answers.
     pub(super) is_forced: AtomicBool,
     pub(super) front_end: Mutex<Option<FrontEndProcess>>,
+    /// Of all front ends, also those whose I/O has not ended yet.
+    pub(super) mappings: Arc<MappingQuota>,
 }
 
 /// The process of a front end that is connected.
@@ -62,3 +65,7 @@ impl DiskShared {
         self.exports.get(self.volume).map_or(self.info.size, |export| export.volume.info().size)
     }
 }
+
+/// Largest number of mappings that a disk has: the regions of its front end, and as many of earlier
+/// tables and front ends whose I/O has not ended.
+pub(super) const MAX_DISK_MAPPINGS: usize = 2 * MAX_REGIONS;
