@@ -1,4 +1,4 @@
-//! Virtqueues of a disk by vhost-user that cannot be served, or keep much memory.
+//! Virtqueues of a disk by vhost-user that cannot be served, take nothing, or keep much memory.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod back_ends;
@@ -6,7 +6,15 @@ mod back_ends;
 mod fake_front_end;
 
 use back_ends::BackEnds;
-use blockmux_volume::{Channel, Completion, Core, Io, IoError, MemVolume, Volume, VolumeInfo, Waker};
+use blockmux_engine::attach::DiskOptions;
+use blockmux_engine::attach::own_io::OwnIo;
+use blockmux_engine::attach::vhost_user::VhostUserDisk;
+use blockmux_engine::core::cores::{Cores, CoresConfig};
+use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_volume::{
+    Channel, Completion, Core, DelayVolume, Delays, Io, IoError, MemVolume, Volume, VolumeInfo, Waker,
+};
 use blockmux_wire::virtio::Features;
 use blockmux_wire::virtio::vhost_user::{
     FrontendRequest, MESSAGE_F_NEED_REPLY, ProtocolFeatures, VringState,
@@ -16,11 +24,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{read, write};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
 /// A front end that has agreed on features.
@@ -188,3 +198,72 @@ fn a_front_end_cannot_use_up_the_mappings_of_other_disks() {
     share_memory(&of_other, &guest);
     assert!(of_other.is_served());
 }
+
+/// A daemon with a core that never polls, and a disk whose reads take a while.
+struct SlowDisk {
+    cores: Cores,
+    _disk: VhostUserDisk,
+    folder: TempDir,
+}
+
+impl SlowDisk {
+    fn attach() -> SlowDisk {
+        let config = CoresConfig { count: 1, policy: PollPolicy::Never, ..CoresConfig::default() };
+        let (cores, folder) = (Cores::start(&config).unwrap(), tempfile::tempdir().unwrap());
+        let delays = Delays { read: READ_TIME, ..Delays::default() };
+        let volume = Arc::new(DelayVolume::new(Arc::new(MemVolume::new(1 << 20)), delays));
+        let (name, description) = ("disk".to_owned(), String::new());
+        let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
+        let options = DiskOptions {
+            queues: 1,
+            depth: 128,
+            data: None,
+            read_only: false,
+            name: None,
+            io: OwnIo::default(),
+        };
+        let path = folder.path().join("disk");
+        let disk = VhostUserDisk::attach(&cores, &exports, VolumeId(0), options, &path).unwrap();
+        SlowDisk { cores, _disk: disk, folder }
+    }
+
+    /// Number of times that the core sleeps while the first virtqueue reads something.
+    fn sleeps_during_a_read(&self, guest: &Guest, call: &OwnedFd, kick: &OwnedFd) -> u64 {
+        let sleeps = || self.cores.stats()[0].sleeps();
+        let (before, nth) = (sleeps(), guest.available(0));
+        guest.request(0, nth, false, 0);
+        notify(kick);
+        while guest.answered(0) == nth {
+            assert!(is_signalled(call));
+            read(call, &mut [0; 8]).unwrap();
+        }
+        sleeps() - before
+    }
+}
+
+#[test]
+fn a_queue_that_takes_nothing_is_not_polled() {
+    let slow = SlowDisk::attach();
+    let (front_end, guest) = (connect(&slow.folder.path().join("disk")), Guest::new());
+    share_memory(&front_end, &guest);
+    describe_queue(&front_end, 0);
+    let [call, kick] = [FrontendRequest::SET_VRING_CALL, FrontendRequest::SET_VRING_KICK]
+        .map(|request| share_event(&front_end, request, 0));
+    enable_queue(&front_end, 0, true);
+    let error = share_event(&front_end, FrontendRequest::SET_VRING_ERR, 1);
+    begin_polled_queue(&front_end, 1);
+    enable_queue(&front_end, 1, false);
+    assert!(front_end.is_served());
+    // A queue that is polled wakes its core some thousand times in this time.
+    let sleeps = slow.sleeps_during_a_read(&guest, &call, &kick);
+    assert!(sleeps < 50, "it is disabled, and its core slept {sleeps} times");
+    // More requests than the queue has descriptors.
+    guest.memory.write_all_at(&[0xff; 2], Guest::place(1).available + 2).unwrap();
+    enable_queue(&front_end, 1, true);
+    assert!(is_signalled(&error));
+    let sleeps = slow.sleeps_during_a_read(&guest, &call, &kick);
+    assert!(sleeps < 50, "it is broken, and its core slept {sleeps} times");
+}
+
+/// Long for a queue that is polled.
+const READ_TIME: Duration = Duration::from_millis(300);

@@ -143,6 +143,13 @@ impl BlkQueue {
         self.is_enabled = is_enabled && !self.is_lost;
     }
 
+    /// Whether the queue takes what the guest makes available: it is enabled, and its rings have
+    /// made sense so far.
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        self.is_enabled && self.error.is_none()
+    }
+
     /// The guest's memory has changed. Requests in flight keep theirs.
     pub fn set_memory(&mut self, memory: GuestMemory, areas: RingAreas) {
         self.memory = memory;
@@ -162,7 +169,7 @@ impl BlkQueue {
     /// If the rings make no sense: the queue takes no further requests. The error is returned once.
     #[inline]
     pub fn take_requests(&mut self) -> Result<bool, RingError> {
-        if !self.is_enabled || self.error.is_some() {
+        if !self.takes_requests() {
             return Ok(false);
         }
         let mut has_taken = false;
@@ -196,7 +203,7 @@ impl BlkQueue {
     /// Asks the guest for a notification of its next request; returns whether one is available
     /// already.
     pub fn ask_for_kicks(&mut self) -> bool {
-        !self.is_lost && self.ring.ask_for_kicks() && self.is_enabled && self.error.is_none()
+        !self.is_lost && self.ring.ask_for_kicks() && self.takes_requests()
     }
 
     /// Tells the guest that it need not notify, because its rings are looked at.

@@ -17,6 +17,7 @@ mod message_socket;
 mod queue_task;
 mod session;
 mod shared;
+mod unnotified;
 mod vring;
 
 pub use disk::VhostUserDisk;

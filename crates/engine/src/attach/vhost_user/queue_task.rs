@@ -5,6 +5,7 @@
 //! kicks.
 
 use super::held_connection::HeldConnection;
+use super::unnotified::UnnotifiedPoll;
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::serve::channels::Channels;
@@ -142,6 +143,7 @@ impl RunningQueue {
                     core: core.clone(),
                     waker: waker.clone(),
                     name: origin.listener,
+                    poll: UnnotifiedPoll::new(core.policy()),
                 }));
                 core.local(QueueTable::default).add(id, &state);
                 VringTask(state)
@@ -226,6 +228,8 @@ pub(super) struct QueueState {
     waker: Waker,
     /// The disk, for messages.
     name: Arc<str>,
+    /// When to look at the ring if the guest does not notify.
+    poll: UnnotifiedPoll,
 }
 
 /// Whether a queue ends, and how.
@@ -295,7 +299,11 @@ impl QueueState {
         if self.end != QueueEnd::Open && self.ends() {
             return Progress::Done;
         }
-        taken.max(moved)
+        let progress = taken.max(moved);
+        if progress > Progress::Idle {
+            self.poll.on_progress();
+        }
+        progress
     }
 
     #[cold]
@@ -323,9 +331,10 @@ impl QueueState {
         has_ended
     }
 
-    /// Waits for the guest's next notification, unless it is lost.
+    /// Waits for the guest's next request. A queue that takes none waits for nothing: what enables
+    /// it wakes it.
     fn park(&mut self) {
-        if self.end == QueueEnd::Lost {
+        if !self.queue.takes_requests() {
             return;
         }
         match &self.events.kick {
@@ -338,7 +347,11 @@ impl QueueState {
                     self.waker.wake();
                 }
             }
-            None => self.core.wake_at(self.core.now() + UNNOTIFIED_POLL, &self.waker),
+            None => {
+                if let Some(next) = self.poll.park(self.core.now()) {
+                    self.core.wake_at(next, &self.waker);
+                }
+            }
         }
     }
 }
@@ -363,7 +376,5 @@ impl Task for VringTask {
 
 /// Identifies queues in the table of a core.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-/// How often a queue is looked at whose guest does not notify.
-const UNNOTIFIED_POLL: Duration = Duration::from_micros(100);
 /// How soon it is noticed that a queue is to be abandoned.
 const FORCE_POLL: Duration = Duration::from_millis(50);
