@@ -82,7 +82,7 @@ pub(super) struct FrontEnd {
 pub(super) struct NotStarted {
     pub(super) error: io::Error,
     /// The front end may correct the description, but does not send the descriptors again.
-    pub(super) events: QueueEvents,
+    pub(super) events: Box<QueueEvents>,
 }
 
 /// Where a queue is, for a core.
@@ -122,7 +122,7 @@ impl RunningQueue {
             });
             let queue = match queue {
                 Ok(queue) => queue,
-                Err(error) => return Err(NotStarted { error, events }),
+                Err(error) => return Err(NotStarted { error, events: Box::new(events) }),
             };
             core.spawn(|waker| {
                 if queue.unanswered() > 0 {
@@ -152,7 +152,7 @@ impl RunningQueue {
         });
         let core_has_ended = || {
             let error = io::Error::other("the core has ended");
-            Err(NotStarted { error, events: QueueEvents::default() })
+            Err(NotStarted { error, events: Box::default() })
         };
         started.unwrap_or_else(core_has_ended)?;
         Ok(RunningQueue { core: core.clone(), id, stopped })

@@ -129,7 +129,7 @@ impl Vring {
         let at = (size, self.next_avail);
         let running = RunningQueue::start(core, serves, machine.device, at, front_end, place);
         let running = running.map_err(|NotStarted { error, events }| {
-            self.events = events;
+            self.events = *events;
             error
         })?;
         running.change(|queue| queue.enable(true));
