@@ -221,6 +221,7 @@ impl SlowDisk {
             read_only: false,
             name: None,
             io: OwnIo::default(),
+            may_be_unprivileged: false,
         };
         let path = folder.path().join("disk");
         let disk = VhostUserDisk::attach(&cores, &exports, VolumeId(0), options, &path).unwrap();

@@ -18,8 +18,9 @@ use blockmux_proto::rdma::{Event, QueuePair};
 /// [`Event::Requested`] and continues with [`QueuePair::accept`] (then [`Event::Connected`]) or
 /// [`QueuePair::reject`] (then [`Event::Disconnected`], once the reject was sent). If the peer goes
 /// away before that, [`Event::Disconnected`] is reported. Sends, reads and writes may be posted
-/// from `Connected` on; receives and registrations at any time, also before. Private data may arrive
-/// with zeroes behind it: the messages of InfiniBand's connection manager have fixed lengths.
+/// from `Connected` on; receives and registrations at any time, also before. Private data may
+/// arrive with zeroes behind it: the messages of InfiniBand's connection manager have fixed
+/// lengths.
 ///
 /// # Order
 /// Sends, reads and writes begin in the order in which they were posted, and messages arrive in
@@ -63,9 +64,9 @@ use blockmux_proto::rdma::{Event, QueuePair};
 /// [`WorkError::Local`](blockmux_proto::rdma::WorkError::Local); a read that the peer refuses fails
 /// with [`WorkError::RemoteAccess`](blockmux_proto::rdma::WorkError::RemoteAccess), while a refused
 /// send or write may have completed successfully by then, if the provider does not wait for
-/// acknowledgements. All remaining work then completes as flushed, in the order of posting, followed
-/// by one last [`Event::Disconnected`]. All registrations are invalidated before that. Work posted
-/// later is flushed too, without another `Disconnected`.
+/// acknowledgements. All remaining work then completes as flushed, in the order of posting,
+/// followed by one last [`Event::Disconnected`]. All registrations are invalidated before that.
+/// Work posted later is flushed too, without another `Disconnected`.
 ///
 /// [`QueuePair::disconnect`] is not an error: work posted before it is done first, and what the
 /// peer sent before it learned of the disconnect still arrives; then both sides report

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod open_enum;
+mod u24;
 
 pub mod aoe;
 pub mod ata;

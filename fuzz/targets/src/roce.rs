@@ -6,8 +6,9 @@
 //!                                | 2, opcode, PSN, key, offset,      a nearly valid packet
 //!                                     length (2), flags
 //! ```
-//! In a nearly valid packet, the sequence number is relative to that which the queue pair expects or
-//! has sent, key and offset select from the registered memory, and the length is that of the message.
+//! In a nearly valid packet, the sequence number is relative to that which the queue pair expects
+//! or has sent, key and offset select from the registered memory, and the length is that of the
+//! message.
 
 use crate::choices::Choices;
 use blockmux_proto::driver::session::Timed;

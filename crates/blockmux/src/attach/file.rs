@@ -105,14 +105,15 @@ mod tests {
     fn the_file_of_a_daemons_disk_has_the_name_of_the_disk_or_the_volume() {
         let file_of = |name: Option<&str>| {
             let name = name.map(|name| name.parse().unwrap());
-            let (data, io) = (NonZeroU64::new(7), OwnIo::default());
-            let disk = DiskOptions { queues: 1, depth: 1, data, read_only: false, name, io };
+            let (data, io, may_be_unprivileged) = (NonZeroU64::new(7), OwnIo::default(), false);
+            let disk =
+                DiskOptions { queues: 1, depth: 1, data, read_only: false, name, io, may_be_unprivileged };
             let options = plain_options(&disk, "more");
-            options.map(|own| (own.mount_point.file_name().map(ToOwned::to_owned), own.file))
+            options.map(|own| (own.mount_point.file_name().map(ToOwned::to_owned), own.files))
         };
         for (name, file) in [(None, "more"), (Some("own"), "own")] {
             // Without a directory for it, there is no file.
-            assert!(file_of(name).is_none_or(|found| found == (Some(file.into()), file.to_owned())));
+            assert!(file_of(name).is_none_or(|found| found == (Some(file.into()), vec![file.to_owned()])));
         }
     }
 

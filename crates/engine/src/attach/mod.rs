@@ -6,6 +6,7 @@
 
 mod error;
 pub mod fuse;
+mod mount_table;
 mod name;
 pub mod nbd;
 mod node;

@@ -1,6 +1,7 @@
 //! The node of a disk in `/dev`: when it appears, whether the disk can be read, and who uses it.
 
 use super::DetachError;
+use super::mount_table::unescaped;
 use super::own_io::{HeldDisk, OwnIo};
 use super::wait::wait_for;
 use std::fs::{self, File};
@@ -68,21 +69,6 @@ fn mount_points_in(mounts: &str, node: &Path) -> Vec<String> {
     lines.filter(|(device, _)| is_ours(device)).map(|(_, place)| unescaped(place)).collect()
 }
 
-/// A word of the kernel's tables of mounts, in which spaces and the like are octal.
-pub(super) fn unescaped(word: &str) -> String {
-    let mut text = Vec::with_capacity(word.len());
-    let mut rest = word.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| first == b'\\').and_then(|digits| {
-            let digits = std::str::from_utf8(digits).ok()?;
-            u8::from_str_radix(digits, 8).ok()
-        });
-        text.push(octal.unwrap_or(first));
-        rest = if octal.is_some() { &after[3..] } else { after };
-    }
-    String::from_utf8_lossy(&text).into_owned()
-}
-
 /// The time in which a node appears.
 const APPEARS: Duration = Duration::from_secs(10);
 
@@ -96,12 +82,5 @@ mod tests {
                       proc /proc proc rw 0 0\n\n";
         assert_eq!(mount_points_in(mounts, Path::new("/dev/ublkb1")), ["/mnt", "/data"]);
         assert_eq!(mount_points_in(mounts, Path::new("/dev/ublkb2")), [""; 0]);
-    }
-
-    #[test]
-    fn places_are_read_as_the_kernel_writes_them() {
-        assert_eq!(unescaped("/mnt/two\\040words\\134x"), "/mnt/two words\\x");
-        assert_eq!(unescaped("/mnt\\04"), "/mnt\\04");
-        assert_eq!(unescaped(""), "");
     }
 }

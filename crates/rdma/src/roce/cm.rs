@@ -8,7 +8,7 @@
 //! ```
 //! Messages are datagrams and may be lost: a message that is to be answered is repeated until then,
 //! a limited number of times, and a repeated message gets its answer again. While the session has
-//! not decided about a request, a repetition is answered by MRA, which asks for patience.
+//! not decided about a request, a repetition is answered by MRA, which asks for more time.
 
 use super::RoceConfig;
 use super::encode::PacketHead;
@@ -87,7 +87,7 @@ struct DueMessages {
     /// The REQ, REP or REJ.
     set_up: bool,
     ready_to_use: bool,
-    patience: bool,
+    more_time: bool,
     release: bool,
     released: bool,
 }
@@ -176,7 +176,7 @@ impl CmConnection {
     /// Whether nothing is left to send or to wait for.
     pub(super) fn is_drained(&self) -> bool {
         let due = self.due;
-        let is_due = due.set_up || due.ready_to_use || due.patience || due.release || due.released;
+        let is_due = due.set_up || due.ready_to_use || due.more_time || due.release || due.released;
         !is_due && matches!(self.phase, CmPhase::Released | CmPhase::Rejected)
     }
 
@@ -206,8 +206,8 @@ impl CmConnection {
                     _ => false,
                 };
                 if is_awaited && let Some(repetition) = &mut self.repetition {
-                    let patience = Duration::from_nanos(timeout_ns(mra.service_timeout >> 3));
-                    let at = now.checked_add(RESPONSE_TIMEOUT.saturating_add(patience));
+                    let more_time = Duration::from_nanos(timeout_ns(mra.service_timeout >> 3));
+                    let at = now.checked_add(RESPONSE_TIMEOUT.saturating_add(more_time));
                     repetition.at = at.unwrap_or(repetition.at);
                 }
                 CmOutcome::Nothing
@@ -241,7 +241,7 @@ impl CmConnection {
         if self.phase != CmPhase::Listening {
             if req.local_comm_id.get() == self.peer_comm_id {
                 match self.phase {
-                    CmPhase::Requested => self.due.patience = true,
+                    CmPhase::Requested => self.due.more_time = true,
                     CmPhase::Accepted | CmPhase::Rejected => self.due.set_up = true,
                     _ => {}
                 }
@@ -378,8 +378,8 @@ impl CmConnection {
         } else if std::mem::take(&mut due.ready_to_use) {
             let rtu = CmRtu { local_comm_id, remote_comm_id, ..CmRtu::new_zeroed() };
             put_message(packet, self.sent, self.transaction_id, CmAttribute::RTU, rtu.as_bytes());
-        } else if std::mem::take(&mut due.patience) {
-            let service_timeout = PATIENCE_CODE << 3;
+        } else if std::mem::take(&mut due.more_time) {
+            let service_timeout = MRA_TIMEOUT_CODE << 3;
             let mra = CmMra {
                 local_comm_id,
                 remote_comm_id,
@@ -502,7 +502,7 @@ pub(super) const PRIVATE_DATA: usize = REQ_PRIVATE_DATA - IP_CM_LEN;
 const RESPONSE_CODE: u8 = 18;
 const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(timeout_ns(RESPONSE_CODE));
 /// Code of the time that an MRA asks for, 4.3 s.
-const PATIENCE_CODE: u8 = 20;
+const MRA_TIMEOUT_CODE: u8 = 20;
 /// How often requests and replies are repeated.
 const MAX_CM_RETRIES: u8 = 15;
 /// How often a DREQ is repeated.

@@ -1,10 +1,10 @@
 //! What the identification of a flow's packets is expected to be.
 //!
-//! The ICRC of a packet over IPv4 yields the identification that it was computed with, whatever that
-//! is ([`blockmux_wire::roce::icrc`]). A damaged packet yields any, so a flow's packets are compared
-//! with each other: senders count by small steps, or have 0 in every packet. Packets of a sender
-//! that draws identifications at random are told by several in a row that do not fit, and are taken
-//! as they are from then on.
+//! The ICRC of a packet over IPv4 yields the identification that it was computed with, whatever
+//! that is ([`blockmux_wire::roce::icrc`]). A damaged packet yields any, so a flow's packets are
+//! compared with each other: senders count by small steps, or have 0 in every packet. Packets of a
+//! sender that draws identifications at random are told by several in a row that do not fit, and
+//! are taken as they are from then on.
 
 use blockmux_wire::roce::icrc::Fragmentation;
 use std::time::Instant;

@@ -8,21 +8,21 @@
 //!   datagram ◀── cm, then responder (answers, data of reads) and requester (work) by turns
 //! ```
 //! It implements the transport of reliable connections and its connection manager (InfiniBand
-//! Architecture volume 1, §9 and §12, with annexes A11 and A17), and interoperates with what `rdma_cm`
-//! connects. Like all sessions it does no I/O: whoever drives it passes each datagram of the
-//! connection to [`Roce::on_packet`] and sends what [`Roce::poll_transmit`] appends.
+//! Architecture volume 1, §9 and §12, with annexes A11 and A17), and interoperates with what
+//! `rdma_cm` connects. Like all sessions it does no I/O: whoever drives it passes each datagram of
+//! the connection to [`Roce::on_packet`] and sends what [`Roce::poll_transmit`] appends.
 //!
 //! # The port
 //! Many connections share a UDP port. Its owner finds the connection of a datagram, checks the ICRC
-//! ([`blockmux_wire::roce::icrc`]), and appends it to what is sent: only the owner knows addresses and
-//! IP headers. So a packet here ends with its pad when it is sent, and has an unchecked ICRC when it
-//! is received.
+//! ([`blockmux_wire::roce::icrc`]), and appends it to what is sent: only the owner knows addresses
+//! and IP headers. So a packet here ends with its pad when it is sent, and has an unchecked ICRC
+//! when it is received.
 //!
 //! # Bounds
 //! The endpoint bounds messages, work, reads and registrations. Set-up ends within
 //! [`SETUP_TIMEOUT`]. Packets in flight are bounded by [`RoceConfig::window`]. There is one
-//! acknowledgement to send at most, and one message in reassembly. Nothing is stored of packets that
-//! arrive out of order.
+//! acknowledgement to send at most, and one message in reassembly. Nothing is stored of packets
+//! that arrive out of order.
 //!
 //! # Copies
 //! Payload is copied into the datagram that is sent, where its checksum is computed while it is in
@@ -53,11 +53,11 @@ use blockmux_wire::roce::opcode::RoceOpcode;
 use blockmux_wire::roce::packet::RocePacket;
 pub use cm::RoceNumbers;
 use cm::{CmConnection, CmOutcome, RoceTerms};
+use core::net::IpAddr;
 use psn::Psn;
 use requester::{Requester, RequesterEnd};
 use responder::{RefusedRequest, Responder, ResponderContext};
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Configuration of one connection, in addition to its endpoint.

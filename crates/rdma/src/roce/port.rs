@@ -30,8 +30,8 @@ use blockmux_wire::roce::cm::{
 use blockmux_wire::roce::eth::Q_KEY_GSI;
 use blockmux_wire::roce::icrc::{RoceAddresses, RoceFlow};
 use blockmux_wire::roce::packet::RocePacket;
+use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes, U16, U32};
 
@@ -146,7 +146,8 @@ impl RocePort {
         self.connections.is_empty()
     }
 
-    /// Finds where a datagram belongs, from its base transport header to its ICRC, which is checked.
+    /// Finds where a datagram belongs, from its base transport header to its ICRC, which is
+    /// checked.
     pub fn route(&mut self, flow: &RoceFlow, datagram: &[u8], now: Instant) -> Routed {
         let Ok(packet) = RocePacket::parse(datagram) else {
             return Routed::Dropped(DroppedPacket::Malformed);
@@ -205,8 +206,8 @@ impl RocePort {
 
     /// Opens a requested connection.
     ///
-    /// Returns `None` if the port or the address has as many as it may. The request is then ignored,
-    /// and the requester repeats it.
+    /// Returns `None` if the port or the address has as many as it may. The request is then
+    /// ignored, and the requester repeats it.
     pub fn admit(&mut self, request: &RoceRequest, now: Instant) -> Option<OpenedConnection> {
         let of_peer = self.waiting().filter(|(_, peer)| *peer == request.peer).count();
         if of_peer >= self.limits.requests_of_address {

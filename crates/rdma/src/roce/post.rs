@@ -119,6 +119,6 @@ impl Roce {
     }
 }
 
-/// Longest transfer in bytes. With the smallest path MTU its packets use half of the sequence numbers
-/// that may be in flight.
+/// Longest transfer in bytes. With the smallest path MTU its packets use half of the sequence
+/// numbers that may be in flight.
 const MAX_TRANSFER: u32 = 1 << 30;

@@ -5,9 +5,9 @@
 //!   PSN:                            ^ unacknowledged ^ next                    ^ end
 //! ```
 //! Every packet has a sequence number. A read has as many as its response has packets, and the
-//! response carries them. Acknowledgements are cumulative, so work completes in the order of posting.
-//! If a packet is lost, the peer discards everything behind it, and everything from it on is sent
-//! again (go-back-N, volume 1, §9.7.5.1): `next` goes back to `unacknowledged`.
+//! response carries them. Acknowledgements are cumulative, so work completes in the order of
+//! posting. If a packet is lost, the peer discards everything behind it, and everything from it on
+//! is sent again (go-back-N, volume 1, §9.7.5.1): `next` goes back to `unacknowledged`.
 //!
 //! # Why packets are sent again
 //! - A negative acknowledgement: the peer misses a packet (PSN sequence error), or had no receive

@@ -6,15 +6,15 @@
 //!          └─▶ later      ──▶ dropped; one negative acknowledgement asks for the expected one
 //! ```
 //! Everything is checked before any memory is touched: the place of the packet in its message, its
-//! length, and the rights of the peer. Each packet of a write and of a response is checked again, as
-//! memory may have been invalidated meanwhile.
+//! length, and the rights of the peer. Each packet of a write and of a response is checked again,
+//! as memory may have been invalidated meanwhile.
 //!
 //! # Answers
 //! There is one acknowledgement to send at most, the latest: it includes all earlier ones. Answers
-//! leave in the order of their sequence numbers, since an acknowledgement that comes before the data
-//! of an earlier read says that the data was lost. Reads that were answered are remembered, as many
-//! as the peer may have in flight; a duplicate of one, or of its end, is answered from the memory
-//! again.
+//! leave in the order of their sequence numbers, since an acknowledgement that comes before the
+//! data of an earlier read says that the data was lost. Reads that were answered are remembered, as
+//! many as the peer may have in flight; a duplicate of one, or of its end, is answered from the
+//! memory again.
 
 use super::cm::RoceTerms;
 use super::encode::{PacketHead, put_aeth, put_list, put_pad};

@@ -14,6 +14,7 @@ pub mod scsi;
 pub mod session;
 
 use crate::open_enum::open_enum;
+pub use crate::u24::U24;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, Unaligned};
 
 /// The fields of the Basic Header Segment that all PDUs share (RFC 7143 §11.2.1).
@@ -60,34 +61,6 @@ impl Bhs {
     pub const fn ahs_len(&self) -> usize {
         // At most 1020.
         self.total_ahs_length as usize * 4
-    }
-}
-
-/// A big-endian 24-bit number.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(transparent)]
-pub struct U24([u8; 3]);
-
-impl U24 {
-    /// The largest value.
-    pub const MAX: u32 = (1 << 24) - 1;
-
-    /// The low 24 bits of `value`.
-    #[inline]
-    #[must_use]
-    pub const fn new(value: u32) -> U24 {
-        let [_, high, middle, low] = value.to_be_bytes();
-        U24([high, middle, low])
-    }
-
-    /// The value.
-    #[inline]
-    #[must_use]
-    pub const fn get(self) -> u32 {
-        let [high, middle, low] = self.0;
-        u32::from_be_bytes([0, high, middle, low])
     }
 }
 
@@ -172,13 +145,6 @@ mod tests {
     #[test]
     fn padding_fills_to_four_bytes() {
         assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
-    }
-
-    #[test]
-    fn three_bytes_hold_24_bits() {
-        assert_eq!(U24::new(0x01_0203).as_bytes(), [1, 2, 3]);
-        assert_eq!(U24::new(U24::MAX).get(), 0x00ff_ffff);
-        assert_eq!(U24::new(0x0100_0001).get(), 1);
     }
 
     #[test]

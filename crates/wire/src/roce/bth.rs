@@ -1,39 +1,8 @@
 //! The base transport header, which every packet begins with (volume 1, §9.2).
 
 use crate::roce::opcode::RoceOpcode;
+pub use crate::u24::U24;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
-
-/// A number of 24 bits: a packet sequence number, a message sequence number, or the number of a
-/// queue pair.
-#[derive(
-    Clone, Copy, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(transparent)]
-pub struct U24([u8; 3]);
-
-impl U24 {
-    /// The low 24 bits of `value`.
-    #[inline]
-    #[must_use]
-    pub const fn new(value: u32) -> U24 {
-        let [_, high, middle, low] = value.to_be_bytes();
-        U24([high, middle, low])
-    }
-
-    /// The number.
-    #[inline]
-    #[must_use]
-    pub const fn get(self) -> u32 {
-        let [high, middle, low] = self.0;
-        u32::from_be_bytes([0, high, middle, low])
-    }
-}
-
-impl core::fmt::Debug for U24 {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{:#08x}", self.get())
-    }
-}
 
 /// Base transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -1,5 +1,5 @@
-//! Connection management: datagrams between the queue pairs 1 of both sides (volume 1, §12), and the
-//! private data by which `rdma_cm` connects to an IP address and port (annex A11).
+//! Connection management: datagrams between the queue pairs 1 of both sides (volume 1, §12), and
+//! the private data by which `rdma_cm` connects to an IP address and port (annex A11).
 //!
 //! ```text
 //!   DETH │ MadHeader │ body, by the attribute: CmReq, CmRep, ... │

@@ -1,9 +1,9 @@
 //! The invariant CRC of a packet (annex A17, §A17.3.3), and the part of the IP header that a UDP
 //! socket does not show.
 //!
-//! The ICRC is CRC-32 over eight bytes of ones, the IP header, the UDP header and the packet. Fields
-//! that change on the way count as ones: class, time to live, checksums, and the congestion byte of
-//! the base transport header.
+//! The ICRC is CRC-32 over eight bytes of ones, the IP header, the UDP header and the packet.
+//! Fields that change on the way count as ones: class, time to live, checksums, and the congestion
+//! byte of the base transport header.
 //!
 //! It covers the identification of IPv4, which a UDP socket does not show. CRC-32 is affine: the
 //! received ICRC, xor the one that is computed with 0 for the 32 bits of identification and flags,

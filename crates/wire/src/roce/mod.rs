@@ -5,10 +5,10 @@
 //!   IP │ UDP to port 4791 │ BTH      │ extended headers │ payload │ pad  │ ICRC
 //!                         │ 12 bytes │ by the opcode    │         │ to 4 │ 4 bytes
 //! ```
-//! [`bth`] is the base transport header, and [`opcode`] says which extended headers ([`eth`]) follow
-//! it. [`packet`] splits a datagram into them, and [`icrc`] is the checksum over all of it and over
-//! the headers below. [`cm`] has the datagrams that set connections up. All numbers are big-endian,
-//! except the ICRC.
+//! [`bth`] is the base transport header, and [`opcode`] says which extended headers ([`eth`])
+//! follow it. [`packet`] splits a datagram into them, and [`icrc`] is the checksum over all of it
+//! and over the headers below. [`cm`] has the datagrams that set connections up. All numbers are
+//! big-endian, except the ICRC.
 
 pub mod bth;
 pub mod cm;

@@ -6,7 +6,7 @@
 //! done by its descriptor. A mount is known by its numbers, not by its path. A descriptor of the
 //! mount itself would keep it from being unmounted.
 
-use crate::attach::node::unescaped;
+use crate::attach::mount_table::unescaped;
 use crate::sys::safe_path;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, mkdirat, openat, readlinkat, statx, unlinkat};
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! Captures of Linux 6.12 on both sides over rxe, with one side replaced by this implementation.
 //!
-//! This side has the numbers that the kernel's had, and receives what the other side sent. It has to
-//! report the kernel's messages, and to send the kernel's answers.
+//! This side has the numbers that the kernel's had, and receives what the other side sent. It has
+//! to report the kernel's messages, and to send the kernel's answers.
 //! `crates/wire/tests/roce_captures.rs` describes the captures.
 
 use super::super::{Roce, RoceConfig, RoceNumbers};
