@@ -131,6 +131,8 @@ truncate -s 320M disk.img
 fails blockmux attach --via nbd file:disk.img 2>said
 grep 'with another size' said
 truncate -s 384M disk.img
+fails blockmux attach file:disk.img --socket socket 2>said
+grep "$disk is a disk of the same data.* by --via nbd" said
 blockmux attach --forget "$disk"
 within 10 is_removed
 

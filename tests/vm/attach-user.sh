@@ -17,7 +17,8 @@ chmod 666 /dev/ublk-control
 : >owns_disks
 while [ -e owns_disks ]; do
   for node in /dev/ublk[bc]*; do
-    owner=$(blockmux attach --owner "$node") && chown "${owner% *}:${owner#* }" "$node"
+    owner=$(blockmux attach --owner "$node") || continue
+    chown "${owner% *}:${owner#* }" "$node" || true     # it may have gone
   done
   sleep 0.2
 done >/dev/null 2>&1 &

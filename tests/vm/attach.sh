@@ -26,9 +26,9 @@ check without_the_driver_attach_says_how_to_load_it
 fails blockmux attach mem:64m --via ublk 2>said
 grep 'load the driver with `modprobe ublk_drv`' said
 blockmux attach --probe >said || true    # other ways may be usable
-grep '^ublk  /dev/ublk-control does not exist' said
+grep '^ublk */dev/ublk-control does not exist' said
 modprobe ublk_drv
-blockmux attach --probe | grep '^ublk  usable'
+blockmux attach --probe | grep '^ublk *usable'
 
 check a_ram_volume_keeps_the_files_of_an_xfs_file_system
 attach mem:512m
@@ -180,6 +180,8 @@ within 20 test ! -e "$disk"
 check a_disk_that_a_process_has_left_can_be_removed
 attach file:disk.img
 crash
+fails blockmux attach file:disk.img --socket socket 2>said
+grep "$disk is a disk of the same data.* by --via ublk" said
 blockmux attach --forget "$disk"
 within 10 test ! -e "$disk"
 

@@ -7,7 +7,7 @@ use blockmux_engine::attach::{AttachedDisk, DetachError};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 /// The result of an attempt to remove the disk.
@@ -35,6 +35,8 @@ pub(super) struct Detaching {
     was_refused: bool,
     /// A signal has begun the attempt, not the clock.
     is_demanded: bool,
+    /// When the last signal has begun an attempt.
+    demanded_at: Option<Instant>,
     /// Nobody is expected to send a signal, so what was refused is tried again.
     tries_again: bool,
     /// The disk was removed by somebody else while an attempt was under way.
@@ -63,6 +65,7 @@ impl Detaching {
             progress,
             was_refused: false,
             is_demanded: false,
+            demanded_at: None,
             tries_again: false,
             is_gone: false,
             has_warned: false,
@@ -128,7 +131,9 @@ impl Detaching {
         self.has_warned = true;
     }
 
-    /// Begins to remove the disk; by force if the last attempt has not ended.
+    /// Begins to remove the disk; by force if the last attempt has not ended. A signal that comes
+    /// with another one is not the answer to it: timeout(1) sends one to its child, and one to the
+    /// group of both.
     ///
     /// # Errors
     /// If an attempt by force has not ended either, or no thread can be started.
@@ -136,7 +141,11 @@ impl Detaching {
         match self.progress {
             DetachProgress::Attached => {
                 (self.has_warned, self.is_demanded) = (false, true);
+                self.demanded_at = Some(Instant::now());
                 self.attempt(DetachProgress::Flushing)
+            }
+            DetachProgress::Flushing if self.demanded_at.is_some_and(|at| at.elapsed() < SAME_DEMAND) => {
+                Ok(())
             }
             DetachProgress::Flushing => {
                 warn!("{}: removing the disk by force", self.disk.path().display());
@@ -230,6 +239,8 @@ impl Detaching {
     }
 }
 
+/// Signals within this time are one demand.
+const SAME_DEMAND: Duration = Duration::from_millis(500);
 /// A flush that takes longer is worth a message.
 const LONG_FLUSH: Duration = Duration::from_secs(2);
 /// Delay until a removal that was refused is tried again.
@@ -311,6 +322,7 @@ mod tests {
         let (events, ended) = mpsc::channel();
         let mut detaching = Detaching::new(disk, Way::Fake, events);
         detaching.begin().unwrap();
+        detaching.demanded_at = None;
         detaching.begin().unwrap();
         for _ in 0..2 {
             let Ok(AttachEvent::Removed(removed)) = ended.recv() else { panic!("no attempt has ended") };
@@ -331,6 +343,15 @@ mod tests {
         assert!(!end_attempt(&mut detaching, &events).unwrap());
         let failure = end_attempt(&mut detaching, &events).unwrap_err();
         assert!(failure.to_string().contains("removed by force"), "{failure}");
+    }
+
+    #[test]
+    fn two_signals_at_once_are_one_demand() {
+        let (mut detaching, events) = disk_that_refuses(0);
+        detaching.begin().unwrap();
+        detaching.begin().unwrap();
+        assert!(end_attempt(&mut detaching, &events).unwrap());
+        assert!(events.try_recv().is_err(), "nothing was forced");
     }
 
     #[test]

@@ -165,7 +165,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<ExitCode, Failure> {
     let io = OwnIo::by(&own_io::by_this_program());
     let files = (way == Way::Fuse).then(|| file::options(args, io.clone())).transpose()?;
     memory::keep(way);
-    let mut volumes = OpenVolumes::open(args)?;
+    let mut volumes = OpenVolumes::open(args, way)?;
     let cores = start_cores(args, way)?;
     let options = disk_options(args, way, &cores, volumes.data, io.clone());
     let options = match (way, &args.socket, files) {

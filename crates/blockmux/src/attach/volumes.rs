@@ -1,6 +1,7 @@
 //! The volumes of `attach`: opened, claimed, and served as exports without a name of their own.
 
 use super::AttachArgs;
+use super::way::{Way, check_not_left};
 use crate::data::claim::{Claim, ClaimPurpose};
 use crate::data::key::DataKey;
 use crate::failure::Failure;
@@ -27,13 +28,17 @@ impl OpenVolumes {
     /// Opens all volumes of the command.
     ///
     /// # Errors
-    /// If one cannot be opened, is empty, or is another process's to write.
-    pub(super) fn open(args: &AttachArgs) -> Result<OpenVolumes, Failure> {
+    /// If one cannot be opened, is empty, or is another process's to write, also if that has ended
+    /// and left its disk by another way than `way`.
+    pub(super) fn open(args: &AttachArgs, way: Way) -> Result<OpenVolumes, Failure> {
         let (mut exports, mut claims, mut data) = (Vec::new(), Vec::new(), None);
         for spec in &args.volumes {
             let opened = open_volume(spec, args.read_only)?;
             claims.push(claim(args, spec, &opened)?);
             data = opened.data.as_ref().and_then(DataKey::disk_number);
+            if !args.shared && !args.read_only {
+                check_not_left(way, data).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
+            }
             exports.push(Export {
                 name: spec.to_string(),
                 description: String::new(),

@@ -10,6 +10,7 @@ use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Exports, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use tracing::info;
 
@@ -160,12 +161,41 @@ impl WantedWays {
     }
 }
 
+/// Checks that no process that has ended has left a disk of this data by another way than this one:
+/// what its users have written waits there for the next process.
+///
+/// # Errors
+/// If one has; the error says what to do.
+pub(crate) fn check_not_left(way: Way, data: Option<NonZeroU64>) -> Result<(), LeftByOtherWay> {
+    let Some(data) = data else { return Ok(()) };
+    let disks = [(Way::Ublk, ublk::disk_of as fn(NonZeroU64) -> Option<PathBuf>), (Way::Nbd, nbd::disk_of)];
+    let mut others = disks.into_iter().filter(|(other, _)| *other != way);
+    match others.find_map(|(way, disk_of)| Some((way, disk_of(data)?))) {
+        Some((way, disk)) => Err(LeftByOtherWay { way, disk }),
+        None => Ok(()),
+    }
+}
+
+/// A process that has ended has left a disk of the same data.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} is a disk of the same data, which a process that has ended has left; go on with it by --via {}, or remove it \
+     with `blockmux attach --forget {}`",
+    disk.display(),
+    way.name(),
+    disk.display()
+)]
+pub(crate) struct LeftByOtherWay {
+    way: Way,
+    disk: PathBuf,
+}
+
 /// Removes a disk that a process that has ended has left.
 ///
 /// # Errors
 /// If there is none, or it cannot be removed.
 pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
-    let disk = without_link(disk);
+    let disk = without_link(disk, Path::new("/dev"));
     match way_of(&disk) {
         Way::Nbd => nbd::forget(&disk),
         Way::Ublk => ublk::forget(&disk),
@@ -173,9 +203,10 @@ pub(super) fn forget(disk: &Path) -> Result<(), AttachError> {
     }
 }
 
-/// The disk that a link such as `/dev/blockmux/NAME` leads to.
-fn without_link(disk: &Path) -> PathBuf {
-    let is_link = disk.is_symlink();
+/// The disk that a link such as `/dev/blockmux/NAME` leads to, if it is below `nodes`: a file
+/// elsewhere is not looked at, because its file system may not answer.
+fn without_link(disk: &Path, nodes: &Path) -> PathBuf {
+    let is_link = disk.starts_with(nodes) && disk.is_symlink();
     let target = if is_link { disk.canonicalize().ok() } else { None };
     target.unwrap_or_else(|| disk.to_owned())
 }
@@ -251,13 +282,14 @@ mod tests {
     fn a_disk_that_is_left_is_known_by_its_path_or_its_name() {
         for (path, way) in [("/dev/ublkb0", Way::Ublk), ("/dev/nbd7", Way::Nbd), ("/run/files/x", Way::Fuse)]
         {
-            assert_eq!(without_link(Path::new(path)), Path::new(path));
+            assert_eq!(without_link(Path::new(path), Path::new("/dev")), Path::new(path));
             assert_eq!(way_of(Path::new(path)), way);
         }
         // As udev's link `/dev/blockmux/data`; this machine may have no disk of ours.
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join("data");
         std::os::unix::fs::symlink("/dev/null", &name).unwrap();
-        assert_eq!(without_link(&name), Path::new("/dev/null"));
+        assert_eq!(without_link(&name, folder.path()), Path::new("/dev/null"));
+        assert_eq!(without_link(&name, Path::new("/dev")), name);
     }
 }

@@ -6,7 +6,7 @@
 
 use super::attachment::Attachment;
 use crate::api::{ApiError, ErrorCode};
-use crate::attach::way::{WantedWays, Way, WayOptions};
+use crate::attach::way::{self, WantedWays, Way, WayOptions};
 use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
@@ -518,6 +518,9 @@ fn attach(
     let (queues, name, may_be_unprivileged) = (cores.count() as u16, name.clone(), false);
     let options = DiskOptions { queues, depth: DEPTH, data, read_only, name, io, may_be_unprivileged };
     let way = choose(asked, may_mount)?;
+    if !read_only {
+        way::check_not_left(way, data).map_err(|error| about(volume, error))?;
+    }
     let options =
         WayOptions::plain(way, options, socket.clone(), volume).map_err(|error| about(volume, error))?;
     let disk = options.attach(cores, exports, &[id]).map_err(|error| about(volume, error))?;

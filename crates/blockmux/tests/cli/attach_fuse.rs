@@ -532,10 +532,16 @@ fn a_directory_that_is_in_use_is_refused() {
         text(&output.stderr)
     };
     let said = refused(&mount_point);
-    assert!(said.contains("is a mount point already; unmount it, or name another"), "{said}");
+    assert!(said.contains("is a mount point already; name another directory with --directory"), "{said}");
     let said = refused("/proc/version/x");
     assert!(said.contains("name another directory with --directory"), "{said}");
     mounted.detach();
+    let files = directory.path().join("files");
+    fs::create_dir(&files).unwrap();
+    fs::write(files.join("a"), "").unwrap();
+    let said = refused(&files.display().to_string());
+    assert!(said.contains("it has files, which would be hidden; name another directory"), "{said}");
+    assert!(files.join("a").exists());
 }
 
 #[test]

@@ -632,7 +632,7 @@ fn the_running_config_is_exported_and_can_be_loaded_again() {
     let checked = blockmux(["check", copy.to_str().unwrap()]);
     assert_eq!(
         text(&checked.stdout),
-        format!("{}: 1 file, 2 volumes, 2 listeners, 1 target\n", copy.display())
+        format!("{}: 1 file, 2 volumes, 2 listeners, 1 target, 0 attachments\n", copy.display())
     );
     // Loading the exported config changes nothing.
     served.write(&exported);

@@ -94,6 +94,9 @@ impl FuseDisk {
         let mount_point = MountPoint::with_directories_above(&options.mount_point).map_err(cannot_use)?;
         mount::clear_dead(&mount_point)?;
         let is_own_directory = mount_point.make().map_err(cannot_use)?;
+        if !is_own_directory && !mount_point.is_empty().map_err(cannot_use)? {
+            return Err(cannot_use(io::Error::other("it has files, which would be hidden")).into());
+        }
         let users = if options.allow_other { Users::Everybody } else { Users::Owner };
         let (device, mount) = mount::mount_at(&mount_point, users).inspect_err(|_| {
             if is_own_directory {

@@ -50,7 +50,7 @@ pub enum FuseError {
         error: io::Error,
     },
     /// Another file system is mounted there.
-    #[error("{} is a mount point already; unmount it, or name another directory with --directory", .0.display())]
+    #[error("{} is a mount point already; name another directory with --directory, or another file with --name", .0.display())]
     IsMounted(PathBuf),
     /// The system call or the helper has failed.
     #[error("cannot mount or unmount {}: {why}", mount_point.display())]

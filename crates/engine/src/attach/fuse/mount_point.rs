@@ -8,7 +8,9 @@
 
 use crate::attach::mount_table::unescaped;
 use crate::sys::safe_path;
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, mkdirat, openat, readlinkat, statx, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, Mode, OFlags, Statx, StatxFlags, mkdirat, openat, readlinkat, statx, unlinkat,
+};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs;
@@ -85,6 +87,17 @@ impl MountPoint {
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether the directory has no entries, which a mount would hide.
+    pub(super) fn is_empty(&self) -> io::Result<bool> {
+        let entries = Dir::read_from(self.open(OFlags::RDONLY)?)?;
+        for entry in entries {
+            if ![&b"."[..], b".."].contains(&entry?.file_name().to_bytes()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Removes the directory.

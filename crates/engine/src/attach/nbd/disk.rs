@@ -360,6 +360,12 @@ fn identifier_of(data: Option<NonZeroU64>) -> io::Result<String> {
     })
 }
 
+/// The disk of this data that a process has made, if there is one.
+#[must_use]
+pub fn disk_of(data: NonZeroU64) -> Option<PathBuf> {
+    left_by_another(&identifier_of(Some(data)).ok()?).map(disk_node)
+}
+
 /// The disk that a process had made for this data.
 fn left_by_another(identifier: &str) -> Option<u32> {
     own_disks().find(|(_, of_disk)| of_disk == identifier).map(|(index, _)| index)

@@ -17,5 +17,5 @@ mod connections;
 mod disk;
 mod netlink;
 
-pub use disk::{NbdDisk, forget};
+pub use disk::{NbdDisk, disk_of, forget};
 pub use netlink::{NetlinkError, probe};

@@ -224,6 +224,13 @@ pub fn forget(node: &Path) -> Result<(), AttachError> {
     Ok(Device { control, id, order, can_resize: false, cores: Vec::new(), io, removal }.remove()?)
 }
 
+/// The disk of this data that a process that has ended has left, if there is one.
+#[must_use]
+pub fn disk_of(data: NonZeroU64) -> Option<PathBuf> {
+    let control = UblkControl::open().ok()?;
+    left_by_another(&control, data).ok()?.map(|left| disk_node(left.dev_id))
+}
+
 /// User and group of the owner of a disk or its server's node; `None` if it is root's.
 ///
 /// # Errors

@@ -26,4 +26,4 @@ mod queue_task;
 mod size;
 
 pub use control::{ControlError, driver_features};
-pub use disk::{UblkDisk, forget, owner};
+pub use disk::{UblkDisk, disk_of, forget, owner};
