@@ -5,9 +5,7 @@ mod back_ends;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod fake_front_end;
 
-use back_ends::BackEnds;
-use blockmux_engine::attach::DiskOptions;
-use blockmux_engine::attach::own_io::OwnIo;
+use back_ends::{BackEnds, disk_options};
 use blockmux_engine::attach::vhost_user::VhostUserDisk;
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
@@ -214,17 +212,8 @@ impl SlowDisk {
         let volume = Arc::new(DelayVolume::new(Arc::new(MemVolume::new(1 << 20)), delays));
         let (name, description) = ("disk".to_owned(), String::new());
         let exports = Exports::new(vec![Export { name, description, read_only: false, volume }]);
-        let options = DiskOptions {
-            queues: 1,
-            depth: 128,
-            data: None,
-            read_only: false,
-            name: None,
-            io: OwnIo::default(),
-            may_be_unprivileged: false,
-        };
         let path = folder.path().join("disk");
-        let disk = VhostUserDisk::attach(&cores, &exports, VolumeId(0), options, &path).unwrap();
+        let disk = VhostUserDisk::attach(&cores, &exports, VolumeId(0), disk_options(), &path).unwrap();
         SlowDisk { cores, _disk: disk, folder }
     }
 

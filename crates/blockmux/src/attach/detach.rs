@@ -104,7 +104,7 @@ impl Detaching {
         self.attempt_unless_under_way()
     }
 
-    /// Handles that somebody else has removed the disk.
+    /// Handles the removal of the disk by another program.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -196,7 +196,7 @@ impl Detaching {
         }
     }
 
-    /// Handles that an attempt was refused.
+    /// Handles a refused attempt.
     fn on_refused(&mut self, error: &DetachError) -> Result<(), Failure> {
         if std::mem::take(&mut self.is_gone) {
             // It was removed while the attempt was under way, which came too early.

@@ -43,7 +43,7 @@ pub(crate) fn keep_for_disks(keeps_capabilities: bool) {
 
 fn try_to_keep(keeps_capabilities: bool) -> io::Result<()> {
     become_io_flusher()?;
-    // Under a limit, memory that is mapped later would be refused to whoever lacks the capability.
+    // With a limit, later mappings fail in a process without the capability.
     let is_exempt = keeps_capabilities && has_capability(CapabilitySet::IPC_LOCK);
     if !is_exempt && getrlimit(Resource::Memlock).current.is_some() {
         setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?;

@@ -10,7 +10,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Sends bytes, and descriptors with the first of them.
 ///
@@ -130,6 +130,8 @@ fn wait_until(socket: &impl AsFd, ready: PollFlags, deadline: Option<Instant>) -
     }
 }
 
+/// Timeout of a message that has begun.
+pub(crate) const MESSAGE_TIME: Duration = Duration::from_secs(5);
 /// Largest number of descriptors of a message.
 pub(crate) const MAX_FDS: usize = 8;
 
@@ -138,7 +140,6 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     #[test]
     fn bytes_that_have_come_are_received_also_after_the_deadline_and_no_others() {

@@ -43,16 +43,7 @@ impl BackEnds {
     /// Serves the volume `name` at the socket of this name.
     pub(crate) fn attach(&self, name: &str) -> VhostUserDisk {
         let (volume, _) = self.exports.find(name).unwrap();
-        let options = DiskOptions {
-            queues: 1,
-            depth: 128,
-            data: None,
-            read_only: false,
-            name: None,
-            io: OwnIo::default(),
-            may_be_unprivileged: false,
-        };
-        VhostUserDisk::attach(&self.cores, &self.exports, volume, options, &self.path(name)).unwrap()
+        VhostUserDisk::attach(&self.cores, &self.exports, volume, disk_options(), &self.path(name)).unwrap()
     }
 
     /// A volume over the disk `name`.
@@ -62,6 +53,19 @@ impl BackEnds {
         reconnect_timeout: Duration,
     ) -> Result<VhostUserVolume, BackEndError> {
         VhostUserVolume::open(&self.path(name), options(reconnect_timeout))
+    }
+}
+
+/// A disk with one queue, for tests.
+pub(crate) fn disk_options() -> DiskOptions {
+    DiskOptions {
+        queues: 1,
+        depth: 128,
+        data: None,
+        read_only: false,
+        name: None,
+        io: OwnIo::default(),
+        may_be_unprivileged: false,
     }
 }
 

@@ -9,8 +9,8 @@
 //! ```
 //! It implements the transport of reliable connections and its connection manager (InfiniBand
 //! Architecture volume 1, §9 and §12, with annexes A11 and A17), and interoperates with what
-//! `rdma_cm` connects. Like all sessions it does no I/O: whoever drives it passes each datagram of
-//! the connection to [`Roce::on_packet`] and sends what [`Roce::poll_transmit`] appends.
+//! `rdma_cm` connects. Like all sessions it does no I/O: its owner passes each datagram of the
+//! connection to [`Roce::on_packet`] and sends what [`Roce::poll_transmit`] appends.
 //!
 //! # The port
 //! Many connections share a UDP port. Its owner finds the connection of a datagram, checks the ICRC
@@ -326,7 +326,7 @@ impl Roce {
         self.end(None);
     }
 
-    /// Handles that the peer cannot be reached, by what the network says.
+    /// Handles an unreachable peer, as the network reports it.
     pub fn on_unreachable(&mut self) {
         self.cm.stop();
         self.deadline = None;
@@ -336,7 +336,7 @@ impl Roce {
     /// Appends the next packet to send to `packet`, without its ICRC. Returns whether there is one;
     /// its destination is the port of RoCEv2 at [`RoceConfig::peer`].
     ///
-    /// Its timers run from the packets that this call hands out: whoever calls it sends them.
+    /// Timers start when this call returns a packet, so the caller has to send it at once.
     pub fn poll_transmit(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
         if self.cm.transmit(now, packet) {
             return true;
@@ -398,7 +398,7 @@ impl Roce {
     #[cold]
     fn on_requester_end(&mut self, end: RequesterEnd) -> ProtocolError {
         let (fault, what, reference) = match end {
-            RequesterEnd::Lost => (None, "does not acknowledge packets any more", "limit of this provider"),
+            RequesterEnd::Lost => (None, "no longer acknowledges packets", "limit of this provider"),
             RequesterEnd::Refused(violation) => {
                 (Some(Fault::Ours(violation)), "refused a request", "InfiniBand volume 1 §9.7.5.2")
             }

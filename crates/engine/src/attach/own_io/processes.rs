@@ -6,7 +6,7 @@
 //! ends with its socket.
 
 use crate::attach::wait::wait_for;
-use crate::net::fd_socket::{receive_exactly, send_with_fds, wait_for_message};
+use crate::net::fd_socket::{MESSAGE_TIME, receive_exactly, send_with_fds, wait_for_message};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -156,8 +156,6 @@ fn start_process(program: &IoProgram, disk: &Path, socket: &UnixStream) -> io::R
 
 /// The time in which a process ends that waits for nothing.
 const ENDS: Duration = Duration::from_secs(1);
-/// The time in which a message that has begun is complete.
-const MESSAGE_TIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 pub(super) mod tests {

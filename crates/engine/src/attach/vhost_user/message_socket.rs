@@ -1,11 +1,11 @@
 //! Requests of a front end, received with their descriptors, and replies to them.
 
-use crate::net::fd_socket::{receive_some, send_with_fds};
+use crate::net::fd_socket::{MESSAGE_TIME, receive_some, send_with_fds};
 use blockmux_proto::virtio::wire::vhost_user::{FrontendRequest, MessageHeader};
 use blockmux_proto::virtio::{MessageError, message_header};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// A request of a front end.
@@ -34,8 +34,8 @@ pub(super) enum ReceiveError {
     Message(#[from] MessageError),
 }
 
-/// Puts requests together as their bytes come. It never waits, so that whoever polls the socket can
-/// do something else meanwhile.
+/// Assembles requests as their bytes arrive. It never waits, so the thread that polls the socket
+/// can do other work meanwhile.
 #[derive(Default)]
 pub(super) struct MessageReceiver {
     /// What has come of a message.
@@ -87,9 +87,6 @@ pub(super) fn send(socket: &impl AsFd, bytes: &[u8], fd: Option<&OwnedFd>) -> io
     let fds = fds.as_ref().map_or(&[][..], |fds| fds);
     send_with_fds(socket, bytes, fds, Instant::now() + MESSAGE_TIME)
 }
-
-/// The time in which a message that has begun ends.
-const MESSAGE_TIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
