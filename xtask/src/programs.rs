@@ -1,11 +1,12 @@
 //! The workspace's test programs: built by cargo, then run one after the other, as `cargo test`
 //! does.
 
-use crate::process::{cargo, output};
+use crate::process::{cargo, output_within};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// A test program of one cargo target.
 #[derive(Debug, PartialEq, Eq)]
@@ -58,16 +59,40 @@ pub(crate) fn run(programs: &[TestProgram]) -> Result<String> {
         // Prints the output of passing tests as well, because it has the reasons of skipped tests.
         let mut command = Command::new(&program.path);
         command.arg("--show-output").current_dir(&program.directory);
-        let output = output(&mut command).with_context(|| program.name.clone())?;
+        let output = output_within(&mut command, LIMIT).with_context(|| program.name.clone())?;
         let text = format!("{}: {}", program.name, output.text);
-        if output.success { &mut said } else { &mut complaints }.push_str(&text);
+        if output.success {
+            said += &text;
+        } else {
+            complaints += &text;
+            complaints.extend(without_end(&text).map(|test| format!("{test} has not ended\n")));
+        }
     }
     if complaints.is_empty() { Ok(said) } else { bail!("{complaints}") }
 }
 
+/// The tests that the output of a test program names as running for long, but has no result of.
+fn without_end(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("test ")?.split_once(" has been running"))
+        .map(|(test, _)| test)
+        .filter(|test| !text.contains(&format!("\ntest {test} ... ")))
+}
+
+/// The time in which a test program ends. One that hangs has to leave time to say which of its
+/// tests has not ended, before somebody ends the whole run.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_that_hang_are_named() {
+        let said = "running 3 tests\ntest a ... ok\ntest b has been running for over 60 seconds\n\
+                    test c has been running for over 60 seconds\ntest b ... ok\n";
+        assert_eq!(without_end(said).collect::<Vec<_>>(), ["c"]);
+    }
 
     #[test]
     fn only_test_programs_of_the_build_are_run() {
