@@ -85,7 +85,7 @@ fn wait_until<T>(limit: Duration, mut answer: impl FnMut() -> Option<T>) -> Opti
         match answer() {
             Some(answer) => return Some(answer),
             None if Instant::now() >= deadline => return None,
-            None => thread::sleep(Duration::from_millis(20)),
+            None => thread::park_timeout(Duration::from_millis(20)),
         }
     }
 }
