@@ -85,7 +85,7 @@ kill $attached
 within 20 grep "is in use at /mnt; unmount it first" attach.log
 echo kept >/mnt/file
 umount /mnt
-detach
+detached
 attach file:disk.img
 mount -t xfs "$disk" /mnt
 test "$(cat /mnt/file)" = kept

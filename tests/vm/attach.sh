@@ -84,7 +84,7 @@ kill $attached
 within 20 grep "is in use at /mnt; unmount it first" attach.log
 echo kept >/mnt/file
 umount /mnt
-detach
+detached
 attach file:disk.img
 mount -t xfs "$disk" /mnt
 test "$(cat /mnt/file)" = kept
@@ -147,7 +147,7 @@ kill $attached
 within 20 grep "is in use at /mnt; unmount it first" attach.log
 kill $reader
 fails wait $reader
-detach
+detached
 fails grep " /mnt " /proc/mounts
 test ! -e /dev/blockmux/data
 blockmux attach file:disk.img --mount /mnt --run 'test -d $mount/modules'

@@ -31,14 +31,12 @@ pub(super) struct Detaching {
     /// Number of attempts so far.
     attempts: u32,
     progress: DetachProgress,
-    /// The disk was in use, or was not flushed.
+    /// The disk was in use, or was not flushed. That is tried again.
     was_refused: bool,
-    /// A signal has begun the attempt, not the clock.
+    /// A signal demands the attempt that is under way; without one, the clock has begun it.
     is_demanded: bool,
-    /// When the last signal has begun an attempt.
+    /// When the last signal came that demands an attempt.
     demanded_at: Option<Instant>,
-    /// Nobody is expected to send a signal, so what was refused is tried again.
-    tries_again: bool,
     /// The disk was removed by somebody else while an attempt was under way.
     is_gone: bool,
     /// The user knows that the flush takes long.
@@ -66,7 +64,6 @@ impl Detaching {
             was_refused: false,
             is_demanded: false,
             demanded_at: None,
-            tries_again: false,
             is_gone: false,
             has_warned: false,
         }
@@ -76,7 +73,7 @@ impl Detaching {
     /// before.
     pub(super) fn timeout(&self) -> Option<Duration> {
         match self.progress {
-            DetachProgress::Attached => (self.was_refused && self.tries_again).then_some(TRIES_AGAIN),
+            DetachProgress::Attached => self.was_refused.then_some(TRIES_AGAIN),
             DetachProgress::Flushing => (!self.has_warned).then_some(LONG_FLUSH),
             DetachProgress::Forcing => None,
         }
@@ -100,7 +97,6 @@ impl Detaching {
     /// # Errors
     /// If it cannot be.
     pub(super) fn on_command_ended(&mut self) -> Result<(), Failure> {
-        self.tries_again = true;
         self.attempt_unless_under_way()
     }
 
@@ -140,11 +136,16 @@ impl Detaching {
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
         match self.progress {
             DetachProgress::Attached => {
-                (self.has_warned, self.is_demanded) = (false, true);
-                self.demanded_at = Some(Instant::now());
+                self.has_warned = false;
+                self.demand();
                 self.attempt(DetachProgress::Flushing)
             }
             DetachProgress::Flushing if self.demanded_at.is_some_and(|at| at.elapsed() < SAME_DEMAND) => {
+                Ok(())
+            }
+            // The disk may be in use no longer.
+            DetachProgress::Flushing if !self.is_demanded && !self.has_warned => {
+                self.demand();
                 Ok(())
             }
             DetachProgress::Flushing => {
@@ -163,8 +164,12 @@ impl Detaching {
         }
     }
 
+    fn demand(&mut self) {
+        (self.is_demanded, self.demanded_at) = (true, Some(Instant::now()));
+    }
+
     /// Handles the end of an attempt; returns whether the disk is removed. A disk that is in use
-    /// for the second time is removed by force.
+    /// at a second signal is removed by force.
     ///
     /// # Errors
     /// If the kernel does not remove the disk, or it was removed by force.
@@ -207,14 +212,10 @@ impl Detaching {
             return self.attempt(DetachProgress::Forcing);
         }
         self.progress = DetachProgress::Attached;
-        match (std::mem::replace(&mut self.was_refused, true), self.tries_again) {
-            (true, _) => debug!("{error}"),
-            (false, true) => {
-                warn!("{error}; the disk is removed once that is done, and by force at a signal");
-            }
-            (false, false) => {
-                warn!("{error}, and send the signal again; if that fails, the disk is removed by force");
-            }
+        if std::mem::replace(&mut self.was_refused, true) {
+            debug!("{error}");
+        } else {
+            warn!("{error}; the disk is removed once that is done, and by force at another signal");
         }
         Ok(())
     }
@@ -338,7 +339,6 @@ mod tests {
         let (mut detaching, events) = disk_that_refuses(2);
         detaching.begin().unwrap();
         assert!(!end_attempt(&mut detaching, &events).unwrap());
-        assert_eq!(detaching.timeout(), None, "it waits for a signal");
         detaching.begin().unwrap();
         assert!(!end_attempt(&mut detaching, &events).unwrap());
         let failure = end_attempt(&mut detaching, &events).unwrap_err();
@@ -355,15 +355,32 @@ mod tests {
     }
 
     #[test]
-    fn after_the_command_the_removal_is_tried_again_and_never_forced() {
-        let (mut detaching, events) = disk_that_refuses(3);
-        detaching.on_command_ended().unwrap();
-        for _ in 0..3 {
-            assert!(!end_attempt(&mut detaching, &events).unwrap());
-            assert_eq!(detaching.timeout(), Some(TRIES_AGAIN));
-            detaching.on_timeout().unwrap();
+    fn a_removal_that_was_refused_is_tried_again_and_not_forced() {
+        for begin in [Detaching::begin, Detaching::on_command_ended] {
+            let (mut detaching, events) = disk_that_refuses(3);
+            begin(&mut detaching).unwrap();
+            for _ in 0..3 {
+                assert!(!end_attempt(&mut detaching, &events).unwrap());
+                assert_eq!(detaching.timeout(), Some(TRIES_AGAIN));
+                detaching.on_timeout().unwrap();
+            }
+            assert!(end_attempt(&mut detaching, &events).unwrap());
         }
-        assert!(end_attempt(&mut detaching, &events).unwrap());
+    }
+
+    #[test]
+    fn a_second_signal_waits_for_the_attempt_that_the_clock_has_begun() {
+        for (refusals, is_removed) in [(1, true), (2, false)] {
+            let (mut detaching, events) = disk_that_refuses(refusals);
+            detaching.begin().unwrap();
+            assert!(!end_attempt(&mut detaching, &events).unwrap());
+            detaching.demanded_at = None;
+            detaching.on_timeout().unwrap();
+            detaching.begin().unwrap();
+            assert_eq!(end_attempt(&mut detaching, &events).unwrap(), is_removed);
+            let forced = (!is_removed).then(|| end_attempt(&mut detaching, &events).unwrap_err());
+            assert_eq!(forced.is_some_and(|error| error.to_string().contains("by force")), !is_removed);
+        }
     }
 
     #[test]

@@ -2,11 +2,10 @@
 //! stopped.
 //!
 //! The first signal, or the end of the command of `--run`, flushes and removes the disk. A disk
-//! that is in use stays, and a second signal removes it by force; so does a signal while the
-//! removal waits for a volume that does not answer. After the command of `--run`, the removal is
-//! tried again until nobody uses the disk. A signal before the disk is attached gives it
-//! up. A process that is killed leaves the disk, and the next `attach` of the volume goes on with
-//! it.
+//! that is in use stays until nobody uses it. A second signal removes it by force; so does a signal
+//! while the removal waits for a volume that does not answer. A signal before the disk is attached
+//! gives it up. A process that is killed leaves the disk, and the next `attach` of the volume goes
+//! on with it.
 
 mod announce;
 mod detach;
@@ -360,8 +359,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 const EXAMPLES: &str = "\
 The path of the disk or file is printed once it can be read, and is $device for
 the command of --run; of several files, $device is the directory. SIGTERM or
-SIGINT flushes and removes it. While it is in use, as by a mounted file system,
-it stays; a second signal removes it by force.
+SIGINT flushes and removes it, once it is no longer in use, as by a mounted
+file system; a second signal removes it by force.
 
 If the process is killed, a block device stays and requests wait. `blockmux
 attach` of the same volume goes on with it, without an I/O error. Disks of

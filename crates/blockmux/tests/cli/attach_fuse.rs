@@ -69,9 +69,15 @@ impl Mounted {
         self.process.wait()
     }
 
-    /// Stops the process, which unmounts the volume and removes the mount point.
-    fn detach(mut self) {
+    /// Stops the process, which unmounts the volume and removes the mount point. Other tests start
+    /// processes meanwhile, which have copies of open files and mounts for a moment.
+    fn detach(self) {
         self.process.signal(Signal::TERM);
+        self.wait_until_detached();
+    }
+
+    /// Waits for the end of a process that was stopped while the volume was in use.
+    fn wait_until_detached(mut self) {
         assert!(self.wait().success());
         assert!(!self.mount_point().exists());
     }
@@ -178,7 +184,7 @@ fn a_file_that_is_open_stays_until_it_is_closed() {
     mounted.process.wait_for_line("is in use; close it first");
     file.write_all_at(b"still there", 0).unwrap();
     drop(file);
-    mounted.detach();
+    mounted.wait_until_detached();
 }
 
 #[test]
@@ -271,7 +277,7 @@ fn a_bind_mount_of_the_file_keeps_it() {
     mounted.process.wait_for_line(&format!("is in use by the mount at {}", bound.display()));
     fs::write(&bound, b"still there").unwrap();
     succeed(Command::new("umount").arg(&bound));
-    mounted.detach();
+    mounted.wait_until_detached();
 }
 
 #[test]
@@ -366,8 +372,7 @@ fn a_mount_over_the_volume_stays_and_so_does_the_volume() {
     mounted.process.wait_for_line("is in use by a mount that was moved, or is covered by another one");
     assert!(over.is_mounted());
     drop(over);
-    mounted.open().write_all_at(b"still there", 0).unwrap();
-    mounted.detach();
+    mounted.wait_until_detached();
 }
 
 #[test]
@@ -583,7 +588,7 @@ fn several_volumes_are_files_of_one_directory() {
     mounted.process.signal(Signal::TERM);
     mounted.process.wait_for_line(&format!("{} is in use; close it first", mounted.mount_point().display()));
     drop(open);
-    mounted.detach();
+    mounted.wait_until_detached();
     assert_eq!(&fs::read(directory.path().join("disk.img")).unwrap()[..5], b"other");
     for (words, expected) in [
         (&["mem:1m", "null:1m", "--via", "fuse"][..], "name one with --directory"),
@@ -612,6 +617,11 @@ fn file_of_daemon() -> Option<(Controlled, PathBuf)> {
     Some((controlled, file))
 }
 
+/// Processes that other tests start have copies of open files and mounts for a moment.
+fn detach_disk(controlled: &Controlled) {
+    eventually("nobody uses the disk", || controlled.ctl(&["detach-disk", "a"]).status.success());
+}
+
 #[test]
 fn a_new_size_of_the_volume_is_that_of_its_file_and_of_a_loop_device() {
     let Some((controlled, file)) = file_of_daemon() else { return };
@@ -631,7 +641,7 @@ fn a_new_size_of_the_volume_is_that_of_its_file_and_of_a_loop_device() {
         File::open(&device.0).unwrap().read_exact_at(&mut bytes, 2 << 20).unwrap();
         assert_eq!(&bytes, b"beyond");
     }
-    controlled.said(&["detach-disk", "a"]);
+    detach_disk(&controlled);
     assert!(!file.exists());
 }
 
@@ -701,7 +711,7 @@ fn the_status_of_a_daemon_counts_the_io_of_its_files() {
     fs::write(&file, pattern(8192)).unwrap();
     let attachment = controlled.status()["attachments"][0].clone();
     assert_eq!((&attachment["via"], &attachment["written_bytes"]), (&"fuse".into(), &8192.into()));
-    controlled.said(&["detach-disk", "a"]);
+    detach_disk(&controlled);
 }
 
 /// Files and devices have their own locks; a server may let any number of clients write.

@@ -5,7 +5,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+/// No process takes so long to end.
+const LONGEST_END: Duration = Duration::from_secs(300);
 
 /// A running daemon; killed when dropped.
 pub(crate) struct Daemon {
@@ -93,8 +97,16 @@ impl Daemon {
         kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Waits for the end of the process. One that hangs fails its test, not the whole run.
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+        let deadline = Instant::now() + LONGEST_END;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "process {} has not ended", self.child.id());
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 
     /// Reads standard error up to a line with `part` in it.
