@@ -21,6 +21,11 @@ is_ready() { grep -q '^/dev/nbd' ready; }
 # detach: stops the process, which flushes and removes the disk.
 detach() {
   kill $attached
+  detached
+}
+
+# detached: waits for the end of a process that was stopped while the disk was in use.
+detached() {
   wait $attached
   within 10 is_removed
 }
