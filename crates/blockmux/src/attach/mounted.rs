@@ -2,12 +2,13 @@
 
 use crate::failure::Failure;
 use blockmux_engine::attach::own_io::OwnIo;
+use blockmux_engine::attach::program::{self, ProgramError, RunningProgram};
 use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, mount_points};
 use blockmux_proto::volume_state::Origin;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -55,8 +56,11 @@ impl MountedDisk {
         mount_points(&node).iter().any(|place| Path::new(place) == directory)
     }
 
-    fn unmount(&self, how: &[&str]) -> Result<(), String> {
-        if self.is_mounted() { run(Command::new("umount").args(how).arg(&self.directory)) } else { Ok(()) }
+    fn unmount(&self, how: &[&str]) -> Result<(), ProgramError> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        program::run(Command::new("umount").args(how).arg(&self.directory)).map(drop)
     }
 }
 
@@ -88,7 +92,7 @@ impl AttachedDisk for MountedDisk {
 
     fn detach(&self) -> Result<(), DetachError> {
         if let Err(said) = self.unmount(&[]) {
-            info!("umount: {said}");
+            info!("{said}");
             let places = vec![self.directory.display().to_string()];
             return Err(DetachError::InUse { node: self.path(), places });
         }
@@ -97,7 +101,7 @@ impl AttachedDisk for MountedDisk {
 
     fn detach_by_force(&self) -> Result<(), DetachError> {
         self.disk.detach_by_force()?;
-        self.unmount(&["-l"]).unwrap_or_else(|said| warn!("umount: {said}"));
+        self.unmount(&["-l"]).unwrap_or_else(|said| warn!("{said}"));
         Ok(())
     }
 
@@ -106,32 +110,20 @@ impl AttachedDisk for MountedDisk {
     }
 }
 
-/// Runs a program; returns what it has said if it failed.
-fn run(command: &mut Command) -> Result<(), String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    said(command.output().map_err(|error| format!("{program}: {error}"))?)
-}
-
 /// Runs a program, which is killed when `io` is aborted. Then it is not waited for: while a volume
 /// does not answer, the kernel does not let mount(8) end.
 fn run_unless_aborted(command: &mut Command, io: &OwnIo) -> Result<(), String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let failed = |error: std::io::Error| format!("{program}: {error}");
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let child = child.map_err(failed)?;
-    let process = Pid::from_raw(child.id().cast_signed()).ok_or("it has no process ID")?;
-    // It still is this process when it is killed, although it may have ended.
-    let process = pidfd_open(process, PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
-    let (sender, ended) = mpsc::channel();
+    let program = RunningProgram::start(command).map_err(in_words)?;
+    let (group, (sender, ended)) = (program.group(), mpsc::channel());
     let aborted = sender.clone();
-    let wait = move || drop(sender.send(Some(child.wait_with_output())));
-    thread::Builder::new().name("mount".to_owned()).spawn(wait).map_err(failed)?;
+    let wait = move || drop(sender.send(Some(program.wait(|_| ()))));
+    thread::Builder::new().name("mount".to_owned()).spawn(wait).map_err(in_words)?;
     io.on_abort(Box::new(move || {
-        let _ = pidfd_send_signal(&process, Signal::KILL);
+        group.signal(Signal::KILL);
         let _ = aborted.send(None);
     }));
     match ended.recv() {
-        Ok(Some(output)) => said(output.map_err(failed)?),
+        Ok(Some(ended)) => ended.map(drop).map_err(in_words),
         // It may succeed at the same time, which its mount shows.
         _ => {
             let _ = ended.recv_timeout(KILLED);
@@ -140,13 +132,8 @@ fn run_unless_aborted(command: &mut Command, io: &OwnIo) -> Result<(), String> {
     }
 }
 
-/// What a program that failed has said.
-fn said(output: Output) -> Result<(), String> {
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(said.trim().lines().last().unwrap_or("it failed").trim_start_matches("mount: ").to_owned())
+fn in_words(error: impl ToString) -> String {
+    error.to_string()
 }
 
 /// The time in which a process ends that is killed, unless it waits for the volume.
@@ -176,14 +163,6 @@ mod tests {
         assert_eq!(started.read_line(&mut String::new()).unwrap(), 0, "the end of the program closes it");
         let failed =
             run_unless_aborted(Command::new("sh").args(["-c", "echo no >&2; false"]), &OwnIo::default());
-        assert_eq!(failed, Err("no".to_owned()));
-    }
-
-    #[test]
-    fn what_a_program_says_is_reported() {
-        assert_eq!(run(&mut Command::new("true")), Ok(()));
-        let said = run(Command::new("sh").args(["-c", "echo mount: /x: bad superblock >&2; false"]));
-        assert_eq!(said, Err("/x: bad superblock".to_owned()));
-        assert!(run(&mut Command::new("/no/such/program")).is_err());
+        assert_eq!(failed, Err("sh: no".to_owned()));
     }
 }

@@ -12,7 +12,7 @@ pub mod nbd;
 mod node;
 mod notice;
 pub mod own_io;
-mod program;
+pub mod program;
 mod removal;
 pub mod ublk;
 pub mod vhost_user;

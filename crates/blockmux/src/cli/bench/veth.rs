@@ -4,12 +4,13 @@
 //! same time. `ip` and `tc` configure the interfaces.
 
 use crate::failure::Failure;
+use blockmux_engine::attach::program;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::net::namespace::Network;
 use blockmux_lab::link::Link;
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The network namespaces of target and initiator.
 pub(super) struct VethPair {
@@ -141,14 +142,9 @@ impl VethPair {
     }
 
     fn run(&self, end: VethEnd, program: &str, words: &[&str]) -> Result<(), String> {
-        let run = || Command::new(program).args(words).stdin(Stdio::null()).output();
-        match self.networks[end].within(run) {
-            Ok(Ok(output)) if output.status.success() => Ok(()),
-            Ok(Ok(output)) => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                Err(format!("`{program} {}` says: {}", words.join(" "), said.lines().next().unwrap_or("")))
-            }
-            Ok(Err(error)) => Err(format!("cannot run {program} (it comes with iproute2): {error}")),
+        match self.networks[end].within(|| program::run(Command::new(program).args(words))) {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(format!("`{program} {}` of iproute2: {error}", words.join(" "))),
             Err(error) => Err(format!("cannot enter a network namespace: {error}")),
         }
     }

@@ -3,6 +3,7 @@
 
 use super::mount_point::{MountId, MountPoint};
 use crate::attach::is_installed;
+use crate::attach::program::{ProgramError, RunningProgram};
 use crate::attach::wait::wait_for;
 use blockmux_proto::fuse::MAX_BYTES;
 use rustix::fs::{Mode, OFlags, open};
@@ -18,11 +19,11 @@ use rustix::net::{
 use rustix::process::{getgid, getuid};
 use rustix::thread::{CapabilitySet, capabilities};
 use std::fs;
-use std::io::{self, IoSliceMut, Read};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -197,17 +198,17 @@ pub(super) fn unmount_from(point: &MountPoint, mount: MountId, is_lazy: bool) ->
     }
 }
 
+/// Runs the helper; `started` is called once it has what it inherits.
 fn run_helper(mut command: Command, mount_point: &Path, started: impl FnOnce()) -> Result<(), FuseError> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let helper = RunningProgram::start(&mut command);
     started();
-    let mut child = child.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => FuseError::NoHelper,
-        _ => refused(mount_point, error),
-    })?;
-    let mut said = String::new();
-    let read = child.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut said));
-    let ended = read.and_then(|_| child.wait()).map_err(|error| refused(mount_point, error))?;
-    if ended.success() { Ok(()) } else { Err(refused(mount_point, said.trim())) }
+    match helper.and_then(|helper| helper.wait(|_| ())) {
+        Ok(_) => Ok(()),
+        Err(ProgramError::NotRun { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
+            Err(FuseError::NoHelper)
+        }
+        Err(error) => Err(refused(mount_point, error)),
+    }
 }
 
 /// Unmounts file systems of ours whose processes have ended. A directory, or nothing, is left.
