@@ -222,6 +222,16 @@ mod tests {
     }
 
     #[test]
+    fn a_link_without_any_rate_has_its_line() {
+        let mut slow = row("aoe, 1 Gbit/s, MTU 1500", "aoe", "read", 110);
+        slow.runs.clear();
+        let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
+        let grids = grids(&comparison(vec![slow]), &study);
+        let cells = ["-", "47.0", "47.0", "38.0"].map(str::to_owned).to_vec();
+        assert_eq!(grids[0].lines, [("1 Gbit/s, MTU 1500".to_owned(), cells)]);
+    }
+
+    #[test]
     fn each_stripe_that_is_served_has_its_own_table() {
         let rows = vec![
             row("local, 4-way stripe", "", "read", 5000),

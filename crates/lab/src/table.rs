@@ -260,8 +260,8 @@ impl TextTable<'_> {
     }
 
     fn how_measured(&self) -> String {
-        let rows = || self.comparison.rows.iter();
-        let range = |of: fn(&Row) -> u64| Some((rows().map(of).min()?, rows().map(of).max()?));
+        let measured = || self.comparison.rows.iter().filter(|row| !row.runs.is_empty());
+        let range = |of: fn(&Row) -> u64| Some((measured().map(of).min()?, measured().map(of).max()?));
         let runs = match range(|row| row.runs.len() as u64) {
             None => return "Nothing was measured.".into(),
             Some((1, 1)) => "Single runs, without a spread,".to_owned(),

@@ -56,6 +56,21 @@ fn one_protocol_fits_eighty_columns_completely() {
 }
 
 #[test]
+fn a_row_without_runs_is_in_every_report() {
+    let mut comparison = fixture::plain_comparison();
+    comparison.rows[1].runs.clear();
+    comparison.skipped.push(("4 KiB random read, nbd".into(), "no rate".into()));
+    let text = render(&comparison, None, Width(80), Colour::Off);
+    let line = text.lines().find(|line| line.starts_with("nbd ")).unwrap();
+    assert!(line.chars().all(|c| "nbd -".contains(c)), "{line}");
+    assert!(text.contains("no rate: 4 KiB random read, nbd") && text.contains("Medians of 5 runs"), "{text}");
+    let page = blockmux_lab::page::render(&comparison, None).unwrap();
+    assert!(page.contains("nbd</th><td>0</td><td>–</td>") && page.contains("<dt>no rate</dt>"));
+    let json = blockmux_lab::fio_json::to_json(&comparison);
+    assert_eq!(blockmux_lab::fio_json::from_json(&json).unwrap(), comparison);
+}
+
+#[test]
 fn rows_that_were_not_run_for_one_reason_have_a_line_each() {
     let mut comparison = fixture::plain_comparison();
     for block in ["4 KiB", "1 MiB"] {

@@ -31,6 +31,17 @@ pub(super) struct Measured {
     pub(super) end: BenchEnd,
 }
 
+impl Measured {
+    /// Without the rows that an early end has left without runs. Where all runs are complete, a row
+    /// without any stays: `skipped` has the reason.
+    pub(super) fn without_unmeasured_rows(mut self) -> Measured {
+        if !matches!(self.end, BenchEnd::Complete) {
+            self.rows.retain(|row| !row.runs.is_empty());
+        }
+        self
+    }
+}
+
 /// Reason for the end of the measurement.
 pub(super) enum BenchEnd {
     /// All runs are complete.
@@ -192,4 +203,28 @@ fn progress_bar(plan: &BenchPlan, runs: u32) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left));
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockmux_lab::result::ConfigurationKind;
+
+    #[test]
+    fn rows_without_runs_stay_unless_the_bench_ends_early() {
+        let row = |runs: usize| Row {
+            configuration: "aoe, 1 Gbit/s, MTU 1500".to_owned(),
+            kind: ConfigurationKind::Protocol,
+            protocol: "aoe".to_owned(),
+            target: "mem:1g".to_owned(),
+            poll: String::new(),
+            job: Job::default(),
+            runs: vec![Run::default(); runs],
+        };
+        let shown = |end| {
+            let measured = Measured { rows: vec![row(0), row(1)], lost_connection: 0, end };
+            measured.without_unmeasured_rows().rows.len()
+        };
+        assert_eq!((shown(BenchEnd::Complete), shown(BenchEnd::Signal(2))), (2, 1));
+    }
 }

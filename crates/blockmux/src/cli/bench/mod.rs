@@ -162,9 +162,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         let skipped = std::mem::take(&mut plan.skipped);
         (measure(plan, args.runs(), interrupts)?, skipped, Vec::new())
     };
-    let Measured { mut rows, lost_connection, end } = measured;
-    let (cases, done) = (rows.len(), rows.iter().map(|row| row.runs.len()).sum::<usize>());
-    rows.retain(|row| !row.runs.is_empty());
+    let (cases, done) = (measured.rows.len(), measured.rows.iter().map(|row| row.runs.len()).sum::<usize>());
+    let Measured { rows, lost_connection, end } = measured.without_unmeasured_rows();
     let comparison = Comparison {
         command: command_line(),
         started,
