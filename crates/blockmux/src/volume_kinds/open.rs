@@ -14,7 +14,7 @@ use crate::volume_kinds::records;
 use crate::volume_kinds::shared_files;
 use blockmux_engine::sys::address_space_left;
 use blockmux_engine::sys::memory::map_pages;
-use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenError};
+use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenError, lock_holder};
 use blockmux_engine::volume::populate;
 use blockmux_engine::volume::state::{self, has_note};
 use blockmux_engine::volume::vhost_user::{VhostUserOptions, VhostUserVolume};
@@ -391,6 +391,12 @@ fn raw_note(data: &DataKey) -> String {
 
 /// The error for a volume that cannot be opened for the intended use.
 fn cannot_open(error: OpenError, how: Use<'_>) -> Failure {
+    if let OpenError::Locked(path) = &error
+        && let Some(holder) = lock_holder(path)
+    {
+        let advice = if how.access == Access::Write { "" } else { ", or give ?readonly=on" };
+        return Failure::request(format!("{}: is locked by {holder}{advice}", path.display()));
+    }
     if how.access != Access::Write {
         return Failure::request(error);
     }

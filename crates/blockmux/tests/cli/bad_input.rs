@@ -347,10 +347,7 @@ fn a_destination_gets_no_advice_to_open_it_read_only() {
     let _daemon = Daemon::serve(&[&file]);
     let output = blockmux(["copy", "mem:1m", &file]);
     let said = text_of(&output);
-    assert!(
-        said.ends_with("is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program\n"),
-        "{said}"
-    );
+    assert!(said.contains("is locked by process ") && said.ends_with("; stop that program\n"), "{said}");
 }
 
 #[test]

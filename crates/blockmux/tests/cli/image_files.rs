@@ -71,9 +71,9 @@ fn a_file_that_qemu_has_open_cannot_be_exported_writable() {
     let spec = format!("file:{file}");
     // QEMU's lock for reading excludes writers.
     for args in [&[][..], &["-r"]] {
-        let _other = QemuNbd::start(directory.path(), args, &file);
+        let other = QemuNbd::start(directory.path(), args, &file);
         let output = blockmux(["serve", &spec, "--nbd", "127.0.0.1:0"]);
-        refused(&output, "is locked by another program, such as QEMU, qemu-nbd or another blockmux");
+        refused(&output, &format!("is locked by process {} (qemu-nbd); stop that program", other.0.id()));
         Daemon::serve(&[&spec, "--read-only"]);
         let _ = std::fs::remove_file(directory.path().join("q.sock"));
     }

@@ -205,12 +205,11 @@ fn by_default_every_protocol_listens_on_loopback_at_its_own_port() {
 fn a_file_that_another_daemon_exports_can_only_be_opened_read_only() {
     let directory = tempfile::tempdir().unwrap();
     let spec = format!("file:{}?size=1m", directory.path().join("disk.img").display());
-    let _first = Daemon::serve(&[&spec]);
+    let first = Daemon::serve(&[&spec]);
     let output = blockmux(["serve", &spec, "--nbd", ":0"]);
     let said = text(&output.stderr);
-    assert!(said.ends_with(
-        "is locked by another program, such as QEMU, qemu-nbd or another blockmux, or given twice; stop that program, or give ?readonly=on\n"
-    ));
+    let holder = format!("process {} (blockmux); stop that program", first.pid());
+    assert!(said.ends_with(&format!("is locked by {holder}, or give ?readonly=on\n")), "{said}");
     assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)));
     Daemon::serve(&[&spec, "--read-only"]);
 }

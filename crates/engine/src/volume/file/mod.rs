@@ -36,6 +36,7 @@ mod channel;
 mod disk;
 mod errno;
 mod extents;
+mod holder;
 mod kernel;
 mod open;
 mod probe;
@@ -43,6 +44,7 @@ mod qemu_locks;
 mod retry;
 mod volume;
 
+pub use holder::{LockHolder, lock_holder};
 pub(crate) use kernel::lock_exclusive;
 pub use open::{BlockOptions, FileOptions, OpenError};
 pub use volume::FileVolume;
