@@ -7,6 +7,7 @@
 
 use super::way::Way;
 use crate::process::privileges::has_capability;
+use blockmux_engine::core::cores::Cores;
 use blockmux_engine::sys::{become_io_flusher, end_io_flushing};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -33,7 +34,19 @@ pub(super) fn keep(way: Way) {
 /// capabilities, unless it `keeps_capabilities`. Call it before a volume is opened or a core
 /// started.
 pub(crate) fn keep_for_disks(keeps_capabilities: bool) {
-    if let Err(error) = try_to_keep(keeps_capabilities) {
+    warn_unless_kept(try_to_keep(keeps_capabilities));
+}
+
+/// Keeps the memory of a process that has its capabilities, and already serves on `cores`, from
+/// waiting for the disk that is its first.
+pub(crate) fn keep_for_first_disk(cores: &Cores) {
+    let mut of_cores = (0..cores.count()).filter_map(|core| cores.ask(core, |_| become_io_flusher()));
+    warn_unless_kept(of_cores.try_for_each(|kept| kept).and_then(|()| lock_memory(true)));
+    outlive_others();
+}
+
+fn warn_unless_kept(kept: io::Result<()>) {
+    if let Err(error) = kept {
         warn!(
             "memory of this process may wait for its own disk: {error}; start it with CAP_SYS_RESOURCE and \
              CAP_IPC_LOCK"
@@ -43,6 +56,10 @@ pub(crate) fn keep_for_disks(keeps_capabilities: bool) {
 
 fn try_to_keep(keeps_capabilities: bool) -> io::Result<()> {
     become_io_flusher()?;
+    lock_memory(keeps_capabilities)
+}
+
+fn lock_memory(keeps_capabilities: bool) -> io::Result<()> {
     // With a limit, later mappings fail in a process without the capability.
     let is_exempt = keeps_capabilities && has_capability(CapabilitySet::IPC_LOCK);
     if !is_exempt && getrlimit(Resource::Memlock).current.is_some() {

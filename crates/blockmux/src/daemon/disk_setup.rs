@@ -7,6 +7,7 @@ use crate::attach::own_io::by_this_program;
 use crate::failure::Failure;
 use crate::process::privileges::PrivilegedThread;
 use blockmux_engine::attach::own_io::IoProcesses;
+use blockmux_engine::core::cores::Cores;
 
 /// The preparations for attaching the disks of a config.
 pub(super) struct DiskSetup {
@@ -49,7 +50,10 @@ impl DiskSetup {
     pub(super) fn finish(&self) -> Result<Disks, Failure> {
         let keeps = self.has_disks && self.drops_privileges;
         let privileged = keeps.then(|| PrivilegedThread::with(Setup::disk_capabilities()));
-        Ok(Disks::new(privileged.transpose()?, self.io.clone(), !self.drops_privileges))
+        // One that drops its privileges attaches no disk then.
+        let on_first: Option<fn(&Cores)> =
+            (!self.has_disks && !self.drops_privileges).then_some(memory::keep_for_first_disk);
+        Ok(Disks::new(privileged.transpose()?, self.io.clone(), !self.drops_privileges, on_first))
     }
 
     /// Starts the command of `--run` by `start`: it inherits nothing of what keeps the memory of

@@ -37,6 +37,8 @@ pub(super) struct Disks {
     io: IoProcesses,
     /// The daemon does not deny itself to mount file systems.
     may_mount: bool,
+    /// Called with the cores of the first disk, if the daemon has prepared itself for none.
+    on_first: Mutex<Option<fn(&Cores)>>,
 }
 
 /// What serves the disks.
@@ -109,9 +111,15 @@ pub(super) struct DeviceInfo {
 
 impl Disks {
     /// No disk yet; `privileged` attaches and detaches them, if threads of others may not, and `io`
-    /// reads and flushes them.
-    pub(super) fn new(privileged: Option<PrivilegedThread>, io: IoProcesses, may_mount: bool) -> Disks {
-        Disks { entries: Mutex::default(), has_ended: AtomicBool::new(false), privileged, io, may_mount }
+    /// reads and flushes them. `on_first` prepares cores that serve for their first disk.
+    pub(super) fn new(
+        privileged: Option<PrivilegedThread>,
+        io: IoProcesses,
+        may_mount: bool,
+        on_first: Option<fn(&Cores)>,
+    ) -> Disks {
+        let (entries, has_ended) = (Mutex::default(), AtomicBool::new(false));
+        Disks { entries, has_ended, privileged, io, may_mount, on_first: Mutex::new(on_first) }
     }
 
     /// Checks that the machine has the way of an attachment.
@@ -146,12 +154,17 @@ impl Disks {
             let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attaching(io.clone()) };
             entries.insert(volume.clone(), entry);
         }
+        let (cores, needs_privileges) = (server.cores.clone(), asked.needs_privileges());
         let (server, own) = (server.clone(), asked.clone());
-        let attached = match asked.needs_privileges() {
+        let attached = match needs_privileges {
             true => self.run(move || attach(&server, &own, io, may_mount)).flatten(),
             // The thread of the socket would have the capabilities, too.
             false => attach(&server, &own, io, may_mount),
         };
+        if needs_privileges && attached.is_ok() {
+            let on_first = self.on_first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            on_first.into_iter().for_each(|prepare| prepare(&cores));
+        }
         let mut entries = self.lock();
         match attached {
             Ok(disk) if self.has_ended.load(Ordering::Relaxed) => {
@@ -588,6 +601,7 @@ mod tests {
     use crate::volume_kinds::open::Populate;
     use blockmux_engine::core::cores::CoresConfig;
     use blockmux_proto::volume_state::{Meter, Origin};
+    use std::cell::Cell;
 
     /// Volumes `a` and `b` in files, `m` and `broken` in RAM, and no disk.
     struct Attached {
@@ -619,8 +633,10 @@ mod tests {
             let exports =
                 Exports::with_states(["a", "b", "m", "broken"].map(open).into_iter().collect::<Vec<_>>());
             let cores = Arc::new(Cores::start(&CoresConfig::default()).unwrap());
-            let (disks, server) =
-                (Arc::new(Disks::new(None, by_this_program(), true)), DiskServer { cores, exports });
+            let (disks, server) = (
+                Arc::new(Disks::new(None, by_this_program(), true, Some(count_first))),
+                DiskServer { cores, exports },
+            );
             volumes.iter().for_each(|volume| drop(disks.attach(&server, &asked(volume)).unwrap()));
             Attached { disks, server, _files: files }
         }
@@ -633,6 +649,14 @@ mod tests {
             let volumes: Vec<_> = volumes.iter().map(|volume| (*volume).to_owned()).collect();
             self.disks.detach_all(&self.server, &volumes, force)
         }
+    }
+
+    thread_local! {
+        static FIRST_DISKS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn count_first(_: &Cores) {
+        FIRST_DISKS.set(FIRST_DISKS.get() + 1);
     }
 
     fn asked(volume: &str) -> Attachment {
@@ -657,6 +681,18 @@ mod tests {
         let error = attached.disks.attach(&attached.server, &asked("broken")).unwrap_err();
         assert!(error.message.starts_with("attachment `broken`: a core cannot serve"), "{error}");
         assert_eq!(attached.disks.list().len(), 1);
+    }
+
+    #[test]
+    fn the_first_disk_of_a_daemon_that_serves_prepares_its_cores_once() {
+        let attached = Attached::new(&[]);
+        attached.disks.attach(&attached.server, &asked("broken")).unwrap_err();
+        assert_eq!(FIRST_DISKS.get(), 0);
+        for _ in 0..2 {
+            attached.disks.attach(&attached.server, &asked("a")).unwrap();
+            assert_eq!(FIRST_DISKS.get(), 1);
+            attached.detach(&["a"], false).unwrap().keep();
+        }
     }
 
     #[test]

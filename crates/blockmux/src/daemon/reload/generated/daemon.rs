@@ -82,7 +82,7 @@ impl TestPlace {
         connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
         let cores = Arc::new(start_cores(&setup, POOL, false)?);
         let args = (self.args(), inherited);
-        let disks = Arc::new(Disks::new(None, by_this_program(), true));
+        let disks = Arc::new(Disks::new(None, by_this_program(), true, None));
         let server = DiskServer { cores: cores.clone(), exports: exports.clone() };
         setup
             .attachments
