@@ -39,7 +39,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
             if args.json {
                 print_json(&described.json)
             } else {
-                print(table(&url.to_string(), &described.rows))
+                // In the form of `discover` and `serve`.
+                let url = described.json["url"].as_str().map_or_else(|| url.to_string(), str::to_owned);
+                print(table(&url, &described.rows))
             }
         }
         spec => {

@@ -237,6 +237,15 @@ fn an_address_that_is_not_loopback_causes_a_warning() {
 }
 
 #[test]
+fn info_names_a_volume_as_serve_and_discover_do() {
+    let daemon = Daemon::serve(&["mem:1m", "--iscsi", "127.0.0.1:0"]);
+    let url = daemon.urls_of("iscsi").remove(0);
+    let described = text(&blockmux(["info", url.strip_suffix("/0").unwrap()]).stdout);
+    let found = text(&blockmux(["discover", &url]).stdout);
+    assert!(described.starts_with(&format!("{url}\n")) && found.starts_with(&url), "{described}{found}");
+}
+
+#[test]
 fn a_server_exports_volumes_of_another_server() {
     let first = Daemon::serve(&["mem:1m"]);
     let second = Daemon::serve(&[&first.url()]);
