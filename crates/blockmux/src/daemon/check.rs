@@ -18,8 +18,9 @@ use crate::process::stdout::print;
 use crate::protocol::Frontends;
 use crate::volume_kinds::open::unused_rest;
 use blockmux_volume::Spec;
-use blockmux_volume::spec::{BlockSpec, FileSpec};
-use std::io::ErrorKind;
+use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::warn;
@@ -74,12 +75,14 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
-    let about = |leaf: &Spec| match leaf {
-        Spec::File(file) => unused_rest(file)
-            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them"))
-            .or_else(|| missing(&file.path, file.size.is_some() && !file.read_only)),
-        Spec::Block(block) => missing(&block.path, false),
-        Spec::VhostUser(device) => missing(&device.path, false),
+    let about = |leaf: &Spec, found: io::Result<Metadata>| match (leaf, found) {
+        (Spec::File(file), Ok(found)) => unused_rest(file, &found)
+            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them")),
+        // Opening it creates it.
+        (Spec::File(file), Err(_)) if file.size.is_some() && !file.read_only => None,
+        (leaf, Err(error)) if error.kind() == ErrorKind::NotFound => {
+            path_of(leaf).map(|path| format!("{} does not exist", path.display()))
+        }
         _ => None,
     };
     look_at_volumes(&setup, about).iter().for_each(|line| warn!("{line}"));
@@ -103,34 +106,32 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     print(format_args!("{}: {}", printable(&file), all.join(", ")))
 }
 
-/// What to say about a path that leads to nothing, unless opening it creates a file.
-fn missing(path: &Path, is_created: bool) -> Option<String> {
-    let error = path.metadata().err().filter(|_| !is_created)?;
-    (error.kind() == ErrorKind::NotFound).then(|| format!("{} does not exist", path.display()))
+/// The path of a volume that is a file, a device or a socket.
+fn path_of(leaf: &Spec) -> Option<&Path> {
+    match leaf {
+        Spec::File(FileSpec { path, .. })
+        | Spec::Block(BlockSpec { path, .. })
+        | Spec::VhostUser(VhostUserSpec { path, .. }) => Some(path),
+        _ => None,
+    }
 }
 
 /// Looks at the files and devices of all volumes; returns what `about` says about each, and a line
 /// for each that does not answer.
 pub(super) fn look_at_volumes(
     setup: &Setup,
-    about: impl Fn(&Spec) -> Option<String> + Send + Sync + 'static,
+    about: impl Fn(&Spec, io::Result<Metadata>) -> Option<String> + Send + Sync + 'static,
 ) -> Vec<String> {
-    let leaf = |named: &NamedVolume, leaf: &Spec| match leaf {
-        Spec::File(FileSpec { path, .. }) | Spec::Block(BlockSpec { path, .. }) => {
-            Some((named.name.clone(), leaf.clone(), path.clone()))
-        }
-        _ => None,
+    let leaf = |named: &NamedVolume, leaf: &Spec| {
+        Some((named.name.clone(), leaf.clone(), path_of(leaf)?.to_owned()))
     };
     let leaves = |named: &NamedVolume| {
         named.entry.spec.leaves().into_iter().filter_map(|own| leaf(named, own)).collect::<Vec<_>>()
     };
     let all: Vec<_> = setup.volumes.iter().flat_map(leaves).collect();
     let names: Vec<_> = all.iter().map(|(name, _, path)| (name.clone(), path.clone())).collect();
-    let said = look_at_all(all, move |(_, leaf, path)| {
-        // It is only about whether it answers.
-        let _ = path.metadata();
-        about(leaf)
-    });
+    // A server may be slow: it is asked once.
+    let said = look_at_all(all, move |(_, leaf, path)| about(leaf, path.metadata()));
     let line = |((name, path), said): ((String, PathBuf), Option<Option<String>>)| match said {
         Some(said) => said.map(|said| format!("volume `{name}`: {said}")),
         None => Some(format!(

@@ -27,6 +27,7 @@ use blockmux_volume::{
     SliceVolume, Spec, StripeVolume, Volume,
 };
 use std::fmt::Display;
+use std::fs::Metadata;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -319,10 +320,11 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
         }
         other => cannot_open(other, how),
     })?;
-    let (len, size) = (file.path.metadata().map_or(0, |found| found.len()), volume.info().size);
-    if let Some(rest) = unused_rest(file) {
+    let found = file.path.metadata().ok();
+    if let Some(rest) = found.as_ref().and_then(|found| unused_rest(file, found)) {
         warn!("{rest}");
     }
+    let (len, size) = (found.map_or(0, |found| found.len()), volume.info().size);
     if file.size.is_none() && len < size {
         let path = file.path.display();
         warn!(
@@ -333,9 +335,8 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
 }
 
 /// A message about a file of which its `size` uses only the beginning.
-pub(crate) fn unused_rest(file: &FileSpec) -> Option<String> {
-    let found = file.path.metadata().ok().filter(|found| found.is_file())?;
-    let size = file.size.filter(|size| *size < found.len())?;
+pub(crate) fn unused_rest(file: &FileSpec, found: &Metadata) -> Option<String> {
+    let size = file.size.filter(|size| found.is_file() && *size < found.len())?;
     let (path, len) = (file.path.display(), found.len());
     Some(format!(
         "file:{path}: has {len} bytes, of which only the first {size} are used; leave out ?size= to use all"

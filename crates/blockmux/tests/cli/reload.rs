@@ -705,6 +705,9 @@ fn a_config_is_checked_without_serving_it() {
     let (status, said) = check("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'file:nosuch.img'\n");
     let missing = format!("volume `a`: {} does not exist\n", files.path().join("nosuch.img").display());
     assert!(status == Some(0) && said.contains(&missing), "{said}");
+    let (status, said) =
+        check("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'vhost-user:/nosuch/a.sock'\n");
+    assert!(status == Some(0) && said.contains("volume `a`: /nosuch/a.sock does not exist\n"), "{said}");
     let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'disk0' }\n[[iscsi_target.acl]]\nCHAP_N = 'u'\nsecret_file = 'none'\n";
     let (status, said) = check(&format!("iscsi = [':0']\n[[volume]]\nspec = 'mem:1m'\n{target}"));
     assert_eq!(status, Some(2));

@@ -479,7 +479,7 @@ impl Reloader {
         let reloader = self.clone();
         let read = move || {
             let setup = reloader.read_file()?;
-            let unanswered = look_at_volumes(&setup, |_| None);
+            let unanswered = look_at_volumes(&setup, |_, _| None);
             Ok::<_, ApiError>((setup, unanswered))
         };
         let what = "the config file, or a file that it names";
