@@ -364,6 +364,7 @@ mod tests {
         let cases = [
             ("nvme://h/nqn.a/1", "this is not an NVMe/TCP URL"),
             ("nvme+tcp:///nqn.a/1", "host \"\""),
+            ("nvme+tcp://u:p@ss@h/nqn.a", "the protocol has no users; remove all up to the @"),
             ("nvme+tcp://h/a%/1", "name \"a%\""),
             ("nvme+tcp://h/nqn.a/0", "namespace \"0\""),
             ("nvme+tcp://h/nqn.a/4294967295", "namespace"),

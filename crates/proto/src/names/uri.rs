@@ -76,8 +76,13 @@ impl Portals {
         Portals { first, further: Vec::new() }
     }
 
-    /// Parses `host[:port][,host[:port]]...`, 1 to [`MAX_PORTALS`] portals.
+    /// Parses `host[:port][,host[:port]]...`, 1 to [`MAX_PORTALS`] portals, without a user.
     pub(crate) fn read(authority: &str, default_port: u16) -> Result<Portals, HostError> {
+        if authority.contains('@') {
+            let problem =
+                "the protocol has no users; remove all up to the @, or write %40 for an @ of the name";
+            return Err(HostError::new(authority, problem));
+        }
         let mut portals = Vec::new();
         for part in authority.split(',') {
             let portal = portal(part, default_port)?;

@@ -160,8 +160,12 @@ impl FromStr for NbdUri {
         uri::read_query(&mut text, query)?;
         let UriText { mut uri, tls } = text;
         let (user, authority) = user_and_host(authority)?;
-        if let (Some(user), None) = (&user, &tls) {
-            return Err(NbdUriError::NotByTls(format!("{user}@")));
+        match &user {
+            Some(user) if tls.is_none() && user.contains(':') => {
+                return Err(HostError::new(&format!("{user}@"), NO_PASSWORDS).into());
+            }
+            Some(user) if tls.is_none() => return Err(NbdUriError::NotByTls(format!("{user}@"))),
+            _ => {}
         }
         let socket = uri.socket();
         uri.server = if is_unix { unix_server(authority, socket)? } else { tcp_server(authority, socket)? };
@@ -355,6 +359,9 @@ fn export_name(path: &str) -> Result<String, NbdUriError> {
     Ok(name)
 }
 
+const NO_PASSWORDS: &str =
+    "NBD has no passwords; write nbds://user@host/export?tls-psk-file=FILE, and the user's key into the file";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -476,6 +483,7 @@ mod tests {
             ("nbd://h/x?tls-type=psk", "\"tls-type\" is for TLS; write nbds:// or"),
             ("nbd://h/x?ktls=off", "\"ktls\" is for TLS"),
             ("nbd://user@h/x", "\"user@\" is for TLS"),
+            ("nbd://u:p@ss@h/x", "host \"u:p@ss@\": NBD has no passwords; write nbds://user@host/export?"),
             ("nbds://@h/x", "host \"@h\": no user stands before the @"),
             ("nbds://u@h/x", "parameter \"tls-psk-file\": missing; a user name needs"),
             ("nbds://h/x?tls-type=psk", "parameter \"tls-psk-file\": missing"),

@@ -60,9 +60,6 @@ pub enum SrpUrlError {
     /// The URL does not begin with `srp:`.
     #[error("this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
     Scheme,
-    /// A user name before the hosts.
-    #[error("SRP has no users; remove {0:?} and the @ after it")]
-    User(String),
     /// The hosts: the part between `//` and the next `/`.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -86,9 +83,6 @@ impl FromStr for SrpUrl {
             return Err(SrpUrlError::Scheme);
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-        if let Some((user, _)) = authority.rsplit_once('@') {
-            return Err(SrpUrlError::User(uri::shown(user)));
-        }
         let portals = Portals::read(authority, SRP_DEFAULT_PORT)?;
         let mut url = SrpUrl { rdma: Some(Rdma::default()), portals, ..SrpUrl::plain() };
         if let Some((target, lun)) = uri::name_and_number(path, "0") {
@@ -180,7 +174,7 @@ mod tests {
     fn url_errors_say_what_is_wrong() {
         assert!(problem("srq://h").contains("write srp://"));
         assert!(problem("srp:///a").contains("host"));
-        assert_eq!(problem("srp://u@h/abc"), "SRP has no users; remove \"u\" and the @ after it");
+        assert!(problem("srp://u:p,ss@h/abc").starts_with("host \"u:p,ss@h\": the protocol has no users; "));
         assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));
         assert!(problem(&format!("srp://h/{ID}/16384")).contains("16383"));
         assert!(problem(&format!("srp://h/{ID}/0?initiator=12")).contains("16 hexadecimal digits"));
