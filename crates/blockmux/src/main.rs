@@ -236,11 +236,15 @@ mod tests {
         let mut commands = Vec::new();
         with_all_below(&Cli::command(), "blockmux", &mut commands);
         let mut page = "# Command line\n\n<!-- What `blockmux help COMMAND` prints; written by a test of \
-                        crates/blockmux/src/main.rs. -->\n"
+                        crates/blockmux/src/main.rs. -->\n\n\
+                        The options of `blockmux` itself are options of every command.\n"
             .to_owned();
+        let of_all = ["log", "log_format", "verbose"];
+        let without = of_all.iter().fold(Cli::command(), |all, own| all.mut_arg(own, |own| own.hide(true)));
         for (name, _) in commands.into_iter().filter(|(_, command)| !command.is_hide_set()) {
             let words = ["blockmux", "help"].into_iter().chain(name.split(' ').skip(1));
-            let help = Cli::command().try_get_matches_from(words).unwrap_err().to_string();
+            let command = if name == "blockmux" { Cli::command() } else { without.clone() };
+            let help = command.try_get_matches_from(words).unwrap_err().to_string();
             let help: Vec<_> = help.lines().map(str::trim_end).collect();
             page += &format!("\n## {name}\n\n```text\n{}\n```\n", help.join("\n").trim_end());
         }
