@@ -282,7 +282,7 @@ impl InFlight {
             exclusion.locked.swap_remove(place);
         }
         self.publish(&exclusion);
-        let next = exclusion.next_in(range);
+        let next = exclusion.next_in(range, |_, _| true);
         drop(exclusion);
         next.iter().for_each(|wake| wake());
     }
@@ -334,7 +334,9 @@ impl InFlight {
         let mut exclusion = self.exclusion();
         let Some(at) = exclusion.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
         let range = exclusion.waiting.remove(at).needed.range;
-        let next = exclusion.next_in(range);
+        // Only locks wait for others, and only for older ones. Whoever else it woke would find
+        // nothing changed: the square of a thousand readers that wait for one lock.
+        let next = exclusion.next_in(range, |place, needed| place >= at && needed.locks);
         drop(exclusion);
         next.iter().for_each(|wake| wake());
     }
@@ -481,10 +483,11 @@ impl Exclusion {
         !self.has_locked(range) && (!locks || !is_behind())
     }
 
-    /// Those whose turn it is after a change in `range`.
-    fn next_in(&self, range: ByteRange) -> Vec<WakeWaiting> {
-        let in_range =
-            self.waiting.iter().enumerate().filter(|(_, waiting)| is_overlap(waiting.needed.range, range));
+    /// Those whose turn it is after a change in `range`, of those that it `concerns` by place and
+    /// need.
+    fn next_in(&self, range: ByteRange, concerns: impl Fn(usize, NeededRange) -> bool) -> Vec<WakeWaiting> {
+        let all = self.waiting.iter().enumerate().filter(|(at, waiting)| concerns(*at, waiting.needed));
+        let in_range = all.filter(|(_, waiting)| is_overlap(waiting.needed.range, range));
         let next = in_range.filter(|(at, _)| self.is_next(*at));
         next.map(|(_, waiting)| waiting.wake.clone()).collect()
     }

@@ -384,13 +384,20 @@ mod tests {
             RangeWait::new(&volume_state, needed, Arc::new(move || woken.lock().unwrap().push(id))).unwrap()
         };
         let guard = RangeGuard::lock(&volume_state, 0, 1024).unwrap();
-        let _lock = [wait(1, NeededRange::to_lock((0, 512))), wait(2, NeededRange::to_lock((0, 512)))];
+        let lock = [wait(1, NeededRange::to_lock((0, 512))), wait(2, NeededRange::to_lock((0, 512)))];
         let io = [wait(3, NeededRange::of_io((0, 512))), wait(4, NeededRange::of_io((512, 512)))];
         assert!(io[0].try_begin(|| ()).is_none());
         drop(guard);
         assert_eq!(*woken.lock().unwrap(), [1, 3, 4]);
         let counter = IoCounter::new(&volume_state, Epoch::current());
         assert!(io[0].try_begin(|| pass(&counter, 0, 512, false)).flatten().is_some());
+        // Whoever waits before, or for no other one, is not woken again by its end.
+        let (_beside, _behind) =
+            (wait(5, NeededRange::of_io((0, 512))), wait(6, NeededRange::to_lock((256, 512))));
+        drop(io);
+        assert_eq!(*woken.lock().unwrap(), [1, 3, 4]);
+        drop(lock);
+        assert_eq!(*woken.lock().unwrap(), [1, 3, 4, 2]);
     }
 
     #[test]
