@@ -8,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A program, or a module of QEMU, with its Debian package and the tests that are skipped without
-/// it.
+/// A program, a module of QEMU, or a file by its path, with its Debian package and the tests that
+/// are skipped without it.
 struct Peer {
     program: &'static str,
     package: &'static str,
@@ -44,6 +44,7 @@ const PEERS: &[Peer] = &[
     peer("prometheus", "prometheus", "metrics scraped by Prometheus"),
     peer("promtool", "prometheus", "metrics scraped by Prometheus"),
     peer("curl", "curl", "metrics scraped by Prometheus"),
+    peer("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "the layout of structures of rdma-core"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
     peer("grub-mkimage", "grub-pc-bin", "a guest that boots from a disk of Blockmux"),
     peer("busybox", "busybox-static", KERNEL),

@@ -39,6 +39,7 @@ const MAY: &[(&str, &str)] = &[
     ("crates/wire/src/", "bytes of the standards"),
     ("crates/rdma/src/", "the providers"),
     ("crates/engine/src/fabric/", "the fabric of each provider"),
+    ("crates/verbs/src/", "the transports of devices"),
     ("crates/proto/src/names/rdma.rs", "the names in URLs"),
     ("crates/blockmux/src/protocol/fabric.rs", "the table that chooses a fabric by its name"),
     ("crates/lab/src/suite.rs", "the name of a published study"),

@@ -1,0 +1,17 @@
+//! RDMA devices of this machine.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`abi`] | the structures and numbers of rdma-core's headers |
+//! | [`library`] | rdma-core, loaded at run time |
+//! | [`device`] | devices as rdma-core lists them, and what they can do |
+//! | [`kernel`] | devices as the kernel lists them, also without rdma-core |
+//! | [`survey`] | both, with what keeps a device from being used |
+//!
+//! `docs/decisions/0103-rdma-devices-by-rdma-core.md` has the reasons.
+
+pub mod abi;
+pub mod device;
+pub mod kernel;
+pub mod library;
+pub mod survey;
