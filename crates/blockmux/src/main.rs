@@ -20,7 +20,7 @@ mod volume_kinds;
 use blockmux_engine::sys;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
-use cli::{bench, command_docs, copy, ctl, discover, info, report, reset, top};
+use cli::{bench, command_docs, copy, ctl, discover, info, rdma, report, reset, top};
 use failure::Failure;
 use process::log::levels::{self, Levels};
 use process::log::{Log, LogFormat};
@@ -71,6 +71,8 @@ enum Command {
     Info(info::InfoArgs),
     /// List the exports of a server
     Discover(discover::DiscoverArgs),
+    /// List RDMA fabrics and devices, and what keeps devices from being used
+    Rdma(rdma::RdmaArgs),
     /// Reset an iSCSI or SRP logical unit or an iSCSI target, or abort its commands
     Reset(reset::ResetArgs),
     /// Control a running daemon
@@ -100,6 +102,7 @@ impl Command {
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
+            Command::Rdma(args) => rdma::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Reset(args) => reset::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Ctl(args) => ctl::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),

@@ -163,7 +163,7 @@ impl Survey {
             obstacles.extend(locked_memory.map(Obstacle::LockedMemory));
         }
         let has_library = !matches!(library, Err(ListError::Library(_)));
-        let listed = match library {
+        let mut listed = match library {
             Ok(listed) => Some(listed),
             Err(ListError::Library(error)) => {
                 obstacles.push(Obstacle::NoLibrary(error));
@@ -176,7 +176,6 @@ impl Survey {
                 None
             }
         };
-        let mut listed = listed.map(|listed| listed.into_iter().collect::<Vec<_>>());
         let devices = found.into_iter().map(|device| {
             let at = |listed: &Vec<(String, _)>| listed.iter().position(|(name, _)| *name == device.name);
             let entry = listed.as_mut().map(|listed| at(listed).map(|at| listed.swap_remove(at).1));

@@ -6,6 +6,7 @@ pub(crate) mod copy;
 pub(crate) mod ctl;
 pub(crate) mod discover;
 pub(crate) mod info;
+pub(crate) mod rdma;
 pub(crate) mod report;
 pub(crate) mod reset;
 mod show;

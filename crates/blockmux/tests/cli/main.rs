@@ -63,6 +63,7 @@ mod quoted_messages;
 mod raw_client;
 mod raw_iscsi;
 mod raw_nvme;
+mod rdma;
 mod reconnect;
 mod reload;
 mod remote_servers;

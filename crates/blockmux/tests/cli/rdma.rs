@@ -1,0 +1,63 @@
+//! `blockmux rdma` on this machine, whatever RDMA it has.
+
+use crate::program::{blockmux, text};
+use serde_json::Value;
+use std::fs;
+
+/// What the command prints with these options.
+fn rdma(options: &[&str]) -> String {
+    let output = blockmux([&["rdma"], options].concat());
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    text(&output.stdout)
+}
+
+/// The names of the kernel's devices, sorted.
+fn kernel_devices() -> Vec<String> {
+    let entries = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn rdma_lists_fabrics_devices_and_obstacles_in_80_columns() {
+    let said = rdma(&[]);
+    let wide: Vec<_> = said.lines().filter(|line| line.chars().count() > 80).collect();
+    assert!(wide.is_empty(), "{wide:#?}");
+    assert!(said.contains("\n  iwarp      works: "), "{said}");
+    let found: Value = serde_json::from_str(&rdma(&["--json"])).unwrap();
+    let fabrics = found["fabrics"].as_array().unwrap();
+    let names: Vec<_> = fabrics.iter().map(|fabric| fabric["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["iwarp", "roce", "verbs"]);
+    let devices = found["devices"].as_array().unwrap();
+    let listed: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
+    assert_eq!(listed, kernel_devices());
+    // A machine without devices is told why. Messages may be on several lines.
+    let obstacles = found["obstacles"].as_array().unwrap().iter();
+    let obstacles =
+        obstacles.chain(devices.iter().flat_map(|device| device["obstacles"].as_array().unwrap()));
+    let obstacles: Vec<_> = obstacles.map(|obstacle| obstacle.as_str().unwrap()).collect();
+    let in_one_line = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(obstacles.iter().all(|obstacle| in_one_line.contains(obstacle)), "{said}");
+    assert!(obstacles.iter().all(|obstacle| obstacle.contains(';')), "{obstacles:?}");
+    assert_eq!(said.contains("\nDevices\n  none\n"), listed.is_empty());
+    assert!(!(listed.is_empty() && obstacles.is_empty()), "{said}");
+}
+
+#[test]
+fn a_fabric_that_is_listed_as_missing_is_refused_in_urls() {
+    let found: Value = serde_json::from_str(&rdma(&["--json"])).unwrap();
+    for fabric in found["fabrics"].as_array().unwrap() {
+        let name = fabric["name"].as_str().unwrap();
+        let url = format!("nvme+rdma://127.0.0.1:1/nqn.2026-11.blockmux:none/1?rdma={name}&reconnect=0");
+        let status = blockmux(["info", &url]);
+        let is_refused = text(&status.stderr).contains("rdma=");
+        let expected = fabric["available"] == false;
+        assert_eq!(
+            is_refused && text(&status.stderr).contains("write"),
+            expected,
+            "{}",
+            text(&status.stderr)
+        );
+    }
+}
