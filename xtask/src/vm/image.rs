@@ -52,6 +52,7 @@ const MODULES: &[&str] = &[
     "virtio_net",
     "virtio_blk",
     "configfs",
+    "crc32_generic",
     "crc32c_generic",
     "crc32c_intel",
     "sd_mod",
@@ -85,11 +86,13 @@ const MODULES: &[&str] = &[
     "sha256_generic",
     "algif_skcipher",
     "scsi_dh_alua",
+    "rdma_rxe",
     "rdma_ucm",
 ];
 
 /// Modules that are parts of the kernel itself from Linux 6.16 on.
-const PARTS_OF_NEWER_KERNELS: &[&str] = &["crc32c_generic", "crc32c_intel", "libcrc32c", "sha256_generic"];
+const PARTS_OF_NEWER_KERNELS: &[&str] =
+    &["crc32_generic", "crc32c_generic", "crc32c_intel", "libcrc32c", "sha256_generic"];
 
 /// Files of this machine that programs read.
 const FILES: &[&str] = &[

@@ -170,8 +170,8 @@ const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Scripts that run the file-system study.
 const WITH_STUDY: &[&str] = &["attach-study.sh"];
 /// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
-/// TLS or ublk.
-const IN_GUEST: &[&str] = &["attach", "ktls"];
+/// TLS, ublk or RDMA.
+const IN_GUEST: &[&str] = &["attach", "ktls", "verbs"];
 /// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];
