@@ -3,23 +3,22 @@
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
+mod tshark;
+
 use blockmux_proto::driver::session::{Demand, StreamSession};
-use blockmux_proto::rdma::{
-    Endpoint, Event, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
-};
+use blockmux_proto::rdma::{Event, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
-use blockmux_volume::{Chunk, Memory, Pool, SgList};
+use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::iwarp::mpa::fpdu_len;
-use std::fs;
-use std::process::Command;
 use std::time::Instant;
+use tshark::{Pcap, endpoint, memory};
 
 /// A connection that is recorded as network frames.
 struct Capture {
     ends: [Iwarp; 2],
     inbound: [Vec<u8>; 2],
-    pcap: Vec<u8>,
+    pcap: Pcap,
     /// TCP sequence number of the next byte of each side.
     sequence: [u32; 2],
     /// Whether each side has sent its set-up frame.
@@ -28,24 +27,14 @@ struct Capture {
 
 impl Capture {
     fn new(config: &IwarpConfig) -> Capture {
-        let endpoint = Endpoint {
-            receives: 64,
-            receive_len: 16 << 10,
-            sends: 64,
-            reads: 8,
-            regions: 8,
-            private_data: b"private data".to_vec(),
-        };
+        let endpoint = endpoint();
         let (pool, now) = (Pool::new(1 << 20), Instant::now());
         let active = Iwarp::active(&endpoint, config.clone(), pool.clone(), [1; 32], now);
         let passive = Iwarp::passive(&endpoint, config.clone(), pool, [2; 32], now);
-        // LINKTYPE_RAW: frames begin with an IP header.
-        let header: [u32; 6] = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 101];
-        let pcap = header.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut capture = Capture {
             ends: [active, passive],
             inbound: Default::default(),
-            pcap,
+            pcap: Pcap::new(),
             sequence: [100, 900],
             is_set_up: [false; 2],
         };
@@ -67,11 +56,7 @@ impl Capture {
         frame.extend(if flags & ACK != 0 { self.sequence[1 - from] } else { 0 }.to_be_bytes());
         frame.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
         frame.extend(data);
-        let len = frame.len() as u32;
-        for word in [0, 0, len, len] {
-            self.pcap.extend(word.to_le_bytes());
-        }
-        self.pcap.extend(frame);
+        self.pcap.record(&frame);
         self.sequence[from] += data.len() as u32 + u32::from(flags & SYN != 0);
     }
 
@@ -126,7 +111,7 @@ impl Capture {
     }
 
     fn grant(&mut self, len: usize, access: RemoteRights) -> Remote {
-        let local = Memory::from_heap(len).seg(0, len).into();
+        let local = memory(len);
         self.ends[1].post(WorkRequest::Register { id: WorkId(0), local, access });
         match self.ends[1].poll() {
             Some(Event::Registered { remote, .. }) => remote,
@@ -141,10 +126,9 @@ impl Capture {
 }
 
 /// Sends work of every kind, and a Terminate message at the end; returns the capture.
-fn record_traffic(config: &IwarpConfig) -> Vec<u8> {
+fn record_traffic(config: &IwarpConfig) -> Pcap {
     let mut capture = Capture::new(config);
     capture.settle();
-    let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
     let write = capture.grant(40_000, RemoteRights::RemoteWrite);
     let closed = capture.grant(10, RemoteRights::RemoteWrite);
     let read = capture.grant(40_000, RemoteRights::RemoteRead);
@@ -178,22 +162,13 @@ fn record_traffic(config: &IwarpConfig) -> Vec<u8> {
 
 #[test]
 fn tshark_finds_nothing_malformed_in_our_traffic() {
-    if Command::new("tshark").arg("--version").output().is_err() {
+    if !tshark::is_installed() {
         println!("skipped: tshark is not installed");
         return;
     }
     for has_crc in [false, true] {
         let config = IwarpConfig { has_crc, mss: SEGMENT, ..IwarpConfig::default() };
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("iwarp.pcap");
-        fs::write(&path, record_traffic(&config)).unwrap();
-        let tshark = Command::new("tshark")
-            .args(["-o", "tcp.try_heuristic_first:TRUE", "-V", "-r"])
-            .arg(&path)
-            .output()
-            .unwrap();
-        assert!(tshark.status.success(), "{}", String::from_utf8_lossy(&tshark.stderr));
-        let text = String::from_utf8_lossy(&tshark.stdout).into_owned();
+        let text = record_traffic(&config).dissect(&["-o", "tcp.try_heuristic_first:TRUE", "-V"]);
         for mark in ["Malformed", "Bad CRC", "Bad length", "NOT set"] {
             assert!(!text.contains(mark), "{}", around(&text, mark));
         }

@@ -4,53 +4,55 @@
 //! Without tshark the test prints a line that begins with `skipped: ` and passes.
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 
-use blockmux_proto::rdma::{Endpoint, Event, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
+mod tshark;
+
+use blockmux_proto::rdma::{Event, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_rdma::Provider;
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
-use blockmux_volume::{Chunk, Memory, Pool, SgList};
+use blockmux_volume::{Chunk, Pool, SgList};
 use blockmux_wire::roce::UDP_PORT;
 use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::Command;
 use std::time::Instant;
+use tshark::{Pcap, endpoint, memory};
 
 /// A connection that is recorded as network frames.
 struct Capture {
     ends: [Roce; 2],
     addresses: [IpAddr; 2],
-    pcap: Vec<u8>,
+    pcap: Pcap,
+    /// Number of frames.
+    frames: usize,
+    /// Whether the network marks packets.
+    marks: bool,
     now: Instant,
 }
 
 impl Capture {
     fn new(addresses: [IpAddr; 2]) -> Capture {
-        let endpoint = Endpoint {
-            receives: 64,
-            receive_len: 16 << 10,
-            sends: 64,
-            reads: 8,
-            regions: 8,
-            private_data: b"private data".to_vec(),
-        };
         let now = Instant::now();
         let end = |side: usize| {
             let (local, peer) = (addresses[side], addresses[1 - side]);
-            let config =
-                RoceConfig { local, peer, service: 3260, source_port: 40_000, mtu: 1024, window: 64 };
+            let config = RoceConfig {
+                local,
+                peer,
+                service: 3260,
+                source_port: 40_000,
+                mtu: 1024,
+                window: 64,
+                keep_alive: None,
+            };
             let numbers = RoceNumbers {
                 queue_pair: 0x1234 + side as u32,
                 first_psn: 0xff_fffe,
                 comm_id: 0xabc0 + side as u32,
-                guid: 7,
+                // One of this implementation, which is notified.
+                guid: 0x42_4d58 << 40,
             };
             let create = [Roce::active, Roce::passive][side];
-            create(&endpoint, config, numbers, Pool::new(1 << 20), [side as u8; 32], now)
+            create(&endpoint(), config, numbers, Pool::new(1 << 20), [side as u8; 32], now)
         };
-        // LINKTYPE_RAW: frames begin with an IP header.
-        let header: [u32; 6] = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 101];
-        let pcap = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-        Capture { ends: [end(0), end(1)], addresses, pcap, now }
+        Capture { ends: [end(0), end(1)], addresses, pcap: Pcap::new(), frames: 0, marks: false, now }
     }
 
     /// Appends the ICRC to a packet, and records it; returns the datagram.
@@ -80,11 +82,8 @@ impl Capture {
             frame.extend(number.to_be_bytes());
         }
         frame.extend(&packet);
-        let len = frame.len() as u32;
-        for word in [0, 0, len, len] {
-            self.pcap.extend(word.to_le_bytes());
-        }
-        self.pcap.extend(frame);
+        self.pcap.record(&frame);
+        self.frames += 1;
         packet
     }
 
@@ -92,12 +91,14 @@ impl Capture {
     fn settle(&mut self) -> usize {
         let mut events = 0;
         loop {
-            let before = (events, self.pcap.len());
+            let before = (events, self.frames);
             for from in 0..2 {
                 let mut packet = Vec::new();
                 while self.ends[from].poll_transmit(self.now, &mut packet) {
                     let datagram = self.record(from, std::mem::take(&mut packet));
-                    self.ends[1 - from].on_packet(&Chunk::from_slice(&datagram), self.now).unwrap();
+                    self.ends[1 - from]
+                        .on_packet(&Chunk::from_slice(&datagram), self.marks, self.now)
+                        .unwrap();
                 }
                 while let Some(event) = self.ends[from].poll() {
                     events += 1;
@@ -106,23 +107,21 @@ impl Capture {
                     }
                 }
             }
-            if before == (events, self.pcap.len()) {
+            if before == (events, self.frames) {
                 return events;
             }
         }
     }
 
     fn grant(&mut self, len: usize, access: RemoteRights) -> Remote {
-        let mut local = Memory::from_heap(len).seg(0, len).into();
-        self.ends[1].register(WorkId(0), &mut local, access).unwrap()
+        self.ends[1].register(WorkId(0), &mut memory(len), access).unwrap()
     }
 }
 
 /// Sets a connection up, does work of every kind, and releases it; returns the capture.
-fn record_traffic(addresses: [IpAddr; 2]) -> Vec<u8> {
+fn record_traffic(addresses: [IpAddr; 2]) -> Pcap {
     let mut capture = Capture::new(addresses);
     capture.settle();
-    let memory = |len: usize| SgList::one(Memory::from_heap(len).seg(0, len));
     let write = capture.grant(3000, RemoteRights::RemoteWrite);
     let read = capture.grant(3000, RemoteRights::RemoteRead);
     let id = WorkId(1);
@@ -134,6 +133,10 @@ fn record_traffic(addresses: [IpAddr; 2]) -> Vec<u8> {
     capture.ends[0].post(WorkRequest::Write { id, local: memory(5), remote: short });
     capture.ends[0].send(b"invalidates", &SgList::default(), Some(write.stag));
     capture.settle();
+    capture.marks = true;
+    capture.ends[0].send(b"meets congestion", &SgList::default(), None);
+    capture.settle();
+    capture.marks = false;
     capture.ends[0].disconnect();
     capture.settle();
     assert!(capture.ends.iter().all(|end| end.fault().is_none() && end.is_drained()));
@@ -142,23 +145,17 @@ fn record_traffic(addresses: [IpAddr; 2]) -> Vec<u8> {
 
 #[test]
 fn tshark_reads_our_packets_as_they_were_meant() {
-    if Command::new("tshark").arg("--version").output().is_err() {
+    if !tshark::is_installed() {
         println!("skipped: tshark is not installed");
         return;
     }
     let v4 = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)));
     let v6 = [1, 2].map(|host| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host)));
     for addresses in [v4, v6] {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("roce.pcap");
-        fs::write(&path, record_traffic(addresses)).unwrap();
-        let tshark = |arguments: &[&str]| {
-            // Its dissector of RPC takes any payload for its own.
-            let common = ["--disable-protocol", "rpcordma", "-r"];
-            let output = Command::new("tshark").args(common).arg(&path).args(arguments).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8_lossy(&output.stdout).into_owned()
-        };
+        let pcap = record_traffic(addresses);
+        // Its dissector of RPC takes any payload for its own.
+        let common = ["--disable-protocol", "rpcordma"];
+        let tshark = |arguments: &[&str]| pcap.dissect(&[&common, arguments].concat());
         let text = tshark(&["-V"]);
         assert!(!text.contains("Malformed"), "{text}");
         let fields = |name: &str| -> Vec<String> {
@@ -169,7 +166,7 @@ fn tshark_reads_our_packets_as_they_were_meant() {
         opcodes.sort();
         opcodes.dedup();
         let mut expected: Vec<String> =
-            [0, 1, 2, 4, 6, 7, 8, 10, 12, 13, 14, 15, 17, 23, 100].iter().map(u8::to_string).collect();
+            [0, 1, 2, 4, 6, 7, 8, 10, 12, 13, 14, 15, 17, 23, 100, 129].iter().map(u8::to_string).collect();
         expected.sort();
         assert_eq!(opcodes, expected);
         let attributes = ["0x0010", "0x0013", "0x0014", "0x0015", "0x0016"];

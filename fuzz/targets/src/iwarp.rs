@@ -9,14 +9,12 @@
 //! relative to that of the queue.
 
 use crate::choices::Choices;
+use crate::queue_pair_owner::{QueuePairOwner, SIZE};
 use crate::wire::Wire;
 use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};
-use blockmux_proto::rdma::{
-    Endpoint, Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
-};
-use blockmux_rdma::Provider;
+use blockmux_proto::rdma::{Endpoint, QueuePair};
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
-use blockmux_volume::{Crc32c, Memory, Pool, Seg, SgList};
+use blockmux_volume::{Crc32c, Pool};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
 use blockmux_wire::iwarp::mpa::{Enhanced, ReqRepFrame, fpdu_len};
 use blockmux_wire::iwarp::rdmap::{RdmapOpcode, ReadRequest, Terminate};
@@ -69,10 +67,11 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
     let is_active = bits & 64 != 0;
     let connect = if is_active { Iwarp::active } else { Iwarp::passive };
+    let mut iwarp = connect(&endpoint, config, pool.clone(), [9; 32], now);
     let mut run = IwarpRun {
-        iwarp: connect(&endpoint, config, pool.clone(), [9; 32], now),
+        owner: QueuePairOwner::new(&mut iwarp),
+        iwarp,
         is_active,
-        field: Field::new(),
         choices,
         records: &stream,
         wire: Wire::new(Vec::new()),
@@ -81,14 +80,9 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
         has_crc: bits & 1 != 0,
         is_set_up: false,
         sent: Vec::new(),
-        posted: 1,
-        back: vec![false; MAX_WORK as usize],
-        messages: 0,
-        is_over: false,
         is_broken: false,
         now,
     };
-    run.field.grant(&mut run.iwarp);
     let mut quiet = 0;
     for _ in 0..MAX_TURNS {
         quiet = if run.turn() { 0 } else { quiet + 1 };
@@ -100,47 +94,10 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
     assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
 }
 
-/// Registered memory between memory that is not registered.
-struct Field {
-    whole: Memory,
-    granted: Vec<Remote>,
-    /// Destination of reads.
-    sink: Seg,
-}
-
-impl Field {
-    fn new() -> Field {
-        let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
-        whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
-        Field { whole, granted: Vec::new(), sink: Memory::from_heap(GAP + SIZE).seg(0, SIZE) }
-    }
-
-    fn grant(&mut self, iwarp: &mut Iwarp) {
-        let local = self.whole.seg(GAP, SIZE).into();
-        iwarp.post(WorkRequest::Register { id: WorkId(0), local, access: RemoteRights::RemoteRead });
-        match iwarp.poll() {
-            Some(Event::Registered { remote, .. }) => self.granted.push(remote),
-            other => panic!("{other:?}"),
-        }
-        let mut local = self.whole.seg(2 * GAP + SIZE, SIZE).into();
-        let remote = iwarp.register(WorkId(0), &mut local, RemoteRights::RemoteWrite);
-        self.granted.push(remote.expect("there is room for it"));
-    }
-
-    fn check(&self) {
-        let bytes = self.whole.seg(0, self.whole.len()).to_vec();
-        let (before, rest) = bytes.split_at(2 * GAP + SIZE);
-        assert!(
-            before.iter().chain(&rest[SIZE..]).all(|byte| *byte == CLEAN),
-            "unregistered memory was written"
-        );
-    }
-}
-
 struct IwarpRun<'a> {
     iwarp: Iwarp,
+    owner: QueuePairOwner,
     is_active: bool,
-    field: Field,
     choices: Choices<'a>,
     /// The rest of the stream.
     records: &'a [u8],
@@ -154,13 +111,6 @@ struct IwarpRun<'a> {
     is_set_up: bool,
     /// Bytes that the peer has received but not parsed.
     sent: Vec<u8>,
-    /// The number of the next work request; never that of [`MESSAGE`].
-    posted: u64,
-    /// Whether each work request has completed.
-    back: Vec<bool>,
-    /// Number of messages of [`QueuePair::send`] that may still complete.
-    messages: u64,
-    is_over: bool,
     is_broken: bool,
     now: Instant,
 }
@@ -168,14 +118,14 @@ struct IwarpRun<'a> {
 impl IwarpRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
-        let mut moved = self.post();
+        let mut moved = self.owner.post(&mut self.iwarp, &mut self.choices);
         moved |= self.send();
         moved |= self.wire.is_drained() && self.next_record();
         moved |= !self.is_broken && self.receive();
-        moved |= self.hear();
+        moved |= self.owner.poll_events(&mut self.iwarp, &mut self.choices);
         match self.choices.byte() {
             255 => self.iwarp.disconnect(),
-            254 => self.iwarp.invalidate(self.field.granted[1].stag),
+            254 => self.iwarp.invalidate(self.owner.granted(1).stag),
             253 => self.pass_time(),
             _ => {}
         }
@@ -211,100 +161,6 @@ impl IwarpRun<'_> {
                 }
             }
         }
-    }
-
-    /// Posts a work request or calls a method, as the choices select, if there is room; returns
-    /// whether it did.
-    fn post(&mut self) -> bool {
-        if self.iwarp.room() == 0 || self.posted >= MAX_WORK {
-            return false;
-        }
-        let id = WorkId(self.posted);
-        let len = self.choices.of(&[0, 10, 3000, SIZE]);
-        let local: SgList = self.field.sink.slice(0, len).into();
-        let stag = Stag(77);
-        let remote = Remote { stag, address: 5, len: len as u32 };
-        let work = match self.choices.below(5) {
-            0 => WorkRequest::Send {
-                id,
-                head: MessageHead::from_slice(b"head"),
-                payload: local,
-                invalidate: None,
-                is_solicited: true,
-            },
-            1 => WorkRequest::Read { id, local, remote },
-            2 => WorkRequest::Write { id, local, remote },
-            3 => WorkRequest::Receive,
-            _ => return self.call(local, remote),
-        };
-        self.posted += u64::from(!matches!(work, WorkRequest::Receive));
-        self.iwarp.post(work);
-        true
-    }
-
-    /// Calls a method of the queue pair that takes no work request, as the choices select; returns
-    /// whether it did.
-    fn call(&mut self, mut local: SgList, remote: Remote) -> bool {
-        let id = WorkId(self.posted);
-        let comes_back = match self.choices.below(6) {
-            choice @ (0 | 1) => {
-                self.iwarp.send(b"head", &local, (choice == 1).then_some(remote.stag));
-                self.messages += 1;
-                false
-            }
-            2 => self.iwarp.write(id, &local, remote),
-            3 => {
-                self.iwarp.receive(2);
-                false
-            }
-            4 => {
-                // The registration is not used, and is invalidated again.
-                let is_empty = local.is_empty();
-                let named = self.iwarp.register(id, &mut local, RemoteRights::RemoteWrite);
-                if let Some(remote) = named {
-                    self.iwarp.invalidate(remote.stag);
-                }
-                assert!(named.is_some() || self.is_over || is_empty, "there is room for two more");
-                named.is_none()
-            }
-            _ => return false,
-        };
-        self.posted += u64::from(comes_back);
-        true
-    }
-
-    fn hear(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(event) = self.iwarp.poll() {
-            moved = true;
-            assert!(!self.is_over || matches!(event, Event::Done { .. }), "{event:?} after the end");
-            match event {
-                Event::Requested { private_data, .. } => {
-                    assert!(private_data.len() <= 512);
-                    let work = match self.choices.below(8) {
-                        0 => WorkRequest::Reject { private_data: vec![1; 9] },
-                        _ => WorkRequest::Accept { private_data: vec![2; 9] },
-                    };
-                    self.iwarp.post(work);
-                }
-                Event::Done { id: MESSAGE, .. } => {
-                    assert!(self.messages > 0, "a message completed twice, or was never posted");
-                    self.messages -= 1;
-                }
-                Event::Done { id, .. } => {
-                    assert!(
-                        id.0 < self.posted && !self.back[id.0 as usize],
-                        "{id:?} completed twice, or was never posted"
-                    );
-                    self.back[id.0 as usize] = true;
-                }
-                Event::Received { message, .. } => assert!(message.len() <= 2000),
-                Event::Disconnected | Event::Refused { .. } => self.is_over = true,
-                Event::Connected { .. } => {}
-                Event::Registered { .. } => panic!("a registration was reported twice"),
-            }
-        }
-        moved
     }
 
     /// Delivers sent bytes to the peer, which parses them.
@@ -389,7 +245,7 @@ impl IwarpRun<'_> {
         self.records = rest;
         let [ddp, rdmap, name, offset, msn, high, low] = *record;
         let len = usize::from(u16::from_be_bytes([high, low])).min(65_500);
-        let granted = self.field.granted[usize::from(name & 1)];
+        let granted = self.owner.granted(usize::from(name & 1));
         let stag = match name >> 1 {
             0..=95 => granted.stag.0,
             96 => granted.stag.0 ^ 1,
@@ -436,18 +292,10 @@ impl IwarpRun<'_> {
             self.on_error(error);
         }
         assert!(self.iwarp.outbox().is_empty());
-        self.hear();
-        assert!(self.is_over && matches!(self.iwarp.demand(), Demand::Close) && self.iwarp.room() == 0);
-        assert!(
-            self.back.iter().take(self.posted as usize).skip(1).all(|back| *back),
-            "a work request has not completed"
-        );
-        self.field.check();
+        self.owner.poll_events(&mut self.iwarp, &mut self.choices);
+        assert!(matches!(self.iwarp.demand(), Demand::Close));
+        self.owner.finish(&self.iwarp);
     }
 }
 
-const SIZE: usize = 70_000;
-const GAP: usize = 4096;
-const CLEAN: u8 = 0xcc;
-const MAX_WORK: u64 = 64;
 const MAX_TURNS: usize = 3000;

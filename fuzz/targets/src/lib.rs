@@ -31,6 +31,7 @@ mod nvme_rdma_target;
 mod nvme_tcp_initiator;
 mod nvme_tcp_target;
 mod outbox;
+mod queue_pair_owner;
 mod rdma_target_side;
 mod records;
 mod requests;

@@ -7,17 +7,15 @@
 //!                                     length (2), flags
 //! ```
 //! In a nearly valid packet, the sequence number is relative to that which the queue pair expects
-//! or has sent, key and offset select from the registered memory, and the length is that of the
-//! message.
+//! or has sent, key and offset select from the registered memory, the length is that of the
+//! message, and a flag marks the packet as the network does.
 
 use crate::choices::Choices;
+use crate::queue_pair_owner::{QueuePairOwner, SIZE};
 use blockmux_proto::driver::session::Timed;
-use blockmux_proto::rdma::{
-    Endpoint, Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkId, WorkRequest,
-};
-use blockmux_rdma::Provider;
+use blockmux_proto::rdma::{Endpoint, QueuePair};
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
-use blockmux_volume::{Chunk, Memory, Pool, Seg, SgList};
+use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
 use blockmux_wire::roce::cm::{
     CmAttribute, CmDrep, CmDreq, CmMessage, CmMra, CmRej, CmRep, CmReq, CmRtu, IP_CM_LEN, IpCmHeader,
@@ -106,31 +104,28 @@ pub(crate) fn roce_peer(data: &[u8]) {
         source_port: 1,
         mtu,
         window: choices.of(&[1, 4, 64]),
+        keep_alive: (bits & 4 != 0).then_some(Duration::from_secs(1)),
     };
     let numbers = RoceNumbers { queue_pair: 17, first_psn: FIRST_PSN, comm_id: 5, guid: 1 };
     let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
     let is_active = bits & 1 != 0;
     let create = if is_active { Roce::active } else { Roce::passive };
+    let mut roce = create(&endpoint, config, numbers, pool.clone(), [9; 32], now);
     let mut run = RoceRun {
-        roce: create(&endpoint, config, numbers, pool.clone(), [9; 32], now),
+        owner: QueuePairOwner::new(&mut roce),
+        roce,
         is_active,
-        field: Field::new(),
         choices,
         records: &stream,
         mtu: mtu.into(),
         expected: FIRST_PSN,
         sent: FIRST_PSN,
-        posted: 1,
-        back: vec![false; MAX_WORK as usize],
-        messages: 0,
-        is_over: false,
         now,
     };
-    run.field.grant(&mut run.roce);
     if bits & 2 == 0 {
         // Most inputs are to get beyond the set-up.
         run.manage(if is_active { CmAttribute::REP } else { CmAttribute::REQ }, [0, 0]);
-        run.hear();
+        run.poll_events();
         run.manage(CmAttribute::RTU, [0, 0]);
     }
     for _ in 0..MAX_TURNS {
@@ -143,44 +138,10 @@ pub(crate) fn roce_peer(data: &[u8]) {
     assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
 }
 
-/// Registered memory between memory that is not registered.
-struct Field {
-    whole: Memory,
-    granted: Vec<Remote>,
-    /// Destination of reads.
-    sink: Seg,
-}
-
-impl Field {
-    fn new() -> Field {
-        let whole = Memory::from_heap(3 * GAP + 2 * SIZE);
-        whole.seg(0, whole.len()).copy_from(&vec![CLEAN; whole.len()]);
-        Field { whole, granted: Vec::new(), sink: Memory::from_heap(GAP + SIZE).seg(0, SIZE) }
-    }
-
-    fn grant(&mut self, roce: &mut Roce) {
-        let rights = [RemoteRights::RemoteRead, RemoteRights::RemoteWrite];
-        for (at, access) in [GAP, 2 * GAP + SIZE].into_iter().zip(rights) {
-            let mut local = self.whole.seg(at, SIZE).into();
-            self.granted.extend(roce.register(WorkId(0), &mut local, access));
-        }
-        assert_eq!(self.granted.len(), 2, "there is room for both");
-    }
-
-    fn check(&self) {
-        let bytes = self.whole.seg(0, self.whole.len()).to_vec();
-        let (before, rest) = bytes.split_at(2 * GAP + SIZE);
-        assert!(
-            before.iter().chain(&rest[SIZE..]).all(|byte| *byte == CLEAN),
-            "memory was written that may not be"
-        );
-    }
-}
-
 struct RoceRun<'a> {
     roce: Roce,
+    owner: QueuePairOwner,
     is_active: bool,
-    field: Field,
     choices: Choices<'a>,
     /// The rest of the stream.
     records: &'a [u8],
@@ -189,26 +150,19 @@ struct RoceRun<'a> {
     expected: u32,
     /// The last sequence number that the queue pair has sent.
     sent: u32,
-    /// The number of the next work request; never that of [`MESSAGE`].
-    posted: u64,
-    /// Whether each work request has completed.
-    back: Vec<bool>,
-    /// Number of messages of [`QueuePair::send`] that may still complete.
-    messages: u64,
-    is_over: bool,
     now: Instant,
 }
 
 impl RoceRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
-        let mut moved = self.post();
+        let mut moved = self.owner.post(&mut self.roce, &mut self.choices);
         moved |= self.send();
         moved |= self.next_record();
-        moved |= self.hear();
+        moved |= self.poll_events();
         match self.choices.byte() {
             255 => self.roce.disconnect(),
-            254 => self.roce.invalidate(self.field.granted[1].stag),
+            254 => self.roce.invalidate(self.owner.granted(1).stag),
             253 => self.roce.on_unreachable(),
             240..253 => self.pass_time(),
             _ => {}
@@ -216,8 +170,12 @@ impl RoceRun<'_> {
         moved
     }
 
-    fn receive(&mut self, packet: &[u8]) {
-        if let Err(error) = self.roce.on_packet(&Chunk::from_slice(packet), self.now) {
+    fn poll_events(&mut self) -> bool {
+        self.owner.poll_events(&mut self.roce, &mut self.choices)
+    }
+
+    fn receive(&mut self, packet: &[u8], is_marked: bool) {
+        if let Err(error) = self.roce.on_packet(&Chunk::from_slice(packet), is_marked, self.now) {
             let text = error.to_string();
             assert!(!text.contains('\n') && !error.reference.is_empty(), "{text}");
         }
@@ -249,72 +207,6 @@ impl RoceRun<'_> {
         moved
     }
 
-    /// Posts a work request or calls a method, as the choices select, if there is room; returns
-    /// whether it did.
-    fn post(&mut self) -> bool {
-        if self.roce.room() == 0 || self.posted >= MAX_WORK {
-            return false;
-        }
-        let id = WorkId(self.posted);
-        let len = self.choices.of(&[0, 10, 3000, SIZE]);
-        let local: SgList = self.field.sink.slice(0, len).into();
-        let remote = Remote { stag: Stag(77), address: 5, len: len as u32 };
-        let work = match self.choices.below(5) {
-            0 => WorkRequest::Send {
-                id,
-                head: MessageHead::from_slice(b"head"),
-                payload: local,
-                invalidate: (len == 10).then_some(remote.stag),
-                is_solicited: true,
-            },
-            1 => WorkRequest::Read { id, local, remote },
-            2 => WorkRequest::Write { id, local, remote },
-            3 => WorkRequest::Receive,
-            _ => {
-                self.roce.send(b"head", &local, None);
-                self.messages += 1;
-                return true;
-            }
-        };
-        self.posted += u64::from(!matches!(work, WorkRequest::Receive));
-        self.roce.post(work);
-        true
-    }
-
-    fn hear(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(event) = self.roce.poll() {
-            moved = true;
-            assert!(!self.is_over || matches!(event, Event::Done { .. }), "{event:?} after the end");
-            match event {
-                Event::Requested { private_data, .. } => {
-                    assert_eq!(private_data.len(), 56);
-                    let work = match self.choices.below(8) {
-                        0 => WorkRequest::Reject { private_data: vec![1; 9] },
-                        _ => WorkRequest::Accept { private_data: vec![2; 9] },
-                    };
-                    self.roce.post(work);
-                }
-                Event::Done { id: MESSAGE, .. } => {
-                    assert!(self.messages > 0, "a message completed twice, or was never posted");
-                    self.messages -= 1;
-                }
-                Event::Done { id, .. } => {
-                    assert!(
-                        id.0 < self.posted && !self.back[id.0 as usize],
-                        "{id:?} completed twice, or was never posted"
-                    );
-                    self.back[id.0 as usize] = true;
-                }
-                Event::Received { message, .. } => assert!(message.len() <= 2000),
-                Event::Disconnected | Event::Refused { .. } => self.is_over = true,
-                Event::Connected { .. } => {}
-                Event::Registered { .. } => panic!("a registration was reported twice"),
-            }
-        }
-        moved
-    }
-
     /// Delivers the peer's next packet.
     fn next_record(&mut self) -> bool {
         let Some((&kind, rest)) = self.records.split_first() else { return false };
@@ -330,7 +222,7 @@ impl RoceRun<'_> {
                 let (len, rest) = rest.split_first().unwrap_or((&0, &[]));
                 let (bytes, rest) = rest.split_at(rest.len().min((*len).into()));
                 self.records = rest;
-                self.receive(bytes);
+                self.receive(bytes, len & 1 != 0);
             }
         }
         true
@@ -401,7 +293,7 @@ impl RoceRun<'_> {
         let mut packet = [bth.as_bytes(), deth.as_bytes(), header.as_bytes(), &body, &[0; 4]].concat();
         let [at, change] = flip;
         packet[20 + usize::from(at)] ^= change;
-        self.receive(&packet);
+        self.receive(&packet, false);
     }
 
     /// Delivers a packet whose fields are right or nearly so.
@@ -414,7 +306,7 @@ impl RoceRun<'_> {
         self.records = rest;
         let opcode = RoceOpcode(*opcode);
         let len = usize::from(u16::from_be_bytes([*high, *low]));
-        let granted = self.field.granted[usize::from(key & 1)];
+        let granted = self.owner.granted(usize::from(key & 1));
         let r_key = if *key < 192 { granted.stag.0 } else { granted.stag.0 ^ 1 };
         let edges = [granted.address, (granted.address + SIZE as u64).wrapping_sub(len as u64), 0, u64::MAX];
         let address = edges[usize::from(offset & 3)]
@@ -460,34 +352,27 @@ impl RoceRun<'_> {
             let packets = if is_read { len.div_ceil(self.mtu).max(1) } else { 1 };
             self.expected = self.expected.wrapping_add(packets as u32);
         }
-        self.receive(&packet);
+        self.receive(&packet, flags & 4 != 0);
     }
 
     /// Loses the connection, and checks that nothing is left of it.
     fn finish(&mut self) {
-        self.hear();
+        self.poll_events();
         self.roce.on_unreachable();
         self.send();
-        self.hear();
-        assert!(self.is_over && self.roce.room() == 0 && !self.send(), "is active: {}", self.is_active);
-        assert!(
-            self.back.iter().take(self.posted as usize).skip(1).all(|back| *back) && self.messages == 0,
-            "a work request has not completed"
-        );
-        self.field.check();
+        self.poll_events();
+        assert!(!self.send() && self.owner.messages() == 0, "is active: {}", self.is_active);
+        self.owner.finish(&self.roce);
     }
 }
 
 fn is_request(opcode: RoceOpcode) -> bool {
-    opcode != RoceOpcode::RC_ACKNOWLEDGE && opcode.read_response_place().is_none()
+    !matches!(opcode, RoceOpcode::RC_ACKNOWLEDGE | RoceOpcode::CONGESTION_NOTIFICATION)
+        && opcode.read_response_place().is_none()
 }
 
 const OURS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THEIRS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Both sides' first sequence number, which wraps soon.
 const FIRST_PSN: u32 = 0xff_fffc;
-const SIZE: usize = 70_000;
-const GAP: usize = 4096;
-const CLEAN: u8 = 0xcc;
-const MAX_WORK: u64 = 64;
 const MAX_TURNS: usize = 3000;

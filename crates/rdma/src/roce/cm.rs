@@ -113,6 +113,8 @@ pub(super) struct RoceTerms {
     pub(super) peer_reads: u32,
     /// How often this side sends again when the peer had no receive buffer; 7 for any number.
     pub(super) not_ready_limit: u8,
+    /// The GUID by which the peer identifies its adapter or process.
+    pub(super) peer_guid: u64,
 }
 
 /// What a message of the peer means for the connection.
@@ -275,6 +277,7 @@ impl CmConnection {
             reads: self.reads.min(req.responder_resources.into()),
             peer_reads: self.reads.min(req.initiator_depth.into()),
             not_ready_limit: req.rnr_retry_count(),
+            peer_guid: req.local_ca_guid.get(),
         };
         CmOutcome::Requested(terms, private_data.to_vec())
     }
@@ -291,6 +294,7 @@ impl CmConnection {
             reads: self.reads.min(rep.responder_resources.into()),
             peer_reads: self.reads.min(rep.initiator_depth.into()),
             not_ready_limit: rep.rnr_retry_count(),
+            peer_guid: rep.local_ca_guid.get(),
         };
         CmOutcome::Accepted(terms, rep.private_data.to_vec())
     }

@@ -4,8 +4,10 @@
 //! ```text
 //!   datagram ──▶ QP 1 ──▶ cm: set-up and release ──▶ Event
 //!            ├─▶ request ──▶ responder: a message, memory, a read ──▶ Event
-//!            └─▶ answer  ──▶ requester: work is acknowledged      ──▶ Event
-//!   datagram ◀── cm, then responder (answers, data of reads) and requester (work) by turns
+//!            ├─▶ answer  ──▶ requester: work is acknowledged      ──▶ Event
+//!            └─▶ mark, notification ──▶ congestion: a notification, a rate
+//!   datagram ◀── cm, notification, then responder (answers, data of reads) and requester (work)
+//!                by turns, at that rate
 //! ```
 //! It implements the transport of reliable connections and its connection manager (InfiniBand
 //! Architecture volume 1, §9 and §12, with annexes A11 and A17), and interoperates with what
@@ -24,12 +26,18 @@
 //! acknowledgement to send at most, and one message in reassembly. Nothing is stored of packets
 //! that arrive out of order.
 //!
+//! # An idle connection
+//! A side that waits for nothing would not notice that its peer is gone. With
+//! [`RoceConfig::keep_alive`] it asks by an empty RDMA Write, which every peer acknowledges and no
+//! session sees.
+//!
 //! # Copies
 //! Payload is copied into the datagram that is sent, where its checksum is computed while it is in
 //! the cache; so memory that others change does no harm. A message of one packet is borrowed from
 //! the receive buffer, and all other payload is copied to its place.
 
 mod cm;
+mod congestion;
 mod encode;
 mod identification;
 pub mod port;
@@ -53,6 +61,7 @@ use blockmux_wire::roce::opcode::RoceOpcode;
 use blockmux_wire::roce::packet::RocePacket;
 pub use cm::RoceNumbers;
 use cm::{CmConnection, CmOutcome, RoceTerms};
+use congestion::CongestionControl;
 use core::net::IpAddr;
 use psn::Psn;
 use requester::{Requester, RequesterEnd};
@@ -76,6 +85,10 @@ pub struct RoceConfig {
     pub mtu: u16,
     /// Packets that may be in flight.
     pub window: u32,
+    /// Keep-alive: after so long without a packet of the peer, an empty write asks whether it is
+    /// still there. `None` leaves that to the session; a side that waits for nothing then does not
+    /// notice that its peer is gone.
+    pub keep_alive: Option<Duration>,
 }
 
 /// One end of a RoCEv2 connection.
@@ -88,6 +101,9 @@ pub struct Roce {
     regions: Regions,
     requester: Requester,
     responder: Responder,
+    congestion: CongestionControl,
+    /// When the last packet of the peer arrived.
+    heard_at: Instant,
     events: VecDeque<Event>,
     fault: Option<Fault>,
     /// Why the peer has refused the connection.
@@ -161,6 +177,8 @@ impl Roce {
             regions: Regions::new(endpoint.regions, seed),
             requester: Requester::new(config.window),
             responder: Responder::new(endpoint.receives, endpoint.receive_len, Psn::new(numbers.first_psn)),
+            congestion: CongestionControl::new(now),
+            heard_at: now,
             events: VecDeque::new(),
             fault: None,
             rejection: None,
@@ -196,18 +214,34 @@ impl Roce {
     }
 
     /// Handles a datagram of this connection, whose ICRC is right: `datagram` is one packet, from
-    /// its base transport header to its ICRC.
+    /// its base transport header to its ICRC. `is_marked` says whether its ECN codepoint is
+    /// [`ECN_MARKED`](blockmux_wire::roce::ECN_MARKED).
     ///
     /// # Errors
     /// If the peer has broken the protocol, or reports that this side has. The connection has ended
     /// then.
-    pub fn on_packet(&mut self, datagram: &Chunk, now: Instant) -> Result<(), ProtocolError> {
+    pub fn on_packet(
+        &mut self,
+        datagram: &Chunk,
+        is_marked: bool,
+        now: Instant,
+    ) -> Result<(), ProtocolError> {
         let Ok(packet) = RocePacket::parse(datagram.unread()) else { return Ok(()) };
         if packet.bth.dest_qp.get() == QP_GSI {
             let is_gsi = packet.deth.is_some_and(|deth| deth.q_key.get() == Q_KEY_GSI);
             return if is_gsi { self.on_management(packet.payload, now) } else { Ok(()) };
         }
-        match packet.bth.opcode() {
+        self.heard_at = now;
+        let opcode = packet.bth.opcode();
+        if self.is_open() {
+            match opcode {
+                // Notifications are not answered, or two of them would be answered for ever.
+                RoceOpcode::CONGESTION_NOTIFICATION => self.congestion.on_notification(now),
+                _ if is_marked => self.congestion.on_mark(now),
+                _ => {}
+            }
+        }
+        match opcode {
             RoceOpcode::RC_ACKNOWLEDGE => {
                 let Some(aeth) = packet.aeth.filter(|_| self.is_open()) else { return Ok(()) };
                 let psn = Psn::from(packet.bth.psn);
@@ -297,6 +331,7 @@ impl Roce {
         self.phase = RocePhase::Connected;
         self.requester.connect(terms);
         self.responder.connect(terms);
+        self.congestion.connect(terms);
     }
 
     /// Sends the session's reply to a connection request.
@@ -334,7 +369,8 @@ impl Roce {
     }
 
     /// Appends the next packet to send to `packet`, without its ICRC. Returns whether there is one;
-    /// its destination is the port of RoCEv2 at [`RoceConfig::peer`].
+    /// its destination is the port of RoCEv2 at [`RoceConfig::peer`], and its ECN codepoint
+    /// [`ECN_CAPABLE`](blockmux_wire::roce::ECN_CAPABLE).
     ///
     /// Timers start when this call returns a packet, so the caller has to send it at once.
     pub fn poll_transmit(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
@@ -345,20 +381,16 @@ impl Roce {
             // The last answer, to a refused request.
             return self.phase == RocePhase::Closed && self.transmit_answer(now, packet);
         }
-        let may_request = self.cm.is_established() && !self.cm.is_releasing();
-        if self.is_requesters_turn && may_request && self.requester.transmit(now, packet) {
-            self.is_requesters_turn = false;
+        if self.congestion.transmit(packet) {
             return true;
         }
-        if self.transmit_answer(now, packet) {
-            self.is_requesters_turn = true;
-            return true;
-        }
-        if may_request && self.requester.transmit(now, packet) {
+        let len = packet.len();
+        if self.transmit_by_turns(now, packet) {
+            self.congestion.on_sent(packet.len().saturating_sub(len), now);
             return true;
         }
         if self.phase == RocePhase::Disconnecting
-            && may_request
+            && self.may_request()
             && self.requester.is_idle()
             && self.responder.is_idle()
         {
@@ -366,6 +398,30 @@ impl Roce {
             return self.cm.transmit(now, packet);
         }
         false
+    }
+
+    fn may_request(&self) -> bool {
+        self.cm.is_established() && !self.cm.is_releasing()
+    }
+
+    /// Appends the next answer or request. Acknowledgements do not wait for the rate limit.
+    fn transmit_by_turns(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
+        let may_send = self.congestion.may_send(now);
+        let may_request = may_send && self.may_request();
+        if self.is_requesters_turn && may_request && self.transmit_request(now, packet) {
+            self.is_requesters_turn = false;
+            return true;
+        }
+        if (may_send || !self.responder.has_data()) && self.transmit_answer(now, packet) {
+            self.is_requesters_turn = true;
+            return true;
+        }
+        may_request && self.transmit_request(now, packet)
+    }
+
+    fn transmit_request(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
+        let pause_follows = self.congestion.pauses_after(self.config.mtu.into(), now);
+        self.requester.transmit(now, pause_follows, packet)
     }
 
     fn transmit_answer(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
@@ -414,6 +470,15 @@ impl Roce {
         ProtocolError { what, reference }
     }
 
+    /// When to ask whether the peer is still there. While this side waits for an answer, the
+    /// timeouts of the requester do.
+    #[inline]
+    fn probe_at(&self) -> Option<Instant> {
+        let idle = self.config.keep_alive?;
+        let is_quiet = self.phase == RocePhase::Connected && self.may_request() && self.requester.is_idle();
+        if is_quiet { self.heard_at.checked_add(idle) } else { None }
+    }
+
     /// Flushes all work and reports the end of the connection: `last` if given, or
     /// [`Event::Disconnected`].
     #[cold]
@@ -425,6 +490,7 @@ impl Roce {
         self.regions.close_all();
         self.requester.flush(&mut self.events);
         self.responder.stop();
+        self.congestion.stop();
         self.events.push_back(last.unwrap_or(Event::Disconnected));
     }
 }
@@ -432,7 +498,13 @@ impl Roce {
 impl Timed for Roce {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        let timeouts = [self.deadline, self.requester.poll_timeout(), self.cm.poll_timeout()];
+        let timeouts = [
+            self.deadline,
+            self.requester.poll_timeout(),
+            self.cm.poll_timeout(),
+            self.congestion.poll_timeout(),
+            self.probe_at(),
+        ];
         timeouts.into_iter().flatten().min()
     }
 
@@ -446,6 +518,9 @@ impl Timed for Roce {
             let was_open = self.phase != RocePhase::Closed;
             self.disconnect_now();
             return if was_open { Err(UNANSWERED) } else { Ok(()) };
+        }
+        if self.probe_at().is_some_and(|at| at <= now) {
+            self.requester.probe();
         }
         self.requester.on_timeout(now).map_err(|end| self.on_requester_end(end))
     }

@@ -20,6 +20,7 @@
 //! another address, or reaches one, without seeing its packets.
 
 use super::cm::{RoceNumbers, put_message};
+use super::congestion;
 use super::identification::FlowIdentification;
 use crate::regions::Seed;
 use crate::unpredictable::UnpredictableNumbers;
@@ -121,7 +122,7 @@ impl RocePort {
     #[must_use]
     pub fn new(limits: RocePortLimits, seed: Seed) -> RocePort {
         let mut random = UnpredictableNumbers::new(seed);
-        let guid = u64::from(random.next()) << 32 | u64::from(random.next());
+        let guid = congestion::guid(u64::from(random.next()) << 32 | u64::from(random.next()));
         RocePort {
             limits,
             random,

@@ -21,7 +21,7 @@ use super::cm::RoceTerms;
 use super::encode::{PacketHead, put_list, put_pad};
 use super::psn::{HALF, Psn, packets};
 use crate::queue_pair::Violation;
-use blockmux_proto::rdma::{Event, MessageHead, Remote, Stag, WorkError, WorkId};
+use blockmux_proto::rdma::{Event, MESSAGE, MessageHead, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::SgList;
 use blockmux_wire::roce::eth::{Aeth, NakCode, Reth, Syndrome, rnr_timer_us};
 use blockmux_wire::roce::opcode::{PacketPlace, RoceOpcode};
@@ -52,6 +52,8 @@ pub(super) struct Requester {
     end: Psn,
     /// Packets sent since an acknowledgement was last requested.
     unrequested: u32,
+    /// Whether there is a probe in the queue.
+    is_probing: bool,
     /// Where a lost response has made this side go back to.
     went_back_to: Option<Psn>,
     retries: u32,
@@ -66,9 +68,22 @@ pub(super) struct Requester {
 
 /// What work transfers.
 pub(super) enum RequestedTransfer {
-    Send { head: MessageHead, payload: SgList, invalidate: Option<Stag>, is_solicited: bool },
-    Read { local: SgList, remote: Remote },
-    Write { local: SgList, remote: Remote },
+    Send {
+        head: MessageHead,
+        payload: SgList,
+        invalidate: Option<Stag>,
+        is_solicited: bool,
+    },
+    Read {
+        local: SgList,
+        remote: Remote,
+    },
+    Write {
+        local: SgList,
+        remote: Remote,
+    },
+    /// An empty write, which asks whether the peer is still there.
+    Probe,
 }
 
 impl RequestedTransfer {
@@ -77,6 +92,7 @@ impl RequestedTransfer {
         match self {
             RequestedTransfer::Send { head, payload, .. } => head.len().saturating_add(payload.len()),
             RequestedTransfer::Read { local, .. } | RequestedTransfer::Write { local, .. } => local.len(),
+            RequestedTransfer::Probe => 0,
         }
     }
 
@@ -134,6 +150,7 @@ impl Requester {
             next: first,
             end: first,
             unrequested: 0,
+            is_probing: false,
             went_back_to: None,
             retries: 0,
             not_ready: 0,
@@ -154,7 +171,7 @@ impl Requester {
     /// Number of sends, reads and writes that have not completed.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        self.queue.len().saturating_sub(self.is_probing.into())
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -179,8 +196,18 @@ impl Requester {
         self.queue.push_back(PostedRequest { id, transfer, len, first: Psn::default(), packets: 0 });
     }
 
-    /// Appends the next packet to `packet`; returns whether there is one that may be sent now.
-    pub(super) fn transmit(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
+    /// Asks whether the peer is still there, if nothing else does. A peer that does not answer ends
+    /// the connection, as with any request.
+    pub(super) fn probe(&mut self) {
+        if self.is_idle() {
+            self.is_probing = true;
+            self.post(MESSAGE, RequestedTransfer::Probe);
+        }
+    }
+
+    /// Appends the next packet to `packet`; returns whether there is one that may be sent now. If a
+    /// pause follows, the packet requests an acknowledgement.
+    pub(super) fn transmit(&mut self, now: Instant, pause_follows: bool, packet: &mut Vec<u8>) -> bool {
         if self.wait_until.is_some_and(|until| now < until) {
             return false;
         }
@@ -198,8 +225,8 @@ impl Requester {
             !is_end_of_work || self.begun > self.at.saturating_add(1) || self.may_begin_after(after);
         // A read's response acknowledges what is before it.
         self.unrequested = self.unrequested.saturating_add(1);
-        let requests_ack =
-            !is_read && (!has_more || is_window_full || self.unrequested >= self.window.div_ceil(4));
+        let requests_ack = !is_read
+            && (!has_more || is_window_full || pause_follows || self.unrequested >= self.window.div_ceil(4));
         put_request(packet, request, psn, self.mtu, self.peer_qp, requests_ack);
         if requests_ack || is_read {
             self.unrequested = 0;
@@ -312,7 +339,7 @@ impl Requester {
             && self.queue.front().is_some_and(is_refused)
             && let Some(request) = self.queue.pop_front()
         {
-            events.push_back(Event::Done { id: request.id, result: Err(WorkError::RemoteAccess) });
+            self.report(&request, Err(WorkError::RemoteAccess), events);
         }
         RequesterEnd::Refused(violation)
     }
@@ -388,7 +415,20 @@ impl Requester {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(request.transfer.is_read().into());
         self.begun = self.begun.saturating_sub(1);
         self.at = self.at.saturating_sub(1);
-        events.push_back(Event::Done { id: request.id, result: Ok(()) });
+        self.report(&request, Ok(()), events);
+    }
+
+    /// Reports the completion of work. A probe is nobody's.
+    fn report(
+        &mut self,
+        request: &PostedRequest,
+        result: Result<(), WorkError>,
+        events: &mut VecDeque<Event>,
+    ) {
+        match request.transfer {
+            RequestedTransfer::Probe => self.is_probing = false,
+            _ => events.push_back(Event::Done { id: request.id, result }),
+        }
     }
 
     /// Moves the oldest unacknowledged packet, which is progress.
@@ -448,9 +488,9 @@ impl Requester {
 
     /// Completes all remaining work as flushed.
     pub(super) fn flush(&mut self, events: &mut VecDeque<Event>) {
-        let flushed =
-            |request: PostedRequest| Event::Done { id: request.id, result: Err(WorkError::Flushed) };
-        events.extend(self.queue.drain(..).map(flushed));
+        for request in std::mem::take(&mut self.queue) {
+            self.report(&request, Err(WorkError::Flushed), events);
+        }
         (self.begun, self.at, self.reads_in_flight) = (0, 0, 0);
         (self.lost_at, self.wait_until) = (None, None);
         (self.unacknowledged, self.next) = (self.end, self.end);
@@ -504,6 +544,11 @@ fn put_request(
                 put_list(packet, local, offset, len);
             }
             put_pad(packet, len);
+        }
+        // An empty write may have any key, and its peer does not look at it (volume 1, C9-88).
+        RequestedTransfer::Probe => {
+            head(RoceOpcode::RC_WRITE_ONLY, 0).put(packet);
+            put_reth(packet, Stag(0), 0, 0);
         }
         // What has not arrived of it.
         RequestedTransfer::Read { remote, .. } => {

@@ -159,7 +159,12 @@ impl Responder {
 
     /// Whether nothing is left to send.
     pub(super) fn is_idle(&self) -> bool {
-        self.reply.is_none() && !self.reads.iter().any(PeerRead::is_pending)
+        self.reply.is_none() && !self.has_data()
+    }
+
+    /// Whether data of a read is the next to send.
+    pub(super) fn has_data(&self) -> bool {
+        self.reads.iter().any(PeerRead::is_pending)
     }
 
     /// Whether the peer has a message for which there was no receive buffer.

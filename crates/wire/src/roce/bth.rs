@@ -55,6 +55,21 @@ impl Bth {
         self.ack_request & FLAG_ACK_REQUEST != 0
     }
 
+    /// The header of a congestion notification (CNP) for that queue pair, whose packets were marked
+    /// (annex A17, §A17.9.3). [`NOTIFICATION_RESERVED_LEN`] zeroes follow it.
+    #[must_use]
+    pub const fn notification(dest_qp: u32) -> Bth {
+        Bth {
+            opcode: RoceOpcode::CONGESTION_NOTIFICATION.0,
+            flags: 0,
+            p_key: U16::new(P_KEY_DEFAULT),
+            congestion: CONGESTION_BECN,
+            dest_qp: U24::new(dest_qp),
+            ack_request: 0,
+            psn: U24::new(0),
+        }
+    }
+
     /// Whether the message is a solicited event.
     #[inline]
     #[must_use]
@@ -95,6 +110,9 @@ pub const QP_GSI: u32 = 1;
 /// Length of a base transport header, in bytes.
 pub const BTH_LEN: usize = 12;
 
+/// Length of the reserved bytes of a congestion notification, behind its header.
+pub const NOTIFICATION_RESERVED_LEN: usize = 16;
+
 const PAD_SHIFT: u32 = 4;
 
 #[cfg(test)]
@@ -110,6 +128,13 @@ mod tests {
         assert_eq!((bth.dest_qp.get(), bth.psn.get()), (0x11, 0xd0_338c));
         assert!(bth.requests_ack() && !bth.is_solicited());
         assert_eq!((bth.pad_len(), bth.version()), (0, 0));
+    }
+
+    /// The header of a notification that a ConnectX adapter sent.
+    #[test]
+    fn a_notification_is_as_an_adapter_sends_it() {
+        let sent = [0x81, 0x00, 0xff, 0xff, 0x40, 0, 0, 0xd2, 0, 0, 0, 0];
+        assert_eq!(Bth::notification(0xd2).as_bytes(), sent);
     }
 
     #[test]

@@ -19,3 +19,8 @@ pub mod packet;
 
 /// The UDP port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
+/// The ECN codepoint of all packets that a port sends: ECT(0), the low two bits of the traffic
+/// class (RFC 3168). A congested switch marks such packets, and drops others.
+pub const ECN_CAPABLE: u8 = 0b10;
+/// The ECN codepoint of a marked packet: congestion experienced.
+pub const ECN_MARKED: u8 = 0b11;

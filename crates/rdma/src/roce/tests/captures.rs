@@ -48,7 +48,7 @@ fn set_up(capture: &[u8]) -> (CmReq, CmRep) {
 
 fn config(side: usize, service: u16) -> RoceConfig {
     let (local, peer) = (HOSTS[side].into(), HOSTS[1 - side].into());
-    RoceConfig { local, peer, service, source_port: 0, mtu: 4096, window: 128 }
+    RoceConfig { local, peer, service, source_port: 0, mtu: 4096, window: 128, keep_alive: None }
 }
 
 fn endpoint() -> Endpoint {
@@ -84,7 +84,7 @@ fn connected_target(capture: &[u8], now: Instant) -> Roce {
         guid: rep.local_ca_guid.get(),
     };
     let mut roce = Roce::passive(&endpoint(), config(1, 0), numbers, Pool::new(1 << 24), [1; 32], now);
-    roce.on_packet(&Chunk::from_slice(packets(capture)[0].1), now).unwrap();
+    roce.on_packet(&Chunk::from_slice(packets(capture)[0].1), false, now).unwrap();
     match roce.poll() {
         Some(Event::Requested { private_data, reads }) => {
             assert_eq!(private_data, req.private_data[IP_CM_LEN..]);
@@ -137,7 +137,7 @@ fn the_kernels_initiator_gets_the_answers_of_the_kernels_target() {
             if !is_message(&packet) && packet.bth.dest_qp.get() != QP_GSI {
                 break;
             }
-            roce.on_packet(&Chunk::from_slice(datagram), now).unwrap();
+            roce.on_packet(&Chunk::from_slice(datagram), false, now).unwrap();
             answers.extend(sent(&mut roce, now));
             if is_message(&packet) {
                 assert_eq!(Some(packet.bth.dest_qp), queue_pairs);
@@ -191,7 +191,7 @@ fn a_request_is_as_the_kernel_makes_it() {
         assert_eq!(ours.as_bytes(), expected.as_bytes());
         assert_eq!((ours.mtu_code(), ours.service_type()), (req.mtu_code(), req.service_type()));
         // And the kernel's reply is understood.
-        roce.on_packet(&Chunk::from_slice(self::packets(capture)[1].1), now).unwrap();
+        roce.on_packet(&Chunk::from_slice(self::packets(capture)[1].1), false, now).unwrap();
         match roce.poll() {
             Some(Event::Connected { private_data }) => assert_eq!(private_data, rep.private_data),
             other => panic!("{other:?}"),

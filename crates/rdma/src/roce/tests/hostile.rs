@@ -60,7 +60,7 @@ impl Victim {
         let mut packet = [bth.as_bytes(), headers, payload].concat();
         packet.resize(packet.len().next_multiple_of(4) + 4, 0);
         let now = self.pair.now;
-        self.pair.ends[1].on_packet(&Chunk::from_slice(&packet), now).is_ok()
+        self.pair.ends[1].on_packet(&Chunk::from_slice(&packet), false, now).is_ok()
     }
 
     /// The answers that the victim sends: opcode, sequence number from the first one on, syndrome.

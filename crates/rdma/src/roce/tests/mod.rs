@@ -2,10 +2,12 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
 mod captures;
+mod congestion;
 mod hostile;
 mod port;
 mod provider_conformance;
 mod recovery;
+mod shared_link;
 
 use super::{Roce, RoceConfig, RoceNumbers};
 use blockmux_proto::driver::session::Timed;
@@ -49,6 +51,43 @@ struct Network {
     is_broken: bool,
 }
 
+/// Settings of both ends.
+#[derive(Clone, Copy, Debug)]
+struct PairSettings {
+    mtu: u16,
+    window: u32,
+    keep_alive: Option<Duration>,
+    guids: [u64; 2],
+}
+
+impl PairSettings {
+    /// The active end and the passive one.
+    fn ends(self, endpoints: [&Endpoint; 2], seed: u64, now: Instant) -> [Roce; 2] {
+        let mut random = SplitMix::new(seed);
+        [0, 1].map(|side: usize| {
+            let config = RoceConfig {
+                local: ADDRESSES[side].into(),
+                peer: ADDRESSES[1 - side].into(),
+                service: 4420,
+                source_port: 40_000,
+                mtu: self.mtu,
+                window: self.window,
+                keep_alive: self.keep_alive,
+            };
+            let numbers = RoceNumbers {
+                queue_pair: 2 + random.below(0xff_0000) as u32,
+                // Every other connection soon has numbers that wrap.
+                first_psn: if seed.is_multiple_of(2) { 0xff_fff0 } else { random.next() as u32 & 0xff_ffff },
+                comm_id: random.next() as u32,
+                guid: self.guids[side],
+            };
+            let create = [Roce::active, Roce::passive][side];
+            let tags = [seed as u8 ^ (side as u8) << 7; 32];
+            create(endpoints[side], config, numbers, Pool::new(1 << 20), tags, now)
+        })
+    }
+}
+
 impl Network {
     fn send(&mut self, to: usize, packet: &[u8], now: Instant) {
         let conditions = self.conditions;
@@ -83,28 +122,8 @@ impl RocePair {
         seed: u64,
     ) -> RocePair {
         let now = Instant::now();
-        let mut random = SplitMix::new(seed);
-        let mut end = |side: usize| {
-            let (local, peer) = (ADDRESSES[side].into(), ADDRESSES[1 - side].into());
-            let config = RoceConfig { local, peer, service: 4420, source_port: 40_000, mtu, window };
-            let numbers = RoceNumbers {
-                queue_pair: 2 + random.below(0xff_0000) as u32,
-                // Every other connection soon has numbers that wrap.
-                first_psn: if seed.is_multiple_of(2) { 0xff_fff0 } else { random.next() as u32 & 0xff_ffff },
-                comm_id: random.next() as u32,
-                guid: side as u64,
-            };
-            let create = [Roce::active, Roce::passive][side];
-            create(
-                endpoints[side],
-                config,
-                numbers,
-                Pool::new(1 << 20),
-                [seed as u8 ^ (side as u8) << 7; 32],
-                now,
-            )
-        };
-        let ends = [end(0), end(1)];
+        let ends = PairSettings { mtu, window, keep_alive: None, guids: [0, 1] }.ends(endpoints, seed, now);
+        let random = SplitMix::new(seed);
         let network = Network { conditions, random, in_transit: BTreeMap::new(), sent: 0, is_broken: false };
         RocePair { ends, now, network, sent_at: now }
     }
@@ -150,7 +169,7 @@ impl RocePair {
         let Some((_, (side, packet))) = self.network.in_transit.pop_first() else { return };
         if flow(1 - side).is_intact(FRAGMENTATION, &packet) {
             // As above.
-            self.ends[side].on_packet(&Chunk::from_slice(&packet), self.now).ok();
+            self.ends[side].on_packet(&Chunk::from_slice(&packet), false, self.now).ok();
         }
     }
 

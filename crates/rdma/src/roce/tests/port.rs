@@ -44,7 +44,7 @@ fn endpoint() -> Endpoint {
 }
 
 fn config(local: IpAddr, peer: IpAddr) -> RoceConfig {
-    RoceConfig { local, peer, service: 4420, source_port: 1, mtu: 1024, window: 8 }
+    RoceConfig { local, peer, service: 4420, source_port: 1, mtu: 1024, window: 8, keep_alive: None }
 }
 
 /// The packets that an end has to send, with ICRCs of that flow.
@@ -79,14 +79,14 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
     assert_eq!(replaced, None);
     let config = config(TARGET.into(), host(1).into());
     let mut passive = Roce::passive(&endpoint(), config, numbers, Pool::new(0), [2; 32], now);
-    passive.on_packet(&Chunk::from_slice(&request), now).unwrap();
+    passive.on_packet(&Chunk::from_slice(&request), false, now).unwrap();
     assert!(matches!(passive.poll(), Some(Event::Requested { .. })));
     let again = port.route(&flow_from(host(1)), &request, now);
     assert_eq!(again, Routed::Connection(numbers.queue_pair), "a repeated request is the same connection");
     passive.accept(Vec::new());
     let answers = flow_from(TARGET);
     for packet in sealed(&mut passive, answers, now) {
-        active.on_packet(&Chunk::from_slice(&packet), now).unwrap();
+        active.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
     }
     assert!(!passive.is_established());
     active.send(b"first", &blockmux_volume::SgList::default(), None);
@@ -94,7 +94,7 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
         assert_eq!(port.route(&flow_from(host(1)), &packet, now), Routed::Connection(numbers.queue_pair));
         let elsewhere = port.route(&flow_from(host(2)), &packet, now);
         assert_eq!(elsewhere, Routed::Dropped(DroppedPacket::Damaged), "the ICRC covers the addresses");
-        passive.on_packet(&Chunk::from_slice(&packet), now).unwrap();
+        passive.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
     }
     assert!(passive.is_established());
     port.establish(numbers.queue_pair);
@@ -185,7 +185,7 @@ fn messages_about_nothing_are_answered_or_dropped() {
     let (mut active, _) = initiator(1, now);
     let flow = flow_from(TARGET);
     let sealed = [&rejected[..], &flow.icrc(Fragmentation::default(), &rejected)].concat();
-    active.on_packet(&Chunk::from_slice(&sealed), now).unwrap();
+    active.on_packet(&Chunk::from_slice(&sealed), false, now).unwrap();
     assert!(matches!(active.poll(), Some(Event::Refused { private_data }) if private_data.is_empty()));
     assert_eq!(active.rejection(), Some(RejectReason::INVALID_SERVICE_ID));
     assert!(active.is_drained());

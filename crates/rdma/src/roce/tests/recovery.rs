@@ -49,6 +49,60 @@ fn a_peer_that_is_gone_is_noticed_after_seven_timeouts() {
     assert!(pair.ends[0].is_drained(), "it tries to release the connection, and stops");
 }
 
+/// A connection with a keep-alive of the active side, which has done nothing so far.
+fn idle() -> RocePair {
+    let mut pair = connected(2, PERFECT);
+    while pair.turn() {}
+    pair.ends[0].config.keep_alive = Some(KEEP_ALIVE);
+    pair
+}
+
+#[test]
+fn the_keep_alive_notices_a_peer_that_is_gone() {
+    let mut pair = idle();
+    pair.network.is_broken = true;
+    let begun = pair.now;
+    while pair.turn() {}
+    assert!(matches!(&events(&mut pair, 0)[..], [Event::Disconnected]));
+    assert!(pair.now - begun > KEEP_ALIVE + Duration::from_secs(4));
+    // The other side has none, and waits for nothing.
+    assert!(events(&mut pair, 1).is_empty());
+}
+
+#[test]
+fn the_keep_alive_of_an_idle_connection_disturbs_nobody() {
+    let mut pair = idle();
+    let (begun, sent, room) = (pair.now, pair.network.sent, pair.ends[0].room());
+    while pair.now < begun + 100 * KEEP_ALIVE {
+        assert!(pair.turn(), "the keep-alive has ended");
+        assert_eq!(pair.ends[0].room(), room);
+    }
+    let sent = pair.network.sent - sent;
+    assert!((198..=202).contains(&sent), "{sent} probes and answers");
+    assert!(events(&mut pair, 0).is_empty() && events(&mut pair, 1).is_empty());
+    // As much work as ever may be posted while a probe is in flight.
+    pair.now += KEEP_ALIVE;
+    pair.ends[0].on_timeout(pair.now).unwrap();
+    pair.send(0);
+    pair.ends[1].receive(room as u32);
+    for _ in 0..room {
+        pair.ends[0].send(b"meanwhile", &SgList::default(), None);
+    }
+    assert_eq!(pair.ends[0].room(), 0);
+    for _ in 0..4 * room {
+        pair.turn();
+    }
+    assert_eq!([0, 1].map(|side| events(&mut pair, side).len()), [room, room]);
+    pair.ends[0].disconnect();
+    while pair.turn() {}
+    for side in 0..2 {
+        assert!(matches!(&events(&mut pair, side)[..], [Event::Disconnected]));
+        assert!(pair.ends[side].is_drained() && pair.ends[side].fault().is_none());
+    }
+}
+
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
 #[test]
 fn a_peer_that_never_answers_is_given_up() {
     let endpoint = endpoint(4);
