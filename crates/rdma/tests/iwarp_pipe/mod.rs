@@ -1,6 +1,7 @@
 //! Two ends of an iWARP connection in one thread, with a stream between them that allocates
 //! nothing.
 
+use crate::rounds::ConnectedPair;
 use blockmux_proto::driver::outbox::OutboxPiece;
 use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
@@ -11,8 +12,8 @@ use std::time::Instant;
 
 /// An established connection.
 pub(crate) struct Pipe {
-    pub(crate) active: Iwarp,
-    pub(crate) passive: Iwarp,
+    active: Iwarp,
+    passive: Iwarp,
     /// Bytes in transit to the active side, and to the passive side.
     chunks: [Chunk; 2],
 }
@@ -40,21 +41,28 @@ impl Pipe {
         for end in [&mut pipe.active, &mut pipe.passive] {
             assert!(matches!(end.poll(), Some(Event::Connected { .. })));
         }
-        while pipe.moves() {
-            pipe.carry();
-        }
+        while pipe.carry() {}
         pipe
     }
+}
 
-    /// Whether an outbox has bytes.
-    pub(crate) fn moves(&mut self) -> bool {
-        !self.active.outbox().is_empty() || !self.passive.outbox().is_empty()
+impl ConnectedPair for Pipe {
+    type End = Iwarp;
+
+    fn active(&mut self) -> &mut Iwarp {
+        &mut self.active
+    }
+
+    fn passive(&mut self) -> &mut Iwarp {
+        &mut self.passive
     }
 
     /// Transports the bytes of both outboxes.
-    pub(crate) fn carry(&mut self) {
+    fn carry(&mut self) -> bool {
+        let moves = !self.active.outbox().is_empty() || !self.passive.outbox().is_empty();
         carry(&mut self.active, &mut self.passive, &mut self.chunks[1]);
         carry(&mut self.passive, &mut self.active, &mut self.chunks[0]);
+        moves
     }
 }
 
