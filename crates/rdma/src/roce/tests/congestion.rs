@@ -97,7 +97,7 @@ fn a_flood_of_forged_notifications_does_not_stop_a_connection() {
 /// What go-back-N costs: the figures of decision 104.
 #[test]
 fn a_lost_packet_costs_what_is_in_flight() {
-    for (window, rates) in [(16, [0.9, 0.8, 0.5]), (128, [0.9, 0.7, 0.2])] {
+    for (window, rates) in [(32, [0.9, 0.8, 0.3]), (128, [0.9, 0.7, 0.3])] {
         for (lost_per_myriad, least) in [0, 10, 100].into_iter().zip(rates) {
             let rate = 10.0 * GIGABIT;
             let settings = LinkSettings { rate, marks_above: f64::INFINITY, lost_per_myriad, ..LINK };
@@ -107,7 +107,6 @@ fn a_lost_packet_costs_what_is_in_flight() {
             let share = shares(&mut link, ms(100))[0];
             let lost = lost_per_myriad as f64 / 100.0;
             println!("window {window}, {lost} % lost: goodput {:.0} % of the link", share * 100.0);
-            println!("{:?}", link.observed);
             assert!(share > least, "{share}");
         }
     }
