@@ -4,6 +4,7 @@
 
 use blockmux_proto::driver::session::{Connections, Control, Initiator};
 use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::fabrics::host::{AdminConfig, ControllerQuery, Names, QueueConfig};
@@ -124,7 +125,7 @@ impl TestHost {
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
-        let session = Driven::new(session, end, now).with_further(move |endpoint, _| {
+        let session = Driven::new(session, end, now).with_further(move |endpoint, _, _| {
             let (server, end) = served.connect(endpoint);
             further.borrow_mut().push(server);
             end
@@ -132,7 +133,7 @@ impl TestHost {
         let mut host = TestHost { admin, queues: session, admin_server, servers, tag: 0 };
         host.run();
         while let Some((connection, now)) = host.queues.poll_connect() {
-            host.queues.on_connected(connection, now);
+            host.queues.on_connected(connection, &TransportInfo::default(), now);
             host.run();
         }
         assert!(host.queues.is_ready() && host.servers.borrow().len() == usize::from(queues));

@@ -5,6 +5,7 @@
 
 use blockmux_proto::driver::session::{Connections, Initiator, StreamConnections, Timed};
 use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
@@ -111,7 +112,7 @@ impl Host {
         let (server, end) = served.connect(&RdmaConnections::endpoint(&session));
         let servers = Rc::new(RefCell::new(vec![server]));
         let further = servers.clone();
-        let session = Driven::new(session, end, now).with_further(move |endpoint, _| {
+        let session = Driven::new(session, end, now).with_further(move |endpoint, _, _| {
             let (server, end) = served.connect(endpoint);
             further.borrow_mut().push(server);
             end
@@ -119,7 +120,7 @@ impl Host {
         let mut host = Host { session, servers };
         host.run();
         while let Some((connection, now)) = host.session.poll_connect() {
-            host.session.on_connected(connection, now);
+            host.session.on_connected(connection, &TransportInfo::default(), now);
             host.run();
         }
         assert!(host.session.is_ready() && host.servers.borrow().len() == channels as usize);

@@ -316,6 +316,7 @@ mod tests {
             volumes: None,
             networks: AllowedNetworks::default(),
             is_asked: true,
+            has_roce: false,
         });
         let volumes = names.iter().map(|name| ((*name).to_owned(), None));
         let policy = Policy::new(Vec::new(), volumes).unwrap();

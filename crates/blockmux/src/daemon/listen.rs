@@ -11,6 +11,7 @@ use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
+use blockmux_engine::serve::roce_listener::{RoceListener, UDP_PORT};
 use blockmux_engine::sys::congestion::Congestion;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -42,6 +43,8 @@ pub(super) struct BoundListener {
     pub(super) listener: PolicyListener,
     /// `None` for a network interface.
     pub(super) socket: Option<Listener>,
+    /// For connections of RoCEv2.
+    pub(super) roce: Option<RoceListener>,
 }
 
 /// The configured listeners. Without any, one for each protocol that has a volume to export: a
@@ -65,10 +68,17 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
             ));
         }
     }
-    let places = wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks })| {
-        let place = address.resolve(protocol.port)?;
-        Ok(PolicyListener { protocol, place, volumes, networks, is_asked })
-    });
+    let places =
+        wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks, has_roce })| {
+            let place = address.resolve(protocol.port)?;
+            if has_roce && !protocol.has_rdma {
+                let (option, place) = (protocol.name, &address);
+                return Err(Failure::request(format!(
+                    "--{option} {place}: the protocol has no form over RDMA; remove rdma=roce"
+                )));
+            }
+            Ok(PolicyListener { protocol, place, volumes, networks, is_asked, has_roce })
+        });
     let places = places.collect::<Result<Vec<_>, Failure>>()?;
     refuse_twice(&places)?;
     Ok(places)
@@ -82,7 +92,7 @@ pub(super) fn bind(
 ) -> Result<BoundListener, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
-        return Ok(BoundListener { asked, listener, socket: None });
+        return Ok(BoundListener { asked, listener, socket: None, roce: None });
     };
     let bound = match inherited {
         Some(socket) => Ok(socket),
@@ -94,7 +104,26 @@ pub(super) fn bind(
     let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
     // With port 0 the system has chosen one.
     let place = ListenerAddress::Socket(socket.address().clone());
-    Ok(BoundListener { asked, listener: PolicyListener { place, ..listener }, socket: Some(socket) })
+    let listener = PolicyListener { place, ..listener };
+    let roce = bind_roce(&listener)?;
+    Ok(BoundListener { asked, listener, socket: Some(socket), roce })
+}
+
+/// Opens the UDP port of a bound listener that accepts connections of RoCEv2, too.
+pub(super) fn bind_roce(listener: &PolicyListener) -> Result<Option<RoceListener>, Failure> {
+    let Some(address) = listener.place.tcp().filter(|_| listener.has_roce) else { return Ok(None) };
+    let bound =
+        retry_while_held(|| RoceListener::bind(address), |error| error.kind() == io::ErrorKind::AddrInUse);
+    let ip = address.ip();
+    bound.map(Some).map_err(|error| {
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!("another program has UDP port {UDP_PORT}; stop it, or unload the module rdma_rxe")
+            }
+            _ => format!("{error}; remove rdma=roce"),
+        };
+        Failure::request(format!("cannot listen on {ip} for RoCEv2: {advice}"))
+    })
 }
 
 /// Warns of each listener that other machines can reach without authentication.

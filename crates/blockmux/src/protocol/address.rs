@@ -3,7 +3,7 @@
 //! ```text
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
 //! [fe80::1%eth0]:port   unix:PATH
-//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?volumes=NAME&allow=NETWORK
+//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce   ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.
 
@@ -131,18 +131,26 @@ pub(crate) struct ListenerEntry {
     pub(crate) volumes: Option<Vec<String>>,
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
+    /// Whether the listener accepts connections of RoCEv2, too.
+    pub(crate) has_roce: bool,
+}
+
+/// The parameters of a listener.
+#[derive(Default)]
+struct ListenerParameters {
+    volumes: Option<Vec<String>>,
+    networks: AllowedNetworks,
+    has_roce: bool,
 }
 
 impl ListenerEntry {
     /// Parses a listener of a protocol over `carrier`.
     pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
-        let (address, volumes, networks) = match split_parameters(text) {
-            Some((address, parameters)) => {
-                let (volumes, networks) = read_parameters(text, parameters)?;
-                (address, volumes, networks)
-            }
-            None => (text, None, AllowedNetworks::default()),
+        let (address, parameters) = match split_parameters(text) {
+            Some((address, parameters)) => (address, read_parameters(text, parameters)?),
+            None => (text, ListenerParameters::default()),
         };
+        let ListenerParameters { volumes, networks, has_roce } = parameters;
         let address = match carrier {
             Carrier::Stream => address.parse()?,
             Carrier::Frames => ListenAddress::Interface(address.to_owned()),
@@ -158,12 +166,15 @@ impl ListenerEntry {
                 }
             });
         }
-        Ok(ListenerEntry { address, volumes, networks })
+        if has_roce && !matches!(address, ListenAddress::Tcp { .. }) {
+            return Err(format!("`{text}`: RoCEv2 needs an IP address; remove `rdma`, or write host:port"));
+        }
+        Ok(ListenerEntry { address, volumes, networks, has_roce })
     }
 
     /// A listener for all volumes and all clients.
     pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
-        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default() }
+        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default(), has_roce: false }
     }
 
     /// Whether the listener accepts a session with this volume from this address.
@@ -181,13 +192,13 @@ impl ListenerEntry {
 /// Splits off the parameters of a listener. A question mark can also be part of a path.
 fn split_parameters(text: &str) -> Option<(&str, &str)> {
     let (address, parameters) = text.rsplit_once('?')?;
-    let is_known = [VOLUMES, ALLOW].iter().any(|key| parameters.starts_with(key));
+    let is_known = [VOLUMES, ALLOW, RDMA].iter().any(|key| parameters.starts_with(key));
     is_known.then_some((address, parameters))
 }
 
-/// Reads the volumes and the networks of a listener.
-fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>, AllowedNetworks), String> {
-    let (mut volumes, mut networks) = (None, None);
+/// Reads the parameters of a listener.
+fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, String> {
+    let (mut volumes, mut networks, mut rdma) = (None, None, None);
     for parameter in parameters.split('&') {
         let is_twice = if let Some(names) = parameter.strip_prefix(VOLUMES) {
             volumes.replace(names.split(',').map(str::to_owned).collect()).is_some()
@@ -195,16 +206,24 @@ fn read_parameters(text: &str, parameters: &str) -> Result<(Option<Vec<String>>,
             let list: Result<Vec<Network>, NetworkError> = list.split(',').map(str::parse).collect();
             let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
             networks.replace(AllowedNetworks::only(&list)).is_some()
+        } else if let Some(fabric) = parameter.strip_prefix(RDMA) {
+            if fabric != ROCE {
+                return Err(format!(
+                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce, or nothing for iWARP alone"
+                ));
+            }
+            rdma.replace(()).is_some()
         } else {
             return Err(format!(
-                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME or allow=NETWORK,NETWORK"
+                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME, allow=NETWORK,NETWORK \
+                 or rdma=roce"
             ));
         };
         if is_twice {
             return Err(format!("`{text}`: `{parameter}` repeats a parameter; remove one"));
         }
     }
-    Ok((volumes, networks.unwrap_or_default()))
+    Ok(ListenerParameters { volumes, networks: networks.unwrap_or_default(), has_roce: rdma.is_some() })
 }
 
 impl fmt::Display for ListenAddress {
@@ -239,7 +258,8 @@ impl ListenerEntry {
         let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
         let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
         let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
-        let parameters: Vec<_> = volumes.into_iter().chain(networks).collect();
+        let rdma = self.has_roce.then(|| format!("{RDMA}{ROCE}"));
+        let parameters: Vec<_> = volumes.into_iter().chain(networks).chain(rdma).collect();
         if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
     }
 }
@@ -256,8 +276,10 @@ impl FromStr for ApiListener {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ApiListener, String> {
-        let ListenerEntry { address, volumes, networks } = ListenerEntry::read(Carrier::Stream, text)?;
+        let ListenerEntry { address, volumes, networks, has_roce } =
+            ListenerEntry::read(Carrier::Stream, text)?;
         match (&address, volumes) {
+            _ if has_roce => Err(format!("`{text}`: the API is HTTP; remove `rdma`")),
             (_, Some(_)) => Err(format!("`{text}`: the API is for all volumes; remove `volumes`")),
             (ListenAddress::Tcp { .. }, None) => Ok(ApiListener { address, networks }),
             _ => Err("--api: write host:port; --control takes unix:PATH".to_owned()),
@@ -268,13 +290,15 @@ impl FromStr for ApiListener {
 impl fmt::Display for ApiListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ApiListener { address, networks } = self.clone();
-        let entry = ListenerEntry { address, volumes: None, networks };
+        let entry = ListenerEntry { address, volumes: None, networks, has_roce: false };
         write!(f, "{}{}", entry.address, entry.parameters())
     }
 }
 
 const VOLUMES: &str = "volumes=";
 const ALLOW: &str = "allow=";
+const RDMA: &str = "rdma=";
+const ROCE: &str = "roce";
 
 /// Resolves the TCP address by which a config refers to a listener.
 ///

@@ -18,6 +18,8 @@ pub(crate) struct Protocol {
     pub(crate) is_default: bool,
     /// Default port.
     pub(crate) port: u16,
+    /// Whether its listeners serve a form over RDMA.
+    pub(crate) has_rdma: bool,
     /// Value name and help text of the option of `serve` for its listeners.
     pub(crate) listener_help: [&'static str; 2],
     /// URL schemes in lower case without `://`, and the kind of socket of each.

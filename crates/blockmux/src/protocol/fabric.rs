@@ -33,6 +33,10 @@ macro_rules! with_fabric {
                 let $fabric = blockmux_engine::fabric::iwarp::IwarpFabric::new(crc);
                 $then
             }
+            blockmux_proto::names::rdma::Rdma::Roce => {
+                let $fabric = blockmux_engine::fabric::roce::RoceFabric;
+                $then
+            }
         }
     };
 }

@@ -10,6 +10,7 @@ pub(crate) use super::units::TargetPlace;
 use crate::failure::Failure;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;
+use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::socket::Stream;
 use blockmux_engine::serve::listener::{Permit, Serve};
 use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
@@ -185,6 +186,12 @@ pub(crate) type Resume = Box<dyn FnOnce(&Rc<EngineCore>, HandedSession, Permit) 
 pub(crate) trait LiveFrontend: Send + Sync {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
+
+    /// The function that serves the connections of RoCEv2 to a listener; `None` for a protocol
+    /// without a form over RDMA.
+    fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
+        None
+    }
 
     /// The function that continues sessions of a listener which another process hands over; `None`
     /// if the clients reconnect instead.

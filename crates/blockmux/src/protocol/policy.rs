@@ -100,6 +100,8 @@ pub(crate) struct PolicyListener {
     pub(crate) networks: AllowedNetworks,
     /// Whether the listener is configured; otherwise it is the default listener of its protocol.
     pub(crate) is_asked: bool,
+    /// Whether it accepts connections of RoCEv2, too.
+    pub(crate) has_roce: bool,
 }
 
 /// The access rule with the running configuration. Clones share the configuration.
@@ -212,7 +214,8 @@ impl Policy {
     /// The policy of one volume at one listener, for a program that serves itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let networks = AllowedNetworks::default();
-        let listener = PolicyListener { protocol, place, volumes: None, networks, is_asked: true };
+        let listener =
+            PolicyListener { protocol, place, volumes: None, networks, is_asked: true, has_roce: false };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), VolumeRule::default())]));
         Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
@@ -817,7 +820,7 @@ mod tests {
     fn listener(protocol: &'static Protocol, volumes: Option<&[&str]>, is_asked: bool) -> PolicyListener {
         let volumes = volumes.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
         let networks = AllowedNetworks::default();
-        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked }
+        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked, has_roce: false }
     }
 
     fn place(protocol: &Protocol) -> ListenerAddress {

@@ -67,6 +67,7 @@ mod rdma;
 mod reconnect;
 mod reload;
 mod remote_servers;
+mod roce;
 mod rotation;
 mod secrets;
 mod serve;

@@ -2,16 +2,18 @@
 
 use crate::carrier::connection::Broken;
 use crate::carrier::tls::Secure;
+use crate::core::reactor::EngineCore;
+use crate::net::host::Host;
+use crate::net::login_stream::LoginStream;
 use crate::net::socket::Address;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{
     BYTES_BEFORE_TLS, Demand, MAX_DEMAND, StreamConnections, StreamSession, Timed,
 };
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_tls::TlsError;
 use blockmux_volume::{Chunk, Memory};
-use socket2::{Domain, SockAddr, Socket, Type};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -64,16 +66,23 @@ impl<R> BlockingConnectError<R> {
     }
 }
 
-/// Runs a session that `open` makes, and others on further connections as long as the peer closes
-/// the connection and `retries` is true.
-pub(crate) fn run_retried<S>(
-    open: impl Fn() -> S,
-    run: impl Fn(&mut S) -> Result<(), Broken>,
+/// Connects by `H` and runs a session that `open` makes, and others on further connections as long
+/// as the peer closes the connection and `retries` is true.
+pub(crate) fn run_retried<H: Host, S>(
+    address: &Address,
+    open: impl Fn(TransportInfo) -> S,
+    run: impl Fn(LoginConnection<'_>, &mut S) -> Result<(), Broken>,
     retries: impl Fn(&S) -> bool,
 ) -> (S, Result<(), Broken>) {
     loop {
-        let mut session = open();
-        let ran = run(&mut session);
+        let (session, ran) = match LoginConnection::open::<H>(address, CONNECT_TIMEOUT) {
+            Ok(connection) => {
+                let mut session = open(connection.stream.transport());
+                let ran = run(connection, &mut session);
+                (session, ran)
+            }
+            Err(broken) => (open(TransportInfo::default()), Err(broken)),
+        };
         if !has_hung_up(&ran) || !retries(&session) {
             return (session, ran);
         }
@@ -148,6 +157,61 @@ pub fn run_session<S: SingleStream>(
     run_secured(address, None, session, timeouts, done)
 }
 
+/// A connection for a login on an ordinary thread.
+pub(crate) struct LoginConnection<'a> {
+    address: &'a Address,
+    stream: Box<dyn LoginStream>,
+}
+
+impl<'a> LoginConnection<'a> {
+    fn open<H: Host>(address: &'a Address, timeout: Duration) -> Result<LoginConnection<'a>, Broken> {
+        let stream = H::log_in(address, timeout);
+        let stream = stream.map_err(|error| explained(error.into(), timeout, false))?;
+        Ok(LoginConnection { address, stream })
+    }
+
+    /// Runs `session` until `done` returns true or the session is over, with TLS if `secure` is
+    /// given: from the beginning, or when the session demands it.
+    ///
+    /// # Errors
+    /// If the target closes the connection, exceeds a timeout or breaks the protocol, or the TLS
+    /// handshake fails.
+    pub(crate) fn run<S: SingleStream>(
+        mut self,
+        secure: Option<Secure>,
+        session: &mut S,
+        timeouts: impl Into<LoginTimeouts>,
+        done: impl FnMut(&S) -> bool,
+    ) -> Result<(), Broken> {
+        let timeouts = timeouts.into();
+        let mut is_answering = false;
+        let ran = run(&mut self, secure, session, timeouts, done, &mut is_answering);
+        if !self.stream.tells_end() {
+            let mut stream = session.stream();
+            stream.on_close(Instant::now());
+            let _ = self.stream.write_all(&stream.outbox().take_bytes());
+        }
+        ran.map_err(|broken| explained(broken, timeouts.total, is_answering))
+    }
+}
+
+/// Explains a timeout. A blocking socket reports it as this error. That of the greeting has a
+/// message.
+fn explained(broken: Broken, timeout: Duration, is_answering: bool) -> Broken {
+    match broken {
+        Broken::Socket(error) if is_timeout(&error) && error.get_ref().is_none() => {
+            let seconds = timeout.as_secs();
+            let words = if is_answering {
+                format!("its answer did not end within {seconds} s")
+            } else {
+                format!("no answer within {seconds} s")
+            };
+            Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
+        }
+        broken => broken,
+    }
+}
+
 /// Connects and runs `session` over a blocking socket, with TLS if `secure` is given: from the
 /// beginning, or when the session demands it.
 ///
@@ -161,31 +225,17 @@ pub fn run_secured<S: SingleStream>(
     done: impl FnMut(&S) -> bool,
 ) -> Result<(), Broken> {
     let timeouts = timeouts.into();
-    let mut is_answering = false;
-    run(address, secure, session, timeouts, done, &mut is_answering).map_err(|broken| match broken {
-        // A blocking socket reports its timeout as this error. That of the greeting has a message.
-        Broken::Socket(error) if is_timeout(&error) && error.get_ref().is_none() => {
-            let seconds = timeouts.total.as_secs();
-            let words = if is_answering {
-                format!("its answer did not end within {seconds} s")
-            } else {
-                format!("no answer within {seconds} s")
-            };
-            Broken::Socket(io::Error::new(ErrorKind::TimedOut, words))
-        }
-        broken => broken,
-    })
+    LoginConnection::open::<EngineCore>(address, timeouts.total)?.run(secure, session, timeouts, done)
 }
 
 fn run<S: SingleStream>(
-    address: &Address,
+    LoginConnection { address, stream: socket }: &mut LoginConnection<'_>,
     mut secure: Option<Secure>,
     session: &mut S,
     LoginTimeouts { total, greeting }: LoginTimeouts,
     mut done: impl FnMut(&S) -> bool,
     is_answering: &mut bool,
 ) -> Result<(), Broken> {
-    let mut socket = connect(address, total)?;
     let deadline = Instant::now() + total;
     let mut greeting_due = greeting.map(|(timeout, explanation)| (Instant::now() + timeout, explanation));
     let mut notice = greeting.is_none().then(|| Instant::now() + SILENCE);
@@ -197,10 +247,11 @@ fn run<S: SingleStream>(
         if stream.poll_timeout().is_some_and(|due| now >= due) {
             stream.on_timeout(now)?;
         }
+        stream.on_send(|| now);
         if !stream.outbox().is_empty() {
             *is_answering = false;
         }
-        let sent = send(&mut socket, &mut secure, stream.outbox());
+        let sent = send(socket.as_mut(), &mut secure, stream.outbox());
         drop(stream);
         // A target that has answered everything may close before it receives the logout.
         if done(session) {
@@ -229,7 +280,7 @@ fn run<S: SingleStream>(
                 let due = notice.map_or(due, |notice| due.min(notice));
                 let due = greeting_due.map_or(due, |(greeting, _)| due.min(greeting));
                 let unread = chunk.unread().len();
-                if !receive(&mut socket, &mut secure, &mut chunk, (due, deadline))? {
+                if !receive(socket.as_mut(), &mut secure, &mut chunk, (due, deadline))? {
                     return stream.on_end(Instant::now()).map_err(Broken::from);
                 }
                 if let Some(by) = secure.as_mut().and_then(Secure::take_peer) {
@@ -275,7 +326,11 @@ fn start_tls(secure: Option<&mut Secure>, chunk: &Chunk) -> Result<bool, Broken>
 }
 
 /// Sends the whole outbox, or with TLS as much as can be encrypted now.
-fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -> Result<(), Broken> {
+fn send(
+    socket: &mut dyn LoginStream,
+    secure: &mut Option<Secure>,
+    outbox: &mut Outbox,
+) -> Result<(), Broken> {
     let Some(secure) = secure.as_mut().filter(|secure| !secure.is_plain()) else {
         return Ok(socket.write_all(&outbox.take_bytes())?);
     };
@@ -294,7 +349,7 @@ fn send(socket: &mut Socket, secure: &mut Option<Secure>, outbox: &mut Outbox) -
 
 /// Receives once, or waits until `due`; `false` if the target has closed its side.
 fn receive(
-    socket: &mut Socket,
+    socket: &mut dyn LoginStream,
     secure: &mut Option<Secure>,
     chunk: &mut Chunk,
     (due, deadline): (Instant, Instant),
@@ -304,7 +359,7 @@ fn receive(
         fresh.extend(chunk.unread());
         *chunk = fresh;
     }
-    socket.set_read_timeout(Some(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)))?;
+    socket.set_read_timeout(due.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT))?;
     let mut records = [0; MAX_RECORDS];
     let secure = secure.as_mut().filter(|secure| !secure.is_plain());
     let result = match secure {
@@ -333,28 +388,12 @@ fn receive(
     }
 }
 
-fn connect(address: &Address, timeout: Duration) -> io::Result<Socket> {
-    let socket = match address {
-        Address::Tcp(address) => {
-            let socket = TcpStream::connect_timeout(address, timeout)?;
-            socket.set_nodelay(true)?;
-            Socket::from(socket)
-        }
-        Address::Unix(_) => Socket::new(Domain::UNIX, Type::STREAM.cloexec(), None)?,
-    };
-    socket.set_read_timeout(Some(timeout))?;
-    socket.set_write_timeout(Some(timeout))?;
-    if let Address::Unix(path) = address {
-        // Connecting blocks, up to the send timeout, while the server's backlog is full.
-        socket.connect(&SockAddr::unix(path)?)?;
-    }
-    Ok(socket)
-}
-
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
+/// Timeout of connecting, as that of most logins.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a server may be silent before that is logged.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Bytes of TLS records received at once.
@@ -370,6 +409,8 @@ mod tests {
         NbdFeatures, NbdHandshakeRefusal, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
     };
     use blockmux_volume::Pool;
+    use socket2::{Domain, SockAddr, Socket, Type};
+    use std::io::{Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
 

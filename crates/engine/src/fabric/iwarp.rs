@@ -1,6 +1,7 @@
 //! Software iWARP over TCP.
 
 use super::{Fabric, Setup, StreamFabric};
+use crate::core::reactor::EngineCore;
 use blockmux_proto::rdma::Endpoint;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, KEY_REQUEST};
 use std::sync::Arc;
@@ -33,6 +34,7 @@ impl IwarpFabric {
 
 impl Fabric for IwarpFabric {
     type QueuePair = Iwarp;
+    type Host = EngineCore;
 
     fn connect(&self, endpoint: &Endpoint, setup: Setup) -> Iwarp {
         let is_enhanced = self.plain.load(Ordering::Relaxed) == 0;
@@ -61,12 +63,15 @@ impl Fabric for IwarpFabric {
     }
 }
 
-impl StreamFabric for IwarpFabric {
-    /// The key of an MPA request, which is text (RFC 5044 §7.1).
-    const REQUEST: &'static [u8] = &KEY_REQUEST;
+impl StreamFabric for IwarpFabric {}
+
+impl IwarpFabric {
+    /// The first bytes of each connection, which no other protocol begins with: the key of an MPA
+    /// request, which is text (RFC 5044 §7.1).
+    pub(super) const REQUEST: &'static [u8] = &KEY_REQUEST;
 }
 
 fn config(setup: &Setup) -> IwarpConfig {
     let config = IwarpConfig::default();
-    IwarpConfig { mss: setup.segment_len.unwrap_or(config.mss), ..config }
+    IwarpConfig { mss: setup.transport.segment_len.unwrap_or(config.mss), ..config }
 }

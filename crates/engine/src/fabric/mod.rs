@@ -6,13 +6,15 @@
 //! Each fabric is one module below this one; a URL names it (decision 91).
 
 pub mod iwarp;
+pub mod roce;
 
-use crate::core::reactor::EngineCore;
-use crate::net::socket::Stream;
+use crate::net::host::{ByteStream, Host};
 use blockmux_proto::driver::session::StreamSession;
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_rdma::{Driven, Provider, Seed};
-use blockmux_volume::{Core, Pool};
+use blockmux_volume::Pool;
+use std::net::IpAddr;
 use std::time::Instant;
 
 /// How the connections of one fabric are made.
@@ -22,6 +24,9 @@ use std::time::Instant;
 pub trait Fabric: Clone + Send + Sync + 'static {
     /// One end of a connection.
     type QueuePair: Provider;
+
+    /// The core that makes its connections.
+    type Host: Host;
 
     /// The initiator's end of a new connection.
     fn connect(&self, endpoint: &Endpoint, setup: Setup) -> Self::QueuePair;
@@ -34,11 +39,9 @@ pub trait Fabric: Clone + Send + Sync + 'static {
     fn retries(&self, closed: &Self::QueuePair) -> bool;
 }
 
-/// A fabric whose connections are byte streams: the engine's stream tasks drive them over TCP.
-pub trait StreamFabric: Fabric<QueuePair: StreamSession> {
-    /// The first bytes of each connection, which no other protocol begins with.
-    const REQUEST: &'static [u8];
-}
+/// A fabric whose connections are byte streams, or streams of records: the engine's stream tasks
+/// drive them.
+pub trait StreamFabric: Fabric<QueuePair: StreamSession> {}
 
 /// What the engine gives to each connection, and so to its queue pair.
 #[derive(Clone)]
@@ -47,41 +50,44 @@ pub struct Setup {
     pub pool: Pool,
     /// Seed of memory region keys: random and unique.
     pub seed: Seed,
-    /// Maximum segment size of the stream in bytes, if known.
-    pub segment_len: Option<usize>,
+    /// Properties of the connection.
+    pub transport: TransportInfo,
     /// The current time.
     pub now: Instant,
 }
 
 impl Setup {
     /// For a connection that a peer has made. The pool has an account for that peer.
-    pub(crate) fn for_peer(core: &EngineCore, stream: &Stream, seed: Seed) -> Setup {
-        let pool = core.pool().for_peer_at(stream.peer_ip());
-        Setup { pool, seed, segment_len: stream.segment_len(), now: core.now() }
+    pub(crate) fn for_peer<H: Host>(core: &H, stream: &H::Stream, peer: Option<IpAddr>, seed: Seed) -> Setup {
+        let pool = core.pool().for_peer_at(peer);
+        Setup { pool, seed, transport: stream.transport(), now: core.now() }
     }
 }
 
-/// Accepts a connection that requests a queue pair ([`is_request`]).
-pub(crate) fn accept<S: RdmaSession>(session: S, setup: Setup) -> OverFabric<S> {
+/// Accepts a connection that requests a queue pair.
+pub(crate) fn accept<F: Fabric, S: RdmaSession>(session: S, setup: Setup) -> Driven<F::QueuePair, S> {
     let now = setup.now;
-    let queue_pair = FabricOfTargets::accept(&session.endpoint(), setup);
+    let queue_pair = F::accept(&session.endpoint(), setup);
     Driven::new(session, queue_pair, now)
 }
 
-/// Whether a connection that begins with these bytes, at least [`REQUEST_LEN`], requests a queue
-/// pair.
+/// Whether a connection to a TCP port that begins with these bytes, at least [`REQUEST_LEN`],
+/// requests a queue pair.
 pub(crate) fn is_request(begin: &[u8]) -> bool {
-    begin.starts_with(FabricOfTargets::REQUEST)
+    begin.starts_with(FabricOfTcpPorts::REQUEST)
 }
 
 /// Number of bytes by which a request is recognised.
-pub(crate) const REQUEST_LEN: usize = FabricOfTargets::REQUEST.len();
+pub(crate) const REQUEST_LEN: usize = FabricOfTcpPorts::REQUEST.len();
 
 /// The fabric at the TCP ports of targets. A target needs no setting: a request shows the fabric.
-type FabricOfTargets = iwarp::IwarpFabric;
+pub(crate) type FabricOfTcpPorts = iwarp::IwarpFabric;
 
-/// A target's session joined with its queue pair.
-pub(crate) type OverFabric<S> = Driven<<FabricOfTargets as Fabric>::QueuePair, S>;
+/// The fabric at the UDP ports of targets.
+pub(crate) type FabricOfUdpPorts = roce::RoceFabric;
+
+/// A target's session at a TCP port, joined with its queue pair.
+pub(crate) type OverFabric<S> = Driven<<FabricOfTcpPorts as Fabric>::QueuePair, S>;
 
 /// Connects a session of one connection.
 pub(crate) fn connect<F: Fabric, S: RdmaSession>(
@@ -103,12 +109,12 @@ pub(crate) fn connect_several<F: Fabric, S: RdmaConnections>(
     let (fabric, now) = (fabric.clone(), setup.now);
     let first = fabric.connect(&session.endpoint(), setup.clone());
     let mut count = 0_u64;
-    Driven::new(session, first, now).with_further(move |endpoint, now| {
+    Driven::new(session, first, now).with_further(move |endpoint, transport, now| {
         // Seeds of different sessions differ in the first eight bytes; seeds of one session's
         // connections differ in the last eight.
         count += 1;
         let (mut seed, count) = (setup.seed, count.to_be_bytes());
         seed.iter_mut().rev().zip(count.iter().rev()).for_each(|(byte, add)| *byte ^= add);
-        fabric.connect(endpoint, Setup { seed, now, ..setup.clone() })
+        fabric.connect(endpoint, Setup { seed, now, transport: *transport, ..setup.clone() })
     })
 }

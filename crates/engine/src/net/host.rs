@@ -8,10 +8,13 @@ use crate::core::helpers;
 use crate::core::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent, cross_thread_waker};
 use crate::core::ring::Registration;
 use crate::net::ktls::{self, Direction};
+use crate::net::login_stream::{self, LoginStream};
 use crate::net::socket::{Address, Stream};
 use crate::sys;
 use blockmux_proto::driver::computation::Helpers;
 use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::HangUp;
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +23,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A core that runs connections.
 pub trait Host: Core + Sized + 'static {
@@ -43,6 +47,14 @@ pub trait Host: Core + Sized + 'static {
     /// If it fails at once.
     fn connect(&self, address: &Address) -> io::Result<Self::Stream>;
 
+    /// Connects on an ordinary thread, for a login. Connecting takes at most `_timeout`.
+    ///
+    /// # Errors
+    /// If it fails, or the host has no such threads.
+    fn log_in(_address: &Address, _timeout: Duration) -> io::Result<Box<dyn LoginStream>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// A watch that wakes `waker`.
     fn watch(&self, waker: &Waker) -> Self::Watch;
 
@@ -58,8 +70,23 @@ pub trait Host: Core + Sized + 'static {
     }
 }
 
+/// A core with connections of a network, for the targets that it serves.
+pub trait NetworkHost: Host {
+    /// The engine's core.
+    fn engine_core(self: &Rc<Self>) -> Rc<EngineCore>;
+
+    /// The peer's address; `None` if it has no IP address.
+    fn peer_ip(stream: &Self::Stream) -> Option<IpAddr>;
+
+    /// A function that ends the connection, from any thread.
+    fn hang_up(stream: &Self::Stream) -> HangUp;
+}
+
 /// A non-blocking byte stream: a call that would block fails with [`io::ErrorKind::WouldBlock`].
 pub trait ByteStream: Sized {
+    /// Whether the peer learns of the end of a stream that is dropped, as with TCP.
+    const TELLS_END: bool = true;
+
     /// A handle by which a parked task is woken; dropping it cancels the wake-up.
     type Watch;
 
@@ -76,9 +103,9 @@ pub trait ByteStream: Sized {
     /// The peer's address, shared with the stream.
     fn shared_peer(&self) -> Arc<str>;
 
-    /// Maximum segment size in bytes, if the transport has segments and it is known.
-    fn segment_len(&self) -> Option<usize> {
-        None
+    /// Properties of the connection.
+    fn transport(&self) -> TransportInfo {
+        TransportInfo::default()
     }
 
     /// Result of connecting; `None` while it is in progress.
@@ -202,6 +229,10 @@ impl Host for EngineCore {
         Stream::connect_with(address, self.congestion())
     }
 
+    fn log_in(address: &Address, timeout: Duration) -> io::Result<Box<dyn LoginStream>> {
+        login_stream::connect(address, timeout)
+    }
+
     fn watch(&self, waker: &Waker) -> SocketWatch {
         let readiness = WakeOnEvent::new(waker);
         SocketWatch { registration: self.register(readiness.clone()), readiness }
@@ -218,6 +249,20 @@ impl Host for EngineCore {
 
     fn helpers(core: &Rc<Self>, peer: Option<IpAddr>, waker: &Waker) -> Option<Helpers> {
         Some(Helpers { run: helpers::for_peer(peer), notify: cross_thread_waker(core, waker) })
+    }
+}
+
+impl NetworkHost for EngineCore {
+    fn engine_core(self: &Rc<Self>) -> Rc<EngineCore> {
+        self.clone()
+    }
+
+    fn peer_ip(stream: &Stream) -> Option<IpAddr> {
+        stream.peer_ip()
+    }
+
+    fn hang_up(stream: &Stream) -> HangUp {
+        Arc::new(stream.hang_up())
     }
 }
 
@@ -252,8 +297,8 @@ impl ByteStream for Stream {
         Stream::shared_peer(self)
     }
 
-    fn segment_len(&self) -> Option<usize> {
-        Stream::segment_len(self)
+    fn transport(&self) -> TransportInfo {
+        TransportInfo { segment_len: self.segment_len(), flow: None }
     }
 
     fn connect_result(&self) -> Option<io::Result<()>> {

@@ -4,6 +4,8 @@ pub(crate) mod fd_socket;
 pub mod frames;
 pub mod host;
 pub mod ktls;
+pub mod login_stream;
 pub mod namespace;
+pub mod roce;
 pub mod socket;
 pub mod zone;

@@ -6,6 +6,7 @@ use crate::carrier::tls::ClientTls;
 use crate::net::host::{ByteStream, Host};
 use crate::net::socket::Address;
 use blockmux_proto::driver::session::{StreamConnections, StreamSession};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_volume::Waker;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -125,7 +126,7 @@ impl<H: Host> ConnectionSet<H> {
         for (number, slot) in in_order(&mut self.slots, session.latest()) {
             let ConnectionSlot::Open(connection) = slot else { continue };
             let mut stream = session.connection(number);
-            if stream.outbox().is_empty() {
+            if !connection.has_output(&mut stream) {
                 continue;
             }
             had_any = true;
@@ -160,11 +161,12 @@ impl<H: Host> ConnectionSet<H> {
             match slot.advance(dial) {
                 Ok(false) => {}
                 Ok(true) => {
+                    let transport = slot.transport();
                     if let Some(at) = self.missing.iter().position(|missing| *missing == number) {
                         self.missing.swap_remove(at);
                         missing::take(1);
                     }
-                    session.on_connected(number, dial.core.now());
+                    session.on_connected(number, &transport, dial.core.now());
                     is_changed = true;
                 }
                 Err(broken) => {
@@ -177,6 +179,15 @@ impl<H: Host> ConnectionSet<H> {
             }
         }
         Ok(is_changed)
+    }
+
+    /// Tells the target that the session's connections are closed, where closing them does not.
+    pub(super) fn say_goodbye(&mut self, session: &mut impl StreamConnections) {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if let ConnectionSlot::Open(connection) = slot {
+                connection.say_goodbye(&mut session.connection(number));
+            }
+        }
     }
 
     /// Ends the session's connections, and removes those that it was missing from the count.
@@ -214,6 +225,14 @@ impl<H: Host> ConnectionSlot<H> {
         info!(target = %dial.address, "connection {number} of the session is lost ({reason}); the session continues");
         *self = ConnectionSlot::Absent;
         dial.waker.wake();
+    }
+
+    /// Properties of an open connection.
+    fn transport(&self) -> TransportInfo {
+        match self {
+            ConnectionSlot::Open(connection) => connection.stream().transport(),
+            _ => TransportInfo::default(),
+        }
     }
 
     /// Advances one connection attempt; returns whether it is established.

@@ -51,5 +51,6 @@ impl<C: Control + StreamSession, H: Host> ControlLink<C, H> {
     pub(super) fn end(&mut self) {
         self.session.on_stop();
         let _ = self.connection.send(&mut self.session);
+        self.connection.say_goodbye(&mut self.session);
     }
 }

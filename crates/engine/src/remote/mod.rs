@@ -51,6 +51,7 @@ use crate::net::socket::Address;
 use blockmux_proto::driver::session::{
     Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::names::uri::DEFAULT_TIMEOUT;
 use blockmux_tls::TlsError;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, LinkCounts, Pool, Volume, VolumeInfo, Waker};
@@ -123,7 +124,7 @@ pub trait Dialer: Send + Sync + 'static {
 
     /// A new control session for the next session, if the protocol has one, on a connection with or
     /// without TLS.
-    fn control(&self, _is_secured: bool, _pool: &Pool, _now: Instant) -> Option<Self::Control> {
+    fn control(&self, _is_secured: bool, _opening: &Opening<'_, Self::Control>) -> Option<Self::Control> {
         None
     }
 
@@ -181,10 +182,10 @@ pub struct Opening<'a, C> {
     /// The link's number. All successive sessions of the link have the same number, and no other
     /// session has it, so that a session can abort the requests of its predecessor.
     pub link: u32,
-    /// The control session that [`Dialer::control`] made; it is ready.
+    /// The control session that [`Dialer::control`] made; it is ready. `None` for that call.
     pub control: Option<&'a C>,
-    /// Maximum segment size of the session's connection in bytes, if known.
-    pub segment_len: Option<usize>,
+    /// Properties of its first connection.
+    pub transport: TransportInfo,
     /// The core's pool.
     pub pool: &'a Pool,
     /// The current time.

@@ -2,6 +2,7 @@
 
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
+use crate::net::host::Host;
 use crate::net::socket::{Listener, Stream};
 use crate::serve::audit::AUDIT;
 use crate::serve::handover::SessionHandover;
@@ -23,7 +24,7 @@ use tracing::warn;
 
 /// Starts serving a connection on the calling core. The permit is held as long as the connection
 /// lives.
-pub type Serve = Arc<dyn Fn(&Rc<EngineCore>, Stream, Permit) + Send + Sync>;
+pub type Serve<H = EngineCore> = Arc<dyn Fn(&Rc<H>, <H as Host>::Stream, Permit) + Send + Sync>;
 
 /// Limits the connections of a process; a clone is another handle to the same limit.
 #[derive(Clone)]
@@ -329,6 +330,50 @@ impl ConnectionLimit {
         Some(self.share())
     }
 
+    /// Whether a peer may connect: the listener accepts its address, and there is memory for a
+    /// connection. A refusal is logged; `peer` is its address, and its name in messages.
+    pub(crate) fn accepts(&self, (address, peer): (Option<IpAddr>, &str)) -> bool {
+        let listener = &self.0.listener;
+        if !listener.admits(address) {
+            listener.refused.fetch_add(1, Ordering::Relaxed);
+            warn!(
+                target: AUDIT,
+                protocol = self.0.protocol,
+                peer,
+                "connection refused: the `allow` list of the listener {} does not have this address",
+                listener.address
+            );
+            return false;
+        }
+        if let Some(left) = self.lacks_space() {
+            let left = left >> 20;
+            listener.refused.fetch_add(1, Ordering::Relaxed);
+            warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
+            return false;
+        }
+        true
+    }
+
+    /// [`ConnectionLimit::admit`] for a peer by address and name. A refusal is logged.
+    pub(crate) fn admit_or_log(
+        &self,
+        (address, peer): (Option<IpAddr>, &str),
+        hang_up: impl Fn() + Send + Sync + 'static,
+    ) -> Option<Permit> {
+        let permit = self.admit(address, hang_up);
+        if permit.is_none() {
+            self.0.listener.refused.fetch_add(1, Ordering::Relaxed);
+            warn!(
+                target: AUDIT,
+                protocol = self.0.protocol,
+                peer,
+                "login refused: {} connections are open already; raise --max-connections",
+                self.most()
+            );
+        }
+        permit
+    }
+
     /// A share for a connection just accepted from `peer`, which `hang_up` shuts down. If too many
     /// connections are in their handshake, one of those is closed. If the limit is reached, the new
     /// connection replaces a lingering one, else one that discovers or is in its handshake; `None`
@@ -524,6 +569,10 @@ impl Drop for Permit {
 pub struct ListenerEnd(Arc<AtomicBool>);
 
 impl ListenerEnd {
+    pub(crate) fn is_due(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Asks the listener to close its socket. Its task does so when it runs next; see
     /// [`crate::core::cores::Cores::wake_all`].
     pub fn end(&self) {
@@ -586,34 +635,11 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
-        if !self.limit.0.listener.admits(stream.peer_ip()) {
-            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
-            warn!(
-                target: AUDIT,
-                protocol = self.limit.0.protocol,
-                peer = stream.peer(),
-                "connection refused: the `allow` list of the listener {} does not have this address",
-                self.limit.0.listener.address
-            );
+        let peer = (stream.peer_ip(), stream.peer());
+        if !self.limit.accepts(peer) {
             return;
         }
-        if let Some(left) = self.limit.lacks_space() {
-            let (peer, left) = (stream.peer(), left >> 20);
-            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
-            warn!(peer, "refused: only {left} MiB of address space are left; raise its limit (RLIMIT_AS)");
-            return;
-        }
-        let Some(permit) = self.limit.admit(stream.peer_ip(), stream.hang_up()) else {
-            self.limit.0.listener.refused.fetch_add(1, Ordering::Relaxed);
-            warn!(
-                target: AUDIT,
-                protocol = self.limit.0.protocol,
-                peer = stream.peer(),
-                "login refused: {} connections are open already; raise --max-connections",
-                self.limit.most()
-            );
-            return;
-        };
+        let Some(permit) = self.limit.admit_or_log(peer, stream.hang_up()) else { return };
         let serve = self.serve.clone();
         self.cores[self.next_core].send(move |core| serve(core, stream, permit));
         self.next_core = (self.next_core + 1) % self.cores.len();
@@ -622,7 +648,7 @@ impl ListenerTask {
 
 impl Task for ListenerTask {
     fn run(&mut self) -> Progress {
-        if self.core.is_stopping() || self.end.0.load(Ordering::Relaxed) {
+        if self.core.is_stopping() || self.end.is_due() {
             return Progress::Done;
         }
         for _ in 0..ACCEPTS_PER_TURN {

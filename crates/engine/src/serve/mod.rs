@@ -12,6 +12,7 @@ pub mod moves;
 pub mod peer_buffers;
 mod peer_core;
 pub(crate) mod port_session;
+pub mod roce_listener;
 mod served_session;
 pub mod sessions;
 mod stall;

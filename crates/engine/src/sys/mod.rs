@@ -167,6 +167,23 @@ pub fn set_option(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &[u
     check(unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), len) } as isize).map(drop)
 }
 
+/// A classic BPF instruction: code, jump if true, jump if false, operand.
+pub(crate) type Instruction = (u16, u8, u8, u32);
+
+/// Attaches a program by a socket option that takes one.
+///
+/// # Errors
+/// As `setsockopt(2)`.
+pub(crate) fn attach_filter(fd: RawFd, option: libc::c_int, program: &[Instruction]) -> io::Result<()> {
+    let mut filter: Vec<libc::sock_filter> =
+        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let len = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    // SAFETY: the program and its instructions live during the call.
+    let result = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) };
+    check(result as isize).map(drop)
+}
+
 /// Sends one TLS record of a content type through kTLS.
 ///
 /// # Errors

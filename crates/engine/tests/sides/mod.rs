@@ -16,6 +16,7 @@ use blockmux_engine::serve::target_task::{NewSession, StreamOptions, TargetTask}
 use blockmux_engine::sim::{SimCore, World};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::target::TargetLifecycle;
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::rdma::Endpoint;
 use blockmux_volume::{Core, Pool, Volume};
@@ -31,7 +32,8 @@ pub(crate) fn iwarp(has_crc: bool, is_plain: bool) -> IwarpFabric {
         let endpoint =
             Endpoint { receives, receive_len, sends, reads: 0, regions: 0, private_data: Vec::new() };
         let (pool, now) = (Pool::new(1 << 20), Instant::now());
-        let unanswered = fabric.connect(&endpoint, Setup { pool, seed: [0; 32], segment_len: None, now });
+        let unanswered = fabric
+            .connect(&endpoint, Setup { pool, seed: [0; 32], transport: TransportInfo::default(), now });
         assert!(fabric.retries(&unanswered));
     }
     // Another path than the one that has learnt it.

@@ -1,6 +1,5 @@
-//! Target and initiator of SRP on iWARP.
+//! Target and initiator of SRP.
 
-use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::protocol::srp::initiator::SrpEndpoint;
 use blockmux_proto::exports::Exports;
@@ -33,7 +32,7 @@ pub(crate) fn port(nth: u8) -> SrpPortId {
     SrpPortId([nth; 16])
 }
 
-pub(crate) fn endpoint(address: &Address, nth: u8, over: IwarpFabric) -> SrpEndpoint<IwarpFabric> {
+pub(crate) fn endpoint<F>(address: &Address, nth: u8, over: F) -> SrpEndpoint<F> {
     SrpEndpoint {
         address: address.clone(),
         further: Vec::new(),

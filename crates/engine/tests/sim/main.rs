@@ -13,6 +13,7 @@ mod nvme;
 mod nvme_paths;
 mod nvme_rdma;
 mod resize;
+mod roce;
 mod scenarios;
 mod seeds;
 mod shared_volume;

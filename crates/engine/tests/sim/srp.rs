@@ -4,6 +4,7 @@ use crate::scenarios::scenario_tests;
 use crate::seeds;
 use crate::sides::iwarp;
 use crate::sides::srp::{endpoint, node};
+use blockmux_engine::fabric::StreamFabric;
 use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::protocol::srp::initiator::{SrpDialer, SrpEndpoint};
@@ -30,7 +31,7 @@ struct Srp {
 
 impl Protocol for Srp {
     type Target = Driven<Iwarp, SrpTargetSession>;
-    type Dialer = AnyUnit;
+    type Dialer = AnyUnit<IwarpFabric>;
 
     fn sessions(&self, exports: &Exports) -> TargetSessions<Self::Target> {
         let (node, config) = (node(exports), self.config.clone());
@@ -42,7 +43,7 @@ impl Protocol for Srp {
         })
     }
 
-    fn dialer(&self, address: &Address) -> AnyUnit {
+    fn dialer(&self, address: &Address) -> AnyUnit<IwarpFabric> {
         let Srp { channels, immediate_data, .. } = *self;
         let endpoint = SrpEndpoint { channels, immediate_data, ..endpoint(address, 0, self.over.clone()) };
         AnyUnit(SrpDialer::of(endpoint, UnitInfo::default()).unwrap())
@@ -50,10 +51,10 @@ impl Protocol for Srp {
 }
 
 /// A dialer that has not seen the unit before.
-struct AnyUnit(SrpDialer<IwarpFabric>);
+pub(crate) struct AnyUnit<F>(pub(crate) SrpDialer<F>);
 
-impl Dialer for AnyUnit {
-    type Session = <SrpDialer<IwarpFabric> as Dialer>::Session;
+impl<F: StreamFabric> Dialer for AnyUnit<F> {
+    type Session = <SrpDialer<F> as Dialer>::Session;
     type Control = NoControl;
 
     fn paths(&self) -> &Paths {

@@ -1,6 +1,6 @@
 //! Between a session and its driver: the traits of [`session`] and [`target`], what a session sends
-//! ([`outbox`], [`frames`]), what it reports ([`audit_event`]), and work for other threads
-//! ([`computation`]).
+//! ([`outbox`], [`frames`]), what it reports ([`audit_event`]), what it learns of a connection
+//! ([`transport`]), and work for other threads ([`computation`]).
 
 pub mod audit_event;
 pub(crate) mod backoff;
@@ -9,3 +9,4 @@ pub mod frames;
 pub mod outbox;
 pub mod session;
 pub mod target;
+pub mod transport;

@@ -19,6 +19,7 @@
 
 use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
 use crate::driver::outbox::Outbox;
+use crate::driver::transport::TransportInfo;
 use blockmux_volume::{Chunk, Completion, Io, SgList};
 use std::any::Any;
 use std::sync::Arc;
@@ -131,6 +132,15 @@ pub trait StreamSession: Timed {
     /// The bytes to send. The driver calls it again after it has sent some, because the session may
     /// then have room for more.
     fn outbox(&mut self) -> &mut Outbox;
+
+    /// Called before output is taken, for sessions that start timers when they send: they ask for
+    /// the time.
+    #[inline]
+    fn on_send(&mut self, _now: impl FnOnce() -> Instant) {}
+
+    /// The driver closes the connection, over a transport that does not tell the peer. The outbox
+    /// is sent once more.
+    fn on_close(&mut self, _now: Instant) {}
 }
 
 impl<S: Timed + ?Sized> Timed for &mut S {
@@ -144,7 +154,7 @@ impl<S: Timed + ?Sized> Timed for &mut S {
     }
 }
 
-impl<S: StreamSession + ?Sized> StreamSession for &mut S {
+impl<S: StreamSession> StreamSession for &mut S {
     #[inline]
     fn demand(&self) -> Demand {
         (**self).demand()
@@ -176,6 +186,15 @@ impl<S: StreamSession + ?Sized> StreamSession for &mut S {
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         (**self).outbox()
+    }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        (**self).on_send(now);
+    }
+
+    fn on_close(&mut self, now: Instant) {
+        (**self).on_close(now);
     }
 }
 
@@ -374,8 +393,8 @@ pub trait Connections {
         None
     }
 
-    /// A connection is established; its outbox contains its first bytes.
-    fn on_connected(&mut self, _connection: usize, _now: Instant) {}
+    /// A connection over `_transport` is established; its outbox contains its first bytes.
+    fn on_connected(&mut self, _connection: usize, _transport: &TransportInfo, _now: Instant) {}
 
     /// A connection is lost or could not be established. Returns whether the session continues,
     /// without it or with another one from [`Connections::poll_connect`]. If not, the driver takes

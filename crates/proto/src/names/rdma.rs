@@ -10,6 +10,15 @@ pub enum Rdma {
         /// Whether frames have a CRC-32C.
         crc: bool,
     },
+    /// RoCEv2, over UDP.
+    Roce,
+}
+
+/// The name of a fabric in a URL.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FabricName {
+    Iwarp,
+    Roce,
 }
 
 impl Default for Rdma {
@@ -25,10 +34,30 @@ pub const TARGET_QUERY: &str = "?rdma=iwarp";
 impl<E: From<ParameterError>> ParameterTable<'_, E> {
     /// The parameters of the fabric, of a URL over RDMA; those of other URLs are refused before.
     pub(crate) fn fabric(&mut self, field: &mut Option<Rdma>) {
-        let mut is_iwarp = field.is_some();
-        self.word("rdma", &mut is_iwarp, &[("iwarp", true)], "write iwarp");
         let mut has_crc = matches!(field, Some(Rdma::Iwarp { crc: true }));
-        self.switch("crc", &mut has_crc);
-        *field = field.map(|_| Rdma::Iwarp { crc: has_crc });
+        let mut name = field.map(|rdma| match rdma {
+            Rdma::Iwarp { .. } => FabricName::Iwarp,
+            Rdma::Roce => FabricName::Roce,
+        });
+        let names = [("iwarp", Some(FabricName::Iwarp)), ("roce", Some(FabricName::Roce))];
+        match has_crc {
+            false => self.word("rdma", &mut name, &names, "write iwarp or roce"),
+            true => self.word("rdma", &mut name, &names[..1], "write iwarp, because of crc=on"),
+        }
+        match name {
+            Some(FabricName::Roce) => {
+                self.word(
+                    "crc",
+                    &mut has_crc,
+                    &[("off", false)],
+                    "packets of RoCEv2 always have a CRC; remove crc",
+                );
+            }
+            _ => self.switch("crc", &mut has_crc),
+        }
+        *field = name.map(|name| match name {
+            FabricName::Iwarp => Rdma::Iwarp { crc: has_crc },
+            FabricName::Roce => Rdma::Roce,
+        });
     }
 }

@@ -22,6 +22,7 @@ use blockmux_proto::driver::session::{
     StreamSession, Timed,
 };
 use blockmux_proto::driver::target::{SessionStage, TargetLifecycle};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_volume::{Chunk, Completion, Io, Waker};
 use end::{DrivenEnd, DriverCalls};
@@ -38,7 +39,7 @@ pub struct Driven<Q, S> {
 }
 
 /// Creates the queue pair of a further connection, to the same address as the first.
-type OpenQueuePair<Q> = dyn FnMut(&Endpoint, Instant) -> Q;
+type OpenQueuePair<Q> = dyn FnMut(&Endpoint, &TransportInfo, Instant) -> Q;
 
 impl<Q: Provider, S> Driven<Q, S> {
     /// Joins `session` with the queue pair of its first connection.
@@ -50,7 +51,10 @@ impl<Q: Provider, S> Driven<Q, S> {
     /// Allows several connections: `connect` creates the queue pair of each connection after the
     /// first.
     #[must_use]
-    pub fn with_further(mut self, connect: impl FnMut(&Endpoint, Instant) -> Q + 'static) -> Driven<Q, S> {
+    pub fn with_further(
+        mut self,
+        connect: impl FnMut(&Endpoint, &TransportInfo, Instant) -> Q + 'static,
+    ) -> Driven<Q, S> {
         self.connect = Some(Box::new(connect));
         self
     }
@@ -143,6 +147,15 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         self.first.outbox(&mut self.session, &mut self.calls)
+    }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        self.first.queue_pair.on_send(now);
+    }
+
+    fn on_close(&mut self, now: Instant) {
+        self.first.queue_pair.on_close(now);
     }
 }
 
@@ -279,15 +292,15 @@ impl<Q: Provider, S: RdmaConnections> Connections for Driven<Q, S> {
         self.session.poll_connect()
     }
 
-    fn on_connected(&mut self, connection: usize, now: Instant) {
+    fn on_connected(&mut self, connection: usize, transport: &TransportInfo, now: Instant) {
         let (Some(connect), Some(place)) = (&mut self.connect, connection.checked_sub(1)) else { return };
         let endpoint = self.session.connection(connection).endpoint();
-        let end = DrivenEnd::new(connect(&endpoint, now));
+        let end = DrivenEnd::new(connect(&endpoint, transport, now));
         self.further.resize_with(self.further.len().max(connection), || None);
         if let Some(slot) = self.further.get_mut(place) {
             *slot = Some(Box::new(end));
         }
-        self.session_mut().on_connected(connection, now);
+        self.session_mut().on_connected(connection, transport, now);
     }
 
     fn on_lost(&mut self, connection: usize, now: Instant) -> bool {
@@ -389,6 +402,15 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         self.end.outbox(&mut self.session, self.calls)
+    }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        self.end.queue_pair.on_send(now);
+    }
+
+    fn on_close(&mut self, now: Instant) {
+        self.end.queue_pair.on_close(now);
     }
 }
 

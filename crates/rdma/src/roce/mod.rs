@@ -43,6 +43,7 @@ mod identification;
 pub mod port;
 mod post;
 mod psn;
+pub mod records;
 mod requester;
 mod responder;
 
@@ -67,6 +68,7 @@ use psn::Psn;
 use requester::{Requester, RequesterEnd};
 use responder::{RefusedRequest, Responder, ResponderContext};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Configuration of one connection, in addition to its endpoint.
@@ -226,7 +228,20 @@ impl Roce {
         is_marked: bool,
         now: Instant,
     ) -> Result<(), ProtocolError> {
-        let Ok(packet) = RocePacket::parse(datagram.unread()) else { return Ok(()) };
+        self.on_packet_at(datagram, 0..datagram.unread().len(), is_marked, now)
+    }
+
+    /// [`Roce::on_packet`] for a datagram that is part of the unread bytes of `input`.
+    fn on_packet_at(
+        &mut self,
+        input: &Chunk,
+        datagram: Range<usize>,
+        is_marked: bool,
+        now: Instant,
+    ) -> Result<(), ProtocolError> {
+        let at = datagram.start;
+        let bytes = input.unread().get(datagram).unwrap_or_default();
+        let Ok(packet) = RocePacket::parse(bytes) else { return Ok(()) };
         if packet.bth.dest_qp.get() == QP_GSI {
             let is_gsi = packet.deth.is_some_and(|deth| deth.q_key.get() == Q_KEY_GSI);
             return if is_gsi { self.on_management(packet.payload, now) } else { Ok(()) };
@@ -256,7 +271,8 @@ impl Roce {
                 done.map_err(|end| self.on_requester_end(end))
             }
             opcode if opcode.headers().is_some() && !is_datagram(opcode) => {
-                self.on_request(&packet, datagram, now)
+                let payload_at = packet.payload_at.saturating_add(at);
+                self.on_request(&packet, (input, payload_at), now)
             }
             _ => Ok(()),
         }
@@ -271,7 +287,7 @@ impl Roce {
     fn on_request(
         &mut self,
         packet: &RocePacket<'_>,
-        datagram: &Chunk,
+        (input, payload_at): (&Chunk, usize),
         now: Instant,
     ) -> Result<(), ProtocolError> {
         if !self.is_open() {
@@ -283,7 +299,7 @@ impl Roce {
         }
         let context =
             ResponderContext { regions: &mut self.regions, pool: &self.pool, events: &mut self.events };
-        let borrow = || datagram.slice(packet.payload_at, packet.payload.len());
+        let borrow = || input.slice(payload_at, packet.payload.len());
         match self.responder.on_request(packet, context, borrow) {
             Ok(()) => Ok(()),
             Err(refused) => {
@@ -359,6 +375,12 @@ impl Roce {
         self.cm.release();
         self.deadline = None;
         self.end(None);
+    }
+
+    /// Ends the connection at once, because its owner closes it. The peer is told, as far as what
+    /// [`Roce::poll_transmit`] returns is still sent.
+    pub fn abandon(&mut self) {
+        self.disconnect_now();
     }
 
     /// Handles an unreachable peer, as the network reports it.

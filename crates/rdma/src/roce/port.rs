@@ -40,6 +40,7 @@ use zerocopy::{FromZeros, IntoBytes, U16, U32};
 pub struct RocePort {
     limits: RocePortLimits,
     random: UnpredictableNumbers,
+    share: NumberShare,
     guid: u64,
     /// By the number of the queue pair.
     connections: HashMap<u32, PortConnection>,
@@ -62,6 +63,24 @@ pub struct RocePortLimits {
     pub requests: usize,
     /// Those of one address.
     pub requests_of_address: usize,
+}
+
+/// A part of the numbers of a UDP port that several ports divide among them, each with sockets of
+/// its own: those with this remainder modulo `modulus`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberShare {
+    /// The remainder.
+    pub remainder: u32,
+    /// How many shares there are, at most 256.
+    pub modulus: u32,
+}
+
+impl NumberShare {
+    /// A number of the share that is next to `number`. Beyond the last one it is the first.
+    fn nearest(self, number: u32) -> u32 {
+        let above = number.checked_rem(self.modulus).unwrap_or_default();
+        number.saturating_sub(above).checked_add(self.remainder).unwrap_or(self.remainder)
+    }
 }
 
 struct PortConnection {
@@ -126,6 +145,7 @@ impl RocePort {
         RocePort {
             limits,
             random,
+            share: NumberShare { remainder: 0, modulus: 1 },
             guid,
             connections: HashMap::new(),
             by_comm_id: HashMap::new(),
@@ -133,6 +153,13 @@ impl RocePort {
             retired: VecDeque::new(),
             waiting: VecDeque::new(),
         }
+    }
+
+    /// Draws numbers of queue pairs and communication identifiers only from this share of all.
+    #[must_use]
+    pub fn drawing(mut self, share: NumberShare) -> RocePort {
+        self.share = share;
+        self
     }
 
     /// Number of connections.
@@ -263,14 +290,15 @@ impl RocePort {
     fn draw(&mut self) -> RoceNumbers {
         loop {
             let [queue_pair, first_psn] = [self.random.next(), self.random.next()].map(|number| number >> 8);
-            let comm_id = self.random.next();
+            let queue_pair = self.share.nearest(queue_pair);
+            let comm_id = self.share.nearest(self.random.next());
             let is_retired = self
                 .retired
                 .iter()
                 .any(|(_, numbers)| numbers.queue_pair == queue_pair || numbers.comm_id == comm_id);
             let is_used =
                 self.connections.contains_key(&queue_pair) || self.by_comm_id.contains_key(&comm_id);
-            if queue_pair > QP_GSI && queue_pair != MULTICAST_QP && comm_id != 0 && !is_retired && !is_used {
+            if queue_pair > QP_GSI && queue_pair < MULTICAST_QP && comm_id != 0 && !is_retired && !is_used {
                 return RoceNumbers { queue_pair, first_psn, comm_id, guid: self.guid };
             }
         }

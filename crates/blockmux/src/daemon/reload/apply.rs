@@ -356,10 +356,11 @@ impl Reloader {
         let is_kept = |own: &RunningListener| {
             stay.contains(&(own.listener.protocol.name, own.listener.place.to_string()))
         };
-        let (kept, gone): (Vec<_>, Vec<_>) =
+        let (kept, mut gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
-        for own in &gone {
+        for own in &mut gone {
             own.end.end();
+            own.end_roce();
             self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
         }
         let reconfigure = |live_protocols: &[LiveProtocol]| {
@@ -466,12 +467,16 @@ impl Reloader {
                     });
                     if let Some(at) = at {
                         let (_, own) = kept.swap_remove(at);
-                        changing.listeners.push(RunningListener { asked, listener, ..own });
+                        let mut own = RunningListener { asked, listener, ..own };
+                        if let Err(failure) = self.settle_roce(&mut own) {
+                            warnings.push(failure.to_string());
+                        }
+                        changing.listeners.push(own);
                     }
                 }
                 PreparedListener::New(bound) => {
-                    let BoundListener { asked, listener, socket } = *bound;
-                    match self.accept(asked, listener, socket) {
+                    let BoundListener { asked, listener, socket, roce } = *bound;
+                    match self.accept(asked, listener, (socket, roce)) {
                         Ok(running) => changing.listeners.push(running),
                         Err(failure) => warnings.push(failure.to_string()),
                     }

@@ -55,6 +55,7 @@ use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::Inbox;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::serve::roce_listener::{RoceListener, RoceListenerTask};
 use blockmux_proto::exports::Exports;
 use blockmux_volume::{Resize, Spec};
 use std::collections::BTreeSet;
@@ -63,6 +64,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, watch};
+use tracing::warn;
 
 /// A shared value that a reload replaces as a whole. Clones refer to the same value.
 pub(super) struct Current<T>(Arc<RwLock<Arc<T>>>);
@@ -175,12 +177,21 @@ struct RunningListener {
     end: ListenerEnd,
     /// The accepting socket; `None` for a network interface.
     accepting: Option<Accepting>,
+    /// Ends the listener for RoCEv2, if there is one.
+    roce_end: Option<ListenerEnd>,
 }
 
 /// The accepting socket of a listener.
 struct Accepting {
     handle: Arc<ListenerHandle>,
     limit: ConnectionLimit,
+}
+
+impl RunningListener {
+    /// Accepts no more connections of RoCEv2.
+    fn end_roce(&mut self) {
+        self.roce_end.take().into_iter().for_each(|end| end.end());
+    }
 }
 
 impl Reloader {
@@ -225,8 +236,8 @@ impl Reloader {
         reloader.begin_protocols()?;
         {
             let mut changing = reloader.begin_change();
-            for BoundListener { asked, listener, socket } in bound {
-                changing.listeners.push(reloader.accept(asked, listener, socket)?);
+            for BoundListener { asked, listener, socket, roce } in bound {
+                changing.listeners.push(reloader.accept(asked, listener, (socket, roce))?);
             }
             reloader.publish(&changing, config);
         }
@@ -296,17 +307,18 @@ impl Reloader {
         &self,
         asked: ListenerAddress,
         listener: PolicyListener,
-        socket: Option<Listener>,
+        (socket, roce): (Option<Listener>, Option<RoceListener>),
     ) -> Result<RunningListener, Failure> {
         let (end, served) = (ListenerEnd::default(), self.live_protocols.get());
         let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
-            return Ok(RunningListener { asked, listener, end, accepting: None });
+            return Ok(RunningListener { asked, listener, end, accepting: None, roce_end: None });
         };
         let handle = socket.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
         })?;
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
         limit.listener().set_networks(listener.networks.clone());
+        let roce_end = roce.and_then(|roce| self.accept_roce(&listener, roce, &limit));
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         // A core may hang in a system call, and the right to change the daemon is held, so nobody
@@ -314,7 +326,40 @@ impl Reloader {
         self.next_core().send(move |core| {
             ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
         });
-        Ok(RunningListener { asked, listener, end, accepting })
+        Ok(RunningListener { asked, listener, end, accepting, roce_end })
+    }
+
+    /// Starts to accept connections of RoCEv2 at a listener; returns what ends that.
+    fn accept_roce(
+        &self,
+        listener: &PolicyListener,
+        roce: RoceListener,
+        limit: &ConnectionLimit,
+    ) -> Option<ListenerEnd> {
+        let served = self.live_protocols.get();
+        let serve = live_of(&served, listener.protocol)?.serve_roce(&listener.place)?;
+        let (end, inboxes, limit) = (ListenerEnd::default(), self.cores.inboxes(), limit.clone());
+        let (until, place) = (end.clone(), listener.place.to_string());
+        self.next_core().send(move |core| {
+            if let Err(error) = RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit) {
+                warn!("{place}: RoCEv2 is not served: {error}");
+            }
+        });
+        Some(end)
+    }
+
+    /// Starts or ends a running listener's connections of RoCEv2, as its new settings say.
+    fn settle_roce(&self, own: &mut RunningListener) -> Result<(), Failure> {
+        match (&own.roce_end, own.listener.has_roce) {
+            (None, true) => {
+                if let (Some(roce), Some(accepting)) = (listen::bind_roce(&own.listener)?, &own.accepting) {
+                    own.roce_end = self.accept_roce(&own.listener, roce, &accepting.limit);
+                }
+            }
+            (Some(_), false) => own.end_roce(),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The offer to a process that takes over.
@@ -334,6 +379,14 @@ impl Reloader {
                  them with 'ctl reload'"
                     .to_owned(),
             );
+        }
+        let roce = config.listeners.iter().find(|(_, own)| own.has_roce);
+        if let Some((_, listener)) = roce {
+            return Err(format!(
+                "connections of RoCEv2 cannot be handed over, and the listener {} accepts them; restart the daemon, or \
+                 remove rdma=roce before",
+                listener.place
+            ));
         }
         let in_ram = config.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
         if let Some(named) = in_ram {

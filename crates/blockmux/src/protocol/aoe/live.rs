@@ -163,7 +163,14 @@ mod tests {
             .map(|(name, protocol)| ((*name).to_owned(), protocol.map(|protocol| vec![protocol.to_owned()])));
         let place = ListenerAddress::Interface("eth1".to_owned());
         let networks = AllowedNetworks::default();
-        let listener = PolicyListener { protocol: &AOE, place, volumes: None, networks, is_asked: true };
+        let listener = PolicyListener {
+            protocol: &AOE,
+            place,
+            volumes: None,
+            networks,
+            is_asked: true,
+            has_roce: false,
+        };
         Policy::new(Vec::new(), volumes).unwrap().at(vec![listener], true).unwrap()
     }
 

@@ -35,6 +35,7 @@ pub(crate) const AOE: Protocol = Protocol {
     title: "ATA over Ethernet",
     carrier: Carrier::Frames,
     is_default: false,
+    has_rdma: false,
     listener_help: ["IFACE", "Serve ATA over Ethernet at IFACE; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],

@@ -7,6 +7,7 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::{self, LogicalUnits};
+use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::Serve;
@@ -79,12 +80,21 @@ impl LiveTargets {
     }
 }
 
+impl LiveTargets {
+    /// The number of a listener: each of the frontend has one.
+    fn number_of(&self, place: &ListenerAddress) -> u16 {
+        let state = self.state();
+        place.tcp().and_then(|tcp| state.portals.number_of(tcp)).unwrap_or(u16::MAX)
+    }
+}
+
 impl LiveFrontend for LiveTargets {
     fn serve(&self, place: &ListenerAddress) -> Serve {
-        let state = self.state();
-        // Each listener of the frontend has a number.
-        let listener = place.tcp().and_then(|tcp| state.portals.number_of(tcp)).unwrap_or(u16::MAX);
-        target::serve(&self.node, &self.exports, listener)
+        target::serve(&self.node, &self.exports, self.number_of(place))
+    }
+
+    fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
+        Some(target::serve_roce(&self.node, &self.exports, self.number_of(place)))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

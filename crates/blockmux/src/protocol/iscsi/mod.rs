@@ -40,6 +40,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     title: "iSCSI",
     carrier: Carrier::Stream,
     is_default: true,
+    has_rdma: true,
     listener_help: ["ADDR", "Serve iSCSI and iSER at ADDR; repeatable [default: 127.0.0.1:3260]"],
     port: 3260,
     schemes: &[("iscsi", Transport::Tcp)],
@@ -58,6 +59,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
 pub(crate) const ISER: Protocol = Protocol {
     name: "iser",
     title: "iSER",
+    has_rdma: true,
     listener_help: ["ADDR", "Like --iscsi, but print iSER URLs only; repeatable [default: every iSCSI port]"],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],

@@ -8,6 +8,7 @@ use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
+use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nvme::target;
 use blockmux_engine::serve::listener::Serve;
@@ -63,6 +64,13 @@ struct NvmeState {
 enum PendingDisconnect {
     AllHosts(Arc<Subsystem>),
     Host(Arc<Subsystem>, Nqn),
+}
+
+impl NvmeState {
+    /// The id of a listener's port.
+    fn port_at(&self, place: &ListenerAddress) -> u16 {
+        self.ports.iter().find(|port| place.tcp() == Some(port.address)).map_or(0, |port| port.id)
+    }
 }
 
 impl NamespaceFactory {
@@ -215,9 +223,12 @@ fn live_access(subsystem: &Subsystem) -> LiveAccess {
 impl LiveFrontend for LiveSubsystems {
     fn serve(&self, place: &ListenerAddress) -> Serve {
         let state = self.state();
-        let port =
-            state.ports.iter().find(|port| place.tcp() == Some(port.address)).map_or(0, |port| port.id);
-        target::serve(&self.node, port, &state.volumes.exports, self.ktls)
+        target::serve(&self.node, state.port_at(place), &state.volumes.exports, self.ktls)
+    }
+
+    fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
+        let state = self.state();
+        Some(target::serve_roce(&self.node, state.port_at(place), &state.volumes.exports))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -37,6 +37,7 @@ impl<S: StreamSession, H: Host> Carrier<S> for Connection<H> {
     fn end(&mut self, session: &mut S) {
         // The owner knows why the connection ends.
         let _ = session.on_end(self.core.now());
+        self.say_goodbye(session);
     }
 
     fn close(&mut self) {
@@ -61,7 +62,7 @@ impl<S: StreamSession, H: Host> Carrier<S> for Connection<H> {
 
     #[inline]
     fn has_output(&self, session: &mut S) -> bool {
-        !session.outbox().is_empty()
+        Connection::has_output(self, session)
     }
 
     fn drop_output(&mut self, session: &mut S) {

@@ -201,6 +201,7 @@ impl<H: Host> Connection<H> {
             return self.send_secured(session);
         }
         let mut any = false;
+        session.on_send(|| self.core.now());
         for _ in 0..SENDS_PER_TURN {
             let outbox = session.outbox();
             if outbox.is_empty() {
@@ -218,6 +219,21 @@ impl<H: Host> Connection<H> {
         }
         self.wants_output = !session.outbox().is_empty();
         Ok(any)
+    }
+
+    /// Whether the session has output that is not sent.
+    #[inline]
+    pub fn has_output<S: StreamSession>(&self, session: &mut S) -> bool {
+        session.on_send(|| self.core.now());
+        !session.outbox().is_empty()
+    }
+
+    /// Has the session tell the peer that this side closes the connection, if the stream does not.
+    pub fn say_goodbye<S: StreamSession>(&mut self, session: &mut S) {
+        if !H::Stream::TELLS_END {
+            session.on_close(self.core.now());
+            let _ = self.send(session);
+        }
     }
 
     /// Arms the wake-ups that the connection needs, and frees its buffer if it is empty.

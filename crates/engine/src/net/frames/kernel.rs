@@ -1,6 +1,7 @@
 //! Packet sockets (`packet(7)`): system calls that no safe crate offers.
 #![expect(unsafe_code, reason = "system calls over addresses of shared I/O memory")]
 
+use crate::sys;
 use blockmux_proto::driver::frames::{EtherType, Mac};
 use blockmux_proto::driver::frames::{FrameOutbox, OutFrame, PortId};
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_error};
@@ -28,8 +29,7 @@ pub(super) struct Interface {
     pub(super) is_up: bool,
 }
 
-/// A classic BPF instruction: code, jump if true, jump if false, operand.
-pub(super) type Instruction = (u16, u8, u8, u32);
+pub(super) use sys::Instruction;
 
 /// Opens a packet socket, which receives nothing until it is bound. Frames exclude the Ethernet
 /// header.
@@ -49,21 +49,7 @@ pub(super) fn bind(fd: &OwnedFd, index: i32, ether_type: EtherType) -> io::Resul
 
 /// Attaches a filter: the kernel drops frames for which the program returns 0.
 pub(super) fn filter(fd: &OwnedFd, program: &[Instruction]) -> io::Result<()> {
-    let mut filter: Vec<libc::sock_filter> =
-        program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and its instructions live during the call.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as libc::socklen_t,
-        )
-    };
-    check(result as isize)?;
-    Ok(())
+    sys::attach_filter(fd.as_raw_fd(), libc::SO_ATTACH_FILTER, program)
 }
 
 /// Sets the size of the send buffer, beyond the system's limit if permitted.

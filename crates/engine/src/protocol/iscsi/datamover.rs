@@ -1,6 +1,8 @@
 //! iSCSI's datamovers (RFC 5047): TCP, or RDMA (iSER).
 
+use crate::core::reactor::EngineCore;
 use crate::fabric::{self, Setup, StreamFabric};
+use crate::net::host::Host;
 use blockmux_proto::driver::session::{Initiator, Overdue, RetryRules, StreamConnections, StreamSession};
 use blockmux_proto::iscsi::client::{IscsiDiscoverySession, IscsiInitiatorConfig, IscsiInitiatorSession};
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
@@ -10,6 +12,8 @@ use blockmux_rdma::Driven;
 
 /// The transport of an initiator's sessions.
 pub trait Datamover: Clone + Send + Sync + 'static {
+    /// The core that makes its connections.
+    type Host: Host;
     /// A session with a target.
     type Session: Initiator + Overdue + StreamConnections + 'static;
     /// A session with a portal.
@@ -58,6 +62,7 @@ pub struct IscsiSetup {
 pub struct OverTcp;
 
 impl Datamover for OverTcp {
+    type Host = EngineCore;
     type Session = IscsiInitiatorSession;
     type Discovery = IscsiDiscoverySession;
 
@@ -93,6 +98,7 @@ impl Datamover for OverTcp {
 
 /// iSER.
 impl<F: StreamFabric> Datamover for F {
+    type Host = F::Host;
     type Session = Driven<F::QueuePair, IscsiInitiatorSession>;
     type Discovery = Driven<F::QueuePair, IscsiDiscoverySession>;
 

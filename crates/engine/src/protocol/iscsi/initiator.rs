@@ -14,7 +14,7 @@
 
 use super::datamover::IscsiSetup;
 pub use super::datamover::{Datamover, OverTcp};
-use crate::carrier::blocking::{self, FirstConnection, run_retried, run_session};
+use crate::carrier::blocking::{self, FirstConnection, LoginConnection, run_retried};
 use crate::carrier::connection::Broken;
 use crate::fabric::Setup;
 use crate::net::socket::Address;
@@ -25,6 +25,7 @@ use crate::remote::seeds::Seeds;
 use crate::remote::{CurrentSecrets, Dialer, Opening, Paths, Policy, Redirection, RemoteVolume};
 use crate::sys;
 use blockmux_proto::driver::session::{NoControl, RetryRules};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::iscsi::client::{
     BurstSize, FoundTarget, Function, FunctionResponse, IscsiDiscoverySession, IscsiInitiatorConfig,
     IscsiInitiatorSession, IscsiRefused, LoginStatus, SessionPurpose, TargetAddress, UnitInfo,
@@ -85,7 +86,7 @@ pub struct IscsiDescription {
 pub fn connect<D: Datamover>(
     endpoint: IscsiEndpoint,
     over: D,
-) -> Result<RemoteVolume<IscsiDialer<D>>, IscsiConnectError> {
+) -> Result<RemoteVolume<IscsiDialer<D>, D::Host>, IscsiConnectError> {
     let dialer = IscsiDialer::new(endpoint, over)?;
     let (connections, reconnect_timeout) = (dialer.endpoint.connections, dialer.endpoint.reconnect_timeout);
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
@@ -152,13 +153,16 @@ pub fn discover<D: Datamover>(
 ) -> Result<(Vec<FoundTarget>, u64), IscsiConnectError> {
     let random = IscsiRandomness::new(address)?;
     let discover = |chap: Option<Chap>| {
-        let open = || {
-            let with = random.with(Pool::new(LOG_IN_POOL), None, Instant::now());
+        let open = |transport| {
+            let with = random.with(Pool::new(LOG_IN_POOL), transport, Instant::now());
             over.discovery(initiator.clone(), chap.clone(), random.isid(0), with)
         };
         let is_over = |session: &D::Discovery| IscsiDiscoverySession::is_over(D::found(session));
-        let run = |session: &mut D::Discovery| run_session(address, session, LOG_IN_TIMEOUT, is_over);
-        let (session, ran) = run_retried(open, run, |closed| over.retries_discovery(closed));
+        let run = |connection: LoginConnection<'_>, session: &mut D::Discovery| {
+            connection.run(None, session, LOG_IN_TIMEOUT, is_over)
+        };
+        let (session, ran) =
+            run_retried::<D::Host, _>(address, open, run, |closed| over.retries_discovery(closed));
         if D::found(&session).refused().is_none() {
             ran.map_err(|broken| IscsiConnectError::broken(address, broken))?;
         }
@@ -267,15 +271,16 @@ fn ask_once<D: Datamover>(
 ) -> Result<D::Session, IscsiConnectError> {
     let address = &endpoint.address;
     let random = IscsiRandomness::new(address)?;
-    let open = || {
-        let with = random.with(Pool::new(LOG_IN_POOL), None, Instant::now());
+    let open = |transport| {
+        let with = random.with(Pool::new(LOG_IN_POOL), transport, Instant::now());
         over.session(endpoint.config(purpose, random.isid(0)), RetryRules::default(), with)
     };
     let is_over = |session: &FirstConnection<'_, D::Session>| D::iscsi(session.0).is_over();
     let timeout = if purpose == SessionPurpose::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-    let run =
-        |session: &mut D::Session| run_session(address, &mut FirstConnection(session), timeout, is_over);
-    let (session, ran) = run_retried(open, run, |closed| over.retries(closed));
+    let run = |connection: LoginConnection<'_>, session: &mut D::Session| {
+        connection.run(None, &mut FirstConnection(session), timeout, is_over)
+    };
+    let (session, ran) = run_retried::<D::Host, _>(address, open, run, |closed| over.retries(closed));
     let described = D::iscsi(&session);
     match ran {
         // Only the logout failed.
@@ -397,7 +402,7 @@ impl<D: Datamover> Dialer for IscsiDialer<D> {
     fn session(&self, opening: &Opening<'_, NoControl>) -> D::Session {
         let config = self.endpoint.config(SessionPurpose::Use, self.random.isid(opening.link));
         let config = IscsiInitiatorConfig { chap: self.chap(), ..config };
-        let with = self.random.with(opening.pool.clone(), opening.segment_len, opening.now);
+        let with = self.random.with(opening.pool.clone(), opening.transport, opening.now);
         self.over.session(config, self.paths.retries(self.endpoint.reconnect_timeout), with)
     }
 
@@ -459,8 +464,8 @@ impl IscsiRandomness {
     }
 
     /// Parameters of one session.
-    fn with(&self, pool: Pool, segment_len: Option<usize>, now: Instant) -> IscsiSetup {
-        let connection = Setup { pool, seed: self.region_seeds.next(), segment_len, now };
+    fn with(&self, pool: Pool, transport: TransportInfo, now: Instant) -> IscsiSetup {
+        let connection = Setup { pool, seed: self.region_seeds.next(), transport, now };
         IscsiSetup { connection, seed: self.seeds.next() }
     }
 

@@ -7,8 +7,9 @@
 //! The initiator is in [`crate::protocol::iscsi::initiator`].
 
 use crate::core::reactor::{EngineCore, Inbox};
-use crate::fabric::{self, OverFabric, Setup};
-use crate::net::host::{ByteStream, StreamEnd};
+use crate::fabric::{self, Fabric, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup};
+use crate::net::host::{ByteStream, NetworkHost, StreamEnd};
+use crate::net::roce::{RoceHandle, RoceHost};
 use crate::net::socket::Stream;
 use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
@@ -22,7 +23,8 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
-use blockmux_proto::iscsi::sessions::{ConnectionControl, LoginPermit, MAX_LOGINS};
+use blockmux_proto::iscsi::sessions::{ConnectionControl, ConnectionHandle, LoginPermit, MAX_LOGINS};
+use blockmux_rdma::Driven;
 use blockmux_volume::Core;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -42,6 +44,23 @@ pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
     })
 }
 
+/// [`serve`] for connections of RoCEv2.
+#[must_use]
+pub fn serve_roce(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve<RoceHost> {
+    let background = Background::new(node.targets.clone(), exports);
+    let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
+    Arc::new(move |core, flow, permit| {
+        background.begin_on(&core.engine_core());
+        let local = Some(flow.local_address());
+        let control: ConnectionHandle = Arc::new(flow.handle());
+        let Some(connection) = portal.connection(core, &flow, local, control) else { return };
+        let pool = connection.setup.pool.clone();
+        let session = connection.accept::<FabricOfUdpPorts>();
+        let session = NewSession { session, pool, exports: portal.exports.clone() };
+        TargetTask::spawn(core, ArrivedConnection::new(flow, permit), session, StreamOptions::default());
+    })
+}
+
 // Logins that the listener has closed may not have ended yet. Even with them, a new connection
 // finds a free place.
 const _: () = assert!(MAX_HALF_OPEN <= MAX_LOGINS / 2);
@@ -55,32 +74,45 @@ struct Portal {
 }
 
 impl Portal {
-    fn serve(&self, core: &Rc<EngineCore>, arrival: ArrivedConnection<Stream>) {
-        let stream = &arrival.stream;
+    /// `None` if it cannot log in now, which is logged.
+    fn connection<H: NetworkHost>(
+        &self,
+        core: &Rc<H>,
+        stream: &H::Stream,
+        local: Option<SocketAddr>,
+        hang_up: ConnectionHandle,
+    ) -> Option<IscsiConnection> {
         let Some(login) = self.node.begin_login() else {
             warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
-            return;
+            return None;
         };
         let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
             (Ok(seed), Ok(region_seed)) => (seed, region_seed),
             (Err(error), _) | (_, Err(error)) => {
                 warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: no random numbers for its login: {error}");
-                return;
+                return None;
             }
         };
-        let setup = Setup::for_peer(core, stream, region_seed);
-        let pool = setup.pool.clone();
-        let connection = IscsiConnection {
-            sessions: (*core.local(|| LocalSessions::new(CoreHandle::new(core.inbox().clone())))).clone(),
+        let (peer_ip, engine) = (H::peer_ip(stream), core.engine_core());
+        let sessions = engine.local(|| LocalSessions::new(CoreHandle::new(engine.inbox().clone())));
+        Some(IscsiConnection {
+            sessions: (*sessions).clone(),
             node: self.node.clone(),
             listener: self.listener,
             permit: login,
-            local: stream.local_address(),
-            peer_ip: stream.peer_ip(),
-            hang_up: Arc::new(SocketHandle(stream.share())),
+            local,
+            peer_ip,
+            hang_up,
             seed,
-            setup,
-        };
+            setup: Setup::for_peer(&**core, stream, peer_ip, region_seed),
+        })
+    }
+
+    fn serve(&self, core: &Rc<EngineCore>, arrival: ArrivedConnection<Stream>) {
+        let stream = &arrival.stream;
+        let hang_up: ConnectionHandle = Arc::new(SocketHandle(stream.share()));
+        let Some(connection) = self.connection(core, stream, stream.local_address(), hang_up) else { return };
+        let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
         let portal = self.clone();
         let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
@@ -106,7 +138,7 @@ struct IscsiConnection {
     permit: LoginPermit,
     local: Option<SocketAddr>,
     peer_ip: Option<IpAddr>,
-    hang_up: Arc<SocketHandle>,
+    hang_up: ConnectionHandle,
     seed: [u8; SEED_LEN],
     setup: Setup,
 }
@@ -120,12 +152,16 @@ impl SessionFactory for IscsiConnection {
     }
 
     fn over_rdma(self) -> OverFabric<IserTargetSession> {
-        let (session, setup) = self.session();
-        fabric::accept(IserTargetSession::new(session), setup)
+        self.accept::<FabricOfTcpPorts>()
     }
 }
 
 impl IscsiConnection {
+    fn accept<F: Fabric>(self) -> Driven<F::QueuePair, IserTargetSession> {
+        let (session, setup) = self.session();
+        fabric::accept::<F, _>(IserTargetSession::new(session), setup)
+    }
+
     fn session(self) -> (IscsiTargetSession, Setup) {
         let (pool, now) = (self.setup.pool.clone(), self.setup.now);
         let session =
@@ -133,6 +169,16 @@ impl IscsiConnection {
                 .admitted(self.permit, self.local, self.hang_up)
                 .with_client(self.peer_ip);
         (session, self.setup)
+    }
+}
+
+impl ConnectionControl for RoceHandle {
+    fn hang_up(&self) {
+        RoceHandle::hang_up(self);
+    }
+
+    fn has_ended(&self) -> bool {
+        RoceHandle::has_ended(self)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The transports of an NVMe host: TCP and RDMA.
 
+use crate::core::reactor::EngineCore;
 use crate::fabric::{self, Setup, StreamFabric};
+use crate::net::host::Host;
 use blockmux_proto::driver::session::{
     Control, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
@@ -10,6 +12,8 @@ use blockmux_rdma::Driven;
 
 /// The transport of an NVMe host's queues.
 pub trait NvmeCarrier: Clone + Send + Sync + 'static {
+    /// The core that makes its connections.
+    type Host: Host;
     /// A session with an admin queue.
     type Admin: Control + StreamSession + 'static;
     /// A session with the I/O queues of one namespace.
@@ -47,6 +51,7 @@ pub struct NvmeOverTcp {
 }
 
 impl NvmeCarrier for NvmeOverTcp {
+    type Host = EngineCore;
     type Admin = nvme_tcp::client::NvmeTcpAdminSession;
     type Queues = nvme_tcp::client::NvmeTcpQueueSession;
 
@@ -74,6 +79,7 @@ impl NvmeCarrier for NvmeOverTcp {
 
 /// NVMe/RDMA.
 impl<F: StreamFabric> NvmeCarrier for F {
+    type Host = F::Host;
     type Admin = Driven<F::QueuePair, nvme_rdma::client::NvmeRdmaAdminSession>;
     type Queues = Driven<F::QueuePair, nvme_rdma::client::NvmeRdmaQueueSession>;
 

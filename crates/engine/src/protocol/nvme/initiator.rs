@@ -12,7 +12,7 @@
 pub use super::carrier::{NvmeCarrier, NvmeOverTcp};
 use super::target::tls_key;
 use super::{GeneratedKeys, IdentityOrder};
-use crate::carrier::blocking::{self, run_retried, run_secured};
+use crate::carrier::blocking::{self, LoginConnection, run_retried};
 use crate::carrier::connection::Broken;
 use crate::carrier::tls::{ClientTls, Secure};
 use crate::fabric::Setup;
@@ -90,7 +90,7 @@ pub struct NvmeDescription {
 /// If the subsystem cannot be reached or does not have the namespace.
 pub fn connect<C: NvmeCarrier>(
     endpoint: NvmeEndpoint<C>,
-) -> Result<RemoteVolume<NvmeDialer<C>>, NvmeConnectError> {
+) -> Result<RemoteVolume<NvmeDialer<C>, C::Host>, NvmeConnectError> {
     let dialer = NvmeDialer::new(endpoint)?;
     let (info, reconnect_timeout) = (dialer.first.volume_info(), dialer.endpoint.reconnect_timeout);
     let designator = dialer.first.identity.clone();
@@ -177,16 +177,16 @@ fn query_over<C: NvmeCarrier>(
 ) -> Result<C::Admin, NvmeConnectError> {
     let (address, over) = (&endpoint.address, &endpoint.over);
     let seeds = Seeds::new().map_err(|error| NvmeConnectError::broken(address, error))?;
-    let open = || {
+    let open = |transport| {
         let config = endpoint.admin(query, Duration::ZERO, endpoint.credentials(keys.is_some(), &seeds));
         let pool = Pool::new(CONNECT_POOL);
-        over.admin(config, Setup { pool, seed: seeds.next(), segment_len: None, now: Instant::now() })
+        over.admin(config, Setup { pool, seed: seeds.next(), transport, now: Instant::now() })
     };
-    let run = |session: &mut C::Admin| {
+    let run = |connection: LoginConnection<'_>, session: &mut C::Admin| {
         let is_over = |session: &C::Admin| C::answers(session).is_over;
-        run_secured(address, endpoint.secure(keys)?, session, ASK_TIMEOUT, is_over)
+        connection.run(endpoint.secure(keys)?, session, ASK_TIMEOUT, is_over)
     };
-    let (session, ran) = run_retried(open, run, |closed| over.retries(closed));
+    let (session, ran) = run_retried::<C::Host, _>(address, open, run, |closed| over.retries(closed));
     let answers = C::answers(&session);
     let has_result = answers.controller.is_some() || answers.generated.is_some();
     if let Some(refused) = answers.refused {
@@ -369,11 +369,16 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
         Some(self)
     }
 
-    fn control(&self, is_secured: bool, pool: &Pool, now: Instant) -> Option<C::Admin> {
+    fn control(&self, is_secured: bool, opening: &Opening<'_, C::Admin>) -> Option<C::Admin> {
         let endpoint = &self.endpoint;
         let credentials = endpoint.credentials(is_secured, &self.seeds);
         let config = endpoint.admin(ControllerQuery::Use(endpoint.nsid), endpoint.keep_alive, credentials);
-        let with = Setup { pool: pool.clone(), seed: self.seeds.next(), segment_len: None, now };
+        let with = Setup {
+            pool: opening.pool.clone(),
+            seed: self.seeds.next(),
+            transport: opening.transport,
+            now: opening.now,
+        };
         Some(endpoint.over.admin(config, with))
     }
 
@@ -400,7 +405,7 @@ impl<C: NvmeCarrier> Dialer for NvmeDialer<C> {
         let with = Setup {
             pool: opening.pool.clone(),
             seed: self.seeds.next(),
-            segment_len: opening.segment_len,
+            transport: opening.transport,
             now: opening.now,
         };
         self.endpoint.over.queues(config, self.paths.retries(self.endpoint.reconnect_timeout), with)

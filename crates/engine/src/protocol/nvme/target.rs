@@ -5,7 +5,9 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use crate::fabric::{self, OverFabric, Setup};
+use crate::fabric::{self, Fabric, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup};
+use crate::net::host::{ByteStream, NetworkHost};
+use crate::net::roce::RoceHost;
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
 use crate::serve::port_session::{PortSession, SessionFactory};
@@ -19,6 +21,7 @@ use blockmux_proto::nvme::HangUp;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
+use blockmux_rdma::Driven;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::{Core, Pool};
 use std::net::{IpAddr, SocketAddr};
@@ -36,36 +39,11 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     let credentials = credentials(&node);
     helpers::prepare();
     Arc::new(move |core, stream, permit| {
-        let (local, hang_up) = (stream.local_address(), Arc::new(stream.hang_up()));
-        let (connect, is_crowded) = node.begin_connect(stream.peer_ip(), hang_up.clone());
-        if is_crowded {
-            let peer = stream.peer();
-            warn!(
-                peer,
-                "{MAX_UNCONNECTED} connections have no queue yet; the oldest of the address that has most of them is closed"
-            );
-        }
-        let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
-            (Ok(seed), Ok(region_seed)) => (seed, region_seed),
-            (Err(error), _) | (_, Err(error)) => {
-                warn!(peer = stream.peer(), "refused: no random numbers for its challenges: {error}");
-                return;
-            }
-        };
-        let setup = Setup::for_peer(core, &stream, region_seed);
-        let pool = setup.pool.clone();
-        let connection = NvmeConnection {
-            core: core.clone(),
-            node: node.clone(),
-            port,
-            permit: connect,
-            local,
-            peer_ip: stream.peer_ip(),
-            hang_up,
-            is_paced: stream.paces_here(),
-            seed,
-            setup,
-        };
+        let connection = NvmeConnection::new(&node, core, &stream, port);
+        let Some(connection) = connection else { return };
+        let connection =
+            NvmeConnection { local: stream.local_address(), is_paced: stream.paces_here(), ..connection };
+        let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
         let secure = match node.secure_channel() {
             SecureChannel::None => None,
@@ -76,6 +54,22 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
         let arrival = ArrivedConnection::new(stream, permit);
         let session = NewSession { session, pool, exports: exports.clone() };
         TargetTask::spawn(core, arrival, session, StreamOptions { secure, ..StreamOptions::default() });
+    })
+}
+
+/// [`serve`] for connections of RoCEv2.
+#[must_use]
+pub fn serve_roce(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> Serve<RoceHost> {
+    let (node, exports) = (node.clone(), exports.clone());
+    helpers::prepare();
+    Arc::new(move |core, flow, permit| {
+        let connection = NvmeConnection::new(&node, core, &flow, port);
+        let Some(connection) = connection else { return };
+        let connection = NvmeConnection { local: Some(flow.local_address()), ..connection };
+        let pool = connection.setup.pool.clone();
+        let session = connection.accept::<FabricOfUdpPorts>();
+        let session = NewSession { session, pool, exports: exports.clone() };
+        TargetTask::spawn(core, ArrivedConnection::new(flow, permit), session, StreamOptions::default());
     })
 }
 
@@ -95,6 +89,48 @@ struct NvmeConnection {
 }
 
 impl NvmeConnection {
+    /// `None` without random numbers, which is logged.
+    fn new<H: NetworkHost>(
+        node: &Arc<NvmeNode>,
+        core: &Rc<H>,
+        stream: &H::Stream,
+        port: u16,
+    ) -> Option<NvmeConnection> {
+        let (peer_ip, hang_up) = (H::peer_ip(stream), H::hang_up(stream));
+        let (permit, is_crowded) = node.begin_connect(peer_ip, hang_up.clone());
+        if is_crowded {
+            let peer = stream.peer();
+            warn!(
+                peer,
+                "{MAX_UNCONNECTED} connections have no queue yet; the oldest of the address that has most of them is closed"
+            );
+        }
+        let (seed, region_seed) = match (sys::random_bytes(), sys::random_bytes()) {
+            (Ok(seed), Ok(region_seed)) => (seed, region_seed),
+            (Err(error), _) | (_, Err(error)) => {
+                warn!(peer = stream.peer(), "refused: no random numbers for its challenges: {error}");
+                return None;
+            }
+        };
+        Some(NvmeConnection {
+            core: core.engine_core(),
+            node: node.clone(),
+            port,
+            permit,
+            local: None,
+            peer_ip,
+            hang_up,
+            is_paced: false,
+            seed,
+            setup: Setup::for_peer(&**core, stream, peer_ip, region_seed),
+        })
+    }
+
+    fn accept<F: Fabric>(self) -> Driven<F::QueuePair, NvmeRdmaTargetSession> {
+        let (session, setup) = self.queue(NvmeRdmaTargetSession::new);
+        fabric::accept::<F, _>(session, setup)
+    }
+
     fn queue<T: FabricsTransport>(
         self,
         new: impl FnOnce(Arc<NvmeNode>, Pool, Instant) -> ControllerQueue<T>,
@@ -120,8 +156,7 @@ impl SessionFactory for NvmeConnection {
     }
 
     fn over_rdma(self) -> OverFabric<NvmeRdmaTargetSession> {
-        let (session, setup) = self.queue(NvmeRdmaTargetSession::new);
-        fabric::accept(session, setup)
+        self.accept::<FabricOfTcpPorts>()
     }
 }
 

@@ -9,7 +9,7 @@
 //! An address that leads to another unit is refused; one that is down when the volume is opened may
 //! come up later.
 
-use crate::carrier::blocking::{self, FirstConnection, run_retried, run_session};
+use crate::carrier::blocking::{self, FirstConnection, LoginConnection, run_retried};
 use crate::carrier::connection::Broken;
 use crate::fabric::{self, Fabric, Setup, StreamFabric};
 use crate::net::socket::Address;
@@ -18,6 +18,7 @@ use crate::remote::seeds::Seeds;
 use crate::remote::{Dialer, Opening, Paths, Policy, RemoteVolume};
 use crate::sys;
 use blockmux_proto::driver::session::{NoControl, RetryRules};
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{
     LoginRejectReason, ResponseCode, SrpInitiatorConfig, SrpInitiatorSession, SrpRefused, SrpSessionMode,
@@ -66,7 +67,7 @@ type SrpSession<F> = Driven<<F as Fabric>::QueuePair, SrpInitiatorSession>;
 /// If the target cannot be reached or does not have the unit.
 pub fn connect<F: StreamFabric>(
     endpoint: SrpEndpoint<F>,
-) -> Result<RemoteVolume<SrpDialer<F>>, SrpConnectError> {
+) -> Result<RemoteVolume<SrpDialer<F>, F::Host>, SrpConnectError> {
     let dialer = SrpDialer::new(endpoint)?;
     let (info, designator) = (dialer.first.volume_info(), dialer.first.designator.clone());
     let reconnect_timeout = dialer.endpoint.reconnect_timeout;
@@ -130,17 +131,18 @@ fn run_blocking<F: StreamFabric>(
     loop {
         let address = &endpoint.address;
         let random = SrpRandomness::new(address)?;
-        let open = || {
+        let open = |transport| {
             let config = endpoint.config(mode, random.port(endpoint, 0));
-            let setup = random.setup(Pool::new(LOG_IN_POOL), None, Instant::now());
+            let setup = random.setup(Pool::new(LOG_IN_POOL), transport, Instant::now());
             endpoint.session(config, RetryRules::default(), setup)
         };
         let is_over = |session: &FirstConnection<'_, SrpSession<F>>| session.0.session().is_over();
         let timeout = if mode == SrpSessionMode::Describe { LOG_IN_TIMEOUT } else { MANAGE_TIMEOUT };
-        let run = |session: &mut SrpSession<F>| {
-            run_session(address, &mut FirstConnection(session), timeout, is_over)
+        let run = |connection: LoginConnection<'_>, session: &mut SrpSession<F>| {
+            connection.run(None, &mut FirstConnection(session), timeout, is_over)
         };
-        let (session, ran) = run_retried(open, run, |closed| endpoint.over.retries(closed.queue_pair()));
+        let retries = |closed: &SrpSession<F>| endpoint.over.retries(closed.queue_pair());
+        let (session, ran) = run_retried::<F::Host, _>(address, open, run, retries);
         let described = session.session();
         let too_large = Some(&SrpRefused::Login(LoginRejectReason::IU_LENGTH_TOO_LARGE));
         if described.refused() == too_large && endpoint.immediate_data {
@@ -231,7 +233,7 @@ impl<F: StreamFabric> Dialer for SrpDialer<F> {
     fn session(&self, opening: &Opening<'_, NoControl>) -> SrpSession<F> {
         let config =
             self.endpoint.config(SrpSessionMode::Use, self.random.port(&self.endpoint, opening.link));
-        let setup = self.random.setup(opening.pool.clone(), opening.segment_len, opening.now);
+        let setup = self.random.setup(opening.pool.clone(), opening.transport, opening.now);
         self.endpoint.session(config, self.paths.retries(self.endpoint.reconnect_timeout), setup)
     }
 
@@ -261,8 +263,8 @@ impl SrpRandomness {
         })
     }
 
-    fn setup(&self, pool: Pool, segment_len: Option<usize>, now: Instant) -> Setup {
-        Setup { pool, seed: self.seeds.next(), segment_len, now }
+    fn setup(&self, pool: Pool, transport: TransportInfo, now: Instant) -> Setup {
+        Setup { pool, seed: self.seeds.next(), transport, now }
     }
 
     /// The initiator port of a link.

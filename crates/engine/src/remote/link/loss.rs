@@ -176,9 +176,10 @@ impl<D: Dialer, H: Host> Link<D, H> {
         self.silence.on_loss();
         self.overdue.on_loss();
         self.end_control();
-        if let LinkState::Open { mut session, is_checked, connections } =
+        if let LinkState::Open { mut session, is_checked, mut connections } =
             std::mem::replace(&mut self.state, LinkState::Down)
         {
+            connections.say_goodbye(&mut session);
             if !self.is_closing {
                 connections.end();
             }

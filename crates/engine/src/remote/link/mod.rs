@@ -321,9 +321,15 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 else {
                     return Progress::Idle;
                 };
-                let (pool, now) = (self.core.pool(), self.core.now());
+                let opening = Opening {
+                    link: self.number,
+                    control: self.control.as_ref().map(|control| &control.session),
+                    transport: connection.stream().transport(),
+                    pool: self.core.pool(),
+                    now: self.core.now(),
+                };
                 if self.control.is_none()
-                    && let Some(control) = self.dialer.control(self.tls.is_some(), pool, now)
+                    && let Some(control) = self.dialer.control(self.tls.is_some(), &opening)
                 {
                     self.reported_rank = PathRank::Best;
                     self.control = Some(ControlLink::new(connection, control));
@@ -331,13 +337,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                     self.run_control();
                     return Progress::More;
                 }
-                let mut session = self.dialer.session(&Opening {
-                    link: self.number,
-                    control: self.control.as_ref().map(|control| &control.session),
-                    segment_len: connection.stream().segment_len(),
-                    pool,
-                    now,
-                });
+                let mut session = self.dialer.session(&opening);
                 self.dialer.set_path_rank(&mut session, self.reported_rank);
                 self.state = LinkState::Open {
                     connections: ConnectionSet::new(connection),

@@ -14,6 +14,7 @@ use super::transport::HostTransport;
 use crate::driver::session::{
     Connections, Initiator, Overdue, PathRank, RetryRules, StreamConnections, StreamSession,
 };
+use crate::driver::transport::TransportInfo;
 use blockmux_volume::{Completion, Io, IoError, Pool};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -232,7 +233,7 @@ impl<T: HostTransport> Connections for HostQueues<T> {
         Some((at, now))
     }
 
-    fn on_connected(&mut self, connection: usize, now: Instant) {
+    fn on_connected(&mut self, connection: usize, _transport: &TransportInfo, now: Instant) {
         if let Some(queue) = self.at_mut(connection) {
             queue.begin(now);
         }

@@ -5,6 +5,7 @@ use super::datamover::InitiatorDatamover;
 use super::login::LoginExchange;
 use super::{IscsiInitiatorSession, SessionPurpose};
 use crate::driver::session::{Connections, Initiator, Overdue, PathRank};
+use crate::driver::transport::TransportInfo;
 use crate::iscsi::login::initiator::ConnectionJoin;
 use blockmux_volume::{Completion, Io, IoError};
 use std::time::{Duration, Instant};
@@ -122,7 +123,7 @@ impl Connections for IscsiInitiatorSession {
         Some((place, at))
     }
 
-    fn on_connected(&mut self, connection: usize, now: Instant) {
+    fn on_connected(&mut self, connection: usize, _transport: &TransportInfo, now: Instant) {
         self.set_connected(connection, true);
         let (Some(full), Some(connection)) = (&self.full, self.connections.get_mut(connection)) else {
             return;

@@ -3,6 +3,7 @@
 use super::channel::{InitiatorChannelPhase, RdmaChannel};
 use super::{Ending, LOGIN_TIMEOUT, SrpInitiatorSession, SrpSessionMode};
 use crate::driver::session::{Connections, Initiator, PathRank};
+use crate::driver::transport::TransportInfo;
 use blockmux_volume::{Completion, Io};
 use std::time::Instant;
 
@@ -79,7 +80,7 @@ impl Connections for SrpInitiatorSession {
     }
 
     /// Sets the deadline of the login. Nothing is sent: the connection request carried the login.
-    fn on_connected(&mut self, connection: usize, now: Instant) {
+    fn on_connected(&mut self, connection: usize, _transport: &TransportInfo, now: Instant) {
         self.now = now;
         if let Some(channel) = self.channels.get_mut(connection) {
             channel.deadline = now.checked_add(LOGIN_TIMEOUT).unwrap_or(now);

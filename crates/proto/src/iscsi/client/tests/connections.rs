@@ -2,6 +2,7 @@
 
 use super::script::*;
 use crate::driver::session::{Connections, Demand, Initiator, StreamSession, Timed};
+use crate::driver::transport::TransportInfo;
 use crate::iscsi::client::default_proposal;
 use crate::iscsi::login::operational::OperationalKey;
 use crate::iscsi::text;
@@ -43,7 +44,7 @@ pub(super) fn ready(count: u32, level: u32) -> ScriptedClient {
 /// Connects a connection and logs it in; returns its first request.
 pub(super) fn log_in(client: &mut ScriptedClient, connection: usize) -> IscsiLoginRequest {
     client.select(connection);
-    client.session.on_connected(connection, now());
+    client.session.on_connected(connection, &TransportInfo::default(), now());
     let [first] = client.sent().try_into().unwrap();
     client.login_response(0x81, LoginStatus::SUCCESS, b"AuthMethod=None\0").unwrap();
     let [second] = client.sent().try_into().unwrap();
@@ -167,7 +168,7 @@ fn the_session_continues_without_a_connection_that_cannot_be_established() {
         assert_eq!(client.session.poll_connect().unwrap().0, 1);
         if is_refused {
             client.select(1);
-            client.session.on_connected(1, now());
+            client.session.on_connected(1, &TransportInfo::default(), now());
             client.sent();
             client.login_response(0, LoginStatus::TOO_MANY_CONNECTIONS, b"").unwrap();
             assert!(matches!(client.stream().demand(), Demand::Close));

@@ -1,6 +1,7 @@
 //! This implementation's host against its target.
 
 use crate::driver::session::{Connections, Control, Initiator, SecuredBy, StreamSession};
+use crate::driver::transport::TransportInfo;
 use crate::exports::{Export, Exports, VolumeId};
 use crate::fabrics::controller::node::{FabricsPort, NvmeNode, SecureChannel};
 use crate::names::volume_uuid::VolumeUuid;
@@ -157,7 +158,7 @@ fn connected(
     while let Some((connection, now)) = host.session.poll_connect() {
         assert_eq!(connection, targets.len());
         targets.push(served.target());
-        host.session.on_connected(connection, now);
+        host.session.on_connected(connection, &TransportInfo::default(), now);
         host.connection = connection;
         exchange_all(&mut host, &mut targets[connection]);
     }
@@ -359,7 +360,7 @@ fn the_session_continues_without_a_queue_that_cannot_be_connected() {
     assert_eq!(host.session.poll_connect().map(|(connection, _)| connection), Some(1));
     assert!(host.session.on_lost(1, now), "it could not be dialled");
     assert_eq!(host.session.poll_connect().map(|(connection, _)| connection), Some(2));
-    host.session.on_connected(2, now);
+    host.session.on_connected(2, &TransportInfo::default(), now);
     assert!(host.session.on_lost(2, now), "the queue was not in use");
     assert_eq!(host.session.poll_connect(), None, "neither is dialled again");
     (0..3).for_each(|tag| write(&mut host, tag));

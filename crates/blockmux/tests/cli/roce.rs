@@ -1,0 +1,196 @@
+//! The protocols over software RoCEv2: target and initiator with each other, on addresses of
+//! loopback that no other test uses.
+
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+/// Options of listeners of all three protocols, and the address that they are at.
+struct Listeners {
+    ip: String,
+    options: Vec<String>,
+}
+
+impl Listeners {
+    /// At an address of its own, because all programs of an address share one UDP port.
+    fn new(parameters: &str) -> Listeners {
+        static COUNT: AtomicU8 = AtomicU8::new(200);
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let ip = format!("127.{}.{high}.{low}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let at = |option: &str| [format!("--{option}"), format!("{ip}:0?rdma=roce{parameters}")];
+        let options = ["iscsi", "srp", "nvme-tcp"].into_iter().flat_map(at).collect();
+        Listeners { ip, options }
+    }
+
+    fn serve(&self, volume: &str) -> Daemon {
+        let options = self.options.iter().map(String::as_str);
+        Daemon::serve(&std::iter::once(volume).chain(options).collect::<Vec<_>>())
+    }
+}
+
+/// The URLs of a daemon's volume over iWARP, and over RoCEv2.
+fn urls(daemon: &Daemon) -> Vec<(String, String)> {
+    let of = |scheme| daemon.urls_of(scheme).remove(0);
+    let iwarp = ["iser", "srp", "nvme+rdma"].map(of);
+    iwarp.map(|url| (url.clone(), url.replace("rdma=iwarp", "rdma=roce"))).into()
+}
+
+fn succeeds(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
+}
+
+#[test]
+fn data_copied_over_roce_and_back_is_unchanged_with_every_protocol() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let daemon = Listeners::new("").serve("mem:16m");
+    for (seed, (iwarp, roce)) in (1..).zip(urls(&daemon)) {
+        let content = pattern(16 << 20, seed);
+        fs::write(path("from"), &content).unwrap();
+        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        for (there, back) in [(&roce, &iwarp), (&iwarp, &roce), (&roce, &roce)] {
+            succeeds(&["copy", "--overwrite", &from, there]);
+            succeeds(&["copy", "--overwrite", back, &to]);
+            assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
+            fs::remove_file(path("to")).unwrap();
+            succeeds(&["copy", "--overwrite", "null:16m", there]);
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_described_over_roce_as_over_iwarp() {
+    let daemon = Listeners::new("").serve("a=mem:8m");
+    for (iwarp, roce) in urls(&daemon) {
+        let told =
+            |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };
+        let (first, second) = (told(&iwarp), told(&roce));
+        for key in ["protocol", "size", "serial"] {
+            assert_eq!(first[key], second[key], "{key} of {roce}");
+        }
+    }
+}
+
+#[test]
+fn several_connections_of_a_session_have_queue_pairs_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(16 << 20, 7);
+    fs::write(path("from"), &content).unwrap();
+    let daemon = Listeners::new("").serve("mem:16m");
+    for (_, roce) in urls(&daemon) {
+        let several = format!("{roce}&connections=4");
+        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        succeeds(&["copy", "--overwrite", "--bs", "64k", "--iodepth", "32", &from, &several]);
+        succeeds(&["copy", "--overwrite", "--bs", "64k", "--iodepth", "32", &several, &to]);
+        assert!(fs::read(path("to")).unwrap() == content, "{several}");
+        fs::remove_file(path("to")).unwrap();
+        succeeds(&["copy", "--overwrite", "null:16m", &roce]);
+    }
+}
+
+fn a_copy_survives(protocol: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let content = pattern(8 << 20, 3);
+    fs::write(path("from"), &content).unwrap();
+    // Slow enough that the copy is not done at the signal, which the second wait proves.
+    let volume = format!("log:-:delay:5ms:file:{}?size=8m", path("disk"));
+    let listeners = Listeners::new("");
+    let mut daemon = listeners.serve(&volume);
+    let url = urls(&daemon).remove(protocol).1;
+    let place = url.split_once("://").unwrap().1.split('/').next().unwrap().to_owned();
+    let option = listeners.options[2 * protocol].clone();
+    let from = format!("file:{}", path("from"));
+    let copy = thread::spawn(move || {
+        blockmux(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url])
+    });
+    for _ in 0..20 {
+        daemon.wait_for_line(" write ");
+    }
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    daemon.start_again(&[&volume, &option, &format!("{place}?rdma=roce")]);
+    daemon.wait_for_line(" write ");
+    let output = copy.join().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.lines().all(|line| line.contains("trying again")), "{said}");
+    assert!(fs::read(path("disk")).unwrap() == content);
+}
+
+#[test]
+fn a_copy_over_iser_survives_a_kill_and_restart_of_the_target() {
+    a_copy_survives(0);
+}
+
+#[test]
+fn a_copy_over_srp_survives_a_kill_and_restart_of_the_target() {
+    a_copy_survives(1);
+}
+
+#[test]
+fn a_copy_over_nvme_rdma_survives_a_kill_and_restart_of_the_target() {
+    a_copy_survives(2);
+}
+
+#[test]
+fn hostile_datagrams_do_not_affect_other_connections() {
+    let listeners = Listeners::new("");
+    let daemon = listeners.serve("mem:1m");
+    let stranger = UdpSocket::bind((listeners.ip.as_str(), 0)).unwrap();
+    let port = (listeners.ip.as_str(), 4791);
+    let mut random = 1_u64;
+    for len in (0..2000).chain([9000, 60_000]) {
+        let bytes: Vec<u8> = (0..len)
+            .map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 56) as u8
+            })
+            .collect();
+        stranger.send_to(&bytes, port).unwrap();
+        // A connection request by its first bytes, and a packet of a queue pair.
+        for begin in
+            [&b"\x64\0\xff\xff\0\0\0\x01\0\0\0\0\x80\x01\0\0\0\0\0\x01"[..], b"\x0a\0\xff\xff\0\0\0\x55"]
+        {
+            stranger.send_to(&[begin, &bytes].concat(), port).ok();
+        }
+    }
+    for (_, roce) in urls(&daemon) {
+        succeeds(&["info", &roce]);
+    }
+}
+
+#[test]
+fn an_initiator_that_the_allow_list_does_not_have_is_refused_at_once() {
+    let mut daemon = Listeners::new("&allow=192.0.2.0/24").serve("mem:1m");
+    let (_, roce) = urls(&daemon).remove(1);
+    let output = blockmux(["info", &roce]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    daemon.wait_for_line("does not have this address");
+}
+
+#[test]
+fn roce_is_refused_where_it_has_no_meaning() {
+    let refuses = |words: &[&str], why: &str| {
+        let output = blockmux(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(text(&output.stderr).contains(why), "{words:?}: {}", text(&output.stderr));
+    };
+    refuses(&["serve", "mem:1m", "--nbd", "127.0.0.1:0?rdma=roce"], "the protocol has no form over RDMA");
+    refuses(&["serve", "mem:1m", "--iscsi", "unix:/x?rdma=roce"], "RoCEv2 needs an IP address");
+    refuses(&["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=iwarp"], "write rdma=roce, or nothing");
+    refuses(&["info", "iser://h?rdma=roce&crc=on"], "packets of RoCEv2 always have a CRC");
+    refuses(&["info", "iser://h?crc=on&rdma=roce"], "write iwarp, because of crc=on");
+}

@@ -1,0 +1,53 @@
+//! A request for a connection on its way from the acceptor to the core that gets it.
+
+use super::core_port::CorePort;
+use super::path::RocePath;
+use super::socket::ArrivedPacket;
+use super::stream::RoceStream;
+use blockmux_rdma::roce::port::Routed;
+use std::cell::RefCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A packet that requests a connection.
+pub(crate) struct ArrivedRequest {
+    packet: Vec<u8>,
+    from: SocketAddr,
+    to: IpAddr,
+}
+
+impl ArrivedRequest {
+    pub(crate) fn new(packet: &ArrivedPacket<'_>) -> ArrivedRequest {
+        ArrivedRequest { packet: packet.datagram.to_vec(), from: packet.from, to: packet.to }
+    }
+
+    /// The core of `count` that a request is for. A repeated request is for the same one, whose port
+    /// knows the connection.
+    pub(crate) fn core_of(from: IpAddr, comm_id: u32, count: usize) -> usize {
+        let mut hasher = DefaultHasher::new();
+        (from, comm_id).hash(&mut hasher);
+        usize::try_from(hasher.finish() % count.max(1) as u64).unwrap_or_default()
+    }
+
+    /// Opens its connection, with the request as its first packet. `None` if that exists already,
+    /// which gets the request again, or there may be no other.
+    pub(super) fn open_at(&self, port: &Rc<RefCell<CorePort>>, now: Instant) -> Option<RoceStream> {
+        let packet = ArrivedPacket { datagram: &self.packet, from: self.from, to: self.to };
+        let routed = port.borrow_mut().route(&packet, now)?;
+        match routed {
+            Routed::Request(request) => {
+                let path = RocePath::back(self.to, self.from);
+                let flow = CorePort::admit(port, path, &request, self.from, now)?;
+                flow.deliver(&self.packet);
+                Some(flow)
+            }
+            Routed::Connection(queue_pair) => {
+                port.borrow_mut().deliver(queue_pair, &self.packet);
+                None
+            }
+            Routed::Answer(_) | Routed::Dropped(_) => None,
+        }
+    }
+}

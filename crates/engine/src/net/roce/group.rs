@@ -1,0 +1,213 @@
+//! The sockets of one UDP port, and which of them a packet arrives at.
+//!
+//! Sockets that share a port (`SO_REUSEPORT`) form a group, of which a filter chooses one for each
+//! packet. Ours computes the socket from the number of the destination's queue pair, or, for a
+//! message of connection management, from the communication identifier of the receiver, which
+//! requests do not have: those are for the acceptor. All sockets are opened at once and closed at
+//! once, because the kernel renumbers a group when one of it is closed.
+//!
+//! A share of the port is one socket with its numbers. Each has one owner at a time: a core for all
+//! its connections, or a thread for a login.
+
+use super::path::RocePath;
+use super::socket::RoceSocket;
+use crate::sys;
+use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
+use blockmux_wire::roce::UDP_PORT;
+use blockmux_wire::roce::bth::{BTH_LEN, QP_GSI};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// All sockets of this process at the UDP port of one address.
+pub(crate) struct RoceGroup {
+    address: SocketAddr,
+    sockets: Vec<RoceSocket>,
+    /// Which of them have an owner.
+    owned: Mutex<Vec<bool>>,
+}
+
+/// One socket of a group, and its part of the numbers.
+pub(crate) struct RoceShare {
+    group: Arc<RoceGroup>,
+    index: usize,
+}
+
+/// The groups of this process.
+static GROUPS: Mutex<Vec<Weak<RoceGroup>>> = Mutex::new(Vec::new());
+
+impl RoceGroup {
+    /// The group at this IP address; the port is always that of RoCEv2.
+    ///
+    /// # Errors
+    /// If another program uses the port, or the address is not local.
+    pub(crate) fn at(address: SocketAddr) -> io::Result<Arc<RoceGroup>> {
+        let mut address = address;
+        address.set_port(UDP_PORT);
+        let mut groups = lock(&GROUPS);
+        groups.retain(|group| group.strong_count() > 0);
+        let open: Vec<Arc<RoceGroup>> = groups.iter().filter_map(Weak::upgrade).collect();
+        // A group at all addresses receives what is for one of them.
+        let serves = |group: &&Arc<RoceGroup>| {
+            group.address == address
+                || group.address.ip().is_unspecified() && group.address.is_ipv4() == address.is_ipv4()
+        };
+        if let Some(group) = open.iter().find(serves) {
+            return Ok(group.clone());
+        }
+        let is_within = |group: &&Arc<RoceGroup>| group.address.is_ipv4() == address.is_ipv4();
+        if address.ip().is_unspecified() && open.iter().any(|group| is_within(&group)) {
+            let what = "this process has connections of RoCEv2 at one of its addresses already; listen on one address";
+            return Err(io::Error::other(what));
+        }
+        check_unused(address)?;
+        let count = std::thread::available_parallelism().map_or(1, usize::from) + EXTRA_SHARES;
+        let sockets = (0..=count).map(|_| RoceSocket::open(address)).collect::<io::Result<Vec<_>>>()?;
+        let owned = Mutex::new(vec![false; sockets.len()]);
+        let group = Arc::new(RoceGroup { address, sockets, owned });
+        group.steer()?;
+        groups.push(Arc::downgrade(&group));
+        Ok(group)
+    }
+
+    /// The group from which an initiator connects, whose packets would leave from `local`.
+    ///
+    /// On loopback, the target or another initiator may have the UDP port of that address. Since all
+    /// of 127.0.0.0/8 belongs to this machine, the initiator then takes another address there.
+    ///
+    /// # Errors
+    /// As for [`RoceGroup::at`].
+    pub(super) fn of_initiator(local: SocketAddr) -> io::Result<Arc<RoceGroup>> {
+        let in_use = match RoceGroup::at(local) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+            other => return other,
+        };
+        if !local.is_ipv4() || !local.ip().is_loopback() {
+            return Err(in_use);
+        }
+        let is_spare = |group: &Arc<RoceGroup>| group.address.is_ipv4() && group.address.ip().is_loopback();
+        let own = lock(&GROUPS).iter().filter_map(Weak::upgrade).find(is_spare);
+        if let Some(own) = own {
+            return Ok(own);
+        }
+        for _ in 0..LOOPBACK_ATTEMPTS {
+            let [a, b, c] = sys::random_bytes()?;
+            match RoceGroup::at((Ipv4Addr::new(127, a | 0x40, b, c), UDP_PORT).into()) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                other => return other,
+            }
+        }
+        Err(in_use)
+    }
+
+    /// The address that the sockets are bound to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The socket at which requests arrive; `None` if it has an owner.
+    pub(crate) fn acceptor(self: &Arc<RoceGroup>) -> Option<RoceShare> {
+        self.take(0..1)
+    }
+
+    /// A share for connections.
+    ///
+    /// # Errors
+    /// If none is free.
+    pub(crate) fn share(self: &Arc<RoceGroup>) -> io::Result<RoceShare> {
+        let none = || io::Error::other(format!("all {} sockets of RoCEv2 are in use", self.shares()));
+        self.take(1..self.sockets.len()).ok_or_else(none)
+    }
+
+    fn take(self: &Arc<RoceGroup>, mut among: std::ops::Range<usize>) -> Option<RoceShare> {
+        let mut owned = lock(&self.owned);
+        let index = among.find(|index| !owned[*index])?;
+        owned[index] = true;
+        Some(RoceShare { group: self.clone(), index })
+    }
+
+    /// Number of shares for connections.
+    fn shares(&self) -> usize {
+        self.sockets.len() - 1
+    }
+
+    /// Attaches the filter, which all sockets of the group have then.
+    fn steer(&self) -> io::Result<()> {
+        let shares = self.shares() as u32;
+        let program = [
+            (LOAD_WORD, 0, 0, QUEUE_PAIR_AT),
+            (AND, 0, 0, 0x00ff_ffff),
+            (JUMP_EQUAL, 0, 2, QP_GSI),
+            (LOAD_WORD, 0, 0, COMM_ID_AT),
+            (JUMP_EQUAL, 3, 0, 0),
+            (MODULO, 0, 0, shares),
+            (ADD, 0, 0, 1),
+            (RETURN_A, 0, 0, 0),
+            (RETURN, 0, 0, 0),
+        ];
+        sys::attach_filter(self.sockets[0].as_raw_fd(), libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+    }
+}
+
+impl RoceShare {
+    pub(crate) fn socket(&self) -> &RoceSocket {
+        &self.group.sockets[self.index]
+    }
+
+    /// A port without connections, which draws the numbers of this share.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub(crate) fn port(&self, limits: RocePortLimits) -> io::Result<RocePort> {
+        let share = NumberShare {
+            remainder: self.index.saturating_sub(1) as u32,
+            modulus: self.group.shares() as u32,
+        };
+        Ok(RocePort::new(limits, sys::random_bytes()?).drawing(share))
+    }
+
+    /// Sends back a packet to where one came from.
+    pub(crate) fn answer(&self, to: IpAddr, from: SocketAddr, packet: &[u8]) {
+        self.socket().send_packet(&RocePath::back(to, from), packet);
+    }
+}
+
+impl Drop for RoceShare {
+    fn drop(&mut self) {
+        lock(&self.group.owned)[self.index] = false;
+    }
+}
+
+/// Checks that no other program has the port. One of the same user could open sockets beside ours,
+/// and the kernel would give packets to either.
+fn check_unused(address: SocketAddr) -> io::Result<()> {
+    let kind = Type::DGRAM.cloexec();
+    let socket = Socket::new(Domain::for_address(address), kind, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shares beside one for each CPU: for logins, and for more cores than that.
+const EXTRA_SHARES: usize = 14;
+/// How many addresses of loopback are tried.
+const LOOPBACK_ATTEMPTS: usize = 8;
+/// Offset of the word with the destination's queue pair, whose first byte is something else.
+const QUEUE_PAIR_AT: u32 = 4;
+/// Offset of the receiver's communication identifier: behind the base and the datagram header, the
+/// head of the message and the sender's identifier. It is reserved, 0, in a request.
+const COMM_ID_AT: u32 = BTH_LEN as u32 + 8 + 24 + 4;
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const ADD: u16 = (libc::BPF_ALU | libc::BPF_ADD | libc::BPF_K) as u16;
+const MODULO: u16 = (libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K) as u16;
+const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;

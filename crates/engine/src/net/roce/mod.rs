@@ -1,0 +1,27 @@
+//! RoCEv2 over UDP: the port that all connections of an address share, and each connection as a
+//! stream of records ([`blockmux_rdma::roce::records`]).
+//!
+//! ```text
+//!                  ┌─ socket 0 ──▶ acceptor: requests for new connections
+//!   UDP port 4791 ─┼─ socket 1 ──▶ CorePort of one core ──▶ RoceStream ──▶ a task of a session
+//!    (RoceGroup)   ├─ socket 2 ──▶ CorePort of another  ──▶ RoceStream ──▶ ...
+//!                  └─ socket 3 ──▶ a login on an ordinary thread
+//! ```
+//! The standard has one UDP port, and the peers do not choose which core a packet arrives at: the
+//! number of the queue pair does. Each core draws only numbers that belong to its own socket, and a
+//! filter of the port has the kernel deliver each packet there ([`group`]). So cores share nothing,
+//! and nothing is passed between them but requests for connections (decision 102).
+
+mod accepted;
+mod core_port;
+pub(crate) mod group;
+mod host;
+mod login;
+mod packets;
+mod path;
+pub(crate) mod socket;
+mod stream;
+
+pub(crate) use accepted::ArrivedRequest;
+pub use host::RoceHost;
+pub use stream::{RoceHandle, RoceStream};

@@ -1,0 +1,183 @@
+//! One connection of a UDP port, as a stream of records.
+
+use super::core_port::{CorePort, FlowState};
+use super::host::RoceWatch;
+use super::path::RocePath;
+use crate::net::host::{ByteStream, StreamEnd};
+use crate::net::socket::Address;
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::HangUp;
+use blockmux_proto::driver::transport::{FlowInfo, TransportInfo};
+use blockmux_volume::{Chunk, SgList};
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The packets of one connection: what has arrived for it, and the way to its peer. The connection
+/// is closed when its last owner drops it; the queue pair tells the peer before.
+pub struct RoceStream {
+    end: Rc<FlowEnd>,
+    state: Rc<FlowState>,
+    peer: Arc<str>,
+}
+
+/// What all owners of a connection share.
+struct FlowEnd {
+    port: Rc<RefCell<CorePort>>,
+    path: RocePath,
+    info: FlowInfo,
+    /// Whether the connection was hung up, or is closed.
+    has_ended: Arc<AtomicBool>,
+}
+
+/// Ends a connection from any thread, and tells whether it has ended.
+#[derive(Clone)]
+pub struct RoceHandle {
+    hang_up: HangUp,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl RoceHandle {
+    /// Ends the connection.
+    pub fn hang_up(&self) {
+        (self.hang_up)();
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+}
+
+impl RoceStream {
+    /// `named` is the peer in messages.
+    pub(super) fn new(
+        port: &Rc<RefCell<CorePort>>,
+        state: Rc<FlowState>,
+        path: RocePath,
+        info: FlowInfo,
+        named: SocketAddr,
+    ) -> RoceStream {
+        let has_ended = state.is_hung_up.clone();
+        let end = Rc::new(FlowEnd { port: port.clone(), path, info, has_ended });
+        RoceStream { end, state, peer: Address::Tcp(named).to_string().into() }
+    }
+
+    /// Target: the address of this side, with the port that the peer has asked for.
+    #[must_use]
+    pub fn local_address(&self) -> SocketAddr {
+        (self.end.path.local, self.end.info.service).into()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_ip(&self) -> IpAddr {
+        self.end.path.peer.ip()
+    }
+
+    /// Returns a function that ends the connection, from any thread.
+    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
+        self.end.port.borrow().hang_up(&self.state)
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn handle(&self) -> RoceHandle {
+        let has_ended = self.end.has_ended.clone();
+        RoceHandle { hang_up: Arc::new(self.hang_up()), has_ended }
+    }
+
+    /// Gives the connection a packet that has arrived elsewhere.
+    pub(super) fn deliver(&self, datagram: &[u8]) {
+        self.end.port.borrow_mut().deliver(self.end.info.queue_pair, datagram);
+    }
+}
+
+impl Drop for FlowEnd {
+    fn drop(&mut self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.port.borrow_mut().close(self.info.queue_pair);
+    }
+}
+
+impl ByteStream for RoceStream {
+    const TELLS_END: bool = false;
+
+    type Watch = RoceWatch;
+
+    fn share(&self) -> RoceStream {
+        RoceStream { end: self.end.clone(), state: self.state.clone(), peer: self.peer.clone() }
+    }
+
+    fn close(&self) {
+        self.hang_up()();
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn shared_peer(&self) -> Arc<str> {
+        self.peer.clone()
+    }
+
+    fn transport(&self) -> TransportInfo {
+        TransportInfo { segment_len: None, flow: Some(self.end.info) }
+    }
+
+    /// The queue pair requests the connection, so there is nothing to wait for here.
+    fn connect_result(&self) -> Option<io::Result<()>> {
+        Some(Ok(()))
+    }
+
+    #[inline]
+    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
+        let most = chunk.room().min(most);
+        match self.state.arrived.borrow_mut().take(most, |bytes| chunk.extend(bytes)) {
+            0 if self.ended() == StreamEnd::Both => Ok(0),
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            len => Ok(len),
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.state.arrived.borrow().len()
+    }
+
+    /// Sessions over records place no payload.
+    fn receive_placed(&mut self, _list: &SgList, _at: usize, _chunk: &mut Chunk) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    #[inline]
+    fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
+        self.end.port.borrow_mut().send(&self.end.path, outbox)
+    }
+
+    fn wake_when_readable(&self, watch: &RoceWatch) {
+        if self.waiting() > 0 || self.ended() == StreamEnd::Both {
+            watch.waker.wake();
+        } else {
+            *self.state.reader.borrow_mut() = Some(watch.waker.clone());
+        }
+    }
+
+    fn wake_when_writable(&self, watch: &RoceWatch) {
+        watch.socket.wake_when(self.end.port.borrow().share().socket(), libc::POLLOUT);
+    }
+
+    fn ended(&self) -> StreamEnd {
+        match self.state.is_hung_up.load(Ordering::Relaxed) {
+            true => StreamEnd::Both,
+            false => StreamEnd::Not,
+        }
+    }
+
+    fn wake_when_ended(&self, _so_far: StreamEnd, watch: &RoceWatch) {
+        *self.state.reader.borrow_mut() = Some(watch.waker.clone());
+    }
+}
