@@ -209,7 +209,7 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
         } else if let Some(fabric) = parameter.strip_prefix(RDMA) {
             if fabric != ROCE {
                 return Err(format!(
-                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce, or nothing for iWARP alone"
+                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce, or nothing"
                 ));
             }
             rdma.replace(()).is_some()

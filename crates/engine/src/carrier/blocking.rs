@@ -188,7 +188,7 @@ impl<'a> LoginConnection<'a> {
         let ran = run(&mut self, secure, session, timeouts, done, &mut is_answering);
         if !self.stream.tells_end() {
             let mut stream = session.stream();
-            stream.on_close(Instant::now());
+            let _ = stream.on_end(Instant::now());
             let _ = self.stream.write_all(&stream.outbox().take_bytes());
         }
         ran.map_err(|broken| explained(broken, timeouts.total, is_answering))

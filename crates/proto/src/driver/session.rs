@@ -87,6 +87,15 @@ pub trait Timed {
     fn on_timeout(&mut self, _now: Instant) -> Result<(), ProtocolError> {
         Ok(())
     }
+
+    /// Called before output is taken, for sessions that start timers when they send: they ask for
+    /// the time.
+    #[inline]
+    fn on_send(&mut self, _now: impl FnOnce() -> Instant)
+    where
+        Self: Sized,
+    {
+    }
 }
 
 /// A session over a byte stream: NBD, iSCSI, NVMe/TCP, and MPA under iWARP.
@@ -123,7 +132,8 @@ pub trait StreamSession: Timed {
         false
     }
 
-    /// Handles that the peer has closed its side.
+    /// Handles that the peer has closed its side. Over a transport that does not tell the peer of
+    /// the end, this side may have closed, too; the outbox is sent once more then.
     ///
     /// # Errors
     /// If the peer may not close the connection at this point.
@@ -132,18 +142,9 @@ pub trait StreamSession: Timed {
     /// The bytes to send. The driver calls it again after it has sent some, because the session may
     /// then have room for more.
     fn outbox(&mut self) -> &mut Outbox;
-
-    /// Called before output is taken, for sessions that start timers when they send: they ask for
-    /// the time.
-    #[inline]
-    fn on_send(&mut self, _now: impl FnOnce() -> Instant) {}
-
-    /// The driver closes the connection, over a transport that does not tell the peer. The outbox
-    /// is sent once more.
-    fn on_close(&mut self, _now: Instant) {}
 }
 
-impl<S: Timed + ?Sized> Timed for &mut S {
+impl<S: Timed> Timed for &mut S {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
         (**self).poll_timeout()
@@ -151,6 +152,11 @@ impl<S: Timed + ?Sized> Timed for &mut S {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         (**self).on_timeout(now)
+    }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        (**self).on_send(now);
     }
 }
 
@@ -186,15 +192,6 @@ impl<S: StreamSession> StreamSession for &mut S {
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         (**self).outbox()
-    }
-
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        (**self).on_send(now);
-    }
-
-    fn on_close(&mut self, now: Instant) {
-        (**self).on_close(now);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a driver knows of a connection, and its session or queue pair needs.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 /// Properties of a connection, as its driver knows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

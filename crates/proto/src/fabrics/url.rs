@@ -3,8 +3,7 @@
 //! ```text
 //!   nvme+tcp://host[:port][,host[:port]]...[/subsystem-nqn[/nsid]][?PARAMETER[&PARAMETER]...]
 //! ```
-//! `nvme+rdma://` selects NVMe/RDMA. `rdma=iwarp` selects the RDMA provider, of which there is one,
-//! and `crc=on|off` (off) asks for CRCs in its frames.
+//! `nvme+rdma://` selects NVMe/RDMA, with the parameters of its fabric ([`crate::names::rdma`]).
 //!
 //! Several hosts are several paths to one namespace.
 //!

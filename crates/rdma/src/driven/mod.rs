@@ -111,6 +111,11 @@ impl<Q: Provider, S: RdmaSession> Timed for Driven<Q, S> {
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.first.on_timeout(&mut self.session, &mut self.calls, now)
     }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        self.first.queue_pair.on_send(now);
+    }
 }
 
 impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
@@ -147,15 +152,6 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S>
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         self.first.outbox(&mut self.session, &mut self.calls)
-    }
-
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        self.first.queue_pair.on_send(now);
-    }
-
-    fn on_close(&mut self, now: Instant) {
-        self.first.queue_pair.on_close(now);
     }
 }
 
@@ -366,6 +362,11 @@ impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.end.on_timeout(&mut self.session, self.calls, now)
     }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        self.end.queue_pair.on_send(now);
+    }
 }
 
 impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnection<'_, Q, S> {
@@ -402,15 +403,6 @@ impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnec
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         self.end.outbox(&mut self.session, self.calls)
-    }
-
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        self.end.queue_pair.on_send(now);
-    }
-
-    fn on_close(&mut self, now: Instant) {
-        self.end.queue_pair.on_close(now);
     }
 }
 

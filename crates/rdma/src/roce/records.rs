@@ -124,6 +124,11 @@ impl Timed for RoceRecords {
         self.check_end();
         done
     }
+
+    #[inline]
+    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
+        self.now = now();
+    }
 }
 
 impl StreamSession for RoceRecords {
@@ -152,15 +157,11 @@ impl StreamSession for RoceRecords {
         Ok(())
     }
 
-    /// Another owner has closed the connection.
+    /// This side closes the connection.
     fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.on_close(now);
-        Ok(())
-    }
-
-    fn on_close(&mut self, now: Instant) {
         self.now = now;
         self.roce.abandon();
+        Ok(())
     }
 
     #[inline]
@@ -181,11 +182,6 @@ impl StreamSession for RoceRecords {
         }
         self.check_end();
         &mut self.outbox
-    }
-
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        self.now = now();
     }
 }
 

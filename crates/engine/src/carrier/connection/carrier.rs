@@ -35,9 +35,7 @@ impl<S: StreamSession, H: Host> Carrier<S> for Connection<H> {
     }
 
     fn end(&mut self, session: &mut S) {
-        // The owner knows why the connection ends.
-        let _ = session.on_end(self.core.now());
-        self.say_goodbye(session);
+        self.end_session(session);
     }
 
     fn close(&mut self) {

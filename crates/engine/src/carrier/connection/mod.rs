@@ -231,7 +231,14 @@ impl<H: Host> Connection<H> {
     /// Has the session tell the peer that this side closes the connection, if the stream does not.
     pub fn say_goodbye<S: StreamSession>(&mut self, session: &mut S) {
         if !H::Stream::TELLS_END {
-            session.on_close(self.core.now());
+            self.end_session(session);
+        }
+    }
+
+    /// Tells the session that the connection has ended. The owner knows why.
+    pub(super) fn end_session<S: StreamSession>(&mut self, session: &mut S) {
+        let _ = session.on_end(self.core.now());
+        if !H::Stream::TELLS_END {
             let _ = self.send(session);
         }
     }

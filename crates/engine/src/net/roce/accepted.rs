@@ -23,8 +23,8 @@ impl ArrivedRequest {
         ArrivedRequest { packet: packet.datagram.to_vec(), from: packet.from, to: packet.to }
     }
 
-    /// The core of `count` that a request is for. A repeated request is for the same one, whose port
-    /// knows the connection.
+    /// The core of `count` that a request is for. A repeated request is for the same one, whose
+    /// port knows the connection.
     pub(crate) fn core_of(from: IpAddr, comm_id: u32, count: usize) -> usize {
         let mut hasher = DefaultHasher::new();
         (from, comm_id).hash(&mut hasher);
@@ -34,17 +34,19 @@ impl ArrivedRequest {
     /// Opens its connection, with the request as its first packet. `None` if that exists already,
     /// which gets the request again, or there may be no other.
     pub(super) fn open_at(&self, port: &Rc<RefCell<CorePort>>, now: Instant) -> Option<RoceStream> {
-        let packet = ArrivedPacket { datagram: &self.packet, from: self.from, to: self.to };
+        let packet =
+            ArrivedPacket { datagram: &self.packet, from: self.from, to: self.to, is_marked: false };
         let routed = port.borrow_mut().route(&packet, now)?;
         match routed {
             Routed::Request(request) => {
                 let path = RocePath::back(self.to, self.from);
-                let flow = CorePort::admit(port, path, &request, self.from, now)?;
+                let opened = port.borrow_mut().admit(path, &request, self.from, now)?;
+                let flow = RoceStream::new(port, opened);
                 flow.deliver(&self.packet);
                 Some(flow)
             }
             Routed::Connection(queue_pair) => {
-                port.borrow_mut().deliver(queue_pair, &self.packet);
+                port.borrow_mut().deliver(queue_pair, &self.packet, false);
                 None
             }
             Routed::Answer(_) | Routed::Dropped(_) => None,

@@ -4,13 +4,13 @@ use super::group::RoceShare;
 use super::packets::RecordQueue;
 use super::path::RocePath;
 use super::socket::{ArrivedPacket, ReceiveBuffers, RecordSender};
-use super::stream::RoceStream;
 use crate::core::reactor::{EngineCore, Progress, Task, cross_thread_waker};
 use crate::net::host::{Host, SocketWatch};
 use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::transport::FlowInfo;
+use blockmux_rdma::roce::bytes::QP_GSI;
 use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
 use blockmux_volume::{Core, Waker};
-use blockmux_wire::roce::bth::QP_GSI;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
@@ -45,6 +45,15 @@ pub(super) struct FlowState {
     is_established: Cell<bool>,
 }
 
+/// A connection that was just opened.
+pub(super) struct OpenedFlow {
+    pub(super) state: Rc<FlowState>,
+    pub(super) path: RocePath,
+    pub(super) info: FlowInfo,
+    /// The peer in messages.
+    pub(super) named: SocketAddr,
+}
+
 impl FlowState {
     fn wake(&self) {
         if let Some(reader) = self.reader.borrow_mut().take() {
@@ -77,52 +86,52 @@ impl CorePort {
 
     /// Opens a connection to `service` of a peer.
     pub(super) fn connect(
-        this: &Rc<RefCell<CorePort>>,
+        &mut self,
         path: RocePath,
         service: SocketAddr,
         now: Instant,
-    ) -> io::Result<RoceStream> {
-        let opened = this.borrow_mut().port.connect(path.peer.ip(), now);
+    ) -> io::Result<OpenedFlow> {
+        let opened = self.port.connect(path.peer.ip(), now);
         let opened =
             opened.ok_or_else(|| io::Error::other("the UDP port has as many connections as it may"))?;
-        Ok(CorePort::open(this, path, &opened, (service.port(), service)))
+        Ok(self.open(path, &opened, (service.port(), service)))
     }
 
     /// Opens a connection for a request, whose packet is its first. `None` if the peer or all peers
     /// have as many as they may.
     pub(super) fn admit(
-        this: &Rc<RefCell<CorePort>>,
+        &mut self,
         path: RocePath,
         request: &RoceRequest,
         from: SocketAddr,
         now: Instant,
-    ) -> Option<RoceStream> {
-        let opened = this.borrow_mut().port.admit(request, now)?;
+    ) -> Option<OpenedFlow> {
+        let opened = self.port.admit(request, now)?;
         if let Some(replaced) = opened.replaced {
-            let replaced = this.borrow_mut().flows.remove(&replaced);
+            let replaced = self.flows.remove(&replaced);
             replaced.into_iter().for_each(|flow| {
                 flow.is_hung_up.store(true, Ordering::Relaxed);
                 flow.wake();
             });
         }
-        Some(CorePort::open(this, path, &opened, (request.service.unwrap_or_default(), from)))
+        Some(self.open(path, &opened, (request.service.unwrap_or_default(), from)))
     }
 
     /// `named` is the peer in messages.
     fn open(
-        this: &Rc<RefCell<CorePort>>,
+        &mut self,
         path: RocePath,
         opened: &OpenedConnection,
         (service, named): (u16, SocketAddr),
-    ) -> RoceStream {
+    ) -> OpenedFlow {
         let state = Rc::new(FlowState {
             arrived: RefCell::default(),
             reader: RefCell::default(),
             is_hung_up: Arc::default(),
             is_established: Cell::new(false),
         });
-        this.borrow_mut().flows.insert(opened.numbers.queue_pair, state.clone());
-        RoceStream::new(this, state, path, path.describe(opened, service), named)
+        self.flows.insert(opened.numbers.queue_pair, state.clone());
+        OpenedFlow { state, path, info: path.describe(opened, service), named }
     }
 
     /// Where a datagram belongs.
@@ -133,21 +142,23 @@ impl CorePort {
     /// Gives a datagram to its connection, or answers it.
     pub(super) fn take(&mut self, packet: &ArrivedPacket<'_>, now: Instant) {
         match self.route(packet, now) {
-            Some(Routed::Connection(queue_pair)) => self.deliver(queue_pair, packet),
+            Some(Routed::Connection(queue_pair)) => {
+                self.deliver(queue_pair, packet.datagram, packet.is_marked);
+            }
             Some(Routed::Answer(answer)) => self.share.answer(packet.to, packet.from, &answer),
             // Requests arrive at the acceptor.
             Some(Routed::Request(_) | Routed::Dropped(_)) | None => {}
         }
     }
 
-    /// Gives a packet to a connection.
-    pub(super) fn deliver(&mut self, queue_pair: u32, packet: &ArrivedPacket<'_>) {
+    /// Gives a packet to a connection, which the network may have marked.
+    pub(super) fn deliver(&mut self, queue_pair: u32, datagram: &[u8], is_marked: bool) {
         let Some(flow) = self.flows.get(&queue_pair) else { return };
-        if !flow.is_established.get() && !is_management(packet.datagram) {
+        if !flow.is_established.get() && !is_management(datagram) {
             flow.is_established.set(true);
             self.port.establish(queue_pair);
         }
-        flow.arrived.borrow_mut().push(packet.datagram, packet.is_marked);
+        flow.arrived.borrow_mut().push(datagram, is_marked);
         flow.wake();
     }
 

@@ -12,9 +12,9 @@
 use super::path::RocePath;
 use super::socket::RoceSocket;
 use crate::sys;
+use blockmux_rdma::roce::bytes::UDP_PORT;
+use blockmux_rdma::roce::bytes::{BTH_LEN, QP_GSI};
 use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
-use blockmux_wire::roce::UDP_PORT;
-use blockmux_wire::roce::bth::{BTH_LEN, QP_GSI};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -74,8 +74,8 @@ impl RoceGroup {
 
     /// The group from which an initiator connects, whose packets would leave from `local`.
     ///
-    /// On loopback, the target or another initiator may have the UDP port of that address. Since all
-    /// of 127.0.0.0/8 belongs to this machine, the initiator then takes another address there.
+    /// On loopback, the target or another initiator may have the UDP port of that address. Since
+    /// all of 127.0.0.0/8 belongs to this machine, the initiator then takes another address there.
     ///
     /// # Errors
     /// As for [`RoceGroup::at`].
@@ -211,3 +211,107 @@ const MODULO: u16 = (libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket::{ReceiveBuffers, RecordSender};
+    use super::*;
+    use blockmux_proto::driver::outbox::Outbox;
+    use std::net::UdpSocket;
+
+    /// An address of loopback that no other test, and no other program, uses.
+    fn address(last: u8) -> SocketAddr {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        (Ipv4Addr::new(127, 190 + last, high, low), UDP_PORT).into()
+    }
+
+    const LIMITS: RocePortLimits = RocePortLimits { connections: 8, requests: 8, requests_of_address: 8 };
+
+    /// The packets that a share has received, from their base transport headers on.
+    fn received(share: &RoceShare) -> Vec<Vec<u8>> {
+        let (mut buffers, mut packets) = (ReceiveBuffers::new(), Vec::new());
+        while share.socket().receive(&mut buffers, |packet| packets.push(packet.datagram.to_vec())).is_ok() {}
+        packets
+    }
+
+    fn packet_to(queue_pair: u32, comm_id: u32) -> Vec<u8> {
+        let mut packet = vec![0; 280];
+        packet[4..8].copy_from_slice(&queue_pair.to_be_bytes());
+        packet[COMM_ID_AT as usize..][..4].copy_from_slice(&comm_id.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn a_packet_arrives_at_the_socket_whose_share_has_its_number() {
+        let group = RoceGroup::at(address(0)).unwrap();
+        let (acceptor, sender) = (group.acceptor().unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let shares: Vec<RoceShare> = (0..group.shares()).map(|_| group.share().unwrap()).collect();
+        for share in &shares {
+            let mut port = share.port(LIMITS).unwrap();
+            for _ in 0..8 {
+                let peer = Ipv4Addr::LOCALHOST.into();
+                let numbers = port.connect(peer, std::time::Instant::now()).unwrap().numbers;
+                let packets = [packet_to(numbers.queue_pair, 77), packet_to(QP_GSI, numbers.comm_id)];
+                for packet in &packets {
+                    sender.send_to(packet, group.address()).unwrap();
+                }
+                assert_eq!(received(share), packets);
+            }
+        }
+        let strange = [packet_to(QP_GSI, 0), vec![9; 3], Vec::new()];
+        for packet in &strange {
+            sender.send_to(packet, group.address()).unwrap();
+        }
+        // An empty datagram has no packet.
+        assert_eq!(received(&acceptor), strange[..2]);
+        assert!(shares.iter().all(|share| received(share).is_empty()));
+    }
+
+    #[test]
+    fn a_share_has_one_owner_at_a_time() {
+        let group = RoceGroup::at(address(1)).unwrap();
+        let shares: Vec<RoceShare> = (0..group.shares()).map(|_| group.share().unwrap()).collect();
+        let acceptor = group.acceptor().unwrap();
+        assert!(group.share().is_err() && group.acceptor().is_none());
+        drop((shares, acceptor));
+        assert!(group.share().is_ok() && group.acceptor().is_some());
+    }
+
+    #[test]
+    fn a_port_that_another_program_has_is_not_shared() {
+        let _other = UdpSocket::bind(address(2)).unwrap();
+        let error = RoceGroup::at(address(2)).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let own = RoceGroup::of_initiator(address(2)).unwrap();
+        assert!(own.address().ip().is_loopback() && own.address() != address(2));
+    }
+
+    /// Packets of one length go out in one call, each with the identification that its place in the
+    /// call gives it.
+    #[test]
+    fn joined_packets_arrive_one_by_one_and_intact() {
+        let group = RoceGroup::at(address(3)).unwrap();
+        let share = group.share().unwrap();
+        let mut port = share.port(LIMITS).unwrap();
+        let ip = group.address().ip();
+        let numbers = port.connect(ip, std::time::Instant::now()).unwrap().numbers;
+        let (mut outbox, mut sent) = (Outbox::default(), Vec::new());
+        for len in [1040, 1040, 1040, 200, 1040, 4112, 4112, 64, 64] {
+            let mut record = vec![sent.len() as u8; len];
+            record[4..8].copy_from_slice(&numbers.queue_pair.to_be_bytes());
+            outbox.push_heads([&(len as u16).to_be_bytes()[..], &record]);
+            sent.push(record);
+        }
+        let path = RocePath::back(ip, group.address());
+        RecordSender::default().send(share.socket(), &path, &mut outbox).unwrap();
+        assert!(outbox.is_empty());
+        let flow = path.outgoing().unwrap();
+        let packets = received(&share);
+        for (packet, sent) in packets.iter().zip(&sent) {
+            let (arrived, _) = packet.split_last_chunk::<4>().unwrap();
+            assert_eq!(arrived, &sent[..sent.len() - 4]);
+            assert!(flow.recover(packet).is_some_and(|found| found.dont_fragment));
+        }
+        assert_eq!(packets.len(), sent.len());
+    }
+}

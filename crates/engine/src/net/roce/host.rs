@@ -5,14 +5,14 @@ use super::core_port::CorePort;
 use super::group::RoceGroup;
 use super::login::LoginFlow;
 use super::path::{RocePath, local_to};
-use super::stream::RoceStream;
+use super::stream::{RoceStream, RoceWatch};
 use crate::core::reactor::{EngineCore, Task};
-use crate::net::host::{Host, NetworkHost, SocketWatch};
+use crate::net::host::{Host, NetworkHost};
 use crate::net::login_stream::LoginStream;
 use crate::net::socket::Address;
 use blockmux_proto::driver::session::HangUp;
+use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_volume::{Core, Pool, Waker};
-use blockmux_wire::roce::UDP_PORT;
 use std::any::Any;
 use std::cell::RefCell;
 use std::io;
@@ -75,12 +75,6 @@ impl RoceHost {
     }
 }
 
-/// Wakes a task for its flow.
-pub struct RoceWatch {
-    pub(super) waker: Waker,
-    pub(super) socket: SocketWatch,
-}
-
 impl Core for RoceHost {
     fn now(&self) -> Instant {
         self.core.now()
@@ -118,7 +112,9 @@ impl Host for RoceHost {
 
     fn connect(&self, address: &Address) -> io::Result<RoceStream> {
         let (service, path, group) = way_to(address)?;
-        CorePort::connect(&self.port(&group)?, path, service, self.core.now())
+        let port = self.port(&group)?;
+        let opened = port.borrow_mut().connect(path, service, self.core.now())?;
+        Ok(RoceStream::new(&port, opened))
     }
 
     fn log_in(address: &Address, _timeout: Duration) -> io::Result<Box<dyn LoginStream>> {

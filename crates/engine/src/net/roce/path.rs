@@ -1,9 +1,9 @@
 //! The way between two addresses: how packets are addressed, and how long they may be.
 
 use blockmux_proto::driver::transport::FlowInfo;
+use blockmux_rdma::roce::bytes::UDP_PORT;
+use blockmux_rdma::roce::bytes::{RoceAddresses, RoceFlow};
 use blockmux_rdma::roce::port::OpenedConnection;
-use blockmux_wire::roce::UDP_PORT;
-use blockmux_wire::roce::icrc::{RoceAddresses, RoceFlow};
 use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

@@ -7,8 +7,8 @@
 use super::path::{self, RocePath};
 use crate::sys;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
+use blockmux_rdma::roce::bytes::{Fragmentation, ICRC_LEN, RoceFlow};
 use blockmux_rdma::roce::records::HEAD_LEN;
-use blockmux_wire::roce::icrc::{Fragmentation, ICRC_LEN, RoceFlow};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::array;

@@ -1,14 +1,13 @@
 //! One connection of a UDP port, as a stream of records.
 
-use super::core_port::{CorePort, FlowState};
-use super::host::RoceWatch;
+use super::core_port::{CorePort, FlowState, OpenedFlow};
 use super::path::RocePath;
-use crate::net::host::{ByteStream, StreamEnd};
+use crate::net::host::{ByteStream, SocketWatch, StreamEnd};
 use crate::net::socket::Address;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::HangUp;
 use blockmux_proto::driver::transport::{FlowInfo, TransportInfo};
-use blockmux_volume::{Chunk, SgList};
+use blockmux_volume::{Chunk, SgList, Waker};
 use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +21,12 @@ pub struct RoceStream {
     end: Rc<FlowEnd>,
     state: Rc<FlowState>,
     peer: Arc<str>,
+}
+
+/// Wakes a task for its stream.
+pub struct RoceWatch {
+    pub(super) waker: Waker,
+    pub(super) socket: SocketWatch,
 }
 
 /// What all owners of a connection share.
@@ -54,14 +59,8 @@ impl RoceHandle {
 }
 
 impl RoceStream {
-    /// `named` is the peer in messages.
-    pub(super) fn new(
-        port: &Rc<RefCell<CorePort>>,
-        state: Rc<FlowState>,
-        path: RocePath,
-        info: FlowInfo,
-        named: SocketAddr,
-    ) -> RoceStream {
+    pub(super) fn new(port: &Rc<RefCell<CorePort>>, opened: OpenedFlow) -> RoceStream {
+        let OpenedFlow { state, path, info, named } = opened;
         let has_ended = state.is_hung_up.clone();
         let end = Rc::new(FlowEnd { port: port.clone(), path, info, has_ended });
         RoceStream { end, state, peer: Address::Tcp(named).to_string().into() }
@@ -93,7 +92,7 @@ impl RoceStream {
 
     /// Gives the connection a packet that has arrived elsewhere.
     pub(super) fn deliver(&self, datagram: &[u8]) {
-        self.end.port.borrow_mut().deliver(self.end.info.queue_pair, datagram);
+        self.end.port.borrow_mut().deliver(self.end.info.queue_pair, datagram, false);
     }
 }
 

@@ -6,6 +6,7 @@ mod congestion;
 mod hostile;
 mod port;
 mod provider_conformance;
+mod records;
 mod recovery;
 mod shared_link;
 
