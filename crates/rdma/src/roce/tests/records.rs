@@ -16,6 +16,8 @@ struct RecordPair {
     /// Most bytes that are moved at once.
     step: usize,
     now: Instant,
+    /// Time of the last transfer.
+    moved_at: Instant,
     is_broken: bool,
 }
 
@@ -28,7 +30,7 @@ impl RecordPair {
             RoceRecords::passive(passive, None, pool, [!seed; 32], now),
         ];
         let arrived = [(); 2].map(|()| Chunk::new(Memory::from_heap(CHUNK)));
-        RecordPair { ends, arrived, step, now, is_broken: false }
+        RecordPair { ends, arrived, step, now, moved_at: now, is_broken: false }
     }
 
     /// Moves what one end has to send, at most a step; returns whether there was anything.
@@ -68,6 +70,15 @@ impl RecordPair {
         }
     }
 
+    /// Moves what both ends have to send; returns whether there was anything.
+    fn exchange(&mut self) -> bool {
+        let moved = [0, 1].map(|from| self.transfer(from)) != [false; 2];
+        if moved {
+            self.moved_at = self.now;
+        }
+        moved
+    }
+
     /// Lets time pass until the next deadline.
     fn wait(&mut self) {
         let next = self.ends.iter().filter_map(Timed::poll_timeout).min().unwrap();
@@ -86,8 +97,15 @@ impl Wire for RecordPair {
     }
 
     fn turn(&mut self) -> bool {
-        let moved = [0, 1].map(|from| self.transfer(from));
-        moved != [false; 2]
+        if self.exchange() {
+            return true;
+        }
+        let next = self.ends.iter().filter_map(Timed::poll_timeout).min();
+        let is_due = next.is_some_and(|next| next <= self.moved_at + QUIET);
+        if is_due {
+            self.wait();
+        }
+        is_due
     }
 
     fn break_connection(&mut self) {
@@ -117,10 +135,10 @@ fn endpoint() -> Endpoint {
 /// Both ends of an established connection.
 fn connected() -> RecordPair {
     let mut pair = RecordPair::new([&endpoint(), &endpoint()], usize::MAX, 0);
-    pair.turn();
+    pair.exchange();
     assert!(matches!(pair.ends[1].poll(), Some(Event::Requested { .. })));
     pair.ends[1].post(WorkRequest::Accept { private_data: Vec::new() });
-    while pair.turn() {}
+    while pair.exchange() {}
     for end in &mut pair.ends {
         assert!(matches!(end.poll(), Some(Event::Connected { .. })));
         assert!(end.poll().is_none());
@@ -134,7 +152,7 @@ fn an_idle_connection_stays_open_while_both_sides_answer() {
     let end = pair.now + Duration::from_secs(60);
     while pair.now < end {
         pair.wait();
-        while pair.turn() {}
+        while pair.exchange() {}
     }
     for end in &mut pair.ends {
         assert!(end.poll().is_none());
@@ -151,7 +169,7 @@ fn a_side_that_waits_for_nothing_notices_that_its_peer_is_gone() {
         let left = 1 - gone;
         while !matches!(pair.ends[left].poll(), Some(Event::Disconnected)) {
             pair.wait();
-            pair.turn();
+            pair.exchange();
         }
         assert!(pair.now - begin < Duration::from_secs(10), "{:?}", pair.now - begin);
     }
@@ -172,7 +190,7 @@ fn a_side_that_closes_tells_its_peer_at_once() {
 fn a_connection_that_has_ended_demands_to_be_closed() {
     let mut pair = connected();
     pair.ends[0].post(WorkRequest::Disconnect);
-    while pair.turn() {}
+    while pair.exchange() {}
     for end in &mut pair.ends {
         assert!(matches!(end.poll(), Some(Event::Disconnected)));
         end.outbox();
@@ -196,3 +214,6 @@ fn it_conforms_however_the_stream_of_records_is_cut() {
 }
 
 const CHUNK: usize = 256 << 10;
+/// Ends that have moved nothing for so long have nothing to repeat, and none asks for a sign of life
+/// yet.
+const QUIET: Duration = Duration::from_secs(3);
