@@ -18,6 +18,7 @@ use crate::requests::{MAX_TURNS, Requests, take_turns};
 use crate::srp_target::{TARGET, node};
 use blockmux_proto::driver::session::{Connections, Initiator, Overdue, ProtocolError, Timed};
 use blockmux_proto::driver::target::IoSource;
+use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::testing::Recorder;
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
@@ -166,7 +167,7 @@ impl SrpInitiatorRun<'_> {
             self.records.kind();
             private_data = self.records.bytes();
         }
-        self.session.on_connected(at, self.now);
+        self.session.on_connected(at, &TransportInfo::default(), self.now);
         self.event(
             at,
             match is_accepted {

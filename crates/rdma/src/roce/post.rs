@@ -2,7 +2,7 @@
 
 use super::cm::PRIVATE_DATA;
 use super::requester::RequestedTransfer;
-use super::{PROBE, Roce, RocePhase};
+use super::{Roce, RocePhase};
 use crate::queue_pair::{Caps, Fault, Provider};
 use blockmux_proto::rdma::{Event, QueuePair, Remote, RemoteRights, WorkError, WorkId, WorkRequest};
 use blockmux_volume::{Seg, SgList};
@@ -81,12 +81,7 @@ impl Provider for Roce {
 
     #[inline]
     fn poll(&mut self) -> Option<Event> {
-        loop {
-            match self.events.pop_front() {
-                Some(Event::Done { id: PROBE, .. }) => {}
-                event => return event,
-            }
-        }
+        self.events.pop_front()
     }
 
     fn fault(&self) -> Option<Fault> {

@@ -104,7 +104,8 @@ fn place(flow: Option<FlowInfo>, seed: Seed) -> (RoceConfig, RoceNumbers) {
         }
     });
     let FlowInfo { local, peer, service, source_port, mtu, queue_pair, first_psn, comm_id, guid } = flow;
-    let config = RoceConfig { local, peer, service, source_port, mtu, window: WINDOW, keep_alive: Some(KEEP_ALIVE) };
+    let config =
+        RoceConfig { local, peer, service, source_port, mtu, window: WINDOW, keep_alive: Some(KEEP_ALIVE) };
     (config, RoceNumbers { queue_pair, first_psn, comm_id, guid })
 }
 

@@ -34,8 +34,7 @@ impl ArrivedRequest {
     /// Opens its connection, with the request as its first packet. `None` if that exists already,
     /// which gets the request again, or there may be no other.
     pub(super) fn open_at(&self, port: &Rc<RefCell<CorePort>>, now: Instant) -> Option<RoceStream> {
-        let packet =
-            ArrivedPacket { datagram: &self.packet, from: self.from, to: self.to, is_marked: false };
+        let packet = ArrivedPacket { datagram: &self.packet, from: self.from, to: self.to, is_marked: false };
         let routed = port.borrow_mut().route(&packet, now)?;
         match routed {
             Routed::Request(request) => {
