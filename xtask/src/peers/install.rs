@@ -60,6 +60,10 @@ const PEERS: &[Peer] = &[
     ),
     peer("xfs_repair", "xfsprogs", KERNEL),
     peer("rdma", "iproute2", KERNEL),
+    peer("rping", "rdmacm-utils", RXE),
+    peer("ib_send_bw", "perftest", RXE),
+    peer("ib_read_bw", "perftest", RXE),
+    peer("ib_write_bw", "perftest", RXE),
     peer("ss", "iproute2", KERNEL),
     peer("aoe-discover", "aoetools", KERNEL),
     peer("aoe-stat", "aoetools", KERNEL),
@@ -74,6 +78,8 @@ const PEERS: &[Peer] = &[
 
 /// Tests that need all of these programs at once.
 const KERNEL: &str = "tests with the Linux kernel";
+/// Tests that the other tests with the kernel do without.
+const RXE: &str = "software RoCEv2 with the Linux kernel's";
 
 const fn peer(program: &'static str, package: &'static str, tests: &'static str) -> Peer {
     Peer { program, package, tests }

@@ -2,7 +2,7 @@
 //! the guest's kernel, and the scripts.
 
 use super::kernel::Kernel;
-use super::siw;
+use super::{rxe, siw};
 use crate::process::{find, succeed};
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +72,7 @@ const MODULES: &[&str] = &[
     "tcp_diag",
     "veth",
     "sch_tbf",
+    "sch_netem",
     "ib_iser",
     "ib_isert",
     "nvme_rdma",
@@ -138,7 +139,8 @@ pub(crate) fn build(
     }
     symlink("dash", root.join("usr/bin/sh"))?;
     symlink("kmod", root.join("usr/bin/modprobe"))?;
-    let optional = FOR_TLS.iter().chain(FOR_STUDY).filter(|program| find(program).is_some());
+    let optional = FOR_TLS.iter().chain(FOR_STUDY).chain(rxe::PROGRAMS);
+    let optional = optional.filter(|program| find(program).is_some());
     let names: Vec<&str> = PROGRAMS.iter().chain(optional).copied().collect();
     let programs = names.iter().map(|program| find(program).with_context(|| format!("no {program}")));
     let programs = programs.collect::<Result<Vec<_>>>()?;
@@ -151,7 +153,8 @@ pub(crate) fn build(
         succeed(Command::new("strip").arg("-o").arg(root.join("usr/bin").join(name)).arg(program))?;
     }
     let for_siw: &[&str] = if siw.is_some() { siw::PROVIDER } else { &[] };
-    let files = FILES.iter().chain(for_siw).map(Path::new);
+    let for_rxe = rxe::PROVIDER.iter().filter(|file| Path::new(file).exists());
+    let files = FILES.iter().chain(for_siw).chain(for_rxe).map(Path::new);
     let linked: Vec<PathBuf> = programs.into_iter().chain(ours.iter().cloned()).collect();
     for file in libraries(&linked)?.iter().map(PathBuf::as_path).chain(files) {
         copy_to_the_same_place(file, root)?;

@@ -12,7 +12,7 @@
 //! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` creates a guest's
 //! file system from both and from programs of this machine, `boot` a disk from which firmware loads
 //! them, `guest` runs one script, `host` executes the script's requests, and `log` records the
-//! output of both sides.
+//! output of both sides. `rxe` says what some scripts need of this machine.
 
 mod boot;
 mod guest;
@@ -20,6 +20,7 @@ mod host;
 mod image;
 mod kernel;
 mod log;
+mod rxe;
 mod siw;
 
 use crate::peers::package;
@@ -27,7 +28,7 @@ use crate::process::{cargo, find, succeed, target_directory};
 use anyhow::{Context, Result, bail};
 use guest::Guest;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each
@@ -57,29 +58,10 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
             None
         }
     };
-    for (with, programs) in [(WITH_TLSHD, image::FOR_TLS), (WITH_STUDY, image::FOR_STUDY)] {
-        if let Some(program) = programs.iter().find(|program| find(program).is_none()) {
-            let lacking = scripts.extract_if(.., |script| with.contains(&script.as_str()));
-            lines.extend(lacking.map(|script| format!("skipped: {script} (no {program})")));
-        }
-    }
-    if let Some(lacking) = boot::missing() {
-        let from_disk = scripts.extract_if(.., |script| boot::boots_from_disk(script));
-        lines.extend(
-            from_disk.map(|script| format!("skipped: {script} (no {lacking}, Debian package grub-pc-bin)")),
-        );
-    }
+    lines.extend(skip_lacking(&mut scripts));
     let programs = target_directory(root).join("debug");
-    let in_guest = scripts.iter().any(|script| is_in_guest(script));
-    if let Some(program) = in_guest.then_some("strip").filter(|program| find(program).is_none()) {
-        let in_guest = scripts.extract_if(.., |script| is_in_guest(script));
-        lines.extend(in_guest.map(|script| format!("skipped: {script} (no {program})")));
-    }
     let for_guest = match scripts.iter().any(|script| is_in_guest(script)) {
-        true => {
-            succeed(&mut cargo(root, "build --quiet --package blockmux-engine --example conforms"))?;
-            vec![programs.join("blockmux"), programs.join("examples/conforms")]
-        }
+        true => build_for_guest(root, &programs)?,
         false => Vec::new(),
     };
     let image = place.join("image.cpio");
@@ -112,6 +94,43 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
     let seconds = started.elapsed().as_secs_f64();
     lines.push(format!("Linux {}: {checks} checks passed in {seconds:.0} s", kernel.release));
     Ok(lines)
+}
+
+/// Removes the scripts that need programs which this machine lacks; returns a line for each.
+fn skip_lacking(scripts: &mut Vec<String>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (with, programs) in [(WITH_TLSHD, image::FOR_TLS), (WITH_STUDY, image::FOR_STUDY)] {
+        if let Some(program) = programs.iter().find(|program| find(program).is_none()) {
+            let lacking = scripts.extract_if(.., |script| with.contains(&script.as_str()));
+            lines.extend(lacking.map(|script| format!("skipped: {script} (no {program})")));
+        }
+    }
+    if let Some(lacking) = boot::missing() {
+        let from_disk = scripts.extract_if(.., |script| boot::boots_from_disk(script));
+        lines.extend(
+            from_disk.map(|script| format!("skipped: {script} (no {lacking}, Debian package grub-pc-bin)")),
+        );
+    }
+    if let Some(lacking) = rxe::missing() {
+        let over_rxe = scripts.extract_if(.., |script| rxe::is_used_by(script));
+        lines.extend(over_rxe.map(|script| format!("skipped: {script} ({lacking})")));
+    }
+    if find("strip").is_none() {
+        let in_guest = scripts.extract_if(.., |script| is_in_guest(script));
+        lines.extend(in_guest.map(|script| format!("skipped: {script} (no strip)")));
+    }
+    lines
+}
+
+/// Builds what scripts run in the guest; returns the paths of the programs.
+fn build_for_guest(root: &Path, programs: &Path) -> Result<Vec<PathBuf>> {
+    let mut built = vec![programs.join("blockmux")];
+    for example in EXAMPLES {
+        let build = format!("build --quiet --package blockmux-engine --example {example}");
+        succeed(&mut cargo(root, &build))?;
+        built.push(programs.join("examples").join(example));
+    }
+    Ok(built)
 }
 
 /// The names of all scripts, in order.
@@ -170,8 +189,10 @@ const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Scripts that run the file-system study.
 const WITH_STUDY: &[&str] = &["attach-study.sh"];
 /// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
-/// TLS, ublk or RDMA.
-const IN_GUEST: &[&str] = &["attach", "ktls", "verbs"];
+/// TLS, ublk or RDMA, or because both sides have to be on one network.
+const IN_GUEST: &[&str] = &["attach", "ktls", "roce", "verbs"];
+/// Examples of the engine that such scripts run.
+const EXAMPLES: &[&str] = &["conforms", "roce_peer"];
 /// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];
