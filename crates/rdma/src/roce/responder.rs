@@ -48,6 +48,8 @@ pub(super) struct Responder {
     reply: Option<ResponderReply>,
     /// Whether the peer was asked to send the expected packet again.
     has_asked: bool,
+    /// Whether the last answer that was sent has asked for a packet.
+    is_asking: bool,
     /// How often the expected packet has found no receive buffer.
     not_ready: usize,
     /// The answer that has ended the connection.
@@ -137,6 +139,7 @@ impl Responder {
             max_reads: 0,
             reply: None,
             has_asked: false,
+            is_asking: false,
             not_ready: 0,
             refusal: None,
         }
@@ -361,8 +364,12 @@ impl Responder {
 
     /// Acknowledges everything before the expected packet.
     fn acknowledge(&mut self) {
+        self.reply = Some(self.acknowledgement());
+    }
+
+    fn acknowledgement(&self) -> ResponderReply {
         let psn = self.expected.previous();
-        self.reply = Some(ResponderReply { psn, syndrome: Syndrome::Ack(CREDITS_UNLIMITED), msn: self.msn });
+        ResponderReply { psn, syndrome: Syndrome::Ack(CREDITS_UNLIMITED), msn: self.msn }
     }
 
     /// Asks for the expected packet, once.
@@ -411,6 +418,20 @@ impl Responder {
         self.reply = self.refusal;
     }
 
+    /// Takes the acknowledgement to send.
+    ///
+    /// Linux's rxe goes back for one sequence error, and not for another one before an
+    /// acknowledgement: it would wait for its timeout, of seconds. So there is one in between.
+    fn next_reply(&mut self) -> Option<ResponderReply> {
+        let reply = self.reply?;
+        let asks = reply.syndrome == Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
+        if std::mem::replace(&mut self.is_asking, asks) && asks {
+            self.is_asking = false;
+            return Some(self.acknowledgement());
+        }
+        self.reply.take()
+    }
+
     /// Appends the next answer to `packet`; returns whether there is one.
     ///
     /// # Errors
@@ -422,7 +443,7 @@ impl Responder {
         packet: &mut Vec<u8>,
     ) -> Result<bool, RefusedRequest> {
         let Some(read) = self.reads.iter_mut().find(|read| read.is_pending()) else {
-            let Some(reply) = self.reply.take() else { return Ok(false) };
+            let Some(reply) = self.next_reply() else { return Ok(false) };
             put_reply(packet, self.peer_qp, reply);
             return Ok(true);
         };
@@ -445,6 +466,7 @@ impl Responder {
                 return Err(refused);
             }
         };
+        self.is_asking = false;
         let index = read.next;
         read.next = index.saturating_add(1);
         let place = PacketPlace::of(index == read.from, !read.is_pending());
