@@ -41,6 +41,8 @@ pub(crate) trait RequestedService {
 pub(crate) struct UdpPort {
     socket: UdpSocket,
     is_blocking: bool,
+    /// Whether there may be more to send at once.
+    is_busy: bool,
     local: IpAddr,
     mtu: u16,
     port: RocePort,
@@ -91,6 +93,7 @@ impl UdpPort {
         Ok(UdpPort {
             socket,
             is_blocking: true,
+            is_busy: true,
             local,
             mtu,
             port: RocePort::new(limits, random()?),
@@ -137,17 +140,17 @@ impl UdpPort {
     /// Receives what has arrived, or waits until something arrives or a timer is due; then handles
     /// events and sends. Returns the connections that have ended.
     pub(crate) fn turn(&mut self, services: &mut dyn RequestedService) -> io::Result<Vec<EndedConnection>> {
-        // A few at a time, since the peer's packets wait in a buffer meanwhile.
-        let is_busy = self.send(BATCH)?;
         for nth in 0..BATCH {
-            if !self.receive(nth == 0 && !is_busy, services)? {
+            if !self.receive(nth == 0 && !self.is_busy, services)? {
                 break;
             }
         }
         let now = Instant::now();
+        self.connections.values_mut().for_each(|connection| connection.work(now));
+        // A few at a time, since the peer's packets wait in a buffer meanwhile.
+        self.is_busy = self.send(BATCH)?;
         let mut ended = Vec::new();
-        for (number, connection) in &mut self.connections {
-            connection.work(now);
+        for (number, connection) in &self.connections {
             if connection.queue_pair.is_established() {
                 self.port.establish(*number);
             }
