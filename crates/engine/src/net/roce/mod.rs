@@ -9,8 +9,8 @@
 //! ```
 //! The standard has one UDP port, and the peers do not choose which core a packet arrives at: the
 //! number of the queue pair does. Each core draws only numbers that belong to its own socket, and a
-//! filter of the port has the kernel deliver each packet there (`group.rs`). So cores share nothing,
-//! and nothing is passed between them but requests for connections (decision 102).
+//! filter of the port has the kernel deliver each packet there (`group.rs`). So cores share
+//! nothing, and nothing is passed between them but requests for connections (decision 102).
 
 mod accepted;
 mod core_port;

@@ -214,6 +214,6 @@ fn it_conforms_however_the_stream_of_records_is_cut() {
 }
 
 const CHUNK: usize = 256 << 10;
-/// Ends that have moved nothing for so long have nothing to repeat, and none asks for a sign of life
-/// yet.
+/// Ends that have moved nothing for so long have nothing to repeat, and none asks for a sign of
+/// life yet.
 const QUIET: Duration = Duration::from_secs(3);
