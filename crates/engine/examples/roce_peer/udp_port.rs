@@ -129,7 +129,15 @@ impl UdpPort {
         now: Instant,
     ) -> io::Result<()> {
         let (local, mtu) = (self.local, self.mtu);
-        let config = RoceConfig { local, peer, service, source_port: SOURCE_PORT, mtu, window: WINDOW };
+        let config = RoceConfig {
+            local,
+            peer,
+            service,
+            source_port: SOURCE_PORT,
+            mtu,
+            window: WINDOW,
+            keep_alive: Some(KEEP_ALIVE),
+        };
         let pool = self.pool.clone();
         let queue_pair = create(&application.endpoint(), config, numbers, pool, random()?, now);
         let connection = OpenConnection { peer, queue_pair, application, failure: None };
@@ -232,7 +240,8 @@ impl UdpPort {
 
     fn deliver(&mut self, number: u32, datagram: &Chunk, now: Instant) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let result = connection.queue_pair.on_packet(datagram, now).map_err(|error| error.to_string());
+        // This socket does not ask for the ECN codepoint.
+        let result = connection.queue_pair.on_packet(datagram, false, now).map_err(|error| error.to_string());
         connection.note(result);
     }
 }
@@ -310,6 +319,8 @@ const BATCH: usize = 16;
 const SHORTEST_WAIT: Duration = Duration::from_micros(1);
 /// Packets in flight of each connection.
 const WINDOW: u32 = 64;
+/// How long a peer may be silent before it is asked for a sign of life.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// The port that requests of this side are said to come from.
 const SOURCE_PORT: u16 = 40_000;
 /// Memory for messages, in bytes.
