@@ -13,7 +13,7 @@ pub use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed, refusal};
 use blockmux_volume::Core;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,7 +23,8 @@ use tracing::warn;
 /// A UDP port that is open, at which one service listens.
 pub struct RoceListener {
     group: Arc<RoceGroup>,
-    service: u16,
+    /// Where the service listens: the UDP port may be open at all addresses, for another service.
+    service: SocketAddr,
 }
 
 impl RoceListener {
@@ -33,7 +34,7 @@ impl RoceListener {
     /// # Errors
     /// If another program has the UDP port, or the address is not local.
     pub fn bind(address: SocketAddr) -> io::Result<RoceListener> {
-        Ok(RoceListener { group: RoceGroup::at(address)?, service: address.port() })
+        Ok(RoceListener { group: RoceGroup::at(address)?, service: address })
     }
 }
 
@@ -47,7 +48,7 @@ struct Services {
 #[derive(Clone)]
 struct Service {
     group: Arc<RoceGroup>,
-    port: u16,
+    listens_at: SocketAddr,
     end: ListenerEnd,
     cores: Arc<[Inbox]>,
     serve: Serve<RoceHost>,
@@ -83,10 +84,10 @@ impl RoceListenerTask {
         serve: Serve<RoceHost>,
         limit: ConnectionLimit,
     ) -> io::Result<()> {
-        let RoceListener { group, service: port } = listener;
+        let RoceListener { group, service: listens_at } = listener;
         let service = Service {
             group: group.clone(),
-            port,
+            listens_at,
             end,
             cores: cores.into(),
             serve,
@@ -145,7 +146,8 @@ fn on_packet(
     match port.route(&flow, packet.datagram, now) {
         Routed::Request(request) => {
             let list = lock(&services.list);
-            let service = list.iter().find(|service| Some(service.port) == request.service).cloned();
+            let is_asked = |service: &&Service| is_asked(service.listens_at, packet.to, request.service);
+            let service = list.iter().find(is_asked).cloned();
             drop(list);
             let refused = match service {
                 Some(service) => service.pass(packet, &request).err(),
@@ -158,6 +160,13 @@ fn on_packet(
         Routed::Answer(answer) => share.answer(packet.to, packet.from, &answer),
         Routed::Connection(_) | Routed::Dropped(_) => {}
     }
+}
+
+/// Whether a request to this address of the machine, for the service with this port, is for what
+/// listens there.
+fn is_asked(listens_at: SocketAddr, to: IpAddr, port: Option<u16>) -> bool {
+    let is_there = listens_at.ip() == to || listens_at.ip().is_unspecified();
+    is_there && port == Some(listens_at.port())
 }
 
 impl Service {
@@ -225,3 +234,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const NONE: RocePortLimits = RocePortLimits { connections: 0, requests: 0, requests_of_address: 0 };
 /// Requests of one service that may be on their way to cores.
 const MAX_PASSED: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener at all addresses opens the UDP port at all of them, also for listeners at one.
+    #[test]
+    fn a_service_at_one_address_is_not_reached_at_another() {
+        let asks = |listens_at: &str, to: &str, port| {
+            is_asked(listens_at.parse().unwrap(), to.parse().unwrap(), port)
+        };
+        for (listens_at, to, other) in
+            [("192.0.2.1:3260", "192.0.2.1", "192.0.2.2"), ("[fe80::1%1]:3260", "fe80::1", "2001:db8::1")]
+        {
+            assert!(asks(listens_at, to, Some(3260)));
+            assert!(!asks(listens_at, other, Some(3260)));
+            assert!(!asks(listens_at, to, Some(3261)) && !asks(listens_at, to, None));
+        }
+        for (listens_at, to) in [("0.0.0.0:3260", "192.0.2.1"), ("[::]:3260", "2001:db8::1")] {
+            assert!(asks(listens_at, to, Some(3260)) && !asks(listens_at, to, Some(3261)));
+        }
+    }
+}
