@@ -159,9 +159,6 @@ impl UdpPort {
         self.is_busy = self.send(BATCH)?;
         let mut ended = Vec::new();
         for (number, connection) in &self.connections {
-            if connection.queue_pair.is_established() {
-                self.port.establish(*number);
-            }
             if connection.queue_pair.is_drained() {
                 self.port.close(*number, now);
                 ended.push(*number);

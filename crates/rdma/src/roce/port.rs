@@ -18,6 +18,10 @@
 //! replaced, so that a flood displaces itself first. Numbers of queue pairs, communication
 //! identifiers and first sequence numbers are unpredictable, so nobody establishes a connection for
 //! another address, or reaches one, without seeing its packets.
+//!
+//! A connection is established, for these limits, by the first packet that names a number drawn for
+//! it: a packet to its queue pair, or a message with its communication identifier, such as an RTU.
+//! A repeated request names neither.
 
 use super::cm::{RoceNumbers, put_message};
 use super::congestion;
@@ -88,6 +92,8 @@ struct PortConnection {
     numbers: RoceNumbers,
     /// The peer's communication identifier, if the peer has requested the connection.
     request: Option<u32>,
+    /// Whether it is in [`RocePort::waiting`].
+    is_waiting: bool,
     identification: FlowIdentification,
 }
 
@@ -195,12 +201,22 @@ impl RocePort {
         let known = self.connections.get_mut(&queue_pair).filter(|connection| connection.peer == source);
         let Some(connection) = known else { return Routed::Dropped(DroppedPacket::Unknown) };
         match connection.identification.accepts(identification, now) {
-            true => Routed::Connection(queue_pair),
+            true => self.route_established(queue_pair),
             false => Routed::Dropped(DroppedPacket::Damaged),
         }
     }
 
-    fn route_management(&self, source: IpAddr, packet: &RocePacket<'_>) -> Routed {
+    /// A packet for this connection, whose sender has shown that it receives what is sent to its
+    /// address.
+    fn route_established(&mut self, queue_pair: u32) -> Routed {
+        let connection = self.connections.get_mut(&queue_pair);
+        if connection.is_some_and(|connection| std::mem::take(&mut connection.is_waiting)) {
+            self.waiting.retain(|waiting| *waiting != queue_pair);
+        }
+        Routed::Connection(queue_pair)
+    }
+
+    fn route_management(&mut self, source: IpAddr, packet: &RocePacket<'_>) -> Routed {
         let is_gsi = packet.deth.is_some_and(|deth| deth.q_key.get() == Q_KEY_GSI);
         let Some((header, message)) = CmMessage::parse(packet.payload).filter(|_| is_gsi) else {
             return Routed::Dropped(DroppedPacket::Malformed);
@@ -220,7 +236,7 @@ impl RocePort {
         }
         let known = message.remote_comm_id().and_then(|comm_id| self.by_comm_id.get(&comm_id));
         match known.filter(is_of_source) {
-            Some(queue_pair) => Routed::Connection(*queue_pair),
+            Some(queue_pair) => self.route_established(*queue_pair),
             None => answer_of_nobody(header.transaction_id.get(), &message),
         }
     }
@@ -247,6 +263,9 @@ impl RocePort {
             self.close(queue_pair, now);
         }
         let opened = self.open(request.peer, Some(request.comm_id), now)?;
+        if let Some(connection) = self.connections.get_mut(&opened.numbers.queue_pair) {
+            connection.is_waiting = true;
+        }
         self.waiting.push_back(opened.numbers.queue_pair);
         Some(OpenedConnection { replaced, ..opened })
     }
@@ -277,7 +296,7 @@ impl RocePort {
         self.retired.retain(|(until, _)| now < *until);
         let numbers = self.draw();
         let identification = FlowIdentification::default();
-        let connection = PortConnection { peer, numbers, request, identification };
+        let connection = PortConnection { peer, numbers, request, is_waiting: false, identification };
         self.connections.insert(numbers.queue_pair, connection);
         self.by_comm_id.insert(numbers.comm_id, numbers.queue_pair);
         if let Some(comm_id) = request {
@@ -302,12 +321,6 @@ impl RocePort {
                 return RoceNumbers { queue_pair, first_psn, comm_id, guid: self.guid };
             }
         }
-    }
-
-    /// Records that a requested connection is established: its peer has shown that it receives what
-    /// is sent to its address.
-    pub fn establish(&mut self, queue_pair: u32) {
-        self.waiting.retain(|waiting| *waiting != queue_pair);
     }
 
     /// Forgets a connection. Its numbers are not used again for [`RETIREMENT`], because packets may

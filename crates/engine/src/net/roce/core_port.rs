@@ -8,10 +8,9 @@ use crate::core::reactor::{EngineCore, Progress, Task, cross_thread_waker};
 use crate::net::host::{Host, SocketWatch};
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::transport::FlowInfo;
-use blockmux_rdma::roce::bytes::QP_GSI;
 use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
 use blockmux_volume::{Core, Waker};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -41,8 +40,6 @@ pub(super) struct FlowState {
     /// The task that waits for packets, or for the end.
     pub(super) reader: RefCell<Option<Waker>>,
     pub(super) is_hung_up: Arc<AtomicBool>,
-    /// Whether the peer has shown that it receives what is sent to its address.
-    is_established: Cell<bool>,
 }
 
 /// A connection that was just opened.
@@ -128,7 +125,6 @@ impl CorePort {
             arrived: RefCell::default(),
             reader: RefCell::default(),
             is_hung_up: Arc::default(),
-            is_established: Cell::new(false),
         });
         self.flows.insert(opened.numbers.queue_pair, state.clone());
         OpenedFlow { state, path, info: path.describe(opened, service), named }
@@ -154,10 +150,6 @@ impl CorePort {
     /// Gives a packet to a connection, which the network may have marked.
     pub(super) fn deliver(&mut self, queue_pair: u32, datagram: &[u8], is_marked: bool) {
         let Some(flow) = self.flows.get(&queue_pair) else { return };
-        if !flow.is_established.get() && !is_management(datagram) {
-            flow.is_established.set(true);
-            self.port.establish(queue_pair);
-        }
         flow.arrived.borrow_mut().push(datagram, is_marked);
         flow.wake();
     }
@@ -231,11 +223,6 @@ impl Task for PortTask {
     fn park(&mut self) {
         self.watch.wake_when(self.port.borrow().share.socket(), libc::POLLIN);
     }
-}
-
-/// Whether a packet is a message of connection management.
-fn is_management(datagram: &[u8]) -> bool {
-    datagram.get(5..8).is_some_and(|number| number == &QP_GSI.to_be_bytes()[1..])
 }
 
 const LIMITS: RocePortLimits = RocePortLimits { connections: 4096, requests: 256, requests_of_address: 64 };

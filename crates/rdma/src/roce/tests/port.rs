@@ -69,6 +69,24 @@ fn initiator(number: u8, now: Instant) -> (Roce, Vec<u8>) {
     (roce, request)
 }
 
+/// Routes a packet of a host.
+fn route(port: &mut RocePort, from: u8, packet: &[u8], now: Instant) -> Routed {
+    let flow = flow_from(host(from));
+    let icrc = flow.icrc(Fragmentation::default(), packet);
+    port.route(&flow, &[packet, &icrc].concat(), now)
+}
+
+fn acknowledgement(queue_pair: u32) -> Vec<u8> {
+    let [_, number @ ..] = queue_pair.to_be_bytes();
+    [&[0x11, 0, 0xff, 0xff, 0][..], &number, &[0, 0, 0, 1, 0x1f, 0, 0, 1]].concat()
+}
+
+/// A host shows that it receives the answer to its request.
+fn establish(port: &mut RocePort, from: u8, opened: &OpenedConnection, now: Instant) {
+    let number = opened.numbers.queue_pair;
+    assert_eq!(route(port, from, &acknowledgement(number), now), Routed::Connection(number));
+}
+
 #[test]
 fn a_connection_is_requested_established_and_released_through_the_port() {
     let (mut port, now) = (port(), Instant::now());
@@ -97,7 +115,6 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
         passive.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
     }
     assert!(passive.is_established());
-    port.establish(numbers.queue_pair);
     port.close(numbers.queue_pair, now);
     assert!(port.is_empty());
 }
@@ -106,15 +123,11 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
 fn packets_of_another_address_reach_no_connection() {
     let (mut port, now) = (port(), Instant::now());
     let opened = port.connect(host(1).into(), now).unwrap();
-    let mut packet = vec![0x11, 0, 0xff, 0xff, 0];
-    packet.extend(&opened.numbers.queue_pair.to_be_bytes()[1..]);
-    packet.extend([0, 0, 0, 1, 0x1f, 0, 0, 1]);
+    let packet = acknowledgement(opened.numbers.queue_pair);
     for (from, expected) in
         [(1, Routed::Connection(opened.numbers.queue_pair)), (2, Routed::Dropped(DroppedPacket::Unknown))]
     {
-        let flow = flow_from(host(from));
-        let icrc = flow.icrc(Fragmentation::default(), &packet);
-        assert_eq!(port.route(&flow, &[&packet[..], &icrc].concat(), now), expected);
+        assert_eq!(route(&mut port, from, &packet, now), expected);
     }
 }
 
@@ -136,7 +149,7 @@ fn a_flood_of_requests_displaces_itself_first() {
     // Established connections are not displaced.
     let (mut port, now) = (self::port(), now);
     let honest = port.admit(&asks(1, 1), now).unwrap();
-    port.establish(honest.numbers.queue_pair);
+    establish(&mut port, 1, &honest, now);
     for number in 2..250 {
         assert_ne!(port.admit(&asks(number, 1), now).unwrap().replaced, Some(honest.numbers.queue_pair));
     }
@@ -144,11 +157,30 @@ fn a_flood_of_requests_displaces_itself_first() {
 }
 
 #[test]
+fn any_message_but_a_request_establishes_a_connection() {
+    for attribute in [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16] {
+        let (mut port, now) = (port(), Instant::now());
+        let first = port.admit(&asks(1, 77), now).unwrap();
+        let [number, comm_id] = [first.numbers.queue_pair, first.numbers.comm_id];
+        let (_, request) = initiator(1, now);
+        let mut message = request[..request.len() - 4].to_vec();
+        message[37] = attribute;
+        if attribute != 0x10 {
+            message[48..52].copy_from_slice(&comm_id.to_be_bytes());
+        }
+        assert_eq!(route(&mut port, 1, &message, now), Routed::Connection(number));
+        let replaced: Vec<_> =
+            (2..250).filter_map(|number| port.admit(&asks(number, 1), now).unwrap().replaced).collect();
+        assert_eq!(replaced.contains(&number), attribute == 0x10, "{attribute:x}");
+    }
+}
+
+#[test]
 fn a_port_has_no_more_connections_than_its_limit() {
     let (mut port, now) = (port(), Instant::now());
     for _ in 0..LIMITS.connections {
         let opened = port.admit(&asks(1, port.len() as u32), now).unwrap();
-        port.establish(opened.numbers.queue_pair);
+        establish(&mut port, 1, &opened, now);
     }
     assert_eq!(port.admit(&asks(1, 99), now), None);
     assert_eq!(port.connect(host(1).into(), now), None);
