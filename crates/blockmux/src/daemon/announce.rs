@@ -8,10 +8,11 @@ use crate::process::machine::own_addresses;
 use crate::protocol::Frontends;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
-use crate::protocol::policy::Policy;
+use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::served_protocols;
 use blockmux_engine::net::socket::Address;
 use blockmux_proto::exports::Exports;
+use blockmux_proto::names::rdma::{TCP_TARGET_QUERY, UDP_TARGET_QUERY};
 use blockmux_volume::units::human_size;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -73,7 +74,7 @@ impl Announcement {
         let listeners = policy.listeners();
         let listeners = listeners.iter().filter_map(|listener| {
             let frontend = frontends.of(listener.protocol)?;
-            Some((listener, frontend, portals(&listener.place, clients)))
+            Some((listener, frontend, portals(listener, clients)))
         });
         let listeners: Vec<_> = listeners.collect();
         let announced = exports.iter().filter_map(|(volume, export)| {
@@ -84,7 +85,7 @@ impl Announcement {
                 for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
                     let own =
                         portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
-                    connect.extend(own.map(|info| (protocol.name, info)));
+                    own.for_each(|info| add_new(&mut connect, protocol.name, info));
                 }
             }
             Some(Announced { connect, size: export.volume.info().size, name: named.export, disk: None })
@@ -259,10 +260,20 @@ struct ExportJson<'a> {
     commands: Vec<&'a str>,
 }
 
-/// The addresses at which clients reach a listener. A listener on the unspecified address is
-/// reached at every address of the machine, or at loopback by local clients.
-fn portals(listener: &ListenerAddress, clients: ClientLocation) -> Vec<Portal> {
-    let places = match listener {
+/// Adds how clients connect, without what is listed already: protocols over TCP have the same URLs
+/// at all fabrics of a listener, and standard clients the same commands.
+fn add_new(connect: &mut Vec<(&'static str, ConnectInfo)>, protocol: &'static str, mut info: ConnectInfo) {
+    let is_known = |command: &String| connect.iter().any(|(_, known)| known.commands.contains(command));
+    info.commands.retain(|command| !is_known(command));
+    if connect.iter().all(|(_, known)| known.url != info.url) {
+        connect.push((protocol, info));
+    }
+}
+
+/// The addresses at which clients reach a listener, each with its fabrics. A listener on the
+/// unspecified address is reached at every address of the machine, or at loopback by local clients.
+fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
+    let places = match &listener.place {
         // A command may be copied into a shell in another directory.
         ListenerAddress::Socket(Address::Unix(path)) => {
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -279,7 +290,16 @@ fn portals(listener: &ListenerAddress, clients: ClientLocation) -> Vec<Portal> {
         }
         other => vec![other.clone()],
     };
-    places.into_iter().map(|reached_at| Portal { listener: listener.clone(), reached_at }).collect()
+    let fabrics = std::iter::once(TCP_TARGET_QUERY).chain(listener.has_roce.then_some(UDP_TARGET_QUERY));
+    let at = |reached_at: ListenerAddress| {
+        let listener = listener.place.clone();
+        fabrics.clone().map(move |rdma_query| Portal {
+            listener: listener.clone(),
+            reached_at: reached_at.clone(),
+            rdma_query,
+        })
+    };
+    places.into_iter().flat_map(at).collect()
 }
 
 /// Maximum number of lines that [`AnnouncementDetail::Short`] prints for several exports.
@@ -295,12 +315,22 @@ mod tests {
     use crate::attach::way::Way;
     use crate::daemon::disks::DeviceInfo;
     use crate::protocol::NBD;
-    use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
     use blockmux_proto::names::networks::AllowedNetworks;
     use blockmux_proto::volume_state::VolumeTraffic;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
+
+    fn listener(address: Address) -> PolicyListener {
+        PolicyListener {
+            protocol: &NBD,
+            place: ListenerAddress::Socket(address),
+            volumes: None,
+            networks: AllowedNetworks::default(),
+            is_asked: true,
+            has_roce: false,
+        }
+    }
 
     fn announcement(addresses: &[Address], names: &[&str]) -> Announcement {
         let export = |name: &str| Export {
@@ -310,14 +340,7 @@ mod tests {
             volume: Arc::new(NullVolume::new(1 << 30)),
         };
         let exports = Exports::new(names.iter().map(|name| export(name)).collect());
-        let asked = addresses.iter().map(|address| PolicyListener {
-            protocol: &NBD,
-            place: ListenerAddress::Socket(address.clone()),
-            volumes: None,
-            networks: AllowedNetworks::default(),
-            is_asked: true,
-            has_roce: false,
-        });
+        let asked = addresses.iter().cloned().map(listener);
         let volumes = names.iter().map(|name| ((*name).to_owned(), None));
         let policy = Policy::new(Vec::new(), volumes).unwrap();
         let policy = policy.at(asked.collect(), false).unwrap();
@@ -370,8 +393,8 @@ b  1 GiB
 
     #[test]
     fn a_listener_on_the_unspecified_address_is_reached_at_the_addresses_of_the_machine() {
-        let at = |listener: &str, clients| {
-            let listener = ListenerAddress::Socket(Address::Tcp(listener.parse().unwrap()));
+        let at = |address: &str, clients| {
+            let listener = listener(Address::Tcp(address.parse().unwrap()));
             portals(&listener, clients).into_iter().filter_map(|portal| portal.tcp()).collect::<Vec<_>>()
         };
         for (listener, loopback) in [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7")] {

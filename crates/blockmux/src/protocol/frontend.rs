@@ -292,6 +292,8 @@ pub(crate) struct Change {
 pub(crate) struct Portal {
     pub(crate) listener: ListenerAddress,
     pub(crate) reached_at: ListenerAddress,
+    /// The query of URLs of protocols over RDMA, which names the fabric there.
+    pub(crate) rdma_query: &'static str,
 }
 
 impl Portal {
@@ -304,8 +306,9 @@ impl Portal {
     #[cfg(test)]
     pub(crate) fn at(address: &str) -> Portal {
         use blockmux_engine::net::socket::Address;
+        use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
         let place = ListenerAddress::Socket(Address::Tcp(address.parse().expect("a test names addresses")));
-        Portal { listener: place.clone(), reached_at: place }
+        Portal { listener: place.clone(), reached_at: place, rdma_query: TCP_TARGET_QUERY }
     }
 }
 

@@ -33,11 +33,14 @@ impl Listeners {
     }
 }
 
-/// The URLs of a daemon's volume over iWARP, and over RoCEv2.
+/// The URLs of a daemon's volume over iWARP, and over RoCEv2, as it prints them.
 fn urls(daemon: &Daemon) -> Vec<(String, String)> {
-    let of = |scheme| daemon.urls_of(scheme).remove(0);
-    let iwarp = ["iser", "srp", "nvme+rdma"].map(of);
-    iwarp.map(|url| (url.clone(), url.replace("rdma=iwarp", "rdma=roce"))).into()
+    let of = |scheme| {
+        let [iwarp, roce] = <[String; 2]>::try_from(daemon.urls_of(scheme)).unwrap();
+        assert_eq!(iwarp.replace("rdma=iwarp", "rdma=roce"), roce);
+        (iwarp, roce)
+    };
+    ["iser", "srp", "nvme+rdma"].map(of).into()
 }
 
 fn succeeds(words: &[&str]) -> String {
@@ -179,6 +182,18 @@ fn an_initiator_that_the_allow_list_does_not_have_is_refused_at_once() {
     let output = blockmux(["info", &roce]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     daemon.wait_for_line("does not have this address");
+}
+
+#[test]
+fn urls_and_commands_are_printed_once() {
+    let daemon = Listeners::new("").serve("mem:1m");
+    for scheme in ["iscsi", "nvme+tcp"] {
+        assert_eq!(daemon.urls_of(scheme).len(), 1, "{scheme}");
+    }
+    let commands = daemon.json["exports"][0]["commands"].as_array().unwrap();
+    for (at, command) in commands.iter().enumerate() {
+        assert!(!commands[..at].contains(command), "{command}");
+    }
 }
 
 #[test]

@@ -28,8 +28,10 @@ impl Default for Rdma {
     }
 }
 
-/// The query of URLs of our targets: it names the fabric at their TCP ports.
-pub const TARGET_QUERY: &str = "?rdma=iwarp";
+/// The query of URLs of our targets that names the fabric at their TCP ports.
+pub const TCP_TARGET_QUERY: &str = "?rdma=iwarp";
+/// The query of URLs of our targets that names the fabric at their UDP ports.
+pub const UDP_TARGET_QUERY: &str = "?rdma=roce";
 
 impl<E: From<ParameterError>> ParameterTable<'_, E> {
     /// The parameters of the fabric, of a URL over RDMA; those of other URLs are refused before.

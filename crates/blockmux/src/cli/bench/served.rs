@@ -12,6 +12,7 @@ use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_engine::serve::sessions::Sessions;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::{Export, Exports};
+use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_volume::Volume;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -86,7 +87,7 @@ fn serve(
             })
             .ok_or_else(|| Failure::run("a core of the target ended unexpectedly"))?;
     }
-    let portal = Portal { listener: place.clone(), reached_at: place };
+    let portal = Portal { listener: place.clone(), reached_at: place, rdma_query: TCP_TARGET_QUERY };
     let infos = VolumeNames::all(&exports)
         .into_iter()
         .flat_map(|named| frontend.connect_info(protocol, &portal, &named));

@@ -230,7 +230,7 @@ mod tests {
         let mut aoe = shelf(7);
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
         let place = ListenerAddress::Interface("eth1".to_owned());
-        let portal = Portal { listener: place.clone(), reached_at: place };
+        let portal = Portal { listener: place.clone(), reached_at: place, rdma_query: "" };
         let urls = |at, name: &str| {
             let named = VolumeNames { volume: VolumeId(at), ..VolumeNames::plainly(name) };
             aoe.connect_info(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()

@@ -23,7 +23,6 @@ use blockmux_proto::iscsi::login::chap::ChapAlgorithm;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::Chap;
 use blockmux_proto::iscsi::url::IscsiUrl;
-use blockmux_proto::names::rdma::TARGET_QUERY;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
@@ -201,12 +200,13 @@ impl Frontend for Iscsi {
     /// has an RDMA device over the network card that reaches the portal.
     fn connect_info(&self, protocol: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some((listener, address)) = portal.tcp() else { return Vec::new() };
+        let rdma_query = portal.rdma_query;
         let PortalText { host, port, portal } = PortalText::of(&address);
         let place = format!("{}://{host}{port}", protocol.name);
         let info = |unit: MappedUnit<'_>| {
             if protocol.name == ISER.name {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
-                return ConnectInfo { url: unit.url(&place, TARGET_QUERY), commands, variables: Vec::new() };
+                return ConnectInfo { url: unit.url(&place, rdma_query), commands, variables: Vec::new() };
             }
             // libiscsi decodes no host.
             let mut commands = unit.commands_of_libiscsi(&place.replace("%25", "%"));

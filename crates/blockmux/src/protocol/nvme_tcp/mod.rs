@@ -25,7 +25,6 @@ use blockmux_engine::sys::random_bytes;
 use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, Referral};
 use blockmux_proto::fabrics::url::NvmeUrl;
-use blockmux_proto::names::rdma::TARGET_QUERY;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
@@ -238,7 +237,7 @@ impl Frontend for NvmeTcp {
         let info = |subsystem: &ConfiguredSubsystem, nsid: u32| {
             let nqn = &subsystem.nqn;
             let is_rdma = protocol.name == NVME_RDMA.name;
-            let (transport, query) = if is_rdma { ("rdma", TARGET_QUERY) } else { ("tcp", "") };
+            let (transport, query) = if is_rdma { ("rdma", portal.rdma_query) } else { ("tcp", "") };
             let plain = format!("nvme+{transport}://{host}{port}{query}").parse::<NvmeUrl>();
             let plain = plain.map(|url| NvmeUrl { subsystem: Some(nqn.clone()), nsid, ..url });
             let word = shell_word(nqn.as_str());

@@ -16,7 +16,6 @@ use crate::failure::Failure;
 use crate::process::machine::machine_id;
 use blockmux_engine::net::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
-use blockmux_proto::names::rdma::TARGET_QUERY;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
@@ -142,7 +141,7 @@ impl Frontend for Srp {
             let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
             let host = "/sys/class/infiniband_srp/srp-*";
             ConnectInfo {
-                url: format!("srp://{place}:{}/{digits}/{lun}{TARGET_QUERY}", address.port()),
+                url: format!("srp://{place}:{}/{digits}/{lun}{}", address.port(), portal.rdma_query),
                 commands: vec![
                     format!("echo {port},{own},dest={dest} > \"$(echo {host})/add_target\""),
                     format!("# /etc/srp_daemon.conf: a {port}"),
