@@ -31,8 +31,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Names of providers, in lower case.
-const PROVIDERS: &[&str] = &["iwarp"];
+/// Names of providers, in lower case. RoCEv2 is known by its fabric and its provider only: its port
+/// is a transport as TCP is, and listeners name it.
+const PROVIDERS: &[&str] = &["iwarp", "rocefabric", "rocerecords"];
 
 /// Path prefixes of files that name providers, each with its reason.
 const MAY: &[(&str, &str)] = &[
@@ -53,6 +54,7 @@ mod tests {
     #[test]
     fn a_provider_is_named_only_where_it_may_be() {
         let source = "// iWARP\nuse x::IwarpFabric;\nconst URL: &str = \"?rdma=iwarp\";\n\
+            use x::RoceFabric;\nuse x::RoceRecords;\nuse x::RoceHost;\n\
             #[cfg(test)]\nmod tests {\n    use x::Iwarp;\n}\n";
         let files = [
             ("crates/blockmux/src/protocol/srp/mod.rs", source),
@@ -61,6 +63,6 @@ mod tests {
             ("xtask/src/peers/srp.rs", source),
         ];
         let first = "crates/blockmux/src/protocol/srp/mod.rs";
-        assert_eq!(places(&check(&tree(&files))), [(first, 2), (first, 3)]);
+        assert_eq!(places(&check(&tree(&files))), [2, 3, 4, 5].map(|line| (first, line)));
     }
 }
