@@ -60,14 +60,6 @@ use blockmux_wire::roce::cm::RejectReason;
 use blockmux_wire::roce::eth::Q_KEY_GSI;
 use blockmux_wire::roce::opcode::RoceOpcode;
 use blockmux_wire::roce::packet::RocePacket;
-/// What the owner of a UDP port needs to know of the bytes of its packets.
-pub mod bytes {
-    pub use blockmux_wire::roce::UDP_PORT;
-    pub use blockmux_wire::roce::bth::{BTH_LEN, QP_GSI};
-    pub use blockmux_wire::roce::cm::RejectReason;
-    pub use blockmux_wire::roce::icrc::{Fragmentation, ICRC_LEN, RoceAddresses, RoceFlow};
-}
-
 pub use cm::RoceNumbers;
 use cm::{CmConnection, CmOutcome, RoceTerms};
 use congestion::CongestionControl;
@@ -78,6 +70,14 @@ use responder::{RefusedRequest, Responder, ResponderContext};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+/// What the owner of a UDP port needs to know of the bytes of its packets.
+pub mod bytes {
+    pub use blockmux_wire::roce::UDP_PORT;
+    pub use blockmux_wire::roce::bth::{BTH_LEN, QP_GSI};
+    pub use blockmux_wire::roce::cm::RejectReason;
+    pub use blockmux_wire::roce::icrc::{Fragmentation, ICRC_LEN, RoceAddresses, RoceFlow};
+}
 
 /// Configuration of one connection, in addition to its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

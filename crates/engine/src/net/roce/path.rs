@@ -1,8 +1,7 @@
 //! The way between two addresses: how packets are addressed, and how long they may be.
 
 use blockmux_proto::driver::transport::FlowInfo;
-use blockmux_rdma::roce::bytes::UDP_PORT;
-use blockmux_rdma::roce::bytes::{RoceAddresses, RoceFlow};
+use blockmux_rdma::roce::bytes::{RoceAddresses, RoceFlow, UDP_PORT};
 use blockmux_rdma::roce::port::OpenedConnection;
 use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
 use std::io;
