@@ -12,8 +12,7 @@
 use super::path::RocePath;
 use super::socket::RoceSocket;
 use crate::sys;
-use blockmux_rdma::roce::bytes::UDP_PORT;
-use blockmux_rdma::roce::bytes::{BTH_LEN, QP_GSI};
+use blockmux_rdma::roce::bytes::{BTH_LEN, QP_GSI, UDP_PORT};
 use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
@@ -125,6 +124,7 @@ impl RoceGroup {
         let mut owned = lock(&self.owned);
         let index = among.find(|index| !owned[*index])?;
         owned[index] = true;
+        self.sockets[index].set_owned(true);
         Some(RoceShare { group: self.clone(), index })
     }
 
@@ -176,7 +176,9 @@ impl RoceShare {
 
 impl Drop for RoceShare {
     fn drop(&mut self) {
-        lock(&self.group.owned)[self.index] = false;
+        let mut owned = lock(&self.group.owned);
+        self.socket().set_owned(false);
+        owned[self.index] = false;
     }
 }
 
@@ -275,6 +277,27 @@ mod tests {
         assert!(group.share().is_err() && group.acceptor().is_none());
         drop((shares, acceptor));
         assert!(group.share().is_ok() && group.acceptor().is_some());
+    }
+
+    #[test]
+    fn packets_that_nobody_receives_are_not_kept() {
+        let group = RoceGroup::at(address(4)).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        // The first share has the numbers without a remainder.
+        let packet = packet_to(group.shares() as u32, 0);
+        let flood = |count: usize| {
+            for _ in 0..count {
+                sender.send_to(&packet, group.address()).unwrap();
+            }
+        };
+        for _ in 0..2 {
+            flood(1000);
+            let share = group.share().unwrap();
+            let kept = received(&share).len();
+            assert!(kept < 10, "{kept} packets are kept without an owner");
+            flood(100);
+            assert_eq!(received(&share).len(), 100);
+        }
     }
 
     #[test]

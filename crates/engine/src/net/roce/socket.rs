@@ -55,12 +55,19 @@ impl RoceSocket {
             sys::set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, &on)?;
         }
         socket.set_reuse_port(true)?;
-        // As much as the system allows. A burst beyond it is lost, and sent again.
-        let _ = socket.set_recv_buffer_size(BUFFER);
+        // Until it has an owner; and as much as the system allows.
+        let _ = socket.set_recv_buffer_size(0);
         let _ = socket.set_send_buffer_size(BUFFER);
         socket.bind(&address.into())?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         Ok(RoceSocket { socket, state })
+    }
+
+    /// Sets whether somebody receives. Nobody drains the buffer of a socket without an owner, so it
+    /// is as small as the system allows: a stranger would fill it, and it counts against all UDP
+    /// sockets of the machine. Else it is as large; a burst beyond it is lost, and sent again.
+    pub(super) fn set_owned(&self, is_owned: bool) {
+        let _ = self.socket.set_recv_buffer_size(if is_owned { BUFFER } else { 0 });
     }
 
     /// Passes the datagrams of one call to `each`. Returns whether there may be more.
