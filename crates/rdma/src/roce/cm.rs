@@ -320,7 +320,7 @@ impl CmConnection {
             starting_psn: U24::new(self.numbers.first_psn),
             responder_resources: peer_reads,
             initiator_depth: reads,
-            ack_delay: RESPONSE_CODE << 3 | END_TO_END_FLOW_CONTROL,
+            ack_delay: ACK_DELAY_CODE << 3 | END_TO_END_FLOW_CONTROL,
             rnr_retry: NOT_READY_RETRIES << 5,
             local_ca_guid: U64::new(self.numbers.guid),
             ..CmRep::new_zeroed()
@@ -515,6 +515,9 @@ const RELEASE_RETRIES: u8 = 4;
 const ACK_RETRIES: u8 = 7;
 /// Code of the peer's timeout for acknowledgements, 67 ms.
 const ACK_TIMEOUT_CODE: u8 = 14;
+/// Code of the delay of this side's acknowledgements, 17 ms. Linux waits for at least twice that
+/// before it sends a packet again, and for half a second if that is longer.
+const ACK_DELAY_CODE: u8 = 12;
 /// How often the peer shall send again when this side had no receive buffer. 7 would be any number
 /// of times.
 const NOT_READY_RETRIES: u8 = 6;

@@ -421,7 +421,7 @@ impl Responder {
     /// Takes the acknowledgement to send.
     ///
     /// Linux's rxe goes back for one sequence error, and not for another one before an
-    /// acknowledgement: it would wait for its timeout, of seconds. So there is one in between.
+    /// acknowledgement: it would wait for its timeout. So there is one in between.
     fn next_reply(&mut self) -> Option<ResponderReply> {
         let reply = self.reply?;
         let asks = reply.syndrome == Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);

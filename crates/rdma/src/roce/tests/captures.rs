@@ -102,6 +102,8 @@ fn connected_target(capture: &[u8], now: Instant) -> Roce {
         (ours.remote_comm_id, ours.local_qpn, ours.starting_psn, ours.responder_resources),
         (rep.remote_comm_id, rep.local_qpn, rep.starting_psn, req.initiator_depth)
     );
+    // The peer's timeout grows with the delay.
+    assert!(ours.ack_delay >> 3 <= rep.ack_delay >> 3, "{} above {}", ours.ack_delay, rep.ack_delay);
     roce
 }
 
