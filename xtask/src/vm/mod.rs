@@ -176,13 +176,13 @@ fn is_in_guest(script: &str) -> bool {
 }
 
 fn needs_siw(script: &str) -> bool {
-    OVER_SIW.iter().any(|name| script.contains(name))
+    OVER_SIW.iter().any(|name| script.contains(name)) && !rxe::is_used_by(script)
 }
 
 /// Directory of the scripts and their common parts.
 const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
-/// Parts of the names of scripts that need siw.
+/// Parts of the names of scripts that need siw, unless they use rxe.
 const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
@@ -218,6 +218,8 @@ mod tests {
         assert!(scripts.iter().any(|script| script == "iscsi.sh"));
         assert!(!scripts.iter().any(|script| script == LIBRARY));
         assert!(scripts.iter().any(|script| needs_siw(script)));
+        assert!(scripts.iter().any(|script| script == "roce-iser.sh"));
+        assert!(!needs_siw("roce-iser.sh"));
     }
 
     #[test]
