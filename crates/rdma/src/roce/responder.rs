@@ -22,7 +22,7 @@ use super::psn::{HALF, Psn, packets};
 use crate::queue_pair::Violation;
 use crate::regions::{Refusal, Regions};
 use blockmux_proto::rdma::{Event, RemoteRights, Stag};
-use blockmux_volume::{MAX_TRANSFER, Memory, Pool, Seg};
+use blockmux_volume::{MAX_TRANSFER, Memory, Pool, Seg, SgList};
 use blockmux_wire::roce::eth::{CREDITS_UNLIMITED, NakCode, Reth, Syndrome};
 use blockmux_wire::roce::opcode::{PacketPlace, RoceOpcode};
 use blockmux_wire::roce::packet::RocePacket;
@@ -74,11 +74,24 @@ struct PeerRead {
     next: u32,
     /// Index of the packet that the response begins with; 0 but for duplicates.
     from: u32,
+    /// The peer has asked again for what was sent.
+    is_repeated: bool,
 }
 
 impl PeerRead {
     fn is_pending(&self) -> bool {
         self.next < self.packets
+    }
+
+    /// The memory of the next packet to send.
+    fn next_memory(&self, regions: &Regions, mtu: u16) -> Result<SgList, Refusal> {
+        let offset = self.next.saturating_mul(mtu.into());
+        let len = self.len.saturating_sub(offset).min(mtu.into());
+        let address = self.address.wrapping_add(offset.into());
+        match len {
+            0 => Ok(SgList::default()),
+            _ => regions.look_up(self.stag, address, len, RemoteRights::RemoteRead),
+        }
     }
 
     /// The packet of a request for the rest of this read, if it is one.
@@ -335,7 +348,17 @@ impl Responder {
         let first = self.expected;
         self.complete_message();
         let msn = self.msn;
-        self.reads.push_back(PeerRead { first, packets, stag, address, len, msn, next: 0, from: 0 });
+        self.reads.push_back(PeerRead {
+            first,
+            packets,
+            stag,
+            address,
+            len,
+            msn,
+            next: 0,
+            from: 0,
+            is_repeated: false,
+        });
         self.advance(packets);
         Ok(())
     }
@@ -393,7 +416,7 @@ impl Responder {
             let mtu = self.mtu;
             for read in &mut self.reads {
                 if let Some(index) = read.index_of(psn, reth, mtu) {
-                    (read.next, read.from) = (index, index);
+                    (read.next, read.from, read.is_repeated) = (index, index, true);
                 }
             }
         } else if self.reply.is_none() {
@@ -442,42 +465,38 @@ impl Responder {
         regions: &Regions,
         packet: &mut Vec<u8>,
     ) -> Result<bool, RefusedRequest> {
-        let Some(read) = self.reads.iter_mut().find(|read| read.is_pending()) else {
-            let Some(reply) = self.next_reply() else { return Ok(false) };
-            put_reply(packet, self.peer_qp, reply);
-            return Ok(true);
+        let (read, memory) = loop {
+            let Some(read) = self.reads.iter_mut().find(|read| read.is_pending()) else {
+                let Some(reply) = self.next_reply() else { return Ok(false) };
+                put_reply(packet, self.peer_qp, reply);
+                return Ok(true);
+            };
+            match read.next_memory(regions, self.mtu) {
+                Ok(memory) => break (read, memory),
+                // The peer has asked again too early, got the first answer, and invalidated the
+                // memory. It waits for nothing.
+                Err(_) if read.is_repeated => read.next = read.packets,
+                Err(refusal) => {
+                    let (psn, refused) = (read.first.plus(read.next), RefusedRequest::from(refusal));
+                    self.reads.clear();
+                    self.refuse_at(psn, refused);
+                    return Err(refused);
+                }
+            }
         };
         // The response acknowledges everything before it.
         self.reply = self.reply.filter(|reply| read.first.is_before(reply.psn));
         let psn = read.first.plus(read.next);
-        let offset = read.next.saturating_mul(self.mtu.into());
-        let len = read.len.saturating_sub(offset).min(self.mtu.into());
-        let address = read.address.wrapping_add(offset.into());
-        let memory = match len {
-            0 => Ok(None),
-            _ => regions.look_up(read.stag, address, len, RemoteRights::RemoteRead).map(Some),
-        };
-        let memory = match memory {
-            Ok(memory) => memory,
-            Err(refusal) => {
-                let refused = RefusedRequest::from(refusal);
-                self.reads.clear();
-                self.refuse_at(psn, refused);
-                return Err(refused);
-            }
-        };
         self.is_asking = false;
         let index = read.next;
         read.next = index.saturating_add(1);
         let place = PacketPlace::of(index == read.from, !read.is_pending());
-        let len = len as usize;
+        let len = memory.len();
         PacketHead::new(RoceOpcode::read_response(place), self.peer_qp, psn, len).put(packet);
         if place != PacketPlace::Middle {
             put_aeth(packet, Syndrome::Ack(CREDITS_UNLIMITED), read.msn);
         }
-        if let Some(memory) = memory {
-            put_list(packet, &memory, 0, len);
-        }
+        put_list(packet, &memory, 0, len);
         put_pad(packet, len);
         Ok(true)
     }
