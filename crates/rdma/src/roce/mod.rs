@@ -46,6 +46,7 @@ mod psn;
 pub mod records;
 mod requester;
 mod responder;
+mod round_trip;
 
 #[cfg(test)]
 mod tests;

@@ -15,11 +15,13 @@
 //! - An acknowledgement or a response that comes before the data of an earlier read: the response
 //!   was lost. This counts once for each point to go back to, because all packets that are still on
 //!   their way say the same.
-//! - A timeout. It doubles each time, and [`RETRIES`] of them without progress end the connection.
+//! - A timeout, which follows the times of answers ([`RoundTrip`]). It doubles each time, and
+//!   [`RETRIES`] of them without progress end the connection.
 
 use super::cm::RoceTerms;
 use super::encode::{PacketHead, put_list, put_pad};
 use super::psn::{HALF, Psn, packets};
+use super::round_trip::RoundTrip;
 use crate::queue_pair::Violation;
 use blockmux_proto::rdma::{Event, MESSAGE, MessageHead, Remote, Stag, WorkError, WorkId};
 use blockmux_volume::SgList;
@@ -52,6 +54,7 @@ pub(super) struct Requester {
     end: Psn,
     /// Packets sent since an acknowledgement was last requested.
     unrequested: u32,
+    round_trip: RoundTrip,
     /// Whether there is a probe in the queue.
     is_probing: bool,
     /// Where a lost response has made this side go back to.
@@ -150,6 +153,7 @@ impl Requester {
             next: first,
             end: first,
             unrequested: 0,
+            round_trip: RoundTrip::default(),
             is_probing: false,
             went_back_to: None,
             retries: 0,
@@ -228,11 +232,15 @@ impl Requester {
         let requests_ack = !is_read
             && (!has_more || is_window_full || pause_follows || self.unrequested >= self.window.div_ceil(4));
         put_request(packet, request, psn, self.mtu, self.peer_qp, requests_ack);
+        let is_new = self.end.is_before(after);
         if requests_ack || is_read {
             self.unrequested = 0;
+            if is_new {
+                self.round_trip.on_sent(psn, now);
+            }
         }
         self.next = after;
-        if self.end.is_before(after) {
+        if is_new {
             self.end = after;
         }
         if is_end_of_work {
@@ -438,6 +446,7 @@ impl Requester {
             // Packets that were about to be sent again have arrived after all.
             self.next = to;
         }
+        self.round_trip.on_acknowledged(to, now);
         (self.retries, self.not_ready, self.wait_until) = (0, 0, None);
         self.lost_at = None;
         if self.unacknowledged != self.end {
@@ -450,6 +459,7 @@ impl Requester {
         self.next = self.unacknowledged;
         self.at = 0;
         self.unrequested = 0;
+        self.round_trip.on_sent_again();
     }
 
     /// Sends again from the oldest unacknowledged packet on, unless that was done for this packet.
@@ -461,7 +471,7 @@ impl Requester {
     }
 
     fn arm(&mut self, now: Instant) {
-        self.lost_at = now.checked_add(ACK_TIMEOUT.saturating_mul(1 << self.retries.min(RETRIES)));
+        self.lost_at = now.checked_add(self.round_trip.timeout());
     }
 
     /// When [`Requester::on_timeout`] is due, or a packet may be sent again.
@@ -481,6 +491,7 @@ impl Requester {
             return Err(RequesterEnd::Lost);
         }
         self.retries = self.retries.saturating_add(1);
+        self.round_trip.on_timeout();
         self.go_back();
         self.arm(now);
         Ok(())
@@ -568,8 +579,6 @@ fn put_reth(packet: &mut Vec<u8>, stag: Stag, address: u64, len: u32) {
 /// Timeouts without progress after which the peer counts as lost; the last one ends after 4.3
 /// seconds.
 const RETRIES: u32 = 6;
-/// The first timeout of an acknowledgement: code 13 of the standard, 33.6 ms.
-const ACK_TIMEOUT: Duration = Duration::from_nanos(blockmux_wire::roce::eth::timeout_ns(13));
 /// The count of retries without a receive buffer that stands for any number.
 const UNLIMITED_NOT_READY: u8 = 7;
 /// Most packets in flight, beside those of one read.
