@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use std::io::{PipeReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,20 +19,22 @@ pub(crate) struct Output {
 /// # Errors
 /// If it cannot be started.
 pub(crate) fn output(command: &mut Command) -> Result<Output> {
-    let (mut reader, writer) = std::io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-    let started = command.spawn();
-    // `command` holds the pipe's write end, which must be closed for the reader to see the end.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = started.with_context(|| cannot_run(command))?;
+    let (mut child, mut reader) = start(command)?;
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
     let success = child.wait()?.success();
     Ok(Output { text: String::from_utf8_lossy(&bytes).into_owned(), success })
 }
 
-fn cannot_run(command: &Command) -> String {
-    format!("cannot run {}", command.get_program().display())
+/// Starts `command` without input; both output streams go to the pipe.
+fn start(command: &mut Command) -> Result<(Child, PipeReader)> {
+    let (reader, writer) = std::io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let started = command.spawn();
+    // `command` holds the pipe's write end, which must be closed for the reader to see the end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let child = started.with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    Ok((child, reader))
 }
 
 /// Runs `command` for at most `limit`, and returns its output when it has ended, although
@@ -44,11 +46,7 @@ fn cannot_run(command: &Command) -> String {
 /// # Errors
 /// If it cannot be started.
 pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Result<Output> {
-    let (reader, writer) = std::io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-    let started = command.spawn();
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = started.with_context(|| cannot_run(command))?;
+    let (mut child, reader) = start(command)?;
     let said = Arc::new(Mutex::default());
     let copied = {
         let said = Arc::clone(&said);
