@@ -3,7 +3,8 @@
 //! ```text
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
 //! [fe80::1%eth0]:port   unix:PATH
-//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce   ADDR?volumes=NAME&allow=NETWORK
+//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce
+//! ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.
 

@@ -132,8 +132,8 @@ pub trait StreamSession: Timed {
         false
     }
 
-    /// Handles that the peer has closed its side. Over a transport that does not tell the peer of
-    /// the end, this side may have closed, too; the outbox is sent once more then.
+    /// Handles that the peer has closed its side. Over a transport without a close of its own, it
+    /// is also called when this side closes, and the outbox is sent once more afterwards.
     ///
     /// # Errors
     /// If the peer may not close the connection at this point.

@@ -334,8 +334,8 @@ impl InFlight {
         let mut exclusion = self.exclusion();
         let Some(at) = exclusion.waiting.iter().position(|waiting| waiting.ticket == ticket) else { return };
         let range = exclusion.waiting.remove(at).needed.range;
-        // Only locks wait for others, and only for older ones. Whoever else it woke would find
-        // nothing changed: the square of a thousand readers that wait for one lock.
+        // A lock waits for older waiters, and other waiters wait for none. To wake them as well is
+        // quadratic in the number of readers that wait for one lock.
         let next = exclusion.next_in(range, |place, needed| place >= at && needed.locks);
         drop(exclusion);
         next.iter().for_each(|wake| wake());

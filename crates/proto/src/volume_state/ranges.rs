@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(*woken.lock().unwrap(), [1, 3, 4]);
         let counter = IoCounter::new(&volume_state, Epoch::current());
         assert!(io[0].try_begin(|| pass(&counter, 0, 512, false)).flatten().is_some());
-        // Whoever waits before, or for no other one, is not woken again by its end.
+        // The end of a wait wakes no older waiter, and no waiter that is not a lock.
         let (_beside, _behind) =
             (wait(5, NeededRange::of_io((0, 512))), wait(6, NeededRange::to_lock((256, 512))));
         drop(io);

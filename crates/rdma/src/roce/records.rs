@@ -1,7 +1,7 @@
 //! A queue pair of RoCEv2 as a session over a stream of records: each packet behind its length.
 //!
 //! ```text
-//!   stream ──records──▶ Roce::on_packet          Roce::poll_transmit ──records──▶ stream
+//!   stream ──records──▶ Roce::on_packet     Roce::poll_transmit ──records──▶ stream
 //! ```
 //! A UDP port belongs to many connections, so its owner gives each of them the packets that it has
 //! routed there, and takes packets to send, as records. To the engine's tasks that is a byte
@@ -229,7 +229,7 @@ pub const HEAD_LEN: usize = 2;
 pub const MARKED: u16 = 1 << 15;
 /// Packets that may be in flight on one connection.
 const WINDOW: u32 = 64;
-/// Unsent bytes from which on no further packet is made. One call of the system sends so many.
+/// With this many unsent bytes no further packet is made; one system call sends them.
 const MAX_UNSENT: usize = 48 << 10;
 const MAX_MTU: u16 = 4096;
 /// How long a peer may be silent before it is asked for a sign of life.

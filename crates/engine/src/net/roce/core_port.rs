@@ -178,7 +178,7 @@ impl CorePort {
         }
     }
 
-    /// Whether nobody receives any more.
+    /// Whether the task that receives has ended.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!                  ┌─ socket 0 ──▶ acceptor: requests for new connections
-//!   UDP port 4791 ─┼─ socket 1 ──▶ CorePort of one core ──▶ RoceStream ──▶ a task of a session
-//!    (RoceGroup)   ├─ socket 2 ──▶ CorePort of another  ──▶ RoceStream ──▶ ...
+//!   UDP port 4791 ─┼─ socket 1 ──▶ CorePort of a core ──▶ RoceStream ──▶ task of a session
+//!    (RoceGroup)   ├─ socket 2 ──▶ CorePort of another ──▶ RoceStream ──▶ ...
 //!                  └─ socket 3 ──▶ a login on an ordinary thread
 //! ```
 //! The standard has one UDP port, and the peers do not choose which core a packet arrives at: the

@@ -185,7 +185,7 @@ fn a_side_that_closes_tells_its_peer_at_once() {
     }
 }
 
-/// Its driver is told by a deadline, because nothing arrives any more.
+/// A deadline wakes its driver, because no further packet arrives.
 #[test]
 fn a_connection_that_has_ended_demands_to_be_closed() {
     let mut pair = connected();
