@@ -429,7 +429,7 @@ fn the_mount_of_a_stopped_process_is_neither_waited_for_nor_removed() {
     }
     let directory = tempfile::tempdir().unwrap();
     let mounted = Mounted::attach(directory.path(), &["mem:1m"]);
-    mounted.process.signal(Signal::STOP);
+    mounted.process.stop();
     let place = mounted.mount_point().display().to_string();
     let file = mounted.file.display().to_string();
     for (args, why) in [

@@ -1,6 +1,6 @@
 //! Runs `blockmux serve` for a test, on its own Unix socket.
 
-use crate::program::BLOCKMUX;
+use crate::program::{BLOCKMUX, kill_if_it_hangs, stop};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -60,6 +60,7 @@ impl Daemon {
     }
 
     fn wait_until_ready(directory: TempDir, mut child: Child) -> Daemon {
+        kill_if_it_hangs(&child);
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -95,6 +96,11 @@ impl Daemon {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Stops the process: it answers nothing until it is continued.
+    pub(crate) fn stop(&self) {
+        stop(&self.child);
     }
 
     /// Waits for the end of the process. One that hangs fails its test, not the whole run.

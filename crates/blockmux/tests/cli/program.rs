@@ -1,17 +1,47 @@
 //! Runs blockmux and other programs.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid,
+};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Once};
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) const BLOCKMUX: &str = env!("CARGO_BIN_EXE_blockmux");
 
 /// Runs `blockmux` to its end.
 pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
-    Command::new(BLOCKMUX).args(args).output().unwrap()
+    let mut command = Command::new(BLOCKMUX);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    kill_if_it_hangs(&child);
+    child.wait_with_output().unwrap()
+}
+
+/// Kills a program that runs for longer than any test, so that whoever reads from it, or waits for
+/// it, sees its end: one test fails and says where, and the others go on.
+pub(crate) fn kill_if_it_hangs(child: &Child) {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
+    thread::spawn(move || {
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 600, tv_nsec: 0 };
+        if poll(&mut fds, Some(&limit)).unwrap() == 0 {
+            // It may have ended.
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
+    });
+}
+
+/// Stops a program, and waits until all of its threads have stopped: until then they may answer.
+pub(crate) fn stop(child: &Child) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped(), "it has ended: {status:?}");
 }
 
 /// Programs that are started from now on begin with default signal dispositions. `nohup`, and

@@ -3,10 +3,10 @@
 
 use crate::control::Controlled;
 use crate::daemon::Daemon;
-use crate::program::{BLOCKMUX, blockmux, ended, has, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, ended, has, kill_if_it_hangs, stop, succeed, text};
 use crate::raw_client::{READ, RawClient};
 use crate::spdk::Spdk;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -152,7 +152,7 @@ fn a_back_end_that_hangs_is_an_error_of_its_requests_and_a_stop_does_not_wait_fo
     let mut daemon = Daemon::serve(&[&format!("vhost-user:{socket}?timeout=100ms&reconnect=0s")]);
     let mut client = RawClient::connect(&daemon.socket());
     assert_eq!(client.read(0, 512), [0; 512]);
-    kill_process(Pid::from_child(&back_end.0), Signal::STOP).unwrap();
+    stop(&back_end.0);
     client.request(READ, 0, 0, 512);
     daemon.wait_for_line("the back end has not answered a request for 100 ms; connecting again");
     daemon.wait_for_line("does not answer; another front end may be connected");
@@ -177,6 +177,7 @@ impl BackEnd {
     /// Starts a back end, and waits for its socket.
     fn started(command: &mut Command, socket: &str) -> BackEnd {
         let daemon = BackEnd(command.spawn().unwrap());
+        kill_if_it_hangs(&daemon.0);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !Path::new(socket).exists() {
             assert!(Instant::now() < deadline, "{command:?} does not listen");

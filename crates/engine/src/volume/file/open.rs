@@ -11,6 +11,8 @@ use std::fs::{File, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Options for opening a file as a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,6 +149,24 @@ pub(super) struct Opened {
     pub(super) direct: Option<DirectAlignment>,
     pub(super) zeroing: Zeroing,
 }
+
+/// Opens a file or device, and tries again for a moment if it is in use. Between `fork` and
+/// `exec` a process that this one starts has all of its files, also one that is closed meanwhile.
+pub(super) fn when_free(open: impl Fn() -> Result<Opened, OpenError>) -> Result<Opened, OpenError> {
+    let deadline = Instant::now() + LONGEST_EXEC;
+    loop {
+        match open() {
+            Err(OpenError::InUse(_) | OpenError::Locked(_)) if Instant::now() < deadline => {
+                thread::park_timeout(EXEC_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// No process needs longer for its `exec`, even if the machine has more to do than it can.
+const LONGEST_EXEC: Duration = Duration::from_millis(300);
+const EXEC_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) fn open_file(path: &Path, options: FileOptions) -> Result<Opened, OpenError> {
     let failed = |action| move |source| system_error(path, action, source);

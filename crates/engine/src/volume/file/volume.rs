@@ -27,7 +27,7 @@ impl FileVolume {
     /// # Errors
     /// A message that says what is wrong with the path or the options, and what to do.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileVolume, OpenError> {
-        open::open_file(path.as_ref(), options).map(FileVolume::new)
+        open::when_free(|| open::open_file(path.as_ref(), options)).map(FileVolume::new)
     }
 
     /// Opens a block device. A device that is mounted or exclusively used by another program is
@@ -36,7 +36,7 @@ impl FileVolume {
     /// # Errors
     /// A message that says what is wrong with the path or the options, and what to do.
     pub fn open_block(path: impl AsRef<Path>, options: BlockOptions) -> Result<FileVolume, OpenError> {
-        open::open_block(path.as_ref(), options).map(FileVolume::new)
+        open::when_free(|| open::open_block(path.as_ref(), options)).map(FileVolume::new)
     }
 
     /// Whether transfers bypass the page cache.
