@@ -1,6 +1,7 @@
 //! Log messages of a daemon that stops: the connections that it waits for, and those that have not
 //! ended at the timeout.
 
+use crate::volume_kinds::records;
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_proto::exports::Exports;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -41,6 +42,8 @@ pub(super) fn close(exports: Exports) {
     if is_late {
         warn!("a volume could not be closed within {} s", CLOSE_TIMEOUT.as_secs());
     }
+    // A change that hangs may still have volumes open.
+    records::wait_until_written();
 }
 
 fn overdue_message(open: usize, orphaned: usize, busy: &[String], seconds: u64) -> String {

@@ -3,6 +3,6 @@
 pub(crate) mod flush;
 pub(crate) mod image_format;
 pub(crate) mod open;
-mod records;
+pub(crate) mod records;
 mod shared_files;
 pub(crate) mod sizes;
