@@ -37,6 +37,8 @@ pub struct Suite {
     /// The study's protocols, followed by others that are measured, too.
     protocols: Vec<String>,
     published: Vec<Figures>,
+    /// The fabrics of its protocols over RDMA.
+    fabrics: Vec<String>,
     links: Option<Links>,
     charts: Vec<StudyChart>,
     file_system: Option<OnFileSystem>,
@@ -240,6 +242,11 @@ impl Suite {
         self.protocols.iter().map(String::as_str)
     }
 
+    /// The fabrics that its protocols over RDMA are measured over, as URLs name them; none: one.
+    pub fn fabrics(&self) -> impl Iterator<Item = &str> {
+        self.fabrics.iter().map(String::as_str)
+    }
+
     /// The links that it is measured over, if not loopback.
     #[must_use]
     pub fn links(&self) -> Option<&Links> {
@@ -314,6 +321,7 @@ impl Suite {
             jobs,
             protocols: [file.protocols, file.also].concat(),
             published: file.published,
+            fabrics: file.fabrics,
             links: file.links,
             charts,
             file_system: file.file_system,
@@ -370,6 +378,9 @@ struct File {
     also: Vec<String>,
     #[serde(default)]
     published: Vec<Figures>,
+    /// The fabrics of protocols over RDMA.
+    #[serde(default)]
+    fabrics: Vec<String>,
     links: Option<Links>,
     file_system: Option<OnFileSystem>,
     #[serde(default)]

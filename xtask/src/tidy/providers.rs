@@ -43,6 +43,7 @@ const MAY: &[(&str, &str)] = &[
     ("crates/verbs/src/", "the transports of devices"),
     ("crates/proto/src/names/rdma.rs", "the names in URLs"),
     ("crates/blockmux/src/protocol/fabric.rs", "the table that chooses a fabric by its name"),
+    ("crates/blockmux/src/cli/bench/fabric.rs", "the fabrics that are measured"),
     ("crates/lab/src/suite.rs", "the name of a published study"),
 ];
 

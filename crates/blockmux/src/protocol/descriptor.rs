@@ -20,6 +20,8 @@ pub(crate) struct Protocol {
     pub(crate) port: u16,
     /// Whether its listeners serve a form over RDMA.
     pub(crate) has_rdma: bool,
+    /// Whether it is over RDMA itself.
+    pub(crate) is_over_rdma: bool,
     /// Value name and help text of the option of `serve` for its listeners.
     pub(crate) listener_help: [&'static str; 2],
     /// URL schemes in lower case without `://`, and the kind of socket of each.

@@ -1,9 +1,9 @@
 //! A case of the bench: one configuration under one job.
 
 use super::device::DiskLabel;
+use super::fabric::BenchFabric;
 use super::plan::BenchPlan;
-use super::served;
-use super::veth::VethPair;
+use super::served::{self, ServedAt};
 use super::vhost_user::{ServedDisk, VHOST_USER};
 use crate::failure::Failure;
 use crate::protocol::Protocol;
@@ -26,7 +26,8 @@ pub(super) struct BenchCase {
     pub(super) job: Job,
     /// The volume's spec or URL.
     pub(super) target: String,
-    /// The link or stripe that distinguishes it from similar rows; empty if there is only one.
+    /// The link, stripe or fabric that distinguishes it from similar rows; empty if there is only
+    /// one.
     pub(super) place: String,
 }
 
@@ -34,8 +35,9 @@ pub(super) struct BenchCase {
 pub(super) enum CaseKind {
     /// A local volume, without a protocol.
     Local(Arc<dyn Volume>),
-    /// A volume that this process serves and accesses over loopback.
-    Served(&'static Protocol, Arc<dyn Volume>, PollPolicy),
+    /// A volume that this process serves and accesses over loopback, over the fabric if the
+    /// protocol is one over RDMA.
+    Served(&'static Protocol, BenchFabric, Arc<dyn Volume>, PollPolicy),
     /// A volume that this process serves as the disk of a virtual machine, and accesses as one
     /// does: by vhost-user, through shared memory.
     VhostUser(Arc<dyn Volume>, PollPolicy),
@@ -72,7 +74,7 @@ impl BenchCase {
     pub(super) fn row(&self) -> Row {
         let (kind, protocol, poll) = match &self.kind {
             CaseKind::Local(_) => (ConfigurationKind::Local, String::new(), ""),
-            CaseKind::Served(protocol, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
+            CaseKind::Served(protocol, _, _, policy) | CaseKind::Linked(protocol, _, policy, _) => {
                 (ConfigurationKind::Protocol, protocol.name.to_owned(), policy.name())
             }
             CaseKind::VhostUser(_, policy) => {
@@ -120,9 +122,9 @@ impl BenchCase {
                 initiator.stop(STOP_GRACE);
                 run
             }
-            CaseKind::Served(protocol, volume, policy) => {
+            CaseKind::Served(protocol, fabric, volume, policy) => {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
-                let remote = self.reach(None, protocol, volume, &target, plan)?;
+                let remote = self.reach(ServedAt::Loopback(*fabric), protocol, volume, &target, plan)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
@@ -148,7 +150,7 @@ impl BenchCase {
                 let target = plan.target_cores(*policy, self.job.numjobs)?;
                 let initiator = plan.initiator_cores(*policy, self.job.numjobs)?;
                 veth.enter(&target, &initiator).map_err(|error| self.failed(error))?;
-                let remote = self.reach(Some(veth), protocol, volume, &target, plan)?;
+                let remote = self.reach(ServedAt::Link(veth), protocol, volume, &target, plan)?;
                 self.bench_served(&remote, initiator, target, progress)
             }
             CaseKind::Ceiling(protocol, transport, variant) => {
@@ -167,13 +169,13 @@ impl BenchCase {
 
     fn reach(
         &self,
-        veth: Option<&VethPair>,
+        place: ServedAt<'_>,
         protocol: &'static Protocol,
         volume: &Arc<dyn Volume>,
         target: &Cores,
         plan: &BenchPlan,
     ) -> Result<Arc<dyn Volume>, Failure> {
-        let reached = served::reach(veth, protocol, volume, target, plan.congestion.as_ref());
+        let reached = served::reach(place, protocol, volume, target, plan.congestion.as_ref());
         reached.map_err(|error| self.failed(error))
     }
 

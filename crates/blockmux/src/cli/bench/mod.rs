@@ -10,6 +10,7 @@
 
 mod case;
 mod device;
+mod fabric;
 mod file_system;
 mod jobs;
 mod linked;
@@ -27,6 +28,7 @@ use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
 use blockmux_volume::spec::without_secrets;
+use fabric::BenchFabric;
 use file_system::FileSystemResults;
 use measure::{BenchEnd, Interrupts, Measured, measure};
 use plan::BenchPlan;
@@ -107,6 +109,10 @@ pub(crate) struct BenchArgs {
         hide_default_value = true
     )]
     poll: Vec<Poll>,
+    /// Fabric of protocols over RDMA: iwarp or roce, in software; repeatable [default: iwarp, or
+    /// those of the suite]
+    #[arg(long, value_enum, hide_possible_values = true)]
+    rdma: Vec<BenchFabric>,
     /// TCP congestion control, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<Congestion>,
@@ -237,6 +243,7 @@ Examples:
   blockmux bench mem:1g --rw write --rw randread --verify crc32c
   blockmux bench mem:1g jobs.fio
   blockmux bench --suite taocloud-2022
+  blockmux bench mem:1g --rdma roce --iodepth 1,32
   blockmux bench --suite aatrokoski-2007 --file-system --size 512m
   blockmux bench --device /dev/ublkb0 iscsi://host/iqn.2026-11.example:disk/0
 

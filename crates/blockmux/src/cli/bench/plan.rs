@@ -3,6 +3,7 @@
 use super::BenchArgs;
 use super::case::{BenchCase, CaseKind};
 use super::device::LocalDisk;
+use super::fabric::BenchFabric;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::linked;
 use super::veth::VethPair;
@@ -23,6 +24,7 @@ use blockmux_lab::suite::{Suite, SuiteRow};
 use blockmux_lab::units;
 use blockmux_volume::spec::without_secrets;
 use blockmux_volume::{Spec, Volume};
+use clap::ValueEnum;
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -94,6 +96,7 @@ impl BenchPlan {
         let (names, files): (Vec<&String>, Vec<&String>) =
             args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
+        args.rdma.iter().try_for_each(|fabric| fabric.check())?;
         let mut plan = BenchPlan::new(args);
         let Jobs { jobs, are_default } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
@@ -208,35 +211,67 @@ impl BenchPlan {
                 self.add_disk(job, volume, policies);
                 continue;
             }
-            let mut add = |kind| self.cases.push(BenchCase::new(kind, job, &volume.shown));
+            let case = |kind| BenchCase::new(kind, job, &volume.shown);
             match volume.remote {
                 Some((protocol, transport)) => {
-                    let kind = |poll| CaseKind::Remote(protocol, transport, volume.volume.clone(), poll);
-                    policies.iter().for_each(|&poll| add(kind(poll)));
+                    let kind = |&poll| CaseKind::Remote(protocol, transport, volume.volume.clone(), poll);
+                    self.cases.extend(policies.iter().map(kind).map(case));
                     // There is no ceiling for raw frames.
                     if protocol.carrier == Carrier::Stream {
                         protocols.push((protocol, transport));
                     }
                 }
                 None => {
-                    add(CaseKind::Local(volume.volume.clone()));
+                    self.cases.push(case(CaseKind::Local(volume.volume.clone())));
                     // As a URL, it is measured where it is.
                     if is_of_back_end(&volume.name) {
                         continue;
                     }
                     let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
                     for protocol in protocol::stream_protocols().filter(is_wanted) {
-                        policies
-                            .iter()
-                            .for_each(|&poll| add(CaseKind::Served(protocol, volume.volume.clone(), poll)));
+                        self.add_served(protocol, job, volume, &args.rdma, policies);
                         protocols.push((protocol, Transport::Tcp));
                     }
                     // Memory that both sides share has no ceiling of sockets.
-                    policies.iter().for_each(|&poll| add(CaseKind::VhostUser(volume.volume.clone(), poll)));
+                    let kind = |&poll| CaseKind::VhostUser(volume.volume.clone(), poll);
+                    self.cases.extend(policies.iter().map(kind).map(case));
                 }
             }
         }
         self.add_ceilings(job, protocols, args);
+    }
+
+    /// Adds a volume as a protocol serves it, over each fabric if it is one over RDMA.
+    fn add_served(
+        &mut self,
+        protocol: &'static Protocol,
+        job: &Job,
+        volume: &BenchVolume,
+        fabrics: &[BenchFabric],
+        policies: &[PollPolicy],
+    ) {
+        for fabric in BenchFabric::of(protocol, fabrics) {
+            let kind = |&poll| CaseKind::Served(protocol, fabric, volume.volume.clone(), poll);
+            let case =
+                |poll| BenchCase { place: fabric.place(), ..BenchCase::new(kind(poll), job, &volume.shown) };
+            self.cases.extend(policies.iter().map(case));
+        }
+    }
+
+    /// The fabrics that a suite is measured over. One that cannot be had here is skipped, unless
+    /// `--rdma` asks for it.
+    fn fabrics_of(&mut self, suite: &Suite, args: &BenchArgs) -> Vec<BenchFabric> {
+        if !args.rdma.is_empty() {
+            return args.rdma.clone();
+        }
+        let named = suite.fabrics().filter_map(|name| BenchFabric::from_str(name, false).ok());
+        let mut fabrics: Vec<BenchFabric> = named.collect();
+        fabrics.retain(|fabric| {
+            let checked = fabric.check();
+            self.skipped.extend(checked.as_ref().err().map(|why| (fabric.place(), why.to_string())));
+            checked.is_ok()
+        });
+        fabrics
     }
 
     fn add_disk(&mut self, job: &Job, volume: &BenchVolume, policies: &[PollPolicy]) {
@@ -300,7 +335,7 @@ impl BenchPlan {
         {
             return self.add_linked(&suite, links, args, volumes, policies);
         }
-        let [BenchVolume { name: target, volume, remote: None, .. }] = volumes else {
+        let [served @ BenchVolume { remote: None, .. }] = volumes else {
             return Err(Failure::request(
                 "--suite measures one local volume; give one, such as mem:1g, or none",
             ));
@@ -313,16 +348,19 @@ impl BenchPlan {
             // Local rows first, as everywhere.
             of_job.sort_by_key(|row| row.protocol != "local");
         }
+        let fabrics = self.fabrics_of(&suite, args);
         for (at, row) in rows.iter().enumerate() {
-            let mut add = |kind| self.cases.push(BenchCase::new(kind, &row.job, target));
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
                     self.skip(row, format!("{} is measured over virtual links", protocol.title));
                 }
                 Some(protocol) => {
-                    policies.iter().for_each(|&poll| add(CaseKind::Served(protocol, volume.clone(), poll)));
+                    self.add_served(protocol, &row.job, served, &fabrics, policies);
                 }
-                None if row.protocol == "local" => add(CaseKind::Local(volume.clone())),
+                None if row.protocol == "local" => {
+                    let kind = CaseKind::Local(served.volume.clone());
+                    self.cases.push(BenchCase::new(kind, &row.job, &served.shown));
+                }
                 None => self.skip(row, format!("this version does not support {}", row.protocol)),
             }
             let is_last_of_job = rows.get(at + 1).is_none_or(|next| next.job != row.job);
@@ -347,7 +385,7 @@ impl BenchPlan {
     fn check(&self, from_options: bool) -> Result<(), Failure> {
         for case in &self.cases {
             if let CaseKind::Local(volume)
-            | CaseKind::Served(_, volume, _)
+            | CaseKind::Served(_, _, volume, _)
             | CaseKind::VhostUser(volume, _)
             | CaseKind::Linked(_, volume, ..)
             | CaseKind::Device(_, volume, _)

@@ -1,5 +1,6 @@
 //! A volume that this process serves and accesses, over loopback or a veth pair.
 
+use super::fabric::BenchFabric;
 use super::veth::{INITIATOR, TARGET, VethPair};
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
@@ -8,27 +9,38 @@ use crate::protocol::policy::Policy;
 use crate::protocol::{Carrier, LogicalUnits, Protocol};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::net::socket::{Address, Listener};
-use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
+use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::serve::roce_listener::RoceListenerTask;
 use blockmux_engine::serve::sessions::Sessions;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_volume::Volume;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+
+/// Where a volume is served.
+#[derive(Clone, Copy)]
+pub(super) enum ServedAt<'a> {
+    /// On loopback, over this fabric if the protocol is one over RDMA.
+    Loopback(BenchFabric),
+    /// At the target's end of a veth pair.
+    Link(&'a VethPair),
+}
 
 /// Serves the volume at one end of the veth pair and accesses it from the other, or over loopback.
 pub(super) fn reach(
-    veth: Option<&VethPair>,
+    place: ServedAt<'_>,
     protocol: &'static Protocol,
     volume: &Arc<dyn Volume>,
     target: &Cores,
     congestion: Option<&Congestion>,
 ) -> Result<Arc<dyn Volume>, Failure> {
     let open = |url: &str| (protocol.remote)(url)?.open(1);
-    match veth {
-        None => serve(target, protocol, volume, None, congestion).and_then(|url| open(&url)),
-        Some(veth) => {
+    match place {
+        ServedAt::Loopback(_) => {
+            serve(target, protocol, volume, place, congestion).and_then(|url| open(&url))
+        }
+        ServedAt::Link(veth) => {
             let url = serve_at(veth, protocol, volume, target, congestion)?;
             veth.within(INITIATOR, || open(&url))?
         }
@@ -43,20 +55,23 @@ pub(super) fn serve_at(
     target: &Cores,
     congestion: Option<&Congestion>,
 ) -> Result<String, Failure> {
-    veth.within(TARGET, || serve(target, protocol, volume, Some(veth), congestion))?
+    veth.within(TARGET, || serve(target, protocol, volume, ServedAt::Link(veth), congestion))?
 }
 
-/// Serves `volume` with `cores`, on a free port of loopback or at the target's end of the veth
-/// pair; returns its URL.
+/// Serves `volume` with `cores` at a free port; returns its URL.
 fn serve(
     cores: &Cores,
     protocol: &'static Protocol,
     volume: &Arc<dyn Volume>,
-    veth: Option<&VethPair>,
+    place: ServedAt<'_>,
     congestion: Option<&Congestion>,
 ) -> Result<String, Failure> {
-    let at = veth.map_or(Ipv4Addr::LOCALHOST, |veth| veth.address(TARGET));
-    let interface = veth.map(|veth| veth.interface(TARGET).to_owned()).unwrap_or_default();
+    let (fabric, at, interface) = match place {
+        ServedAt::Loopback(fabric) => (fabric, fabric.loopback(), String::new()),
+        ServedAt::Link(veth) => {
+            (BenchFabric::default(), veth.address(TARGET), veth.interface(TARGET).to_owned())
+        }
+    };
     let listener = match protocol.carrier {
         Carrier::Stream => {
             let address = Address::Tcp(SocketAddr::new(IpAddr::V4(at), 0));
@@ -80,18 +95,31 @@ fn serve(
     let service = Service { exports: &exports, units: &units, places, policy, cores, sessions: &sessions };
     let live = frontend.serve(&service)?;
     for (listener, live) in listener.into_iter().zip(&live) {
-        let (serve, inboxes) = (live.serve(&place), cores.inboxes());
+        let (serve, inboxes, limit) =
+            (live.serve(&place), cores.inboxes(), ConnectionLimit::new(MAX_CONNECTIONS));
+        if let (BenchFabric::Roce, Some(serve), Some(address)) =
+            (fabric, live.serve_roce(&place), place.tcp())
+        {
+            let (roce, inboxes, limit) = (fabric.listen(address.port())?, inboxes.clone(), limit.clone());
+            let until = ListenerEnd::default();
+            cores
+                .ask(0, move |core| RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit))
+                .ok_or_else(ended)?
+                .map_err(Failure::run)?;
+        }
         cores
-            .ask(0, move |core| {
-                ListenerTask::spawn(core, listener, inboxes, serve, ConnectionLimit::new(MAX_CONNECTIONS))
-            })
-            .ok_or_else(|| Failure::run("a core of the target ended unexpectedly"))?;
+            .ask(0, move |core| ListenerTask::spawn(core, listener, inboxes, serve, limit))
+            .ok_or_else(ended)?;
     }
-    let portal = Portal { listener: place.clone(), reached_at: place, rdma_query: TCP_TARGET_QUERY };
+    let portal = Portal { listener: place.clone(), reached_at: place, rdma_query: fabric.query() };
     let infos = VolumeNames::all(&exports)
         .into_iter()
         .flat_map(|named| frontend.connect_info(protocol, &portal, &named));
     infos.map(|info| info.url).next().ok_or_else(|| Failure::run("the protocol does not export the volume"))
+}
+
+fn ended() -> Failure {
+    Failure::run("a core of the target ended unexpectedly")
 }
 
 /// Name of the bench's export.

@@ -36,6 +36,7 @@ pub(crate) const AOE: Protocol = Protocol {
     carrier: Carrier::Frames,
     is_default: false,
     has_rdma: false,
+    is_over_rdma: false,
     listener_help: ["IFACE", "Serve ATA over Ethernet at IFACE; repeatable"],
     port: 0,
     schemes: &[("aoe", Transport::Tcp)],

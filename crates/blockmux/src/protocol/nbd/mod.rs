@@ -36,6 +36,7 @@ pub(crate) const NBD: Protocol = Protocol {
     carrier: Carrier::Stream,
     is_default: true,
     has_rdma: false,
+    is_over_rdma: false,
     listener_help: ["ADDR|unix:PATH", "Serve NBD at ADDR; repeatable [default: 127.0.0.1:10809]"],
     port: NBD_DEFAULT_PORT,
     schemes: &[

@@ -48,6 +48,7 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     carrier: Carrier::Stream,
     is_default: true,
     has_rdma: true,
+    is_over_rdma: false,
     listener_help: ["ADDR", "Serve NVMe/TCP and NVMe/RDMA at ADDR; repeatable [default: 127.0.0.1:4420]"],
     port: 4420,
     schemes: &[("nvme+tcp", Transport::Tcp)],
@@ -69,6 +70,7 @@ pub(crate) const NVME_RDMA: Protocol = Protocol {
     name: "nvme-rdma",
     title: "NVMe/RDMA",
     has_rdma: true,
+    is_over_rdma: true,
     listener_help: [
         "ADDR",
         "Like --nvme-tcp, but print NVMe/RDMA URLs only; repeatable [default: every NVMe/TCP port]",

@@ -35,6 +35,7 @@ pub(crate) const SRP: Protocol = Protocol {
     carrier: Carrier::Stream,
     is_default: false,
     has_rdma: true,
+    is_over_rdma: true,
     listener_help: ["ADDR", "Serve SRP at ADDR (default port 5555); repeatable"],
     port: SRP_DEFAULT_PORT,
     schemes: &[("srp", Transport::Tcp)],

@@ -274,7 +274,8 @@ impl FileSystemBench {
             None => {
                 let initiator = self.initiator()?;
                 veth.enter(&target, &initiator)?;
-                let reached = served::reach(Some(veth), protocol, stripe, &target, congestion);
+                let reached =
+                    served::reach(served::ServedAt::Link(veth), protocol, stripe, &target, congestion);
                 let disk = self.attach(reached.map_err(in_words)?, &initiator)?;
                 let rates = self.bonnie_on(disk);
                 initiator.stop(STOP_GRACE);
