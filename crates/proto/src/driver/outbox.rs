@@ -86,6 +86,18 @@ impl Outbox {
         self.heads.get(start..end).unwrap_or_default()
     }
 
+    /// Appends a head that `build` appends to the bytes before it; nothing if it returns `false`.
+    #[inline]
+    pub fn push_built(&mut self, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        let start = self.filled;
+        self.heads.truncate(start);
+        let is_built = build(&mut self.heads);
+        if is_built {
+            self.count_head(self.heads.len().saturating_sub(start));
+        }
+        is_built
+    }
+
     /// Appends payload by reference, which is held until it is sent.
     #[inline]
     pub fn push_payload(&mut self, data: &SgList) {

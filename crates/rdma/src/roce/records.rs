@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 pub struct RoceRecords {
     roce: Roce,
     outbox: Outbox,
-    /// The record that is being made.
-    record: Vec<u8>,
     /// Unread bytes that are needed next.
     wanted: usize,
     now: Instant,
@@ -63,15 +61,7 @@ impl RoceRecords {
     }
 
     fn new(roce: Roce, now: Instant) -> RoceRecords {
-        RoceRecords {
-            roce,
-            outbox: Outbox::default(),
-            record: Vec::new(),
-            wanted: HEAD_LEN,
-            now,
-            over_at: None,
-            is_over: false,
-        }
+        RoceRecords { roce, outbox: Outbox::default(), wanted: HEAD_LEN, now, over_at: None, is_over: false }
     }
 
     /// Notes the end of the connection. It may come with the last packet sent, after which nothing
@@ -107,6 +97,23 @@ fn place(flow: Option<FlowInfo>, seed: Seed) -> (RoceConfig, RoceNumbers) {
     let config =
         RoceConfig { local, peer, service, source_port, mtu, window: WINDOW, keep_alive: Some(KEEP_ALIVE) };
     (config, RoceNumbers { queue_pair, first_psn, comm_id, guid })
+}
+
+/// Appends the record of the next packet, if there is one to send.
+#[inline]
+fn put_record(roce: &mut Roce, now: Instant, bytes: &mut Vec<u8>) -> bool {
+    let start = bytes.len();
+    bytes.extend_from_slice(&[0; HEAD_LEN]);
+    if !roce.poll_transmit(now, bytes) {
+        return false;
+    }
+    bytes.extend_from_slice(&[0; ICRC_LEN]);
+    let len = bytes.len().saturating_sub(start).saturating_sub(HEAD_LEN);
+    if let Some((head, _)) = bytes.get_mut(start..).and_then(<[u8]>::split_first_chunk_mut) {
+        // At most 4 KiB of payload and its headers.
+        *head = (len as u16).to_be_bytes();
+    }
+    true
 }
 
 impl Timed for RoceRecords {
@@ -167,20 +174,8 @@ impl StreamSession for RoceRecords {
 
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
-        while self.outbox.len() < MAX_UNSENT {
-            self.record.clear();
-            self.record.extend_from_slice(&[0; HEAD_LEN]);
-            if !self.roce.poll_transmit(self.now, &mut self.record) {
-                break;
-            }
-            self.record.extend_from_slice(&[0; ICRC_LEN]);
-            let len = self.record.len().saturating_sub(HEAD_LEN);
-            if let Some((head, _)) = self.record.split_first_chunk_mut() {
-                // At most 4 KiB of payload and its headers.
-                *head = (len as u16).to_be_bytes();
-            }
-            self.outbox.push_head(&self.record);
-        }
+        let RoceRecords { roce, outbox, now, .. } = self;
+        while outbox.len() < MAX_UNSENT && outbox.push_built(|bytes| put_record(roce, *now, bytes)) {}
         self.check_end();
         &mut self.outbox
     }
