@@ -7,7 +7,8 @@
 //! ```
 //! The queue pair preserves the order, so the peer has the data before the message. It can receive
 //! the first of many messages, and send its next request, while the data of the others is in
-//! flight.
+//! flight. Small data of several messages comes before all of them: over UDP, packets of one length
+//! leave in one system call.
 
 use super::progress_watchdog::ProgressWatchdog;
 use super::{Endpoint, QueuePair, Remote, WorkId};
@@ -99,23 +100,44 @@ impl TargetMover {
             self.reading = self.reading.saturating_add(1);
             queue_pair.read(WorkId(READ << u32::BITS | u64::from(task)), SgList::one(local), remote);
         }
-        while queue_pair.room() > 0
-            && let Some(message) = messages.front_mut()
-            && admits(message)
-        {
+        while !messages.is_empty() && self.transmit_batch(queue_pair, messages, &mut admits) {
             has_moved = true;
-            if let Some((local, remote)) = message.next_write() {
-                let id = WorkId(WRITE << u32::BITS | local.len() as u64);
-                if !queue_pair.write(id, &local, remote) {
-                    self.unsent = self.unsent.saturating_sub(local.len());
-                }
-                continue;
-            }
-            message.send(queue_pair);
-            messages.pop_front();
         }
         self.queue_pair_unsent = queue_pair.unsent();
         has_moved
+    }
+
+    /// Posts the data of some messages, and then the messages, while the queue pair has room.
+    /// Returns whether anything was posted.
+    #[inline]
+    fn transmit_batch<M: TargetMessage>(
+        &mut self,
+        queue_pair: &mut impl QueuePair,
+        messages: &mut VecDeque<M>,
+        admits: &mut impl FnMut(&M) -> bool,
+    ) -> bool {
+        // Each message whose data is posted needs room, too.
+        let (mut written, mut len, mut has_moved) = (0, 0_usize, false);
+        while len < BATCH_LEN
+            && queue_pair.room() > written
+            && let Some(message) = messages.get_mut(written)
+            && admits(message)
+        {
+            let Some((local, remote)) = message.next_write() else {
+                written = written.saturating_add(1);
+                continue;
+            };
+            has_moved = true;
+            len = len.saturating_add(local.len());
+            let id = WorkId(WRITE << u32::BITS | local.len() as u64);
+            if !queue_pair.write(id, &local, remote) {
+                self.unsent = self.unsent.saturating_sub(local.len());
+            }
+        }
+        for message in messages.drain(..written) {
+            message.send(queue_pair);
+        }
+        has_moved || written > 0
     }
 
     /// Handles a completed work request. Returns the task if it was an RDMA Read.
@@ -171,6 +193,8 @@ pub(crate) fn endpoint(receives: u32, receive_len: u32, sends: u32) -> Endpoint 
 const READ: u64 = 1;
 /// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
 const WRITE: u64 = 2;
+/// With so much data, in bytes, a batch of messages is complete.
+const BATCH_LEN: usize = 32 << 10;
 /// Most RDMA Reads in flight.
 pub(crate) const READS: u32 = 32;
 
