@@ -299,7 +299,7 @@ pub(super) fn guid(random: u64) -> u64 {
 }
 
 /// Whether a GUID is one of this implementation.
-fn is_guid(guid: u64) -> bool {
+pub(super) fn is_guid(guid: u64) -> bool {
     guid >> GUID_RANDOM_BITS == GUID_PREFIX
 }
 

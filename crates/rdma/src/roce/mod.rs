@@ -36,6 +36,7 @@
 //! the cache; so memory that others change does no harm. A message of one packet is borrowed from
 //! the receive buffer, and all other payload is copied to its place.
 
+mod ack_delay;
 mod cm;
 mod congestion;
 mod encode;
@@ -53,6 +54,7 @@ mod tests;
 
 use crate::queue_pair::{Fault, Violation};
 use crate::regions::{Regions, Seed};
+use ack_delay::AckDelay;
 use blockmux_proto::driver::session::{ProtocolError, Timed};
 use blockmux_proto::rdma::{Endpoint, Event};
 use blockmux_volume::{Chunk, Pool};
@@ -113,6 +115,7 @@ pub struct Roce {
     requester: Requester,
     responder: Responder,
     congestion: CongestionControl,
+    ack_delay: AckDelay,
     /// When the last packet of the peer arrived.
     heard_at: Instant,
     events: VecDeque<Event>,
@@ -189,6 +192,7 @@ impl Roce {
             requester: Requester::new(config.window),
             responder: Responder::new(endpoint.receives, endpoint.receive_len, Psn::new(numbers.first_psn)),
             congestion: CongestionControl::new(now),
+            ack_delay: AckDelay::default(),
             heard_at: now,
             events: VecDeque::new(),
             fault: None,
@@ -357,6 +361,7 @@ impl Roce {
         self.requester.connect(terms);
         self.responder.connect(terms);
         self.congestion.connect(terms);
+        self.ack_delay.connect(terms);
     }
 
     /// Sends the session's reply to a connection request.
@@ -431,6 +436,10 @@ impl Roce {
         false
     }
 
+    fn has_delayed_ack(&self) -> bool {
+        self.is_open() && self.responder.acknowledgement_only().is_some()
+    }
+
     fn may_request(&self) -> bool {
         self.cm.is_established() && !self.cm.is_releasing()
     }
@@ -443,8 +452,11 @@ impl Roce {
             self.is_requesters_turn = false;
             return true;
         }
-        if (may_send || !self.responder.has_data()) && self.transmit_answer(now, packet) {
+        let waits =
+            self.responder.acknowledgement_only().is_some_and(|count| self.ack_delay.waits(count, now));
+        if !waits && (may_send || !self.responder.has_data()) && self.transmit_answer(now, packet) {
             self.is_requesters_turn = true;
+            self.ack_delay.on_answered();
             return true;
         }
         may_request && self.transmit_request(now, packet)
@@ -534,6 +546,7 @@ impl Timed for Roce {
             self.requester.poll_timeout(),
             self.cm.poll_timeout(),
             self.congestion.poll_timeout(),
+            self.ack_delay.poll_timeout().filter(|_| self.has_delayed_ack()),
             self.probe_at(),
         ];
         timeouts.into_iter().flatten().min()

@@ -46,6 +46,8 @@ pub(super) struct Responder {
     max_reads: u32,
     /// The acknowledgement to send.
     reply: Option<ResponderReply>,
+    /// Packets that have arrived since the last answer.
+    unanswered: u32,
     /// Whether the peer was asked to send the expected packet again.
     has_asked: bool,
     /// Whether the last answer that was sent has asked for a packet.
@@ -151,6 +153,7 @@ impl Responder {
             reads: VecDeque::new(),
             max_reads: 0,
             reply: None,
+            unanswered: 0,
             has_asked: false,
             is_asking: false,
             not_ready: 0,
@@ -181,6 +184,13 @@ impl Responder {
     /// Whether data of a read is the next to send.
     pub(super) fn has_data(&self) -> bool {
         self.reads.iter().any(PeerRead::is_pending)
+    }
+
+    /// If a plain acknowledgement is the next to send, the number of packets that it is about.
+    #[inline]
+    pub(super) fn acknowledgement_only(&self) -> Option<u32> {
+        let is_plain = matches!(self.reply?.syndrome, Syndrome::Ack(_)) && !self.has_data();
+        is_plain.then_some(self.unanswered)
     }
 
     /// Whether the peer has a message for which there was no receive buffer.
@@ -380,6 +390,7 @@ impl Responder {
 
     fn advance(&mut self, packets: u32) {
         self.expected = self.expected.plus(packets);
+        self.unanswered = self.unanswered.saturating_add(packets);
         (self.has_asked, self.not_ready) = (false, 0);
         // An acknowledgement replaces it.
         self.reply = self.reply.filter(|reply| matches!(reply.syndrome, Syndrome::Ack(_)));
@@ -419,8 +430,12 @@ impl Responder {
                     (read.next, read.from, read.is_repeated) = (index, index, true);
                 }
             }
-        } else if self.reply.is_none() {
-            self.acknowledge();
+        } else {
+            if self.reply.is_none() {
+                self.acknowledge();
+            }
+            // The peer waits for it.
+            self.unanswered = u32::MAX;
         }
     }
 
@@ -469,6 +484,7 @@ impl Responder {
             let Some(read) = self.reads.iter_mut().find(|read| read.is_pending()) else {
                 let Some(reply) = self.next_reply() else { return Ok(false) };
                 put_reply(packet, self.peer_qp, reply);
+                self.unanswered = 0;
                 return Ok(true);
             };
             match read.next_memory(regions, self.mtu) {

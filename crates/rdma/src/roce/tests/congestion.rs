@@ -169,17 +169,22 @@ const CNP: RoceOpcode = RoceOpcode::CONGESTION_NOTIFICATION;
 #[test]
 fn marks_are_answered_by_one_notification_in_fifty_microseconds() {
     let (mut ends, begun) = connected([guid(1), guid(2)]);
-    let mut notified = Vec::new();
+    let (mut notified, mut acknowledged) = (Vec::new(), Vec::new());
     for time in (0..200).step_by(10) {
         let sent = marked(&mut ends, begun + Duration::from_micros(time));
-        assert!(sent.contains(&RoceOpcode::RC_ACKNOWLEDGE));
+        if sent.contains(&RoceOpcode::RC_ACKNOWLEDGE) {
+            acknowledged.push(time);
+        }
         if sent.contains(&CNP) {
             notified.push(time);
         }
     }
     assert_eq!(notified, [0, 50, 100, 150]);
+    // An acknowledgement waits for eight packets, or 100 us.
+    assert_eq!(acknowledged, [70, 150]);
+    assert_eq!(ends[1].poll_timeout(), Some(begun + Duration::from_micros(260)));
     // A mark that was too early for a notification has no late one, and notifications have none.
-    assert_eq!(exchange(&mut ends, begun + ms(10)), []);
+    assert_eq!(exchange(&mut ends, begun + ms(10)), [RoceOpcode::RC_ACKNOWLEDGE]);
     let mut packet = Bth::notification(0).as_bytes().to_vec();
     packet.resize(32, 0);
     ends[1].on_packet(&Chunk::from_slice(&packet), true, begun + ms(10)).unwrap();

@@ -10,6 +10,7 @@ mod records;
 mod recovery;
 mod shared_link;
 
+use super::congestion::guid;
 use super::{Roce, RoceConfig, RoceNumbers};
 use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::Endpoint;
@@ -123,7 +124,9 @@ impl RocePair {
         seed: u64,
     ) -> RocePair {
         let now = Instant::now();
-        let ends = PairSettings { mtu, window, keep_alive: None, guids: [0, 1] }.ends(endpoints, seed, now);
+        // Ends of this implementation acknowledge later, and notify each other.
+        let guids = if seed.is_multiple_of(2) { [0, 1] } else { [guid(0), guid(1)] };
+        let ends = PairSettings { mtu, window, keep_alive: None, guids }.ends(endpoints, seed, now);
         let random = SplitMix::new(seed);
         let network = Network { conditions, random, in_transit: BTreeMap::new(), sent: 0, is_broken: false };
         RocePair { ends, now, network, sent_at: now }
