@@ -76,6 +76,7 @@ impl Pair {
         let Some(WorkRequest::Accept { private_data }) = theirs.next(&mut target, 1000) else {
             panic!("the login is rejected")
         };
+        target.on_event(Event::Connected { private_data: Vec::new() }, now).unwrap();
         initiator.connection(0).on_event(Event::Connected { private_data }, now).unwrap();
         let core = TestCore::new().as_core();
         let channel = volume.open(&core, target.depth(), Waker::idle()).unwrap();

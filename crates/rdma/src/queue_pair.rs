@@ -15,12 +15,12 @@ use blockmux_proto::rdma::{Event, QueuePair};
 /// # Connecting
 /// The active side requests the connection by itself and reports [`Event::Connected`], or
 /// [`Event::Refused`] instead of [`Event::Disconnected`]. The passive side reports
-/// [`Event::Requested`] and continues with [`QueuePair::accept`] (then [`Event::Connected`]) or
-/// [`QueuePair::reject`] (then [`Event::Disconnected`], once the reject was sent). If the peer goes
-/// away before that, [`Event::Disconnected`] is reported. Sends, reads and writes may be posted
-/// from `Connected` on; receives and registrations at any time, also before. Private data may
-/// arrive with zeroes behind it: the messages of InfiniBand's connection manager have fixed
-/// lengths.
+/// [`Event::Requested`] and continues with [`QueuePair::accept`] (then [`Event::Connected`], once
+/// the peer has shown that it receives what is sent to its address) or [`QueuePair::reject`] (then
+/// [`Event::Disconnected`], once the reject was sent). If the peer goes away before that,
+/// [`Event::Disconnected`] is reported. Sends, reads and writes may be posted from `Connected` on;
+/// receives and registrations at any time, also before. Private data may arrive with zeroes behind
+/// it: the messages of InfiniBand's connection manager have fixed lengths.
 ///
 /// # Order
 /// Sends, reads and writes begin in the order in which they were posted, and messages arrive in

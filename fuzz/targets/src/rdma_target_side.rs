@@ -144,7 +144,10 @@ impl<'a, S: RdmaSession + IoSource + TargetLifecycle, J: RdmaProtocolChecks> Rdm
             let Some(work) = self.next_work(room) else { break };
             match &work {
                 WorkRequest::Receive => self.receives += 1,
-                WorkRequest::Accept { private_data } => self.checks.on_accept(private_data),
+                WorkRequest::Accept { private_data } => {
+                    self.checks.on_accept(private_data);
+                    self.event(Event::Connected { private_data: Vec::new() });
+                }
                 WorkRequest::Reject { .. } => self.is_over = true,
                 WorkRequest::Disconnect => {}
                 WorkRequest::Send { id, head, payload, .. } => {

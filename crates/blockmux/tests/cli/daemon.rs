@@ -115,13 +115,14 @@ impl Daemon {
         }
     }
 
-    /// Reads standard error up to a line with `part` in it.
-    pub(crate) fn wait_for_line(&mut self, part: &str) {
+    /// Reads standard error up to a line with `part` in it, and returns that.
+    pub(crate) fn wait_for_line(&mut self, part: &str) -> String {
         let mut line = String::new();
         while !line.contains(part) {
             line.clear();
             assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "ended without a line with `{part}`");
         }
+        line
     }
 
     /// Resident memory in bytes, without pages of the program's file, which are clean and shared.

@@ -3,12 +3,25 @@
 
 use crate::daemon::Daemon;
 use crate::program::{blockmux, text};
+use blockmux_proto::srp::node::SrpPortId;
+use blockmux_wire::roce::UDP_PORT;
+use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
+use blockmux_wire::roce::cm::{
+    CmAttribute, CmMessage, CmReq, IP_CM_LEN, IpCmHeader, MadHeader, gid, service_id,
+};
+use blockmux_wire::roce::eth::{Deth, Q_KEY_GSI};
+use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
+use blockmux_wire::roce::opcode::RoceOpcode;
+use blockmux_wire::roce::packet::RocePacket;
+use blockmux_wire::srp::{BUFFER_FORMAT_DIRECT, LoginRequestRdma, SrpOpcode};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
+use std::time::Duration;
+use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
 /// Options of listeners of all three protocols, and the address that they are at.
 struct Listeners {
@@ -173,6 +186,89 @@ fn hostile_datagrams_do_not_affect_other_connections() {
     for (_, roce) in urls(&daemon) {
         succeeds(&["info", &roce]);
     }
+}
+
+/// The datagram of a stranger who requests a channel as the only one of an initiator port.
+fn forged_login(
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    service: u16,
+    [initiator, target]: [SrpPortId; 2],
+) -> Vec<u8> {
+    let login = LoginRequestRdma {
+        opcode: SrpOpcode::LOGIN_REQUEST.0,
+        req_it_iu_len: 8260.into(),
+        req_buf_fmt: BUFFER_FORMAT_DIRECT.into(),
+        initiator_port_id: initiator.0,
+        target_port_id: target.0,
+        ..LoginRequestRdma::default()
+    };
+    let mut req = CmReq {
+        local_comm_id: U32::new(7),
+        service_id: U64::new(service_id(service)),
+        local_qpn: U24::new(17),
+        responder_resources: 16,
+        initiator_depth: 16,
+        p_key: U16::new(P_KEY_DEFAULT),
+        path_mtu: 3 << 4,
+        local_gid: gid(source.into()),
+        remote_gid: gid(destination.into()),
+        ..CmReq::new_zeroed()
+    };
+    let (ip, rest) = req.private_data.split_at_mut(IP_CM_LEN);
+    ip.copy_from_slice(IpCmHeader::new(source.into(), 1, destination.into()).as_bytes());
+    rest[..size_of_val(&login)].copy_from_slice(login.as_bytes());
+    let bth = Bth {
+        opcode: RoceOpcode::UD_SEND_ONLY.0,
+        p_key: U16::new(P_KEY_DEFAULT),
+        dest_qp: U24::new(QP_GSI),
+        ..Bth::new_zeroed()
+    };
+    let deth = Deth { q_key: U32::new(Q_KEY_GSI), reserved: 0, source_qp: U24::new(QP_GSI) };
+    let mad = MadHeader::new(CmAttribute::REQ, 1);
+    let mut packet = [bth.as_bytes(), deth.as_bytes(), mad.as_bytes(), req.as_bytes()].concat();
+    let flow = RoceFlow { addresses: RoceAddresses::V4 { source, destination }, source_port: UDP_PORT };
+    packet.extend(flow.icrc(Fragmentation { identification: 0, dont_fragment: true }, &packet));
+    packet
+}
+
+/// A login in a request that its sender follows up with nothing, as somebody who forges addresses
+/// cannot, would otherwise end the channels of that initiator port.
+#[test]
+fn a_forged_srp_login_does_not_end_the_channels_of_its_initiator_port() {
+    let directory = tempfile::tempdir().unwrap();
+    let (from, content) = (directory.path().join("from"), pattern(4 << 20, 5));
+    fs::write(&from, &content).unwrap();
+    let (listeners, stranger) = (Listeners::new(""), Listeners::new(""));
+    // Slow enough that the copy goes on while requests are forged, as later writes prove.
+    let mut daemon = listeners.serve("log:-:delay:5ms:mem:4m");
+    let url = urls(&daemon).remove(1).1;
+    let place = url.split_once("://").unwrap().1.to_owned();
+    let from = format!("file:{}", from.display());
+    let copy = thread::spawn(move || {
+        blockmux(["copy", "--overwrite", "--verify", "--bs", "4k", "--iodepth", "1", &from, &url])
+    });
+    let login = daemon.wait_for_line("login protocol=\"srp\"");
+    let named = |key: &str| {
+        let value = login.split_once(&format!("{key}=\"")).unwrap().1.split('"').next().unwrap();
+        SrpPortId::parse(value).unwrap()
+    };
+    let ports = [named("initiator"), named("target")];
+    let service = place.split('/').next().unwrap().rsplit(':').next().unwrap().parse().unwrap();
+    daemon.wait_for_line(" write ");
+    let [source, destination] = [&stranger.ip, &listeners.ip].map(|ip| ip.parse().unwrap());
+    let socket = UdpSocket::bind((source, UDP_PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    socket.send_to(&forged_login(source, destination, service, ports), (destination, UDP_PORT)).unwrap();
+    let mut reply = [0; 2048];
+    let len = socket.recv(&mut reply).unwrap();
+    let reply = RocePacket::parse(&reply[..len]).unwrap();
+    assert!(matches!(CmMessage::parse(reply.payload), Some((_, CmMessage::Rep(_)))), "it is accepted");
+    for _ in 0..50 {
+        daemon.wait_for_line(" write ");
+    }
+    let output = copy.join().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
 }
 
 #[test]

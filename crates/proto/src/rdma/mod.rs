@@ -155,7 +155,9 @@ pub enum Event {
         /// [`Endpoint::reads`], or fewer if the peer supports fewer.
         reads: u32,
     },
-    /// The connection is established.
+    /// The connection is established. On the passive side, the peer has shown that it receives what
+    /// is sent to its address: by the handshake of TCP, or by an answer to the acceptance. What a
+    /// request takes from others, it takes only now, since its sender's address may be forged.
     Connected {
         /// Private data of the accepting peer; empty on the passive side.
         private_data: Vec<u8>,

@@ -12,8 +12,8 @@ use core::net::IpAddr;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A login request that passed all checks. The session accepts it once the channels that it ends
-/// are closed.
+/// A login request that passed all checks. The session accepts it, and opens the channel once the
+/// channels that it ends are closed.
 pub(super) struct CheckedLogin {
     pub(super) nexus: NexusName,
     /// The target port.
@@ -117,10 +117,10 @@ impl CheckedLogin {
         })
     }
 
-    /// Builds SRP_LOGIN_RSP. `has_ended_others` says whether this login has ended other channels of
-    /// the initiator, `has_others` whether other channels stay open.
-    pub(super) fn response(&self, has_ended_others: bool, has_others: bool) -> Vec<u8> {
-        let channels = match (has_ended_others, has_others) {
+    /// Builds SRP_LOGIN_RSP. `ends_others` says whether this login ends other channels of the
+    /// initiator, `has_others` whether other channels stay open.
+    pub(super) fn response(&self, ends_others: bool, has_others: bool) -> Vec<u8> {
+        let channels = match (ends_others, has_others) {
             (true, _) => MULTICHANNEL_TERMINATED,
             (false, true) => MULTICHANNEL_MAINTAINED,
             (false, false) => 0,

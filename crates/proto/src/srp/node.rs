@@ -2,8 +2,9 @@
 //! units.
 //!
 //! All cores share an [`SrpNode`]. It also has the channels of every I_T nexus. A login that asks
-//! for single-channel operation ends the initiator's other channels and waits until they are
-//! closed, because a late write of theirs could overwrite data that the new channel has written.
+//! for single-channel operation replaces the initiator's other channels: it disconnects them, and
+//! its commands wait until they are closed, because a late write of theirs could overwrite data
+//! that the new channel has written.
 
 use crate::driver::session::HangUp;
 use crate::names::networks::AllowedNetworks;
@@ -140,73 +141,142 @@ impl SrpTarget {
 /// An I_T nexus: initiator port and target port.
 pub(super) type NexusName = (SrpPortId, SrpPortId);
 
-/// The open channels of every nexus.
+/// The channels of every nexus.
 #[derive(Default)]
-pub(super) struct Channels(Mutex<Vec<OpenChannel>>);
+pub(super) struct Channels(Mutex<Vec<ListedChannel>>);
 
-struct OpenChannel {
+struct ListedChannel {
     name: NexusName,
     id: u64,
+    /// The logical units that the channel sees.
+    units: Arc<ScsiTarget>,
     hang_up: HangUp,
-    nexus: Arc<OpenNexus>,
+    state: ChannelState,
 }
 
-/// Membership of a channel in its nexus. Dropping it removes the channel.
-pub(super) struct ChannelMembership {
+enum ChannelState {
+    /// Channels that others have replaced have to end first.
+    Waiting,
+    /// Its commands are executed.
+    Open(Arc<OpenNexus>),
+    /// A later login has disconnected it, and its I/O may be in flight.
+    Replaced,
+}
+
+/// A place in the list of channels. Dropping it removes the channel.
+pub(super) struct ChannelPlace {
     channels: Arc<Channels>,
+    name: NexusName,
     id: u64,
-    /// The nexus, which all its channels share.
-    pub(super) nexus: Arc<OpenNexus>,
+    units: Arc<ScsiTarget>,
 }
 
-/// Result of [`Channels::join`].
-pub(super) enum ChannelJoin {
-    /// The channel was added; whether the nexus has others.
-    Joined(ChannelMembership, bool),
-    /// Other channels of the nexus have to end first, and were disconnected.
-    Wait,
-    /// The nexus has [`MAX_CHANNELS`] channels.
-    Full,
+/// What a login would do to the other channels of its nexus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoginEffect {
+    /// There are none.
+    Alone,
+    Joins,
+    Replaces,
+    /// The nexus has [`MAX_CHANNELS`] channels, or as many that were replaced.
+    Refused,
 }
 
 impl Channels {
-    /// Adds a channel that sees `units` to a nexus; the first one begins it with `open_nexus`. A
-    /// channel that has to be the only one, or that sees other units than the others because the
-    /// access list has changed, disconnects the others and is added once they have ended. The check
+    /// What the login of a channel that sees `units` would do. A channel that has to be the only
+    /// one, or that sees other units than the others because the access list has changed, replaces
+    /// them.
+    pub(super) fn effect(&self, name: NexusName, units: &Arc<ScsiTarget>, is_only: bool) -> LoginEffect {
+        Channels::effect_on(&self.list(), name, units, is_only)
+    }
+
+    fn effect_on(
+        list: &[ListedChannel],
+        name: NexusName,
+        units: &Arc<ScsiTarget>,
+        is_only: bool,
+    ) -> LoginEffect {
+        let of_nexus = || list.iter().filter(|channel| channel.name == name);
+        let others = || of_nexus().filter(|channel| !channel.is_replaced());
+        let (count, replaced) =
+            (others().count(), of_nexus().filter(|channel| channel.is_replaced()).count());
+        let sees_others = others().any(|channel| !Arc::ptr_eq(&channel.units, units));
+        let replaces = count > 0 && (is_only || sees_others);
+        match count {
+            _ if replaced >= MAX_CHANNELS => LoginEffect::Refused,
+            _ if replaces => LoginEffect::Replaces,
+            0 => LoginEffect::Alone,
+            MAX_CHANNELS.. => LoginEffect::Refused,
+            _ => LoginEffect::Joins,
+        }
+    }
+
+    /// Adds a channel, and disconnects those that it replaces; `None` if it is refused. The check
     /// and the addition are one step, because logins arrive on several cores.
-    pub(super) fn join(
+    pub(super) fn enter(
         self: &Arc<Channels>,
         name: NexusName,
         units: &Arc<ScsiTarget>,
         is_only: bool,
         hang_up: HangUp,
-        open_nexus: impl FnOnce() -> Arc<OpenNexus>,
-    ) -> ChannelJoin {
-        let mut open = self.open();
-        let others = || open.iter().filter(|channel| channel.name == name);
-        let count = others().count();
-        let sees_others = others().any(|channel| !Arc::ptr_eq(channel.nexus.target(), units));
-        if sees_others || (is_only && count > 0) {
-            others().for_each(|channel| (channel.hang_up)());
-            return ChannelJoin::Wait;
+    ) -> Option<ChannelPlace> {
+        let mut list = self.list();
+        match Channels::effect_on(&list, name, units, is_only) {
+            LoginEffect::Refused => return None,
+            LoginEffect::Replaces => {
+                for other in list.iter_mut().filter(|channel| channel.name == name && !channel.is_replaced())
+                {
+                    other.state = ChannelState::Replaced;
+                    (other.hang_up)();
+                }
+            }
+            LoginEffect::Alone | LoginEffect::Joins => {}
         }
-        if count >= MAX_CHANNELS {
-            return ChannelJoin::Full;
-        }
-        let nexus = others().next().map_or_else(open_nexus, |channel| channel.nexus.clone());
-        let id = open.iter().map(|channel| channel.id).max().unwrap_or(0).saturating_add(1);
-        open.push(OpenChannel { name, id, hang_up, nexus: nexus.clone() });
-        ChannelJoin::Joined(ChannelMembership { channels: self.clone(), id, nexus }, count > 0)
+        let id = list.iter().map(|channel| channel.id).max().unwrap_or(0).saturating_add(1);
+        list.push(ListedChannel { name, id, units: units.clone(), hang_up, state: ChannelState::Waiting });
+        Some(ChannelPlace { channels: self.clone(), name, id, units: units.clone() })
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<OpenChannel>> {
+    fn list(&self) -> MutexGuard<'_, Vec<ListedChannel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for ChannelMembership {
+impl ListedChannel {
+    fn is_replaced(&self) -> bool {
+        matches!(self.state, ChannelState::Replaced)
+    }
+}
+
+impl ChannelPlace {
+    /// Whether the channel sees these logical units.
+    pub(super) fn sees(&self, units: &Arc<ScsiTarget>) -> bool {
+        Arc::ptr_eq(&self.units, units)
+    }
+
+    /// Opens the channel once no replaced channel of its nexus is left; returns the nexus, which
+    /// all its open channels share and the first one begins with `open_nexus`.
+    pub(super) fn open(&self, open_nexus: impl FnOnce() -> Arc<OpenNexus>) -> Option<Arc<OpenNexus>> {
+        let mut list = self.channels.list();
+        // This one may be among them.
+        let of_nexus = || list.iter().filter(|channel| channel.name == self.name);
+        if of_nexus().any(ListedChannel::is_replaced) {
+            return None;
+        }
+        let shared = of_nexus().find_map(|channel| match &channel.state {
+            ChannelState::Open(nexus) => Some(nexus.clone()),
+            ChannelState::Waiting | ChannelState::Replaced => None,
+        });
+        let nexus = shared.unwrap_or_else(open_nexus);
+        let own = list.iter_mut().find(|channel| channel.id == self.id)?;
+        own.state = ChannelState::Open(nexus.clone());
+        Some(nexus)
+    }
+}
+
+impl Drop for ChannelPlace {
     fn drop(&mut self) {
-        self.channels.open().retain(|channel| channel.id != self.id);
+        self.channels.list().retain(|channel| channel.id != self.id);
     }
 }
 
@@ -222,15 +292,15 @@ mod tests {
         Arc::new(ScsiTarget::new("t", Vec::new()))
     }
 
-    fn join(
-        channels: &Arc<Channels>,
-        units: &Arc<ScsiTarget>,
-        name: NexusName,
-        is_only: bool,
-    ) -> ChannelJoin {
+    const NEXUS: NexusName = (SrpPortId([1; 16]), SrpPortId([2; 16]));
+
+    fn enter(channels: &Arc<Channels>, units: &Arc<ScsiTarget>, is_only: bool) -> Option<ChannelPlace> {
+        channels.enter(NEXUS, units, is_only, Arc::new(|| {}))
+    }
+
+    fn open(place: &ChannelPlace, units: &Arc<ScsiTarget>) -> Option<Arc<OpenNexus>> {
         let port = TargetPort { relative_id: 1, group: 1, name: "t".into() };
-        let open_nexus = || OpenNexus::new(units, ItNexus::srp(&name.0.0, port));
-        channels.join(name, units, is_only, Arc::new(|| {}), open_nexus)
+        place.open(|| OpenNexus::new(units, ItNexus::srp(&NEXUS.0.0, port)))
     }
 
     #[test]
@@ -258,45 +328,51 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_is_counted_until_it_is_dropped() {
+    fn a_channel_is_opened_once_those_that_it_replaces_are_dropped() {
         let (channels, units) = (Arc::new(Channels::default()), units());
-        let (nexus, other) =
-            ((SrpPortId([1; 16]), SrpPortId([2; 16])), (SrpPortId([3; 16]), SrpPortId([2; 16])));
-        let join = |name, is_only| join(&channels, &units, name, is_only);
-        let ChannelJoin::Joined(first, false) = join(nexus, true) else { panic!("it is the first") };
-        let ChannelJoin::Joined(second, true) = join(nexus, false) else { panic!("it is the second") };
-        assert!(Arc::ptr_eq(&first.nexus, &second.nexus), "they are one nexus");
-        assert!(matches!(join(other, true), ChannelJoin::Joined(_, false)));
-        drop(first);
-        assert!(matches!(join(nexus, true), ChannelJoin::Wait));
-        drop(second);
-        assert!(matches!(join(nexus, true), ChannelJoin::Joined(_, false)));
+        let [first, second] = [true, false].map(|is_only| enter(&channels, &units, is_only).unwrap());
+        let nexus = open(&first, &units).unwrap();
+        assert!(Arc::ptr_eq(&nexus, &open(&second, &units).unwrap()), "they are one nexus");
+        let other = (SrpPortId([3; 16]), SrpPortId([2; 16]));
+        assert_eq!(channels.effect(other, &units, true), LoginEffect::Alone);
+        assert_eq!(channels.effect(NEXUS, &units, true), LoginEffect::Replaces);
+        let alone = enter(&channels, &units, true).unwrap();
+        assert_eq!(channels.effect(NEXUS, &units, false), LoginEffect::Joins);
+        let further = enter(&channels, &units, false).unwrap();
+        for ended in [first, second] {
+            assert!(open(&alone, &units).is_none() && open(&further, &units).is_none());
+            drop(ended);
+        }
+        let fresh = open(&further, &units).unwrap();
+        assert!(!Arc::ptr_eq(&nexus, &fresh) && Arc::ptr_eq(&fresh, &open(&alone, &units).unwrap()));
     }
 
     #[test]
     fn a_nexus_has_a_maximum_of_channels() {
         let (channels, units) = (Arc::new(Channels::default()), units());
-        let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
-        let join = || join(&channels, &units, nexus, false);
-        let open: Vec<_> = (0..MAX_CHANNELS).map(|_| join()).collect();
-        assert!(open.iter().all(|join| matches!(join, ChannelJoin::Joined(..))));
-        assert!(matches!(join(), ChannelJoin::Full));
-        drop(open);
-        assert!(matches!(join(), ChannelJoin::Joined(..)));
+        let mut places: Vec<_> = (0..MAX_CHANNELS).filter_map(|_| enter(&channels, &units, false)).collect();
+        assert_eq!(places.len(), MAX_CHANNELS);
+        assert_eq!(channels.effect(NEXUS, &units, false), LoginEffect::Refused);
+        // Replaced channels have a limit of their own, so that logins in turn do not accumulate.
+        places.extend(enter(&channels, &units, true));
+        assert_eq!(places.len(), MAX_CHANNELS + 1);
+        assert!(enter(&channels, &units, true).is_none());
+        places.remove(0);
+        assert!(enter(&channels, &units, true).is_some());
     }
 
     #[test]
-    fn of_concurrent_single_channel_logins_one_joins() {
+    fn of_concurrent_single_channel_logins_the_last_is_opened() {
         let (channels, units) = (Arc::new(Channels::default()), units());
-        let nexus = (SrpPortId([1; 16]), SrpPortId([2; 16]));
         for _ in 0..100 {
-            let joins: Vec<ChannelJoin> = std::thread::scope(|scope| {
-                let login = || scope.spawn(|| join(&channels, &units, nexus, true));
+            let places: Vec<ChannelPlace> = std::thread::scope(|scope| {
+                let login = || scope.spawn(|| enter(&channels, &units, true).unwrap());
                 let threads = [login(), login()];
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
-            let count = joins.iter().filter(|join| matches!(join, ChannelJoin::Joined(..))).count();
-            assert_eq!(count, 1);
+            assert!(places.iter().all(|place| open(place, &units).is_none()));
+            let last = places.into_iter().max_by_key(|place| place.id).unwrap();
+            assert!(open(&last, &units).is_some());
         }
     }
 }

@@ -7,7 +7,9 @@
 //!   either: sends DREQ, DREP ──▶ Released            other:   DREQ ──▶ Released, sends DREP
 //! ```
 //! Messages are datagrams and may be lost: a message that is to be answered is repeated until then,
-//! a limited number of times, and a repeated message gets its answer again. While the session has
+//! a limited number of times, and a repeated message gets its answer again. What is sent to a peer
+//! that has not shown that it receives it is repeated less often: the request may be forged, and
+//! whoever has sent it repeats it. While the session has
 //! not decided about a request, a repetition is answered by MRA, which asks for more time.
 
 use super::RoceConfig;
@@ -349,9 +351,13 @@ impl CmConnection {
     /// Ends an established connection. A set-up that has not got so far just stops.
     pub(super) fn release(&mut self) {
         match self.phase {
-            CmPhase::Accepted | CmPhase::Established => {
+            CmPhase::Established => {
                 self.phase = CmPhase::Releasing;
                 self.repetition = None;
+                self.due.release = true;
+            }
+            CmPhase::Accepted => {
+                self.stop();
                 self.due.release = true;
             }
             CmPhase::Listening | CmPhase::Requesting | CmPhase::Requested => self.stop(),
@@ -404,7 +410,8 @@ impl CmConnection {
         }
         self.sent = self.sent.wrapping_add(1);
         let retries = match self.phase {
-            CmPhase::Requesting | CmPhase::Accepted => MAX_CM_RETRIES,
+            CmPhase::Requesting => MAX_CM_RETRIES,
+            CmPhase::Accepted => REPLY_RETRIES,
             CmPhase::Releasing => RELEASE_RETRIES,
             _ => return true,
         };
@@ -424,6 +431,11 @@ impl CmConnection {
     pub(super) fn on_timeout(&mut self, now: Instant) -> bool {
         let Some(repetition) = &mut self.repetition else { return true };
         if now < repetition.at {
+            return true;
+        }
+        if repetition.left == 0 && self.phase == CmPhase::Accepted {
+            // The time limit of the set-up remains.
+            self.repetition = None;
             return true;
         }
         if repetition.left == 0 {
@@ -507,8 +519,10 @@ const RESPONSE_CODE: u8 = 18;
 const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(timeout_ns(RESPONSE_CODE));
 /// Code of the time that an MRA asks for, 4.3 s.
 const MRA_TIMEOUT_CODE: u8 = 20;
-/// How often requests and replies are repeated.
+/// How often requests are repeated, and may be by the peer.
 const MAX_CM_RETRIES: u8 = 15;
+/// How often a reply is repeated, beside one answer to each repeated request.
+const REPLY_RETRIES: u8 = 3;
 /// How often a DREQ is repeated.
 const RELEASE_RETRIES: u8 = 4;
 /// How often the peer shall repeat packets that are not acknowledged: as often as can be said.

@@ -308,7 +308,7 @@ impl Roce {
             return Ok(());
         }
         if self.cm.establish() == CmOutcome::Established {
-            self.deadline = None;
+            self.on_established();
         }
         let context =
             ResponderContext { regions: &mut self.regions, pool: &self.pool, events: &mut self.events };
@@ -338,7 +338,7 @@ impl Roce {
                 self.rejection = Some(reason);
                 self.end(Some(Event::Refused { private_data }));
             }
-            CmOutcome::Established => self.deadline = None,
+            CmOutcome::Established => self.on_established(),
             CmOutcome::Released => {
                 if self.responder.is_out_of_receives() && self.is_open() {
                     self.fault = Some(Fault::Peer(Violation::NoReceive));
@@ -354,6 +354,12 @@ impl Roce {
     #[inline]
     fn is_open(&self) -> bool {
         matches!(self.phase, RocePhase::Connected | RocePhase::Disconnecting)
+    }
+
+    /// Passive side: the peer has the reply, so it receives what is sent to its address.
+    fn on_established(&mut self) {
+        self.deadline = None;
+        self.events.push_back(Event::Connected { private_data: Vec::new() });
     }
 
     fn connect(&mut self, terms: &RoceTerms) {
@@ -374,7 +380,6 @@ impl Roce {
         if is_taken {
             self.cm.accept(&terms, private_data);
             self.connect(&terms);
-            self.events.push_back(Event::Connected { private_data: Vec::new() });
         } else {
             self.cm.reject(RejectReason::CONSUMER, private_data);
             self.end(None);

@@ -13,9 +13,10 @@
 //! # Requests
 //! A request costs the memory of a connection before its sender has shown that it receives answers
 //! at its address. Such connections are limited, for each address and in all
-//! ([`RocePortLimits`]). An address that has as many as it may gets no answer, and repeats its
-//! request later. If there are too many in all, the oldest of the address with the most of them is
-//! replaced, so that a flood displaces itself first. Numbers of queue pairs, communication
+//! ([`RocePortLimits`]). A request of an address that has as many as it may replaces the oldest of
+//! that address, so that somebody who forges requests of a host has to send as many within a round
+//! trip to keep it out. If there are too many in all, the oldest of the address with the most of
+//! them is replaced, so that a flood displaces itself first. Numbers of queue pairs, communication
 //! identifiers and first sequence numbers are unpredictable, so nobody establishes a connection for
 //! another address, or reaches one, without seeing its packets.
 //!
@@ -250,15 +251,19 @@ impl RocePort {
 
     /// Opens a requested connection.
     ///
-    /// Returns `None` if the port or the address has as many as it may. The request is then
-    /// ignored, and the requester repeats it.
+    /// Returns `None` if the port has as many as it may. The request is then ignored, and the
+    /// requester repeats it.
     pub fn admit(&mut self, request: &RoceRequest, now: Instant) -> Option<OpenedConnection> {
-        let of_peer = self.waiting().filter(|(_, peer)| *peer == request.peer).count();
-        if of_peer >= self.limits.requests_of_address {
-            return None;
-        }
-        let is_full = self.waiting.len() >= self.limits.requests;
-        let replaced = if is_full { Some(self.replaced()?) } else { None };
+        let mut of_peer = self.waiting().filter(|(_, peer)| *peer == request.peer);
+        let oldest_of_peer = of_peer.next().map(|(queue_pair, _)| queue_pair);
+        let count = of_peer.count().saturating_add(oldest_of_peer.is_some().into());
+        let replaced = if count >= self.limits.requests_of_address {
+            Some(oldest_of_peer?)
+        } else if self.waiting.len() >= self.limits.requests {
+            Some(self.replaced()?)
+        } else {
+            None
+        };
         if let Some(queue_pair) = replaced {
             self.close(queue_pair, now);
         }

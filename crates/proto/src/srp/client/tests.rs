@@ -168,6 +168,7 @@ impl Wire {
         match work {
             WorkRequest::Accept { private_data } => {
                 self.connected.clone_from(&private_data);
+                self.send_target(Event::Connected { private_data: Vec::new() });
                 self.send_initiator(Event::Connected { private_data });
             }
             WorkRequest::Reject { private_data } => self.send_initiator(Event::Refused { private_data }),

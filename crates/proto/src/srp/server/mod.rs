@@ -1,7 +1,7 @@
 //! The SRP target: one session for one RDMA channel of an initiator port.
 //!
 //! ```text
-//!   Requested ──▶ reject, or wait for other channels to end ──▶ accept
+//!   Requested ──▶ reject or accept; Connected ──▶ wait for other channels to end ──▶ open
 //!   Received ──▶ task set ──fetch──▶ `mover` ──work──▶ RDMA Read ──Done──▶ task set
 //!                   └──────complete──▶ `answers` ──work──▶ RDMA Write, Receive, Send
 //! ```
@@ -17,27 +17,27 @@
 //! An initiator that gives wrong lengths or keys loses its own connection: the provider on either
 //! side refuses the access.
 
+mod channel_login;
 mod tasks;
 #[cfg(test)]
 mod tests;
 
 use super::information_unit::RemoteRanges;
-use super::login::{self, CheckedLogin, LoginRefusal, MAX_IU_LEN, REQUEST_LIMIT};
-use super::node::{ChannelJoin, ChannelMembership, SrpNode};
-use crate::driver::audit_event::{AuditEvent, AuditEvents, Login};
+use super::login::{MAX_IU_LEN, REQUEST_LIMIT};
+use super::node::{ChannelPlace, SrpNode};
+use crate::driver::audit_event::{AuditEvent, AuditEvents};
 use crate::driver::session::{HangUp, ProtocolError, Timed};
 use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::VolumeId;
-use crate::rdma::cm::OtherProtocol;
 use crate::rdma::progress_watchdog::{ProgressWatchdog, READ_STALLED};
-use crate::rdma::target_mover::{READS, TargetMessage, TargetMover, endpoint};
+use crate::rdma::target_mover::{TargetMessage, TargetMover, endpoint};
 use crate::rdma::target_phase::TargetPhase;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaSession, Remote, WorkError, WorkId};
 use crate::scsi::task_set::{TaskQueue, TaskRouter, TaskSet};
-use crate::scsi::{DeviceServer, ItNexus, OpenNexus};
 use crate::volume_state::NotAdmitted;
 use blockmux_volume::{Completion, Io, IoError, Pool, Seg, SgList, Tag, Waker};
-use blockmux_wire::srp::{LoginRejectReason, LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
+use blockmux_wire::srp::{LogoutReason, SrpOpcode, TargetNotice, TaskManagementRequest};
+use channel_login::PendingLogin;
 use core::net::IpAddr;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -54,8 +54,8 @@ pub struct SrpTargetSession {
     /// The initiator's IP address; `None` if it has none.
     client: Option<IpAddr>,
     phase: TargetPhase,
-    /// While listening: the login that waits for other channels of the nexus to end.
-    waiting: Option<WaitingLogin>,
+    /// The login that was accepted and has not taken effect.
+    login: Option<PendingLogin>,
     /// Time by which the login, or its wait for other channels to end, has to be over.
     deadline: Instant,
     now: Instant,
@@ -63,12 +63,14 @@ pub struct SrpTargetSession {
     queue: TaskQueue,
     /// Offset of immediate data in an information unit, if the login negotiated immediate data.
     immediate_offset: Option<usize>,
-    membership: Option<ChannelMembership>,
+    /// Its place among the channels of its nexus, once the login has taken effect.
+    place: Option<ChannelPlace>,
     /// The task set's tag of the latest request. SRP's tags have 64 bits, the task set's 32.
     last_tag: u32,
     /// Task management functions in progress: the task set's tag and SRP's tag of each.
     functions: Vec<(u32, u64)>,
-    /// Commands that wait until less data-in is in flight.
+    /// Commands that wait until less data-in is in flight, or all messages until the login takes
+    /// effect.
     inbox: VecDeque<Seg>,
     /// Tasks that wait for memory, oldest first.
     grants: VecDeque<usize>,
@@ -93,14 +95,6 @@ pub struct SrpTargetSession {
     /// all tasks have ended and all answers are sent.
     is_ending: bool,
     events: AuditEvents,
-}
-
-/// A login that waits.
-struct WaitingLogin {
-    /// The login request; it is checked again each time, because the configuration may change.
-    private_data: Vec<u8>,
-    /// Time of the next attempt.
-    look_at: Instant,
 }
 
 /// A message for the initiator, and the data-in to write before it.
@@ -165,13 +159,13 @@ impl SrpTargetSession {
             hang_up,
             client: None,
             phase: TargetPhase::Listening,
-            waiting: None,
+            login: None,
             deadline: now.checked_add(LOGIN_TIMEOUT).unwrap_or(now),
             now,
             tasks: TaskSet::new(None),
             queue: TaskQueue::default(),
             immediate_offset: None,
-            membership: None,
+            place: None,
             last_tag: 0,
             functions: Vec::new(),
             inbox: VecDeque::new(),
@@ -195,87 +189,6 @@ impl SrpTargetSession {
     #[must_use]
     pub fn with_client(self, client: Option<IpAddr>) -> SrpTargetSession {
         SrpTargetSession { client, ..self }
-    }
-
-    /// Decides whether to accept a connection request. The initiator supports `reads` RDMA Reads
-    /// of its memory at a time.
-    fn on_requested(&mut self, private_data: Vec<u8>, reads: u32) -> Result<(), ProtocolError> {
-        if let Some(other @ OtherProtocol::NvmeRdma) = OtherProtocol::of(&private_data) {
-            self.reject(other.rejection());
-            return Err(login_error("asked for NVMe/RDMA at a port that serves SRP"));
-        }
-        self.mover.max_reads = reads.min(READS);
-        self.deadline = self.now.checked_add(CHANNEL_TIMEOUT).unwrap_or(self.now);
-        self.log_in(private_data, false)
-    }
-
-    /// Checks a login request, then accepts it, or makes it wait until the channels that it ends
-    /// are closed.
-    fn log_in(&mut self, private_data: Vec<u8>, has_ended_others: bool) -> Result<(), ProtocolError> {
-        match self.join(&private_data, has_ended_others) {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let look_at = self.now.checked_add(CHANNEL_POLL).unwrap_or(self.now);
-                self.waiting = Some(WaitingLogin { private_data, look_at });
-                Ok(())
-            }
-            Err(refusal) => Err(self.refuse(&refusal, &private_data)),
-        }
-    }
-
-    /// Checks a login request and adds the channel to its nexus. Returns `false` if other channels
-    /// have to end first.
-    fn join(&mut self, private_data: &[u8], has_ended_others: bool) -> Result<bool, LoginRefusal> {
-        let login = CheckedLogin::read(private_data, &self.node, self.client)?;
-        if self.is_ending {
-            let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
-            return Err(login.refuse(reason, "asked to log in while the target stops"));
-        }
-        if self.mover.max_reads == 0 {
-            let reason = LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL;
-            return Err(login.refuse(reason, "does not support RDMA Reads, which transfer data-out"));
-        }
-        let (initiator, target) = login.nexus;
-        let open_nexus =
-            || OpenNexus::new(&login.units, ItNexus::srp(&initiator.0, login.target.port.clone()));
-        let (channels, hang_up) = (&self.node.channels, self.hang_up.clone());
-        let (membership, has_others) =
-            match channels.join(login.nexus, &login.units, login.is_single_channel, hang_up, open_nexus) {
-                ChannelJoin::Joined(membership, has_others) => (membership, has_others),
-                ChannelJoin::Wait if self.now < self.deadline => return Ok(false),
-                ChannelJoin::Wait => {
-                    let reason = LoginRejectReason::INSUFFICIENT_RESOURCES;
-                    let what = "logged in while I/O of its other channels did not end within 15 seconds";
-                    return Err(login.refuse(reason, what));
-                }
-                ChannelJoin::Full => {
-                    let reason = LoginRejectReason::CHANNEL_LIMIT_REACHED;
-                    return Err(login.refuse(reason, "has as many channels as it may have"));
-                }
-            };
-        let server = DeviceServer::of_nexus(membership.nexus.clone());
-        self.tasks = TaskSet::new(Some(server));
-        self.membership = Some(membership);
-        self.immediate_offset = login.immediate_offset;
-        self.events.push(AuditEvent::Login(login_of((initiator.to_string(), target.to_string()))));
-        let private_data = login.response(has_ended_others, has_others);
-        self.phase = TargetPhase::Accepting { receives: 0, private_data };
-        Ok(true)
-    }
-
-    fn reject(&mut self, private_data: Vec<u8>) {
-        self.phase = TargetPhase::Rejecting(private_data);
-        self.is_ending = true;
-    }
-
-    fn refuse(&mut self, refusal: &LoginRefusal, private_data: &[u8]) -> ProtocolError {
-        self.reject(refusal.reject());
-        let error = login_error(refusal.what);
-        let names = login::named(private_data)
-            .map(|(initiator, target)| (initiator.to_string(), target.to_string()))
-            .unwrap_or_default();
-        self.events.push(AuditEvent::refused_by(&error, login_of(names)));
-        error
     }
 
     /// Handles a message from the initiator.
@@ -313,6 +226,7 @@ impl SrpTargetSession {
         if std::mem::replace(&mut self.is_ending, true) {
             return;
         }
+        self.login = None;
         if let Some(reason) = reason {
             let logout = TargetNotice {
                 opcode: SrpOpcode::TARGET_LOGOUT.0,
@@ -359,13 +273,14 @@ impl SrpTargetSession {
     /// Leaves the nexus once the channel is closed and has no I/O in flight.
     fn leave_if_idle(&mut self) {
         if matches!(self.phase, TargetPhase::Over) && self.is_idle() {
-            self.membership = None;
+            self.place = None;
         }
     }
 
     /// Whether a request may be handled now.
     fn has_room(&self) -> bool {
-        !self.is_ending && self.expected.saturating_add(self.mover.unsent()) < PAYLOAD_IN_FLIGHT
+        let is_open = self.login.is_none() && !self.is_ending;
+        is_open && self.expected.saturating_add(self.mover.unsent()) < PAYLOAD_IN_FLIGHT
     }
 
     /// Handles the waiting requests that can be handled now; returns whether there were any.
@@ -411,7 +326,8 @@ impl RdmaSession for SrpTargetSession {
             Event::Requested { private_data, reads } => self.on_requested(private_data, reads)?,
             Event::Received { .. } if self.is_ending => {}
             Event::Received { message, .. } => {
-                if (self.inbox.is_empty() && self.has_room()) || opcode(&message) != SrpOpcode::COMMAND {
+                let is_urgent = opcode(&message) != SrpOpcode::COMMAND && self.login.is_none();
+                if (self.inbox.is_empty() && self.has_room()) || is_urgent {
                     self.on_message(&message)?;
                 } else {
                     // The message is copied, because it may share its receive buffer with others.
@@ -420,7 +336,8 @@ impl RdmaSession for SrpTargetSession {
             }
             Event::Done { id, result } => self.on_done(id, result),
             Event::Disconnected | Event::Refused { .. } => self.on_disconnected(),
-            Event::Connected { .. } | Event::Registered { .. } => {}
+            Event::Connected { .. } => self.on_connected()?,
+            Event::Registered { .. } => {}
         }
         self.violation.take().map_or(Ok(()), Err)
     }
@@ -456,12 +373,11 @@ impl SrpTargetSession {
 impl Timed for SrpTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         let again = |pause: Duration| self.now.checked_add(pause);
-        match &self.phase {
-            TargetPhase::Listening => {
-                Some(self.waiting.as_ref().map_or(self.deadline, |waiting| waiting.look_at))
-            }
-            _ if self.violation.is_some() || self.queue.has_io() => Some(self.now),
-            _ => {
+        match &self.login {
+            Some(login) => Some(login.look_at().unwrap_or(self.deadline)),
+            None if matches!(self.phase, TargetPhase::Listening) => Some(self.deadline),
+            None if self.violation.is_some() || self.queue.has_io() => Some(self.now),
+            None => {
                 let retry = if self.queue.is_waiting() { again(TASK_RETRY) } else { None };
                 let check = self.mover.check_at(self.now);
                 let end = self.awaits_end().then(|| self.end_watchdog.check_at(self.now));
@@ -472,13 +388,7 @@ impl Timed for SrpTargetSession {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         self.now = now;
-        if matches!(self.phase, TargetPhase::Listening) {
-            if let Some(waiting) = self.waiting.take_if(|waiting| now >= waiting.look_at) {
-                self.log_in(waiting.private_data, true)?;
-            } else if self.waiting.is_none() && now >= self.deadline {
-                return Err(login_error("did not log in within 30 seconds"));
-            }
-        }
+        self.continue_login()?;
         if self.mover.is_stuck(now) && (self.is_ending || self.tasks.has_aborted_without_io(tasks::OWNER)) {
             return Err(READ_STALLED);
         }
@@ -566,14 +476,8 @@ impl TargetLifecycle for SrpTargetSession {
 
     #[inline]
     fn stage(&self) -> SessionStage {
-        match self.phase {
-            TargetPhase::Open => SessionStage::Established,
-            // A login that was not accepted has no device server.
-            TargetPhase::Ending | TargetPhase::Over if self.tasks.server.is_some() => {
-                SessionStage::Established
-            }
-            _ => SessionStage::Handshake,
-        }
+        // A login that has not taken effect has no device server.
+        if self.tasks.server.is_some() { SessionStage::Established } else { SessionStage::Handshake }
     }
 
     fn owed(&self) -> Option<u64> {
@@ -589,7 +493,7 @@ impl TargetLifecycle for SrpTargetSession {
         self.now = now;
         match self.phase {
             TargetPhase::Open => self.end(Some(LogoutReason::UNSPECIFIED)),
-            _ => self.is_ending = true,
+            _ => (self.is_ending, self.login) = (true, None),
         }
     }
 }
@@ -604,21 +508,10 @@ fn opcode(message: &Seg) -> SrpOpcode {
     SrpOpcode(opcode[0])
 }
 
-/// The login for the log, of an initiator port at a target port. SRP has no authentication.
-fn login_of((initiator, target): (String, String)) -> Login {
-    Login { protocol: NAME, initiator, target, is_authenticated: false }
-}
-
-/// A protocol error that cites the section on logins.
-fn login_error(what: &'static str) -> ProtocolError {
-    ProtocolError { what, reference: "SRP r16a §6.2" }
-}
-
 fn violation(what: &'static str) -> ProtocolError {
     ProtocolError { what, reference: "SRP r16a §6" }
 }
 
-const NAME: &str = "srp";
 /// Most sends, reads and writes that are posted at a time.
 const SENDS: u32 = 256;
 /// Receive buffers for messages that consume no credit: SRP_CRED_RSP and SRP_I_LOGOUT.
@@ -627,10 +520,5 @@ const UNCREDITED: u32 = 8;
 const PAYLOAD_IN_FLIGHT: usize = 64 << 20;
 /// Time limit of a connection request.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of the wait for other channels to end. It is shorter than the time after which iWARP
-/// ends a connection that is not accepted, so the initiator gets a reason.
-const CHANNEL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which a login checks whether the channels that it ends are closed.
-const CHANNEL_POLL: Duration = Duration::from_millis(10);
 /// Interval at which a task that waits for other tasks is retried.
 const TASK_RETRY: Duration = Duration::from_millis(1);

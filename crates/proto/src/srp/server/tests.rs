@@ -4,10 +4,11 @@
 use super::*;
 use crate::exports::{Export, Exports};
 use crate::names::networks::AllowedNetworks;
+use crate::rdma::target_mover::READS;
 use crate::rdma::testing::Recorder;
 use crate::rdma::{Stag, WorkRequest};
 use crate::scsi::{AccessState, LogicalUnit, Lun, PortGroupStates, ScsiTarget, TargetPort, UnitIdentity};
-use crate::srp::node::{SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
+use crate::srp::node::{MAX_CHANNELS, SrpAccess, SrpInitiators, SrpPortId, SrpTarget};
 use crate::testing::Pump;
 use blockmux_volume::MemVolume;
 use blockmux_wire::srp::*;
@@ -23,6 +24,7 @@ const STANDBY: SrpPortId = SrpPortId([4; 16]);
 const IMMEDIATE_OFFSET: usize = 68;
 /// Key of the initiator's memory, which spans the whole address space.
 const KEY: u32 = 77;
+const CONNECTED: Event = Event::Connected { private_data: Vec::new() };
 
 fn node() -> (Arc<SrpNode>, Exports) {
     let volume = Arc::new(MemVolume::new(SIZE));
@@ -118,6 +120,13 @@ impl Initiator {
 
     /// Logs in; returns the target's response, or the reason of its rejection.
     fn log_in(&mut self, request: LoginRequestRdma) -> Result<LoginResponse, LoginRejectReason> {
+        let response = self.request(request)?;
+        self.event(CONNECTED).unwrap();
+        Ok(response)
+    }
+
+    /// [`Initiator::log_in`] without the proof that the initiator receives what is sent to it.
+    fn request(&mut self, request: LoginRequestRdma) -> Result<LoginResponse, LoginRejectReason> {
         let _ = self.event(Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS });
         match self.next() {
             Some(WorkRequest::Accept { private_data }) => {
@@ -220,6 +229,12 @@ impl Initiator {
         assert_eq!(SrpOpcode(response.opcode), SrpOpcode::RESPONSE);
         self.credits += i64::from(response.req_lim_delta.get());
         (response, rest.to_vec())
+    }
+
+    fn is_told_to_log_out(&mut self) {
+        let Some(WorkRequest::Send { head, .. }) = self.next() else { panic!("nothing is sent") };
+        assert_eq!(SrpOpcode(head[0]), SrpOpcode::TARGET_LOGOUT);
+        assert!(matches!(self.next(), Some(WorkRequest::Disconnect)));
     }
 
     fn set(&mut self, address: u64, bytes: &[u8]) {
@@ -558,18 +573,45 @@ fn several_channels_coexist_unless_a_login_requests_a_single_channel() {
     let response = second.log_in(login()).unwrap();
     assert_eq!(response.rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
     let mut alone = Initiator::new(&node);
-    let request = LoginRequestRdma { req_flags: 0, ..login() };
-    alone.event(Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS }).unwrap();
-    assert!(alone.next().is_none(), "it waits");
+    let response = alone.request(LoginRequestRdma { req_flags: 0, ..login() }).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED);
     let cut = |initiator: &Initiator| initiator.hang_ups.load(Ordering::SeqCst);
+    assert_eq!((cut(&first), cut(&second)), (0, 0), "the request may be forged");
+    alone.event(CONNECTED).unwrap();
     assert_eq!((cut(&first), cut(&second)), (1, 1));
-    for mut ended in [first, second] {
+    // Its commands wait until the others are closed.
+    alone.command(&[0; 6], (BufferFormat::NONE, BufferFormat::NONE), &[]).unwrap();
+    let begin = Instant::now();
+    for (mut ended, seconds) in [(first, 1), (second, 2)] {
+        alone.turn_at(begin + Duration::from_secs(seconds)).unwrap();
+        assert!(alone.next().is_none() && alone.pump.session.stage() == SessionStage::Handshake);
         ended.event(Event::Disconnected).unwrap();
     }
-    alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap();
-    let Some(WorkRequest::Accept { private_data }) = alone.next() else { panic!("not accepted") };
-    let response = LoginResponse::read_from_bytes(&private_data).unwrap();
-    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED);
+    alone.turn_at(begin + Duration::from_secs(3)).unwrap();
+    let (response, sense) = alone.end();
+    assert_eq!((response.status, sense[12]), (2, 0x29), "a new nexus");
+    assert_eq!(alone.pump.session.stage(), SessionStage::Established);
+}
+
+#[test]
+fn a_request_whose_sender_proves_nothing_changes_nothing() {
+    let node = node();
+    let mut first = Initiator::open(&node);
+    ready(&mut first);
+    let mut forged: Vec<Initiator> = (0..2 * MAX_CHANNELS).map(|_| Initiator::new(&node)).collect();
+    for (count, forged) in forged.iter_mut().enumerate() {
+        let req_flags = if count % 2 == 0 { 0 } else { MULTICHANNEL_MULTI };
+        forged.request(LoginRequestRdma { req_flags, ..login() }).unwrap();
+        assert_eq!(forged.pump.session.stage(), SessionStage::Handshake);
+        assert!(forged.events.is_empty(), "it is no login");
+    }
+    assert_eq!(first.hang_ups.load(Ordering::SeqCst), 0);
+    assert_eq!(write_direct(&mut first, &pattern(4096)).0.status, 0);
+    let mut second = Initiator::new(&node);
+    let response = second.log_in(login()).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
+    let late = &mut forged[0];
+    late.turn_at(Instant::now() + LOGIN_TIMEOUT + Duration::from_secs(1)).unwrap_err();
 }
 
 #[test]
@@ -586,14 +628,13 @@ fn a_channel_that_sees_other_units_than_its_nexus_waits_for_the_end_of_those_cha
         networks: AllowedNetworks::default(),
     });
     let mut second = Initiator::new(&node);
-    second.event(Event::Requested { private_data: login().as_bytes().to_vec(), reads: READS }).unwrap();
-    assert!(second.next().is_none(), "it waits");
+    let response = second.log_in(login()).unwrap();
+    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED | IMMEDIATE_SUPPORTED);
+    assert_eq!(second.pump.session.stage(), SessionStage::Handshake, "it waits");
     assert_eq!(first.hang_ups.load(Ordering::SeqCst), 1);
     first.event(Event::Disconnected).unwrap();
     second.turn_at(Instant::now() + Duration::from_secs(1)).unwrap();
-    let Some(WorkRequest::Accept { private_data }) = second.next() else { panic!("not accepted") };
-    let response = LoginResponse::read_from_bytes(&private_data).unwrap();
-    assert_eq!(response.rsp_flags, MULTICHANNEL_TERMINATED | IMMEDIATE_SUPPORTED);
+    assert_eq!(second.pump.session.stage(), SessionStage::Established);
     let mut third = Initiator::new(&node);
     assert_eq!(third.log_in(login()).unwrap().rsp_flags, MULTICHANNEL_MAINTAINED | IMMEDIATE_SUPPORTED);
 }
@@ -641,17 +682,16 @@ fn a_login_waits_a_limited_time_for_io_of_the_channel_that_it_ends() {
         let mut alone = Initiator::new(&node);
         let begin = Instant::now();
         let after = |seconds| begin + Duration::from_secs(seconds);
-        let requested = Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS };
-        alone.event(requested).unwrap();
+        alone.log_in(request).unwrap();
         alone.turn_at(after(14)).unwrap();
-        assert!(alone.next().is_none());
+        assert_eq!(alone.pump.session.stage(), SessionStage::Handshake);
         if ends {
             first.pump.finish_one();
             alone.turn_at(after(15)).unwrap();
-            assert!(matches!(alone.next(), Some(WorkRequest::Accept { .. })));
+            assert_eq!(alone.pump.session.stage(), SessionStage::Established);
         } else {
             alone.turn_at(after(16)).unwrap_err();
-            assert!(matches!(alone.next(), Some(WorkRequest::Reject { .. })));
+            alone.is_told_to_log_out();
             assert_eq!(alone.pump.session.stage(), SessionStage::Handshake);
         }
     }
@@ -662,15 +702,12 @@ fn a_login_that_waits_is_checked_again() {
     let node = node();
     let first = Initiator::open(&node);
     let mut alone = Initiator::new(&node);
-    let request = LoginRequestRdma { req_flags: 0, ..login() };
-    let requested = Event::Requested { private_data: request.as_bytes().to_vec(), reads: READS };
-    alone.event(requested).unwrap();
+    alone.log_in(LoginRequestRdma { req_flags: 0, ..login() }).unwrap();
     node.0.targets.remove(&TARGET);
     drop(first);
-    alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap_err();
-    let Some(WorkRequest::Reject { private_data }) = alone.next() else { panic!("not rejected") };
-    let reject = LoginReject::read_from_bytes(&private_data).unwrap();
-    assert_eq!(LoginRejectReason(reject.reason.get()), LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL);
+    let error = alone.turn_at(Instant::now() + Duration::from_secs(1)).unwrap_err();
+    assert_eq!(error.what, "named a target port that does not exist");
+    alone.is_told_to_log_out();
     // The rejected login was no session.
     alone.event(Event::Disconnected).unwrap();
     assert_eq!(alone.pump.session.stage(), SessionStage::Handshake);
@@ -686,6 +723,7 @@ fn no_more_rdma_reads_are_posted_than_the_initiator_supports() {
     let mut initiator = Initiator::new(&node());
     initiator.event(Event::Requested { private_data: login().as_bytes().to_vec(), reads: 4 }).unwrap();
     let Some(WorkRequest::Accept { .. }) = initiator.next() else { panic!("not accepted") };
+    initiator.event(CONNECTED).unwrap();
     initiator.credits = REQUEST_LIMIT.into();
     ready(&mut initiator);
     for nth in 0..6 {

@@ -135,10 +135,13 @@ fn packets_of_another_address_reach_no_connection() {
 fn a_flood_of_requests_displaces_itself_first() {
     let (mut port, now) = (port(), Instant::now());
     port.admit(&asks(1, 1), now).unwrap();
-    // One address has no more than its share.
-    let admitted: Vec<_> = (0..100).filter_map(|comm_id| port.admit(&asks(2, comm_id), now)).collect();
+    // One address has no more than its share, and displaces its own oldest request.
+    let admitted: Vec<_> = (0..100).map(|comm_id| port.admit(&asks(2, comm_id), now).unwrap()).collect();
     let greedy: Vec<u32> = admitted.iter().map(|opened| opened.numbers.queue_pair).collect();
-    assert_eq!(greedy.len(), LIMITS.requests_of_address);
+    let displaced: Vec<u32> = admitted.iter().filter_map(|opened| opened.replaced).collect();
+    assert_eq!(displaced, greedy[..100 - LIMITS.requests_of_address]);
+    assert_eq!(port.len(), 1 + LIMITS.requests_of_address);
+    let greedy = &greedy[displaced.len()..];
     // Forged addresses fill the rest, and then displace the oldest of the greedy one.
     let mut replaced = Vec::new();
     for number in 3..250 {

@@ -23,7 +23,9 @@ fn connected(receives: u32, conditions: NetworkConditions) -> RocePair {
     while !matches!(pair.ends[0].poll(), Some(Event::Connected { .. })) {
         assert!(pair.turn(), "no reply arrives");
     }
-    assert!(matches!(pair.ends[1].poll(), Some(Event::Connected { .. })));
+    while !matches!(pair.ends[1].poll(), Some(Event::Connected { .. })) {
+        assert!(pair.turn(), "no answer to the reply arrives");
+    }
     pair
 }
 
@@ -112,6 +114,33 @@ fn a_peer_that_never_answers_is_given_up() {
     while pair.turn() {}
     assert!(matches!(&events(&mut pair, 0)[..], [Event::Disconnected]));
     assert!(pair.now - begun <= SETUP_TIMEOUT && pair.ends[0].is_drained());
+}
+
+/// Whoever has forged the request of a host does not answer, and that host gets the replies.
+#[test]
+fn a_reply_that_nobody_answers_is_repeated_a_few_times() {
+    let endpoint = endpoint(4);
+    let mut pair = RocePair::new([&endpoint, &endpoint], 256, 32, PERFECT, 7);
+    while !matches!(pair.ends[1].poll(), Some(Event::Requested { .. })) {
+        assert!(pair.turn(), "no request arrives");
+    }
+    let (begun, mut now, mut sent) = (pair.now, pair.now, 0);
+    let passive = &mut pair.ends[1];
+    passive.accept(Vec::new());
+    loop {
+        let mut packet = Vec::new();
+        while passive.poll_transmit(now, &mut packet) {
+            sent += 1;
+            packet.clear();
+        }
+        let Some(when) = passive.poll_timeout() else { break };
+        now = when;
+        // The end of the connection is an event, too.
+        passive.on_timeout(now).ok();
+    }
+    assert_eq!(sent, 1 + 3 + 1, "the reply, its repetitions, and a release");
+    assert!(matches!(&events(&mut pair, 1)[..], [Event::Disconnected]), "it was never established");
+    assert!(now - begun <= SETUP_TIMEOUT && pair.ends[1].is_drained());
 }
 
 #[test]
