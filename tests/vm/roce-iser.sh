@@ -4,6 +4,8 @@
 . /rxe.inc
 . /roce-storage.inc
 modprobe ib_iser
+# On a slow machine rxe ends connections now and then (rxe.inc); Linux connects again.
+recovery='iser|connection[0-9]*:0|sd .*: '
 serve_disk
 over_iser() { iscsiadm -m node -T $iqn -p $our_ipv4 "$@"; }
 
@@ -17,6 +19,30 @@ disk=$(disk_of disk 0)
 
 check fio_verifies_its_writes_by_iser
 verified_io "$disk" --size=8m
+no_kernel_warnings "$recovery"
 
+check an_xfs_file_system_on_iser_keeps_its_files
+file_system xfs "$disk"
+no_kernel_warnings "$recovery"
+
+check iser_loses_no_data_with_1_percent_of_packets_lost
+lose_packets
+keeps_files "$disk"
+# With more commands in flight rxe ends the connection at each loss (rxe.inc), and Linux repeats a command five times.
+verified_io "$disk" --size=2m --iodepth=1
+lose_no_packets
+no_kernel_warnings .
+
+check iser_continues_after_the_server_is_killed_and_restarted
+session=/sys/class/iscsi_session/session1
+begin_io "$disk"
+sees_writes "$disk"
+kill_server
+within 60 grep FAILED $session/state
+serve_disk
+within 60 grep LOGGED_IN $session/state
+sees_writes "$disk"
+end_io
 over_iser --logout
+no_kernel_warnings .     # Linux logs every lost connection
 kill_server

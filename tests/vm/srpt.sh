@@ -1,31 +1,15 @@
 # Our SRP initiator against Linux's ib_srpt over siw: the kernel's target, which is in the guest here.
 . /lib.sh
 . /siw.inc
-modprobe -a ib_srpt target_core_file
-mount -t configfs none /sys/kernel/config
-lio=/sys/kernel/config/target
-# LIO warns about missing modules, the missing GET LBA STATUS, and WRITE SAME beyond a limit that its Block Limits page
-# leaves out; siw and ib_srpt log connects and disconnects.
-unimportant='RDMA CMA: cma_listen_on_dev|callbacks suppressed|WRITE_SAME sectors|db_root: cannot open|Unable to load target_core_|Unsupported SA: 0x12|siw: |ib_srpt|rejected SRP_LOGIN_REQ'
+. /lio-rdma.inc
+# Besides, LIO warns of WRITE SAME beyond a limit that its Block Limits page leaves out; siw and ib_srpt log connects and
+# disconnects.
+unimportant="$unimportant|RDMA CMA: cma_listen_on_dev|callbacks suppressed|WRITE_SAME sectors|siw: |ib_srpt|rejected SRP_LOGIN_REQ"
 
 # A disk of 32 MiB in memory.
 truncate -s 32M disk
-mkdir -p $lio/core/fileio_0/disk
-echo "fd_dev_name=$PWD/disk,fd_dev_size=$((32 << 20))" >$lio/core/fileio_0/disk/control
-echo lio0 >$lio/core/fileio_0/disk/wwn/vpd_unit_serial
-echo 1 >$lio/core/fileio_0/disk/enable
-mkdir $lio/srpt
-echo 3260 >$lio/srpt/discovery_auth/rdma_cm_port
-# ib_srpt names a port by the last half of its GID, and then identifies initiators by addresses, of which it takes its own.
-# The target port identifier of a login is the GUID of the first device, twice.
-gid=$(cut -d : -f 5-8 /sys/class/infiniband/siw0/ports/1/gids/0)
-guid=$(sed 's/^0x//' /sys/module/ib_srpt/parameters/srpt_service_guid)
-tpg=$lio/srpt/$gid/$gid
-mkdir -p "$tpg/lun/lun_0"
-ln -s $lio/core/fileio_0/disk "$tpg/lun/lun_0/disk"
-mkdir "$tpg/acls/10.88.0.15" "$tpg/acls/10.88.0.15/lun_0"
-ln -s "$tpg/lun/lun_0" "$tpg/acls/10.88.0.15/lun_0/lun"
-echo 1 >"$tpg/enable"
+lio_disk "$PWD/disk" 32
+srpt_target siw0 3260 10.88.0.15
 place="srp://$GUEST:3261"
 url="$place/$guid$guid/0?rdma=iwarp"
 host run 'head -c 8M /dev/urandom >source.img
