@@ -431,6 +431,7 @@ pub const IBV_WC_RDMA_READ: c_uint = 2;
 pub const IBV_WC_BIND_MW: c_uint = 5;
 pub const IBV_WC_LOCAL_INV: c_uint = 6;
 pub const IBV_WC_RECV: c_uint = 1 << 7;
+pub const IBV_WC_IP_CSUM_OK: c_uint = 1 << 2;
 pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
 
 pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;

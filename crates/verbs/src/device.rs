@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "calls rdma-core, and owns what it allocates")]
 
 use crate::abi::*;
+use crate::error::VerbsError;
 use crate::library::{Library, LibraryError};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::io;
@@ -103,12 +104,8 @@ impl Context {
     /// # Errors
     /// If the device has been removed.
     pub fn attributes(&self) -> io::Result<DeviceAttributes> {
-        // SAFETY: all fields are integers.
-        let mut found: ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the device is open, and `found` is valid for the call.
-        let failed = unsafe { (self.library.verbs.ibv_query_device)(self.context.as_ptr(), &raw mut found) };
-        checked(failed)?;
-        Ok(DeviceAttributes::new(&found))
+        // SAFETY: the device is open.
+        Ok(unsafe { attributes_of(self.library, self.context) }?)
     }
 
     /// The state of a port, whose number begins with 1.
@@ -132,6 +129,22 @@ impl Drop for Context {
         // SAFETY: closed once, and nothing else uses it.
         unsafe { (self.library.verbs.ibv_close_device)(self.context.as_ptr()) };
     }
+}
+
+/// What an open device can do.
+///
+/// # Safety
+/// The device is open during the call.
+pub(crate) unsafe fn attributes_of(
+    library: &Library,
+    device: NonNull<ibv_context>,
+) -> Result<DeviceAttributes, VerbsError> {
+    // SAFETY: all fields are integers.
+    let mut found: ibv_device_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the device is open, and `found` is valid for the call.
+    let failed = unsafe { (library.verbs.ibv_query_device)(device.as_ptr(), &raw mut found) };
+    VerbsError::check_number("ibv_query_device", failed)?;
+    Ok(DeviceAttributes::new(&found))
 }
 
 /// What a device can do, as far as it concerns block storage.
@@ -159,6 +172,8 @@ pub struct DeviceAttributes {
     pub shared_receive_queues: u32,
     /// Memory windows of type 2, which open exactly the bytes of one command.
     pub windows: MemoryWindows,
+    /// Whether its completions have the kernel's flags and not those of rdma-core, as those of rxe.
+    pub has_kernel_flags: bool,
 }
 
 /// The memory windows of type 2 of a device (InfiniBand Architecture Specification, volume 1,
@@ -189,6 +204,7 @@ impl DeviceAttributes {
             registration_len: found.max_mr_size,
             shared_receive_queues: count(found.max_srq),
             windows: MemoryWindows::new(found.device_cap_flags),
+            has_kernel_flags: found.vendor_id == VENDOR_OF_RXE,
         }
     }
 }
@@ -227,6 +243,9 @@ impl PortAttributes {
         }
     }
 }
+
+/// Linux's software RoCEv2.
+const VENDOR_OF_RXE: u32 = 0x00ff_ffff;
 
 /// The result of a call that returns an error number.
 fn checked(error: c_int) -> io::Result<()> {

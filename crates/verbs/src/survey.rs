@@ -2,11 +2,12 @@
 
 use crate::device::{DeviceAttributes, DeviceList, ListError, PortAttributes};
 use crate::kernel::{self, KernelDevice, KernelPaths, Transport};
-use crate::library::LibraryError;
+use crate::library::{Library, LibraryError};
 use rustix::fs::{Access, AtFlags, CWD};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// The devices of this machine, and what keeps them from being used.
@@ -94,6 +95,14 @@ pub enum Obstacle {
         /// The error.
         reason: String,
     },
+    /// The device is one of iWARP.
+    #[error(
+        "{device} is an iWARP device, which rdma=verbs does not use in this version; use rdma=iwarp over its interface"
+    )]
+    Iwarp {
+        /// The device.
+        device: String,
+    },
     /// No port is active.
     #[error(
         "{device} has no active port; check its cable, its interface (`ip link`), and on InfiniBand the subnet manager"
@@ -141,6 +150,12 @@ impl SoftwareDevice {
 type LibraryView = Result<Vec<(String, io::Result<DeviceDetails>)>, ListError>;
 
 impl Survey {
+    /// Whether a device can be used.
+    #[must_use]
+    pub fn has_ready_device(&self) -> bool {
+        self.obstacles.is_empty() && self.devices.iter().any(|device| device.obstacles.is_empty())
+    }
+
     /// Looks at the devices of this machine. Opens each for a moment.
     ///
     /// # Errors
@@ -185,6 +200,31 @@ impl Survey {
     }
 }
 
+/// Why connections cannot be accepted at an address of this machine, as far as that shows without
+/// opening a device; half a sentence, and what to do.
+#[must_use]
+pub fn obstacle_at(address: IpAddr) -> Option<String> {
+    let library = Library::load().err().map(|error| error.to_string());
+    library.or_else(|| address_obstacle(&KernelPaths::new(), address))
+}
+
+fn address_obstacle(paths: &KernelPaths, address: IpAddr) -> Option<String> {
+    let devices = kernel::devices(paths).unwrap_or_default();
+    if devices.is_empty() {
+        return Some("this machine has no RDMA device; see `blockmux rdma`".to_owned());
+    }
+    if let Some(obstacle) = node_obstacle(&paths.cm_node(), Obstacle::NoConnectionManager) {
+        return Some(obstacle.to_string());
+    }
+    // Only RoCE's tables of GIDs show the addresses.
+    let mut ports = devices.iter().flat_map(|device| &device.ports);
+    let has_it = ports.any(|port| {
+        port.link_layer != "Ethernet" || port.addresses.iter().any(|(known, _)| *known == address)
+    });
+    let is_known = address.is_unspecified() || has_it;
+    (!is_known).then(|| format!("no RDMA device has the address {address}; see `blockmux rdma`"))
+}
+
 impl SurveyedDevice {
     /// `listed` is what rdma-core says of the device; the outer `None` if it says nothing of any.
     fn new(kernel: KernelDevice, listed: Option<Option<io::Result<DeviceDetails>>>) -> SurveyedDevice {
@@ -209,6 +249,9 @@ impl SurveyedDevice {
             }
             None => None,
         };
+        if kernel.transport == Transport::Iwarp {
+            obstacles.push(Obstacle::Iwarp { device: device.clone() });
+        }
         obstacles.extend(link_obstacle(&kernel));
         SurveyedDevice { kernel, details, obstacles }
     }
@@ -281,6 +324,7 @@ mod tests {
             registration_len: u64::MAX,
             shared_receive_queues: 1 << 16,
             windows: MemoryWindows::Type2B,
+            has_kernel_flags: true,
         };
         let port = PortAttributes { is_active: true, mtu: 1024, message_len: 1 << 31 };
         DeviceDetails { attributes, ports: vec![port] }
@@ -396,6 +440,26 @@ mod tests {
         kernel.write("sys/class/infiniband/rxe0/ports/1/state", "1: DOWN");
         kernel.write("sys/class/infiniband/rxe0/ports/2/state", "2: INIT");
         assert_eq!(survey(&kernel, listed()).1, [Obstacle::NoActivePort { device: "rxe0".to_owned() }]);
+    }
+
+    #[test]
+    fn an_address_of_no_device_is_an_obstacle() {
+        let at = |kernel: &TestKernel, address: &str| {
+            address_obstacle(&kernel.paths, address.parse().unwrap()).unwrap_or_default()
+        };
+        let kernel = ready();
+        assert_eq!([at(&kernel, "192.0.2.1"), at(&kernel, "0.0.0.0")], ["", ""]);
+        assert!(at(&kernel, "192.0.2.2").starts_with("no RDMA device has the address 192.0.2.2; "));
+        kernel.remove("dev/infiniband/rdma_cm");
+        assert!(at(&kernel, "192.0.2.1").contains("modprobe rdma_ucm"));
+        assert!(at(&TestKernel::new(), "192.0.2.1").starts_with("this machine has no RDMA device; "));
+    }
+
+    #[test]
+    fn an_iwarp_device_is_listed_and_not_ready() {
+        let kernel = ready();
+        kernel.write("sys/class/infiniband/rxe0/node_type", "4: RNIC");
+        assert_eq!(survey(&kernel, listed()).1, [Obstacle::Iwarp { device: "rxe0".to_owned() }]);
     }
 
     #[test]

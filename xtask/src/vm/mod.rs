@@ -125,8 +125,8 @@ fn skip_lacking(scripts: &mut Vec<String>) -> Vec<String> {
 /// Builds what scripts run in the guest; returns the paths of the programs.
 fn build_for_guest(root: &Path, programs: &Path) -> Result<Vec<PathBuf>> {
     let mut built = vec![programs.join("blockmux")];
-    for example in EXAMPLES {
-        let build = format!("build --quiet --package blockmux-engine --example {example}");
+    for (package, example) in EXAMPLES {
+        let build = format!("build --quiet --package {package} --example {example}");
         succeed(&mut cargo(root, &build))?;
         built.push(programs.join("examples").join(example));
     }
@@ -191,8 +191,9 @@ const WITH_STUDY: &[&str] = &["attach-study.sh"];
 /// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
 /// TLS, ublk or RDMA, or because both sides have to be on one network.
 const IN_GUEST: &[&str] = &["attach", "ktls", "roce", "verbs"];
-/// Examples of the engine that such scripts run.
-const EXAMPLES: &[&str] = &["conforms", "roce_peer"];
+/// Examples that such scripts run, with their packages.
+const EXAMPLES: &[(&str, &str)] =
+    &[("blockmux-engine", "conforms"), ("blockmux-engine", "roce_peer"), ("blockmux-verbs", "verbs_peer")];
 /// Programs that are used on this machine and not in the guest.
 const NEEDED: &[&str] =
     &["qemu-system-x86_64", "apt-get", "apt-cache", "dpkg-deb", "depmod", "xz", "ldd", "timeout", "sh"];

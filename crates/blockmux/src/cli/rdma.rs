@@ -232,6 +232,7 @@ mod tests {
             registration_len: u64::MAX,
             shared_receive_queues: 8_388_608,
             windows: MemoryWindows::Type2B,
+            has_kernel_flags: false,
         };
         let port = PortAttributes { is_active: true, mtu: 4096, message_len: 1 << 30 };
         DeviceDetails { attributes, ports: vec![port] }
