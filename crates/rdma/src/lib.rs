@@ -15,6 +15,7 @@
     reason = "a suite for tests: what is out of bounds fails the test"
 )]
 pub mod conformance;
+pub mod device;
 mod driven;
 pub mod iwarp;
 #[cfg(any(test, feature = "conformance"))]
