@@ -15,7 +15,7 @@ use crate::connection::{Connection, set_nonblocking};
 use crate::device::MemoryWindows;
 use crate::error::VerbsError;
 use crate::memory::{Domain, NO_WINDOWS, Window};
-use blockmux_volume::{Memory, ProtectionDomain, Seg};
+use blockmux_volume::{Memory, Pool, ProtectionDomain, Seg};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
@@ -44,6 +44,8 @@ pub struct QueuePair {
     /// Memory of the heads of messages, a part for each place of `works`.
     heads: Memory,
     receives: ReceiveRing,
+    /// Buffers for memory that work cannot name.
+    copies: Pool,
     max_segments: usize,
     max_inline: usize,
     /// The flag of a message that has invalidated a window.
@@ -188,6 +190,7 @@ impl QueuePair {
             free_works: (0..sends).rev().collect(),
             heads: Memory::from_heap(sends as usize * HEAD_LEN),
             receives: ReceiveRing::new(receives, sizes.receive_len),
+            copies: Pool::new(MAX_COPIES),
             max_segments,
             max_inline,
             invalidated_flag,
@@ -276,9 +279,9 @@ impl QueuePair {
         let memory = &mut self.works[place as usize].memory;
         memory.extend(head);
         memory.extend(payload.iter().filter(|seg| !seg.is_empty()).cloned());
-        if memory.len() > self.max_segments {
-            let gathered = gathered(memory);
-            *memory = vec![gathered];
+        if !is_reachable(memory, self.max_segments)? {
+            let whole = gathered(memory, &self.copies);
+            *memory = vec![whole];
         }
         self.post_place(place, request)
     }
@@ -293,13 +296,13 @@ impl QueuePair {
         }
         let mut request = request(IBV_WR_RDMA_READ);
         request.wr = remote.into();
+        is_reachable(local, self.max_segments)?;
         let place = self.take_place(work, PostedKind::Transfer)?;
         let max_segments = self.max_segments;
         let posted = &mut self.works[place as usize];
         posted.memory.extend(local.iter().filter(|seg| !seg.is_empty()).cloned());
-        if posted.memory.len() > max_segments {
-            let len = posted.memory.iter().map(Seg::len).sum();
-            posted.gathered = Some(Memory::from_heap(len).seg(0, len));
+        if !is_reachable(&posted.memory, max_segments)? {
+            posted.gathered = Some(whole_for(&posted.memory, &self.copies));
         }
         self.post_place(place, request)
     }
@@ -315,9 +318,9 @@ impl QueuePair {
         let max_segments = self.max_segments;
         let memory = &mut self.works[place as usize].memory;
         memory.extend(local.iter().filter(|seg| !seg.is_empty()).cloned());
-        if memory.len() > max_segments {
-            let gathered = gathered(memory);
-            *memory = vec![gathered];
+        if !is_reachable(memory, max_segments)? {
+            let whole = gathered(memory, &self.copies);
+            *memory = vec![whole];
         }
         self.post_place(place, request)
     }
@@ -750,10 +753,24 @@ fn segment_of(memory: &Seg, domain: &Arc<dyn ProtectionDomain>) -> Result<ibv_sg
     })
 }
 
-/// A copy in one segment.
-fn gathered(memory: &[Seg]) -> Seg {
+/// Whether work can name the memory. RAM volumes are not registered: they have address space to
+/// grow, which would be pinned, and would return no discarded pages.
+fn is_reachable(memory: &[Seg], max_segments: usize) -> Result<bool, VerbsError> {
+    if memory.iter().any(Seg::is_registered) {
+        return Err(NO_REGISTRATION);
+    }
+    Ok(memory.len() <= max_segments && memory.iter().all(Seg::is_private))
+}
+
+/// One segment for the bytes of several. Buffers of the pool stay registered.
+fn whole_for(memory: &[Seg], copies: &Pool) -> Seg {
     let len = memory.iter().map(Seg::len).sum();
-    let whole = Memory::from_heap(len).seg(0, len);
+    copies.take(len).unwrap_or_else(|| Memory::from_heap(len)).seg(0, len)
+}
+
+/// A copy in one segment.
+fn gathered(memory: &[Seg], copies: &Pool) -> Seg {
+    let whole = whole_for(memory, copies);
     let mut at = 0;
     for seg in memory {
         seg.copy_to_seg(&whole.slice(at, seg.len()));
@@ -799,6 +816,8 @@ const INLINE_LEN: u32 = 128;
 const HEAD_LEN: usize = 256;
 /// Places beside those of transfers and windows.
 const RESERVE: u32 = 8;
+/// Bytes of buffers for copies that stay registered; others are registered for one transfer.
+const MAX_COPIES: usize = 16 << 20;
 /// Completions that are polled at a time.
 const BATCH: usize = 16;
 
@@ -834,7 +853,7 @@ mod tests {
     #[test]
     fn gathered_memory_is_scattered_in_the_same_order() {
         let pieces = [&b"abc"[..], b"", b"defg"].map(Seg::from_slice);
-        let whole = gathered(&pieces);
+        let whole = gathered(&pieces, &Pool::new(1 << 20));
         assert_eq!(whole.to_vec(), b"abcdefg");
         let (first, second) = (Memory::from_heap(5).seg(0, 5), Memory::from_heap(2).seg(0, 2));
         scatter(&whole, &[first.clone(), second.clone()]);

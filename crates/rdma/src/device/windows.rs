@@ -54,9 +54,9 @@ impl Windows {
         let number = self.free.pop()?;
         let window = self.windows.get_mut(usize::try_from(number).ok()?)?;
         let local = std::mem::take(local);
-        // A window is bound to one piece of memory.
+        // A window is bound to one piece of memory, and RAM volumes are not registered.
         let (memory, copy) = match local.segs() {
-            [whole] => (whole.clone(), None),
+            [whole] if whole.is_private() => (whole.clone(), None),
             _ => {
                 let copy = Memory::from_heap(local.len()).seg(0, local.len());
                 if access == RemoteRights::RemoteRead {
