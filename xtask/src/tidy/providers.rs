@@ -33,7 +33,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 
 /// Names of providers, in lower case. RoCEv2 is known by its fabric and its provider only: its port
 /// is a transport as TCP is, and listeners name it.
-const PROVIDERS: &[&str] = &["iwarp", "rocefabric", "rocerecords"];
+const PROVIDERS: &[&str] = &["iwarp", "rocefabric", "rocerecords", "verbsfabric", "devicequeuepair"];
 
 /// Path prefixes of files that name providers, each with its reason.
 const MAY: &[(&str, &str)] = &[

@@ -189,7 +189,7 @@ impl<'a> LoginConnection<'a> {
         if !self.stream.tells_end() {
             let mut stream = session.stream();
             let _ = stream.on_end(Instant::now());
-            let _ = self.stream.write_all(&stream.outbox().take_bytes());
+            let _ = self.stream.send(stream.outbox());
         }
         ran.map_err(|broken| explained(broken, timeouts.total, is_answering))
     }
@@ -332,7 +332,7 @@ fn send(
     outbox: &mut Outbox,
 ) -> Result<(), Broken> {
     let Some(secure) = secure.as_mut().filter(|secure| !secure.is_plain()) else {
-        return Ok(socket.write_all(&outbox.take_bytes())?);
+        return Ok(socket.send(outbox)?);
     };
     if !secure.is_open() {
         secure.take(&[], &mut Chunk::new(Memory::from_heap(1)))?;

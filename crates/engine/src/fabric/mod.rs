@@ -7,6 +7,7 @@
 
 pub mod iwarp;
 pub mod roce;
+pub mod verbs;
 
 use crate::net::host::{ByteStream, Host};
 use blockmux_proto::driver::session::StreamSession;
@@ -85,6 +86,9 @@ pub(crate) type FabricOfTcpPorts = iwarp::IwarpFabric;
 
 /// The fabric at the UDP ports of targets.
 pub(crate) type FabricOfUdpPorts = roce::RoceFabric;
+
+/// The fabric of RDMA devices, at their own ports.
+pub(crate) type FabricOfDevices = verbs::VerbsFabric;
 
 /// A target's session at a TCP port, joined with its queue pair.
 pub(crate) type OverFabric<S> = Driven<<FabricOfTcpPorts as Fabric>::QueuePair, S>;

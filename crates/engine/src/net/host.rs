@@ -19,7 +19,7 @@ use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -77,6 +77,9 @@ pub trait NetworkHost: Host {
 
     /// The peer's address; `None` if it has no IP address.
     fn peer_ip(stream: &Self::Stream) -> Option<IpAddr>;
+
+    /// The address of this side, with the port that the peer has asked for.
+    fn local_address(stream: &Self::Stream) -> Option<SocketAddr>;
 
     /// A function that ends the connection, from any thread.
     fn hang_up(stream: &Self::Stream) -> HangUp;
@@ -259,6 +262,10 @@ impl NetworkHost for EngineCore {
 
     fn peer_ip(stream: &Stream) -> Option<IpAddr> {
         stream.peer_ip()
+    }
+
+    fn local_address(stream: &Stream) -> Option<SocketAddr> {
+        stream.local_address()
     }
 
     fn hang_up(stream: &Stream) -> HangUp {

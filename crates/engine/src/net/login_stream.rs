@@ -1,6 +1,7 @@
 //! Blocking byte streams, for logins on ordinary threads.
 
 use super::socket::Address;
+use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::transport::TransportInfo;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
@@ -14,6 +15,14 @@ pub trait LoginStream: io::Read + io::Write {
     /// # Errors
     /// As `setsockopt(2)`.
     fn set_read_timeout(&self, timeout: Duration) -> io::Result<()>;
+
+    /// Sends all of an outbox.
+    ///
+    /// # Errors
+    /// As for a write.
+    fn send(&mut self, outbox: &mut Outbox) -> io::Result<()> {
+        self.write_all(&outbox.take_bytes())
+    }
 
     /// Whether the peer learns of the end of a stream that is dropped, as with TCP.
     fn tells_end(&self) -> bool {

@@ -8,4 +8,5 @@ pub mod login_stream;
 pub mod namespace;
 pub mod roce;
 pub mod socket;
+pub mod verbs;
 pub mod zone;

@@ -18,3 +18,4 @@ pub mod sessions;
 mod stall;
 pub mod target_task;
 mod throttles;
+pub mod verbs_listener;

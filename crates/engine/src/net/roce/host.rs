@@ -144,6 +144,10 @@ impl NetworkHost for RoceHost {
         Some(stream.peer_ip())
     }
 
+    fn local_address(stream: &RoceStream) -> Option<SocketAddr> {
+        Some(stream.local_address())
+    }
+
     fn hang_up(stream: &RoceStream) -> HangUp {
         Arc::new(stream.hang_up())
     }

@@ -7,10 +7,13 @@
 //! The initiator is in [`crate::protocol::iscsi::initiator`].
 
 use crate::core::reactor::{EngineCore, Inbox};
-use crate::fabric::{self, Fabric, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup};
-use crate::net::host::{ByteStream, NetworkHost, StreamEnd};
-use crate::net::roce::{RoceHandle, RoceHost};
+use crate::fabric::{
+    self, Fabric, FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup, StreamFabric,
+};
+use crate::net::host::{ByteStream, Host, NetworkHost, StreamEnd};
+use crate::net::roce::{RoceHandle, RoceHost, RoceStream};
 use crate::net::socket::Stream;
+use crate::net::verbs::{VerbsHandle, VerbsHost, VerbsStream};
 use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
 use crate::serve::listener::{MAX_HALF_OPEN, Serve};
@@ -47,17 +50,34 @@ pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
 /// [`serve`] for connections of RoCEv2.
 #[must_use]
 pub fn serve_roce(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve<RoceHost> {
+    let control = |stream: &RoceStream| -> ConnectionHandle { Arc::new(stream.handle()) };
+    serve_over::<FabricOfUdpPorts>(node, exports, listener, control)
+}
+
+/// [`serve`] for connections over RDMA devices.
+#[must_use]
+pub fn serve_verbs(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve<VerbsHost> {
+    let control = |stream: &VerbsStream| -> ConnectionHandle { Arc::new(stream.handle()) };
+    serve_over::<FabricOfDevices>(node, exports, listener, control)
+}
+
+/// Serves iSER. `control` makes the handle by which other threads end a connection.
+fn serve_over<F: StreamFabric<Host: NetworkHost>>(
+    node: &Arc<IscsiNode>,
+    exports: &Exports,
+    listener: u16,
+    control: fn(&<F::Host as Host>::Stream) -> ConnectionHandle,
+) -> Serve<F::Host> {
     let background = Background::new(node.targets.clone(), exports);
     let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
-    Arc::new(move |core, flow, permit| {
+    Arc::new(move |core, stream, permit| {
         background.begin_on(&core.engine_core());
-        let local = Some(flow.local_address());
-        let control: ConnectionHandle = Arc::new(flow.handle());
-        let Some(connection) = portal.connection(core, &flow, local, control) else { return };
+        let (local, control) = (F::Host::local_address(&stream), control(&stream));
+        let Some(connection) = portal.connection(core, &stream, local, control) else { return };
         let pool = connection.setup.pool.clone();
-        let session = connection.accept::<FabricOfUdpPorts>();
+        let session = connection.accept::<F>();
         let session = NewSession { session, pool, exports: portal.exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(flow, permit), session, StreamOptions::default());
+        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
     })
 }
 
@@ -179,6 +199,16 @@ impl ConnectionControl for RoceHandle {
 
     fn has_ended(&self) -> bool {
         RoceHandle::has_ended(self)
+    }
+}
+
+impl ConnectionControl for VerbsHandle {
+    fn hang_up(&self) {
+        VerbsHandle::hang_up(self);
+    }
+
+    fn has_ended(&self) -> bool {
+        VerbsHandle::has_ended(self)
     }
 }
 

@@ -5,9 +5,12 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use crate::fabric::{self, Fabric, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup};
+use crate::fabric::{
+    self, Fabric, FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup, StreamFabric,
+};
 use crate::net::host::{ByteStream, NetworkHost};
 use crate::net::roce::RoceHost;
+use crate::net::verbs::VerbsHost;
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
 use crate::serve::port_session::{PortSession, SessionFactory};
@@ -60,16 +63,30 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
 /// [`serve`] for connections of RoCEv2.
 #[must_use]
 pub fn serve_roce(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> Serve<RoceHost> {
+    serve_over::<FabricOfUdpPorts>(node, port, exports)
+}
+
+/// [`serve`] for connections over RDMA devices.
+#[must_use]
+pub fn serve_verbs(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> Serve<VerbsHost> {
+    serve_over::<FabricOfDevices>(node, port, exports)
+}
+
+fn serve_over<F: StreamFabric<Host: NetworkHost>>(
+    node: &Arc<NvmeNode>,
+    port: u16,
+    exports: &Exports,
+) -> Serve<F::Host> {
     let (node, exports) = (node.clone(), exports.clone());
     helpers::prepare();
-    Arc::new(move |core, flow, permit| {
-        let connection = NvmeConnection::new(&node, core, &flow, port);
+    Arc::new(move |core, stream, permit| {
+        let connection = NvmeConnection::new(&node, core, &stream, port);
         let Some(connection) = connection else { return };
-        let connection = NvmeConnection { local: Some(flow.local_address()), ..connection };
+        let connection = NvmeConnection { local: F::Host::local_address(&stream), ..connection };
         let pool = connection.setup.pool.clone();
-        let session = connection.accept::<FabricOfUdpPorts>();
+        let session = connection.accept::<F>();
         let session = NewSession { session, pool, exports: exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(flow, permit), session, StreamOptions::default());
+        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
     })
 }
 

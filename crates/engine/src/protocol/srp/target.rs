@@ -1,8 +1,9 @@
 //! SRP on sockets: serving target ports.
 
-use crate::fabric::{self, FabricOfTcpPorts, FabricOfUdpPorts, Setup, StreamFabric};
+use crate::fabric::{self, FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts, Setup, StreamFabric};
 use crate::net::host::{ByteStream, NetworkHost};
 use crate::net::roce::RoceHost;
+use crate::net::verbs::VerbsHost;
 use crate::serve::background::Background;
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
@@ -14,9 +15,9 @@ use blockmux_proto::srp::server::SrpTargetSession;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Serves the node's target ports to connections accepted at a TCP port, and with
-/// [`serve_roce`] at a UDP port. Their logical units map to indices of `exports`. The channels of
-/// one initiator port may be on different cores.
+/// Serves the node's target ports to connections accepted at a TCP port, with [`serve_roce`] at a
+/// UDP port, and with [`serve_verbs`] at one of RDMA devices. Their logical units map to indices of
+/// `exports`. The channels of one initiator port may be on different cores.
 #[must_use]
 pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
     serve_over::<FabricOfTcpPorts>(node, exports)
@@ -26,6 +27,12 @@ pub fn serve(node: &Arc<SrpNode>, exports: &Exports) -> Serve {
 #[must_use]
 pub fn serve_roce(node: &Arc<SrpNode>, exports: &Exports) -> Serve<RoceHost> {
     serve_over::<FabricOfUdpPorts>(node, exports)
+}
+
+/// [`serve`] for connections over RDMA devices.
+#[must_use]
+pub fn serve_verbs(node: &Arc<SrpNode>, exports: &Exports) -> Serve<VerbsHost> {
+    serve_over::<FabricOfDevices>(node, exports)
 }
 
 fn serve_over<F: StreamFabric<Host: NetworkHost>>(node: &Arc<SrpNode>, exports: &Exports) -> Serve<F::Host> {

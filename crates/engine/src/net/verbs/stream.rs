@@ -1,0 +1,198 @@
+//! One connection over a device, as a stream of records.
+
+use super::queues::ConnectionQueues;
+use super::signal::{EndSignal, LocalSignal};
+use crate::net::host::{ByteStream, SocketWatch, StreamEnd};
+use blockmux_proto::driver::outbox::Outbox;
+use blockmux_volume::{Chunk, SgList, Waker};
+use std::cell::RefCell;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The queues of one connection, and what has happened there. The connection is closed when its
+/// last owner drops it.
+pub struct VerbsStream(Rc<VerbsEnd>);
+
+/// What all owners of a connection share.
+struct VerbsEnd {
+    queues: RefCell<ConnectionQueues>,
+    signal: LocalSignal,
+    peer: Arc<str>,
+    peer_ip: IpAddr,
+}
+
+/// Wakes a task for its stream.
+pub struct VerbsWatch {
+    pub(super) waker: Waker,
+    pub(super) events: SocketWatch,
+    pub(super) completions: SocketWatch,
+}
+
+/// Ends a connection from any thread, and tells whether it has ended.
+#[derive(Clone)]
+pub struct VerbsHandle(EndSignal);
+
+impl VerbsHandle {
+    /// Ends the connection.
+    pub fn hang_up(&self) {
+        self.0.hang_up();
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.is_set()
+    }
+}
+
+impl VerbsStream {
+    pub(super) fn new(queues: ConnectionQueues, signal: LocalSignal, peer: SocketAddr) -> VerbsStream {
+        let (queues, text) = (RefCell::new(queues), peer.to_string().into());
+        VerbsStream(Rc::new(VerbsEnd { queues, signal, peer: text, peer_ip: peer.ip() }))
+    }
+
+    /// Target: the address of this side.
+    #[must_use]
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.0.queues.borrow().local_address()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_ip(&self) -> IpAddr {
+        self.0.peer_ip
+    }
+
+    /// Returns a function that ends the connection, from any thread.
+    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
+        let signal = self.0.signal.signal.clone();
+        move || signal.hang_up()
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn handle(&self) -> VerbsHandle {
+        VerbsHandle(self.0.signal.signal.clone())
+    }
+
+    /// Wakes the task if something has happened, or else when it does. `is_connecting`: the task
+    /// waits for the address to be resolved.
+    fn wait(&self, watch: &VerbsWatch, is_connecting: bool) {
+        let mut queues = self.0.queues.borrow_mut();
+        // The task finds the error when it receives.
+        let has_failed = queues.notify().is_err();
+        let is_known = is_connecting && queues.is_known();
+        if has_failed || is_known || queues.events.len() > 0 || queues.has_ended() || self.is_hung_up() {
+            return watch.waker.wake();
+        }
+        let (events, completions) = queues.descriptors();
+        if let Some(events) = events {
+            watch.events.wake_when(&events, libc::POLLIN);
+        }
+        if let Some(completions) = completions {
+            watch.completions.wake_when(&completions, libc::POLLIN);
+        }
+        self.0.signal.wake_when_set(&watch.waker);
+    }
+
+    fn is_hung_up(&self) -> bool {
+        self.0.signal.signal.is_set()
+    }
+}
+
+impl Drop for VerbsEnd {
+    fn drop(&mut self) {
+        self.queues.get_mut().end();
+    }
+}
+
+impl ByteStream for VerbsStream {
+    type Watch = VerbsWatch;
+
+    fn share(&self) -> VerbsStream {
+        VerbsStream(self.0.clone())
+    }
+
+    fn close(&self) {
+        self.0.signal.signal.hang_up();
+    }
+
+    fn peer(&self) -> &str {
+        &self.0.peer
+    }
+
+    fn shared_peer(&self) -> Arc<str> {
+        self.0.peer.clone()
+    }
+
+    /// The address and the route are resolved; the queue pair requests the connection.
+    fn connect_result(&self) -> Option<io::Result<()>> {
+        let mut queues = self.0.queues.borrow_mut();
+        match queues.look(true) {
+            Ok(()) => queues.is_known().then_some(Ok(())),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    #[inline]
+    fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
+        let mut queues = self.0.queues.borrow_mut();
+        if self.is_hung_up() {
+            queues.end();
+        }
+        let looked = queues.look(false);
+        let most = chunk.room().min(most);
+        // What has happened before an error is reported before it.
+        match queues.events.take(most, |bytes| chunk.extend(bytes)) {
+            0 if most == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            0 => {
+                looked?;
+                if queues.has_ended() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) }
+            }
+            len => Ok(len),
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.0.queues.borrow().events.len()
+    }
+
+    /// Sessions over records place no payload.
+    fn receive_placed(&mut self, _list: &SgList, _at: usize, _chunk: &mut Chunk) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    #[inline]
+    fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
+        self.0.queues.borrow_mut().post_all(outbox)
+    }
+
+    fn wake_when_readable(&self, watch: &VerbsWatch) {
+        self.wait(watch, false);
+    }
+
+    /// While the address is being resolved; later all work has room.
+    fn wake_when_writable(&self, watch: &VerbsWatch) {
+        self.wait(watch, true);
+    }
+
+    fn ended(&self) -> StreamEnd {
+        match self.is_hung_up() || self.0.queues.borrow().has_ended() {
+            true => StreamEnd::Both,
+            false => StreamEnd::Not,
+        }
+    }
+
+    fn wake_when_ended(&self, so_far: StreamEnd, watch: &VerbsWatch) {
+        let queues = self.0.queues.borrow();
+        if so_far == StreamEnd::Not && queues.has_ended() {
+            return watch.waker.wake();
+        }
+        if let (Some(events), _) = queues.descriptors() {
+            watch.events.wake_when(&events, libc::POLLIN);
+        }
+        self.0.signal.wake_when_set(&watch.waker);
+    }
+}
