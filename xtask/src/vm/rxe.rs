@@ -4,9 +4,9 @@ use crate::peers::package;
 use crate::process::find;
 use std::path::Path;
 
-/// Whether a script uses rxe.
+/// Whether a script needs rxe.
 pub(crate) fn is_used_by(script: &str) -> bool {
-    script.starts_with("roce")
+    script.starts_with("roce") || script.starts_with("verbs-")
 }
 
 /// What such a script needs and this machine lacks, as half a sentence.

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &RdmaArgs) -> Result<(), Failure> {
 fn as_text(survey: &Survey) -> String {
     let mut lines = vec!["Fabrics".to_owned()];
     for fabric in FABRICS {
-        lines.extend(fabric_lines(fabric));
+        lines.extend(fabric_lines(fabric, survey.has_ready_device()));
     }
     lines.push("Devices".to_owned());
     if survey.devices.is_empty() {
@@ -48,8 +48,12 @@ fn as_text(survey: &Survey) -> String {
     lines.join("\n")
 }
 
-fn fabric_lines(fabric: &ListedFabric) -> Vec<String> {
-    let state = if fabric.is_available() { "works" } else { "not in this version" };
+fn fabric_lines(fabric: &ListedFabric, has_device: bool) -> Vec<String> {
+    let state = match fabric {
+        fabric if !fabric.is_available() => "not in this version",
+        fabric if fabric.needs_device && !has_device => "has no device",
+        _ => "works",
+    };
     wrapped(&format!("  {:<10} ", fabric.name), &format!("{state}: {}", fabric.about))
 }
 

@@ -6,13 +6,13 @@ use crate::failure::Failure;
 use crate::output::{printable, shell_word};
 use crate::process::machine::own_addresses;
 use crate::protocol::Frontends;
-use crate::protocol::address::ListenerAddress;
+use crate::protocol::address::{ListenerAddress, ListenerFabric};
 use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::served_protocols;
 use blockmux_engine::net::socket::Address;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::names::rdma::{TCP_TARGET_QUERY, UDP_TARGET_QUERY};
+use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_volume::units::human_size;
 use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -290,7 +290,7 @@ fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
         }
         other => vec![other.clone()],
     };
-    let fabrics = std::iter::once(TCP_TARGET_QUERY).chain(listener.has_roce.then_some(UDP_TARGET_QUERY));
+    let fabrics = std::iter::once(TCP_TARGET_QUERY).chain(listener.fabric.map(ListenerFabric::query));
     let at = |reached_at: ListenerAddress| {
         let listener = listener.place.clone();
         fabrics.clone().map(move |rdma_query| Portal {
@@ -328,7 +328,7 @@ mod tests {
             volumes: None,
             networks: AllowedNetworks::default(),
             is_asked: true,
-            has_roce: false,
+            fabric: None,
         }
     }
 

@@ -6,12 +6,13 @@ use crate::failure::Failure;
 use crate::process::retry::retry_while_held;
 use crate::process::signals;
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::address::{ListenAddress, ListenerEntry, is_local};
+use crate::protocol::address::{ListenAddress, ListenerEntry, ListenerFabric, is_local};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
 use blockmux_engine::serve::roce_listener::{RoceListener, UDP_PORT};
+use blockmux_engine::serve::verbs_listener::VerbsListener;
 use blockmux_engine::sys::congestion::Congestion;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -43,8 +44,14 @@ pub(super) struct BoundListener {
     pub(super) listener: PolicyListener,
     /// `None` for a network interface.
     pub(super) socket: Option<Listener>,
-    /// For connections of RoCEv2.
-    pub(super) roce: Option<RoceListener>,
+    /// For connections over RDMA.
+    pub(super) rdma: Option<RdmaListener>,
+}
+
+/// A bound listener of a fabric.
+pub(super) enum RdmaListener {
+    Roce(RoceListener),
+    Verbs(VerbsListener),
 }
 
 /// The configured listeners. Without any, one for each protocol that has a volume to export: a
@@ -69,15 +76,15 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
         }
     }
     let places =
-        wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks, has_roce })| {
+        wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks, fabric })| {
             let place = address.resolve(protocol.port)?;
-            if has_roce && !protocol.has_rdma {
-                let (option, place) = (protocol.name, &address);
+            if let Some(fabric) = fabric.filter(|_| !protocol.has_rdma) {
+                let (option, place, fabric) = (protocol.name, &address, fabric.name());
                 return Err(Failure::request(format!(
-                    "--{option} {place}: the protocol has no form over RDMA; remove rdma=roce"
+                    "--{option} {place}: the protocol has no form over RDMA; remove rdma={fabric}"
                 )));
             }
-            Ok(PolicyListener { protocol, place, volumes, networks, is_asked, has_roce })
+            Ok(PolicyListener { protocol, place, volumes, networks, is_asked, fabric })
         });
     let places = places.collect::<Result<Vec<_>, Failure>>()?;
     refuse_twice(&places)?;
@@ -92,7 +99,7 @@ pub(super) fn bind(
 ) -> Result<BoundListener, Failure> {
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
-        return Ok(BoundListener { asked, listener, socket: None, roce: None });
+        return Ok(BoundListener { asked, listener, socket: None, rdma: None });
     };
     let bound = match inherited {
         Some(socket) => Ok(socket),
@@ -105,17 +112,27 @@ pub(super) fn bind(
     // With port 0 the system has chosen one.
     let place = ListenerAddress::Socket(socket.address().clone());
     let listener = PolicyListener { place, ..listener };
-    let roce = bind_roce(&listener)?;
-    Ok(BoundListener { asked, listener, socket: Some(socket), roce })
+    let rdma = bind_rdma(&listener)?;
+    Ok(BoundListener { asked, listener, socket: Some(socket), rdma })
 }
 
-/// Opens the UDP port of a bound listener that accepts connections of RoCEv2, too.
-pub(super) fn bind_roce(listener: &PolicyListener) -> Result<Option<RoceListener>, Failure> {
-    let Some(address) = listener.place.tcp().filter(|_| listener.has_roce) else { return Ok(None) };
+/// Opens the port of a bound listener that accepts connections over RDMA, too.
+pub(super) fn bind_rdma(listener: &PolicyListener) -> Result<Option<RdmaListener>, Failure> {
+    let Some((address, fabric)) = listener.place.tcp().zip(listener.fabric) else { return Ok(None) };
+    match fabric {
+        ListenerFabric::Roce => bind_roce(address).map(RdmaListener::Roce),
+        ListenerFabric::Verbs => VerbsListener::bind(address).map(RdmaListener::Verbs).map_err(|error| {
+            Failure::request(format!("cannot listen on {address} for RDMA devices: {error}"))
+        }),
+    }
+    .map(Some)
+}
+
+fn bind_roce(address: SocketAddr) -> Result<RoceListener, Failure> {
     let bound =
         retry_while_held(|| RoceListener::bind(address), |error| error.kind() == io::ErrorKind::AddrInUse);
     let ip = address.ip();
-    bound.map(Some).map_err(|error| {
+    bound.map_err(|error| {
         let advice = match error.kind() {
             io::ErrorKind::AddrInUse => {
                 format!("another program has UDP port {UDP_PORT}; stop it, or unload the module rdma_rxe")

@@ -525,7 +525,8 @@ address names its interface, as [fe80::1%eth0]:3260. ADDR and IFACE may end in
 ?volumes=a,b to export only these volumes there, and ADDR in
 ?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
 port serves iSER, too, and every NVMe/TCP port NVMe/RDMA; with ?rdma=roce they
-and SRP ports also accept RoCEv2, at UDP port 4791.
+and SRP ports also accept RoCEv2, at UDP port 4791, and with ?rdma=verbs
+connections over RDMA devices.
 
 NBD clients can authenticate with TLS, iSCSI initiators and NVMe hosts with
 secrets or keys of a config file. AoE and SRP have no authentication.

@@ -3,7 +3,7 @@
 //! ```text
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
 //! [fe80::1%eth0]:port   unix:PATH
-//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce
+//! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce   ADDR?rdma=verbs
 //! ADDR?volumes=NAME&allow=NETWORK
 //! ```
 //! Port 0 lets the system choose.
@@ -13,6 +13,7 @@ use crate::protocol::Carrier;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
+use blockmux_proto::names::rdma::{DEVICE_TARGET_QUERY, UDP_TARGET_QUERY};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{self, Path, PathBuf};
@@ -132,8 +133,47 @@ pub(crate) struct ListenerEntry {
     pub(crate) volumes: Option<Vec<String>>,
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
-    /// Whether the listener accepts connections of RoCEv2, too.
-    pub(crate) has_roce: bool,
+    /// The fabric whose connections the listener accepts, beside those over TCP.
+    pub(crate) fabric: Option<ListenerFabric>,
+}
+
+/// A fabric that a listener has beside its TCP port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerFabric {
+    /// RoCEv2, in software.
+    Roce,
+    /// RDMA devices.
+    Verbs,
+}
+
+impl ListenerFabric {
+    const ALL: [ListenerFabric; 2] = [ListenerFabric::Roce, ListenerFabric::Verbs];
+
+    /// Its value of the parameter `rdma`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ListenerFabric::Roce => "roce",
+            ListenerFabric::Verbs => "verbs",
+        }
+    }
+
+    /// The query of URLs of a target that is reached by it.
+    pub(crate) fn query(self) -> &'static str {
+        match self {
+            ListenerFabric::Roce => UDP_TARGET_QUERY,
+            ListenerFabric::Verbs => DEVICE_TARGET_QUERY,
+        }
+    }
+}
+
+impl fmt::Display for ListenerFabric {
+    /// As messages call its connections.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ListenerFabric::Roce => "RoCEv2",
+            ListenerFabric::Verbs => "RDMA devices",
+        })
+    }
 }
 
 /// The parameters of a listener.
@@ -141,7 +181,7 @@ pub(crate) struct ListenerEntry {
 struct ListenerParameters {
     volumes: Option<Vec<String>>,
     networks: AllowedNetworks,
-    has_roce: bool,
+    fabric: Option<ListenerFabric>,
 }
 
 impl ListenerEntry {
@@ -151,7 +191,7 @@ impl ListenerEntry {
             Some((address, parameters)) => (address, read_parameters(text, parameters)?),
             None => (text, ListenerParameters::default()),
         };
-        let ListenerParameters { volumes, networks, has_roce } = parameters;
+        let ListenerParameters { volumes, networks, fabric } = parameters;
         let address = match carrier {
             Carrier::Stream => address.parse()?,
             Carrier::Frames => ListenAddress::Interface(address.to_owned()),
@@ -167,15 +207,15 @@ impl ListenerEntry {
                 }
             });
         }
-        if has_roce && !matches!(address, ListenAddress::Tcp { .. }) {
-            return Err(format!("`{text}`: RoCEv2 needs an IP address; remove `rdma`, or write host:port"));
+        if fabric.is_some() && !matches!(address, ListenAddress::Tcp { .. }) {
+            return Err(format!("`{text}`: RDMA needs an IP address; remove `rdma`, or write host:port"));
         }
-        Ok(ListenerEntry { address, volumes, networks, has_roce })
+        Ok(ListenerEntry { address, volumes, networks, fabric })
     }
 
     /// A listener for all volumes and all clients.
     pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
-        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default(), has_roce: false }
+        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default(), fabric: None }
     }
 
     /// Whether the listener accepts a session with this volume from this address.
@@ -208,23 +248,24 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
             let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
             networks.replace(AllowedNetworks::only(&list)).is_some()
         } else if let Some(fabric) = parameter.strip_prefix(RDMA) {
-            if fabric != ROCE {
-                return Err(format!(
-                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce, or nothing"
-                ));
-            }
-            rdma.replace(()).is_some()
+            let known = ListenerFabric::ALL.into_iter().find(|known| known.name() == fabric);
+            let known = known.ok_or_else(|| {
+                format!(
+                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce or rdma=verbs, or nothing"
+                )
+            });
+            rdma.replace(known?).is_some()
         } else {
             return Err(format!(
-                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME, allow=NETWORK,NETWORK \
-                 or rdma=roce"
+                "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME, allow=NETWORK,NETWORK, \
+                 rdma=roce or rdma=verbs"
             ));
         };
         if is_twice {
             return Err(format!("`{text}`: `{parameter}` repeats a parameter; remove one"));
         }
     }
-    Ok(ListenerParameters { volumes, networks: networks.unwrap_or_default(), has_roce: rdma.is_some() })
+    Ok(ListenerParameters { volumes, networks: networks.unwrap_or_default(), fabric: rdma })
 }
 
 impl fmt::Display for ListenAddress {
@@ -259,7 +300,7 @@ impl ListenerEntry {
         let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
         let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
         let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
-        let rdma = self.has_roce.then(|| format!("{RDMA}{ROCE}"));
+        let rdma = self.fabric.map(|fabric| format!("{RDMA}{}", fabric.name()));
         let parameters: Vec<_> = volumes.into_iter().chain(networks).chain(rdma).collect();
         if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
     }
@@ -277,10 +318,10 @@ impl FromStr for ApiListener {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ApiListener, String> {
-        let ListenerEntry { address, volumes, networks, has_roce } =
+        let ListenerEntry { address, volumes, networks, fabric } =
             ListenerEntry::read(Carrier::Stream, text)?;
         match (&address, volumes) {
-            _ if has_roce => Err(format!("`{text}`: the API is HTTP; remove `rdma`")),
+            _ if fabric.is_some() => Err(format!("`{text}`: the API is HTTP; remove `rdma`")),
             (_, Some(_)) => Err(format!("`{text}`: the API is for all volumes; remove `volumes`")),
             (ListenAddress::Tcp { .. }, None) => Ok(ApiListener { address, networks }),
             _ => Err("--api: write host:port; --control takes unix:PATH".to_owned()),
@@ -291,7 +332,7 @@ impl FromStr for ApiListener {
 impl fmt::Display for ApiListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ApiListener { address, networks } = self.clone();
-        let entry = ListenerEntry { address, volumes: None, networks, has_roce: false };
+        let entry = ListenerEntry { address, volumes: None, networks, fabric: None };
         write!(f, "{}{}", entry.address, entry.parameters())
     }
 }
@@ -299,7 +340,6 @@ impl fmt::Display for ApiListener {
 const VOLUMES: &str = "volumes=";
 const ALLOW: &str = "allow=";
 const RDMA: &str = "rdma=";
-const ROCE: &str = "roce";
 
 /// Resolves the TCP address by which a config refers to a listener.
 ///

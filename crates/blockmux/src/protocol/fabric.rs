@@ -8,13 +8,27 @@ pub(crate) struct ListedFabric {
     pub(crate) name: &'static str,
     /// How it transmits, and what it needs.
     pub(crate) about: &'static str,
+    /// Whether it works only with a device.
+    pub(crate) needs_device: bool,
 }
 
 /// All fabrics, also those that this version lacks.
 pub(crate) const FABRICS: &[ListedFabric] = &[
-    ListedFabric { name: "iwarp", about: "iWARP in software, over TCP; needs no device" },
-    ListedFabric { name: "roce", about: "RoCEv2 in software, over UDP; needs no device" },
-    ListedFabric { name: "verbs", about: "RDMA devices, by rdma-core; they are listed below" },
+    ListedFabric {
+        name: "iwarp",
+        about: "iWARP in software, over TCP; needs no device",
+        needs_device: false,
+    },
+    ListedFabric {
+        name: "roce",
+        about: "RoCEv2 in software, over UDP; needs no device",
+        needs_device: false,
+    },
+    ListedFabric {
+        name: "verbs",
+        about: "RDMA devices, by rdma-core; they are listed below",
+        needs_device: true,
+    },
 ];
 
 impl ListedFabric {
@@ -35,6 +49,10 @@ macro_rules! with_fabric {
             }
             blockmux_proto::names::rdma::Rdma::Roce => {
                 let $fabric = blockmux_engine::fabric::roce::RoceFabric;
+                $then
+            }
+            blockmux_proto::names::rdma::Rdma::Verbs => {
+                let $fabric = blockmux_engine::fabric::verbs::VerbsFabric;
                 $then
             }
         }

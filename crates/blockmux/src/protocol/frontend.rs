@@ -12,6 +12,7 @@ use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::socket::Stream;
+use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::serve::listener::{Permit, Serve};
 use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -190,6 +191,12 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// The function that serves the connections of RoCEv2 to a listener; `None` for a protocol
     /// without a form over RDMA.
     fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
+        None
+    }
+
+    /// The function that serves the connections over RDMA devices to a listener; `None` for a
+    /// protocol without a form over RDMA.
+    fn serve_verbs(&self, _place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
         None
     }
 

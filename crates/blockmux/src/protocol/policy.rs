@@ -10,7 +10,7 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
-use super::address::{ListenerAddress, matches_listener};
+use super::address::{ListenerAddress, ListenerFabric, matches_listener};
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::DataPart;
 use blockmux_engine::net::zone;
@@ -100,8 +100,8 @@ pub(crate) struct PolicyListener {
     pub(crate) networks: AllowedNetworks,
     /// Whether the listener is configured; otherwise it is the default listener of its protocol.
     pub(crate) is_asked: bool,
-    /// Whether it accepts connections of RoCEv2, too.
-    pub(crate) has_roce: bool,
+    /// The fabric whose connections it accepts, beside those over TCP.
+    pub(crate) fabric: Option<ListenerFabric>,
 }
 
 /// The access rule with the running configuration. Clones share the configuration.
@@ -215,7 +215,7 @@ impl Policy {
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let networks = AllowedNetworks::default();
         let listener =
-            PolicyListener { protocol, place, volumes: None, networks, is_asked: true, has_roce: false };
+            PolicyListener { protocol, place, volumes: None, networks, is_asked: true, fabric: None };
         let volumes = RwLock::new(BTreeMap::from([(volume.to_owned(), VolumeRule::default())]));
         Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
@@ -820,7 +820,7 @@ mod tests {
     fn listener(protocol: &'static Protocol, volumes: Option<&[&str]>, is_asked: bool) -> PolicyListener {
         let volumes = volumes.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
         let networks = AllowedNetworks::default();
-        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked, has_roce: false }
+        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked, fabric: None }
     }
 
     fn place(protocol: &Protocol) -> ListenerAddress {

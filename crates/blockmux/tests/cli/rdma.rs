@@ -44,6 +44,41 @@ fn rdma_lists_fabrics_devices_and_obstacles_in_80_columns() {
     assert!(!(listed.is_empty() && obstacles.is_empty()), "{said}");
 }
 
+/// With a device, `tests/vm/verbs-storage.sh` has both sides.
+#[test]
+fn without_a_device_both_sides_say_what_to_do() {
+    if !kernel_devices().is_empty() {
+        return println!("skipped: this machine has RDMA devices");
+    }
+    let listener = ["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=verbs"];
+    let initiators = [
+        "iser://127.0.0.1:1/iqn.2026-11.blockmux:none/0?rdma=verbs&reconnect=0",
+        "srp://127.0.0.1:1/0x11111111111111112222222222222222/0?rdma=verbs&reconnect=0",
+        "nvme+rdma://127.0.0.1:1/nqn.2026-11.blockmux:none/1?rdma=verbs&ctrl_loss_tmo=0",
+    ];
+    let commands = initiators.map(|url| vec!["info", url]);
+    for words in commands.into_iter().chain([listener.to_vec()]) {
+        let output = blockmux(&words);
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{words:?}: {said}");
+        let has_advice = said.contains("; install rdma-core") || said.contains("see `blockmux rdma`");
+        assert!(has_advice, "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn verbs_is_refused_where_it_has_no_meaning() {
+    let refuses = |words: &[&str], why: &str| {
+        let output = blockmux(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(text(&output.stderr).contains(why), "{words:?}: {}", text(&output.stderr));
+    };
+    refuses(&["serve", "mem:1m", "--nbd", "127.0.0.1:0?rdma=verbs"], "no form over RDMA; remove rdma=verbs");
+    refuses(&["serve", "mem:1m", "--iscsi", "unix:/x?rdma=verbs"], "RDMA needs an IP address");
+    refuses(&["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=verbs&rdma=roce"], "repeats a parameter");
+    refuses(&["info", "iser://h?rdma=verbs&crc=on"], "RDMA devices have their own CRC");
+}
+
 #[test]
 fn a_fabric_that_is_listed_as_missing_is_refused_in_urls() {
     let found: Value = serde_json::from_str(&rdma(&["--json"])).unwrap();

@@ -300,8 +300,11 @@ fn roce_is_refused_where_it_has_no_meaning() {
         assert!(text(&output.stderr).contains(why), "{words:?}: {}", text(&output.stderr));
     };
     refuses(&["serve", "mem:1m", "--nbd", "127.0.0.1:0?rdma=roce"], "the protocol has no form over RDMA");
-    refuses(&["serve", "mem:1m", "--iscsi", "unix:/x?rdma=roce"], "RoCEv2 needs an IP address");
-    refuses(&["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=iwarp"], "write rdma=roce, or nothing");
+    refuses(&["serve", "mem:1m", "--iscsi", "unix:/x?rdma=roce"], "RDMA needs an IP address");
+    refuses(
+        &["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=iwarp"],
+        "write rdma=roce or rdma=verbs, or nothing",
+    );
     refuses(&["info", "iser://h?rdma=roce&crc=on"], "packets of RoCEv2 always have a CRC");
     refuses(&["info", "iser://h?crc=on&rdma=roce"], "write iwarp, because of crc=on");
 }

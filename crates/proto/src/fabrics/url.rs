@@ -392,7 +392,7 @@ mod tests {
             ("nvme+tcp://h/nqn.a?dhchap_secret=DHHC-1:00:hunter2:", "everybody can see it here"),
             ("nvme+tcp://h/nqn.a?key=hunter2", "unknown"),
             ("nvme+tcp://h/nqn.a?rdma=iwarp", "belongs to nvme+rdma://"),
-            ("nvme+rdma://h/nqn.a?rdma=verbs", "write iwarp or roce"),
+            ("nvme+rdma://h/nqn.a?rdma=ib", "write iwarp, roce or verbs"),
             ("nvme+rdma://h/nqn.a?hdr_digest=on", "no digests over RDMA"),
             ("nvme+rdma://h/nqn.a?tls_key_file=a", "no TLS over RDMA"),
         ];

@@ -493,7 +493,7 @@ mod tests {
                 "parameter \"error_recovery_level=3\": give a number from 0 to 2",
             ),
             ("iscsi://h?rdma=iwarp", "parameter \"rdma=iwarp\": belongs to iser://"),
-            ("iser://h?rdma=verbs", "parameter \"rdma=verbs\": write iwarp or roce"),
+            ("iser://h?rdma=ib", "parameter \"rdma=ib\": write iwarp, roce or verbs"),
             ("iser://h?rdma=roce", ""),
             ("iser://h?rdma=roce&crc=on", "parameter \"crc=on\": packets of RoCEv2 always have a CRC"),
             ("iscsi://h?crc=on", "parameter \"crc=on\": belongs to iser://"),

@@ -12,6 +12,8 @@ pub enum Rdma {
     },
     /// RoCEv2, over UDP.
     Roce,
+    /// An RDMA device.
+    Verbs,
 }
 
 /// The name of a fabric in a URL.
@@ -19,6 +21,7 @@ pub enum Rdma {
 enum FabricName {
     Iwarp,
     Roce,
+    Verbs,
 }
 
 impl Default for Rdma {
@@ -32,6 +35,8 @@ impl Default for Rdma {
 pub const TCP_TARGET_QUERY: &str = "?rdma=iwarp";
 /// The query of URLs of our targets that names the fabric at their UDP ports.
 pub const UDP_TARGET_QUERY: &str = "?rdma=roce";
+/// The query of URLs of our targets that names the fabric of RDMA devices.
+pub const DEVICE_TARGET_QUERY: &str = "?rdma=verbs";
 
 impl<E: From<ParameterError>> ParameterTable<'_, E> {
     /// The parameters of the fabric, of a URL over RDMA; those of other URLs are refused before.
@@ -40,10 +45,15 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
         let mut name = field.map(|rdma| match rdma {
             Rdma::Iwarp { .. } => FabricName::Iwarp,
             Rdma::Roce => FabricName::Roce,
+            Rdma::Verbs => FabricName::Verbs,
         });
-        let names = [("iwarp", Some(FabricName::Iwarp)), ("roce", Some(FabricName::Roce))];
+        let names = [
+            ("iwarp", Some(FabricName::Iwarp)),
+            ("roce", Some(FabricName::Roce)),
+            ("verbs", Some(FabricName::Verbs)),
+        ];
         match has_crc {
-            false => self.word("rdma", &mut name, &names, "write iwarp or roce"),
+            false => self.word("rdma", &mut name, &names, "write iwarp, roce or verbs"),
             true => self.word("rdma", &mut name, &names[..1], "write iwarp, because of crc=on"),
         }
         match name {
@@ -55,11 +65,20 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
                     "packets of RoCEv2 always have a CRC; remove crc",
                 );
             }
+            Some(FabricName::Verbs) => {
+                self.word(
+                    "crc",
+                    &mut has_crc,
+                    &[("off", false)],
+                    "RDMA devices have their own CRC; remove crc",
+                );
+            }
             _ => self.switch("crc", &mut has_crc),
         }
         *field = name.map(|name| match name {
             FabricName::Iwarp => Rdma::Iwarp { crc: has_crc },
             FabricName::Roce => Rdma::Roce,
+            FabricName::Verbs => Rdma::Verbs,
         });
     }
 }

@@ -178,7 +178,7 @@ mod tests {
         assert!(problem("srp://h/abc/0").contains("32 hexadecimal digits"));
         assert!(problem(&format!("srp://h/{ID}/16384")).contains("16383"));
         assert!(problem(&format!("srp://h/{ID}/0?initiator=12")).contains("16 hexadecimal digits"));
-        assert!(problem(&format!("srp://h/{ID}/0?rdma=verbs")).contains("write iwarp or roce"));
+        assert!(problem(&format!("srp://h/{ID}/0?rdma=ib")).contains("write iwarp, roce or verbs"));
         assert!(problem(&format!("srp://h/{ID}/0?what=1")).contains("unknown"));
     }
 

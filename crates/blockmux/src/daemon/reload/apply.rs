@@ -360,7 +360,7 @@ impl Reloader {
             std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
         for own in &mut gone {
             own.end.end();
-            own.end_roce();
+            own.end_rdma();
             self.connection_limits.remove_listener(own.listener.protocol, &own.listener.place.to_string());
         }
         let reconfigure = |live_protocols: &[LiveProtocol]| {
@@ -468,15 +468,15 @@ impl Reloader {
                     if let Some(at) = at {
                         let (_, own) = kept.swap_remove(at);
                         let mut own = RunningListener { asked, listener, ..own };
-                        if let Err(failure) = self.settle_roce(&mut own) {
+                        if let Err(failure) = self.settle_rdma(&mut own) {
                             warnings.push(failure.to_string());
                         }
                         changing.listeners.push(own);
                     }
                 }
                 PreparedListener::New(bound) => {
-                    let BoundListener { asked, listener, socket, roce } = *bound;
-                    match self.accept(asked, listener, (socket, roce)) {
+                    let BoundListener { asked, listener, socket, rdma } = *bound;
+                    match self.accept(asked, listener, (socket, rdma)) {
                         Ok(running) => changing.listeners.push(running),
                         Err(failure) => warnings.push(failure.to_string()),
                     }

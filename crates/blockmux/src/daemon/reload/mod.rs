@@ -38,7 +38,7 @@ use super::config_audit::Caller;
 use super::control::ConnectionLimits;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
-use super::listen::{self, BoundListener};
+use super::listen::{self, BoundListener, RdmaListener};
 use super::named_lock::{NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
@@ -47,7 +47,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data::part::DataPart;
 use crate::failure::Failure;
-use crate::protocol::address::ListenerAddress;
+use crate::protocol::address::{ListenerAddress, ListenerFabric};
 use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
@@ -55,7 +55,8 @@ use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::Inbox;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
-use blockmux_engine::serve::roce_listener::{RoceListener, RoceListenerTask};
+use blockmux_engine::serve::roce_listener::RoceListenerTask;
+use blockmux_engine::serve::verbs_listener::VerbsListenerTask;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::{Resize, Spec};
 use std::collections::BTreeSet;
@@ -177,8 +178,8 @@ struct RunningListener {
     end: ListenerEnd,
     /// The accepting socket; `None` for a network interface.
     accepting: Option<Accepting>,
-    /// Ends the listener for RoCEv2, if there is one.
-    roce_end: Option<ListenerEnd>,
+    /// Ends the listener of a fabric, if there is one.
+    rdma_end: Option<(ListenerFabric, ListenerEnd)>,
 }
 
 /// The accepting socket of a listener.
@@ -188,9 +189,9 @@ struct Accepting {
 }
 
 impl RunningListener {
-    /// Accepts no more connections of RoCEv2.
-    fn end_roce(&mut self) {
-        self.roce_end.take().into_iter().for_each(|end| end.end());
+    /// Accepts no more connections over RDMA.
+    fn end_rdma(&mut self) {
+        self.rdma_end.take().into_iter().for_each(|(_, end)| end.end());
     }
 }
 
@@ -236,8 +237,8 @@ impl Reloader {
         reloader.begin_protocols()?;
         {
             let mut changing = reloader.begin_change();
-            for BoundListener { asked, listener, socket, roce } in bound {
-                changing.listeners.push(reloader.accept(asked, listener, (socket, roce))?);
+            for BoundListener { asked, listener, socket, rdma } in bound {
+                changing.listeners.push(reloader.accept(asked, listener, (socket, rdma))?);
             }
             reloader.publish(&changing, config);
         }
@@ -307,18 +308,18 @@ impl Reloader {
         &self,
         asked: ListenerAddress,
         listener: PolicyListener,
-        (socket, roce): (Option<Listener>, Option<RoceListener>),
+        (socket, rdma): (Option<Listener>, Option<RdmaListener>),
     ) -> Result<RunningListener, Failure> {
         let (end, served) = (ListenerEnd::default(), self.live_protocols.get());
         let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
-            return Ok(RunningListener { asked, listener, end, accepting: None, roce_end: None });
+            return Ok(RunningListener { asked, listener, end, accepting: None, rdma_end: None });
         };
         let handle = socket.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
         })?;
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
         limit.listener().set_networks(listener.networks.clone());
-        let roce_end = roce.and_then(|roce| self.accept_roce(&listener, roce, &limit));
+        let rdma_end = rdma.and_then(|rdma| self.accept_rdma(&listener, rdma, &limit));
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
         // A core may hang in a system call, and the right to change the daemon is held, so nobody
@@ -326,38 +327,52 @@ impl Reloader {
         self.next_core().send(move |core| {
             ListenerTask::spawn_until(core, (socket, until), inboxes, serve, limit);
         });
-        Ok(RunningListener { asked, listener, end, accepting, roce_end })
+        Ok(RunningListener { asked, listener, end, accepting, rdma_end })
     }
 
-    /// Starts to accept connections of RoCEv2 at a listener; returns what ends that.
-    fn accept_roce(
+    /// Starts to accept connections over RDMA at a listener; returns what ends that.
+    fn accept_rdma(
         &self,
         listener: &PolicyListener,
-        roce: RoceListener,
+        rdma: RdmaListener,
         limit: &ConnectionLimit,
-    ) -> Option<ListenerEnd> {
+    ) -> Option<(ListenerFabric, ListenerEnd)> {
         let served = self.live_protocols.get();
-        let serve = live_of(&served, listener.protocol)?.serve_roce(&listener.place)?;
+        let live = live_of(&served, listener.protocol)?;
         let (end, inboxes, limit) = (ListenerEnd::default(), self.cores.inboxes(), limit.clone());
         let (until, place) = (end.clone(), listener.place.to_string());
-        self.next_core().send(move |core| {
-            if let Err(error) = RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit) {
-                warn!("{place}: RoCEv2 is not served: {error}");
+        match rdma {
+            RdmaListener::Roce(roce) => {
+                let serve = live.serve_roce(&listener.place)?;
+                self.next_core().send(move |core| {
+                    let accepts = RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit);
+                    if let Err(error) = accepts {
+                        warn!("{place}: RoCEv2 is not served: {error}");
+                    }
+                });
+                Some((ListenerFabric::Roce, end))
             }
-        });
-        Some(end)
+            RdmaListener::Verbs(verbs) => {
+                let serve = live.serve_verbs(&listener.place)?;
+                self.next_core().send(move |core| {
+                    let accepts = VerbsListenerTask::spawn_until(core, (verbs, until), inboxes, serve, limit);
+                    if let Err(error) = accepts {
+                        warn!("{place}: RDMA devices are not served: {error}");
+                    }
+                });
+                Some((ListenerFabric::Verbs, end))
+            }
+        }
     }
 
-    /// Starts or ends a running listener's connections of RoCEv2, as its new settings say.
-    fn settle_roce(&self, own: &mut RunningListener) -> Result<(), Failure> {
-        match (&own.roce_end, own.listener.has_roce) {
-            (None, true) => {
-                if let (Some(roce), Some(accepting)) = (listen::bind_roce(&own.listener)?, &own.accepting) {
-                    own.roce_end = self.accept_roce(&own.listener, roce, &accepting.limit);
-                }
-            }
-            (Some(_), false) => own.end_roce(),
-            _ => {}
+    /// Starts or ends a running listener's connections over RDMA, as its new settings say.
+    fn settle_rdma(&self, own: &mut RunningListener) -> Result<(), Failure> {
+        if own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric {
+            return Ok(());
+        }
+        own.end_rdma();
+        if let (Some(rdma), Some(accepting)) = (listen::bind_rdma(&own.listener)?, &own.accepting) {
+            own.rdma_end = self.accept_rdma(&own.listener, rdma, &accepting.limit);
         }
         Ok(())
     }
@@ -380,12 +395,13 @@ impl Reloader {
                     .to_owned(),
             );
         }
-        let roce = config.listeners.iter().find(|(_, own)| own.has_roce);
-        if let Some((_, listener)) = roce {
+        let over_rdma = config.listeners.iter().find_map(|(_, own)| Some((own, own.fabric?)));
+        if let Some((listener, fabric)) = over_rdma {
             return Err(format!(
-                "connections of RoCEv2 cannot be handed over, and the listener {} accepts them; restart the daemon, or \
-                 remove rdma=roce before",
-                listener.place
+                "connections of {fabric} cannot be handed over, and the listener {} accepts them; restart the daemon, or \
+                 remove rdma={} before",
+                listener.place,
+                fabric.name()
             ));
         }
         let in_ram = config.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);

@@ -163,14 +163,8 @@ mod tests {
             .map(|(name, protocol)| ((*name).to_owned(), protocol.map(|protocol| vec![protocol.to_owned()])));
         let place = ListenerAddress::Interface("eth1".to_owned());
         let networks = AllowedNetworks::default();
-        let listener = PolicyListener {
-            protocol: &AOE,
-            place,
-            volumes: None,
-            networks,
-            is_asked: true,
-            has_roce: false,
-        };
+        let listener =
+            PolicyListener { protocol: &AOE, place, volumes: None, networks, is_asked: true, fabric: None };
         Policy::new(Vec::new(), volumes).unwrap().at(vec![listener], true).unwrap()
     }
 

@@ -8,6 +8,7 @@ use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::net::roce::RoceHost;
+use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::Serve;
@@ -95,6 +96,10 @@ impl LiveFrontend for LiveTargets {
 
     fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
         Some(target::serve_roce(&self.node, &self.exports, self.number_of(place)))
+    }
+
+    fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
+        Some(target::serve_verbs(&self.node, &self.exports, self.number_of(place)))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -9,6 +9,7 @@ use crate::protocol::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
 use blockmux_engine::net::roce::RoceHost;
+use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nvme::target;
 use blockmux_engine::serve::listener::Serve;
@@ -229,6 +230,11 @@ impl LiveFrontend for LiveSubsystems {
     fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
         let state = self.state();
         Some(target::serve_roce(&self.node, state.port_at(place), &state.volumes.exports))
+    }
+
+    fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
+        let state = self.state();
+        Some(target::serve_verbs(&self.node, state.port_at(place), &state.volumes.exports))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

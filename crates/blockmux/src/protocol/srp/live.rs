@@ -8,6 +8,7 @@ use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, Policy};
 use crate::protocol::units::{self, LogicalUnits};
 use blockmux_engine::net::roce::RoceHost;
+use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::protocol::srp::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
@@ -84,6 +85,10 @@ impl LiveFrontend for LiveSrpTargets {
 
     fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
         Some(target::serve_roce(&self.node, &self.exports))
+    }
+
+    fn serve_verbs(&self, _place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
+        Some(target::serve_verbs(&self.node, &self.exports))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
