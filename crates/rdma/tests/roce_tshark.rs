@@ -6,6 +6,7 @@
 
 mod tshark;
 
+use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::{Event, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_rdma::Provider;
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
@@ -13,7 +14,7 @@ use blockmux_volume::{Chunk, Pool, SgList};
 use blockmux_wire::roce::UDP_PORT;
 use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tshark::{Pcap, endpoint, memory};
 
 /// A connection that is recorded as network frames.
@@ -108,7 +109,12 @@ impl Capture {
                 }
             }
             if before == (events, self.frames) {
-                return events;
+                // An acknowledgement may wait.
+                let soon = self.now + Duration::from_millis(1);
+                if self.ends.iter().filter_map(Timed::poll_timeout).all(|due| due > soon) {
+                    return events;
+                }
+                self.now = soon;
             }
         }
     }
