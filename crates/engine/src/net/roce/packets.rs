@@ -1,14 +1,11 @@
 //! Packets that have arrived for one connection, as records.
 
+use crate::net::byte_queue::ByteQueue;
 use blockmux_rdma::roce::records::{HEAD_LEN, MARKED};
 
 /// A bounded queue of records. What does not fit is lost, as in the buffer of a socket.
 #[derive(Default)]
-pub(super) struct RecordQueue {
-    bytes: Vec<u8>,
-    /// Bytes at the front that were taken.
-    taken: usize,
-}
+pub(super) struct RecordQueue(ByteQueue);
 
 impl RecordQueue {
     /// Appends a packet, which the network may have marked.
@@ -18,39 +15,24 @@ impl RecordQueue {
         if self.len() + HEAD_LEN + packet.len() > MAX_QUEUED {
             return;
         }
-        if self.taken > 0 && self.bytes.len() + HEAD_LEN + packet.len() > self.bytes.capacity() {
-            self.bytes.drain(..self.taken);
-            self.taken = 0;
-        }
-        self.bytes.extend_from_slice(&head.to_be_bytes());
-        self.bytes.extend_from_slice(packet);
+        self.0.make_room(HEAD_LEN + packet.len());
+        self.0.push(&head.to_be_bytes());
+        self.0.push(packet);
     }
 
     /// Number of bytes in the queue.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len() - self.taken
+        self.0.len()
     }
 
     /// Removes at most `most` bytes from the front and passes them to `take`.
     pub(super) fn take(&mut self, most: usize, take: impl FnOnce(&[u8])) -> usize {
-        let len = self.len().min(most);
-        take(&self.bytes[self.taken..self.taken + len]);
-        self.taken += len;
-        if self.taken == self.bytes.len() {
-            self.bytes.clear();
-            self.taken = 0;
-            if self.bytes.capacity() > KEPT {
-                self.bytes = Vec::new();
-            }
-        }
-        len
+        self.0.take(most, take)
     }
 }
 
 /// Most bytes in a queue: the reads that a connection may have in flight fit several times.
 const MAX_QUEUED: usize = 4 << 20;
-/// Memory that an empty queue keeps, in bytes.
-const KEPT: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -1,70 +1,48 @@
 //! Records of events that a session has not taken yet.
 
-use blockmux_rdma::device::records::{DeviceEvent, EventRecord};
+use crate::net::byte_queue::ByteQueue;
+use blockmux_rdma::device::records::{DeviceEvent, EVENT_LEN, EventRecord};
 use blockmux_volume::Seg;
 
 /// A queue of records. The receive buffers and the work in flight bound its length.
 #[derive(Default)]
-pub(super) struct EventQueue {
-    bytes: Vec<u8>,
-    /// Bytes at the front that were taken.
-    taken: usize,
-}
+pub(super) struct EventQueue(ByteQueue);
 
 impl EventQueue {
     /// Appends an event with the bytes behind it.
     pub(super) fn push(&mut self, event: DeviceEvent, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.push_head(event, len);
-        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        parts.iter().for_each(|part| self.0.push(part));
     }
 
     /// Appends an event with a message.
     pub(super) fn push_message(&mut self, event: DeviceEvent, message: &Seg) {
         self.push_head(event, message.len());
-        let start = self.bytes.len();
-        self.bytes.resize(start + message.len(), 0);
-        message.copy_to(&mut self.bytes[start..]);
+        message.copy_to(self.0.push_zeroes(message.len()));
     }
 
     fn push_head(&mut self, event: DeviceEvent, len: usize) {
-        if self.taken > 0 && self.bytes.len() + len > self.bytes.capacity() / 2 {
-            self.bytes.drain(..self.taken);
-            self.taken = 0;
-        }
+        self.0.make_room(EVENT_LEN + len);
         // Messages are at most as long as their receive buffers.
         let record = EventRecord { event, bytes: u32::try_from(len).unwrap_or(u32::MAX) };
-        self.bytes.extend_from_slice(&record.to_bytes());
+        self.0.push(&record.to_bytes());
     }
 
     /// Number of bytes in the queue.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len() - self.taken
+        self.0.len()
     }
 
     /// Removes at most `most` bytes from the front and passes them to `take`.
     pub(super) fn take(&mut self, most: usize, take: impl FnOnce(&[u8])) -> usize {
-        let len = self.len().min(most);
-        take(&self.bytes[self.taken..self.taken + len]);
-        self.taken += len;
-        if self.taken == self.bytes.len() {
-            self.bytes.clear();
-            self.taken = 0;
-            if self.bytes.capacity() > KEPT {
-                self.bytes = Vec::new();
-            }
-        }
-        len
+        self.0.take(most, take)
     }
 }
-
-/// Memory that an empty queue keeps, in bytes.
-const KEPT: usize = 256 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_rdma::device::records::EVENT_LEN;
 
     #[test]
     fn records_come_out_as_they_were_put_in() {
