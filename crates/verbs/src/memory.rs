@@ -175,7 +175,7 @@ impl Window {
 }
 
 impl Window {
-    /// Frees the window. If it is bound, the peer has no access any more when this returns.
+    /// Frees the window. If it is bound, the peer has no access when this returns.
     pub(crate) fn free(self) -> Result<(), VerbsError> {
         let mut window = ManuallyDrop::new(self);
         let freed = window.free_once();

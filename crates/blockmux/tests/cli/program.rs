@@ -22,8 +22,8 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
     child.wait_with_output().unwrap()
 }
 
-/// Kills a program that runs for longer than any test, so that whoever reads from it, or waits for
-/// it, sees its end: one test fails and says where, and the others go on.
+/// Kills a program that runs for longer than any test, so that a test that reads from it or waits
+/// for it sees its end: that test fails and says where, and the others go on.
 pub(crate) fn kill_if_it_hangs(child: &Child) {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
     thread::spawn(move || {

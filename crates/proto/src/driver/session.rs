@@ -132,7 +132,7 @@ pub trait StreamSession: Timed {
         false
     }
 
-    /// Handles that the peer has closed its side. Over a transport without a close of its own, it
+    /// Handles that the peer has closed its side. Over a transport that has no close, it
     /// is also called when this side closes, and the outbox is sent once more afterwards.
     ///
     /// # Errors

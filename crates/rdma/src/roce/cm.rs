@@ -9,8 +9,8 @@
 //! Messages are datagrams and may be lost: a message that is to be answered is repeated until then,
 //! a limited number of times, and a repeated message gets its answer again. What is sent to a peer
 //! that has not shown that it receives it is repeated less often: the request may be forged, and
-//! whoever has sent it repeats it. While the session has
-//! not decided about a request, a repetition is answered by MRA, which asks for more time.
+//! an honest peer repeats it. While the session has not decided about a request, a repetition is
+//! answered by MRA, which asks for more time.
 
 use super::RoceConfig;
 use super::encode::PacketHead;

@@ -99,10 +99,10 @@ impl ConnectionQueues {
         self.has_ended
     }
 
-    /// Ends the connection. The device does not touch its memory any more.
+    /// Ends the connection. After that the device does not touch its memory.
     pub(super) fn end(&mut self) {
         if let Phase::Open(queue_pair) = &self.phase {
-            // There may be no connection, or none any more.
+            // It may not be connected, or may have ended.
             let _ = queue_pair.connection().disconnect();
         }
         self.phase = Phase::Over;

@@ -116,7 +116,7 @@ fn a_peer_that_never_answers_is_given_up() {
     assert!(pair.now - begun <= SETUP_TIMEOUT && pair.ends[0].is_drained());
 }
 
-/// Whoever has forged the request of a host does not answer, and that host gets the replies.
+/// A sender that has forged the request of a host does not answer, and that host gets the replies.
 #[test]
 fn a_reply_that_nobody_answers_is_repeated_a_few_times() {
     let endpoint = endpoint(4);
