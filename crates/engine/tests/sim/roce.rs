@@ -20,23 +20,27 @@ use blockmux_proto::rdma::{
 };
 use blockmux_proto::srp::client::UnitInfo;
 use blockmux_proto::srp::server::SrpTargetSession;
-use blockmux_rdma::roce::records::{HEAD_LEN, RoceRecords};
+use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
+use blockmux_rdma::roce::records::RoceRecords;
 use blockmux_rdma::{Caps, Driven, Fault, Provider};
 use blockmux_volume::{Chunk, SgList};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A queue pair that loses some of the packets that arrive.
+/// A queue pair that loses some of the records that arrive.
 struct LossyRecords {
     inner: RoceRecords,
+    /// Bytes still to come of the record that arrives, and whether they are lost.
+    left: usize,
+    is_lost: bool,
     random: u64,
     lost_per_thousand: u64,
 }
 
 impl LossyRecords {
     fn new(inner: RoceRecords, seed: u64, lost_per_thousand: u64) -> LossyRecords {
-        LossyRecords { inner, random: seed | 1, lost_per_thousand }
+        LossyRecords { inner, left: 0, is_lost: false, random: seed | 1, lost_per_thousand }
     }
 
     fn loses_one(&mut self) -> bool {
@@ -61,16 +65,25 @@ impl Timed for LossyRecords {
 
 impl StreamSession for LossyRecords {
     fn demand(&self) -> Demand {
-        self.inner.demand()
+        match self.inner.demand() {
+            Demand::Bytes(_) if self.is_lost => Demand::Bytes(1),
+            demand => demand,
+        }
     }
 
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         let unread = input.unread();
-        let end = HEAD_LEN + usize::from(u16::from_be_bytes(unread[..HEAD_LEN].try_into().unwrap()));
-        if unread.len() >= end && self.loses_one() {
-            return Ok(end);
+        if self.left == 0
+            && let Some(head) = RecordHead::parse(unread)
+        {
+            self.left = HEAD_LEN + head.len as usize;
+            self.is_lost = self.loses_one();
         }
-        self.inner.on_bytes(input, now)
+        let taken =
+            if self.is_lost { unread.len().min(self.left) } else { self.inner.on_bytes(input, now)? };
+        self.left -= taken;
+        self.is_lost &= self.left > 0;
+        Ok(taken)
     }
 
     fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {

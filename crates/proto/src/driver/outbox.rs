@@ -161,6 +161,15 @@ impl Outbox {
         })
     }
 
+    /// The first piece, if it is a head, to complete it where it is.
+    #[inline]
+    pub fn head_mut(&mut self) -> Option<&mut [u8]> {
+        match self.parts.front()? {
+            OutboxPart::Head { start, end } => self.heads.get_mut(*start..*end),
+            OutboxPart::Payload(_) => None,
+        }
+    }
+
     /// Removes the first `sent` bytes.
     #[inline]
     pub fn consume(&mut self, mut sent: usize) {

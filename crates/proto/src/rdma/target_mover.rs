@@ -194,7 +194,7 @@ const READ: u64 = 1;
 /// High half of the `WorkId` of an RDMA Write; the low half is its length in bytes.
 const WRITE: u64 = 2;
 /// With so much data, in bytes, a batch of messages is complete.
-const BATCH_LEN: usize = 32 << 10;
+const BATCH_LEN: usize = 60 << 10;
 /// Most RDMA Reads in flight.
 pub(crate) const READS: u32 = 32;
 

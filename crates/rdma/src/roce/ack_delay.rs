@@ -9,6 +9,29 @@ use super::cm::RoceTerms;
 use super::congestion::is_guid;
 use std::time::{Duration, Instant};
 
+/// What has arrived since the last answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unanswered {
+    packets: u32,
+    bytes: usize,
+}
+
+impl Unanswered {
+    /// More than waits for anything.
+    pub(super) const MUCH: Unanswered = Unanswered { packets: u32::MAX, bytes: usize::MAX };
+
+    /// Adds packets with so many bytes of payload.
+    #[inline]
+    pub(super) fn add(&mut self, packets: u32, bytes: usize) {
+        self.packets = self.packets.saturating_add(packets);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    fn is_much(self) -> bool {
+        self.packets >= MOST_PACKETS || self.bytes >= MOST_BYTES
+    }
+}
+
 /// The delay of acknowledgements of one connection.
 #[derive(Default)]
 pub(super) struct AckDelay {
@@ -24,10 +47,10 @@ impl AckDelay {
         self.is_allowed = is_guid(terms.peer_guid);
     }
 
-    /// Whether an acknowledgement of so many packets waits for more.
+    /// Whether an acknowledgement waits for more.
     #[inline]
-    pub(super) fn waits(&mut self, packets: u32, now: Instant) -> bool {
-        if !self.is_allowed || packets >= MOST_PACKETS {
+    pub(super) fn waits(&mut self, unanswered: Unanswered, now: Instant) -> bool {
+        if !self.is_allowed || unanswered.is_much() {
             return false;
         }
         match self.due {
@@ -51,7 +74,9 @@ impl AckDelay {
     }
 }
 
-/// Packets that are acknowledged at once: an eighth of the usual window.
-const MOST_PACKETS: u32 = 8;
+/// Packets, and bytes of payload, that are acknowledged at once: at most a quarter of what the peer sends
+/// without an acknowledgement.
+const MOST_PACKETS: u32 = 32;
+const MOST_BYTES: usize = 32 << 10;
 /// A small part of the shortest timeout of the peer.
 const LONGEST: Duration = Duration::from_micros(100);

@@ -13,6 +13,7 @@
 //! answered by MRA, which asks for more time.
 
 use super::RoceConfig;
+use super::congestion::is_guid;
 use super::encode::PacketHead;
 use super::psn::Psn;
 use blockmux_wire::roce::bth::{P_KEY_DEFAULT, QP_GSI, U24};
@@ -272,14 +273,15 @@ impl CmConnection {
             self.reject(RejectReason::INVALID_MTU, &[]);
             return CmOutcome::Released;
         };
+        let peer_guid = req.local_ca_guid.get();
         let terms = RoceTerms {
             peer_qp: self.peer_qp,
             first_psn: req.starting_psn.into(),
-            mtu,
+            mtu: long_mtu(config, peer_guid, req.local_q_key.get()).unwrap_or(mtu),
             reads: self.reads.min(req.responder_resources.into()),
             peer_reads: self.reads.min(req.initiator_depth.into()),
             not_ready_limit: req.rnr_retry_count(),
-            peer_guid: req.local_ca_guid.get(),
+            peer_guid,
         };
         CmOutcome::Requested(terms, private_data.to_vec())
     }
@@ -289,14 +291,16 @@ impl CmConnection {
         self.phase = CmPhase::Established;
         self.repetition = None;
         self.due = DueMessages { ready_to_use: true, ..DueMessages::default() };
+        let peer_guid = rep.local_ca_guid.get();
+        let mtu = long_mtu(config, peer_guid, rep.local_q_key.get());
         let terms = RoceTerms {
             peer_qp: self.peer_qp,
             first_psn: rep.starting_psn.into(),
-            mtu: offered_mtu(config).1,
+            mtu: mtu.unwrap_or(offered_mtu(config).1),
             reads: self.reads.min(rep.responder_resources.into()),
             peer_reads: self.reads.min(rep.initiator_depth.into()),
             not_ready_limit: rep.rnr_retry_count(),
-            peer_guid: rep.local_ca_guid.get(),
+            peer_guid,
         };
         CmOutcome::Accepted(terms, rep.private_data.to_vec())
     }
@@ -315,9 +319,11 @@ impl CmConnection {
     pub(super) fn accept(&mut self, terms: &RoceTerms, private_data: &[u8]) {
         // Both are at most [`MAX_READS`].
         let [peer_reads, reads] = [terms.peer_reads, terms.reads].map(|reads| reads as u8);
+        let long_mtu = Some(terms.mtu).filter(|mtu| *mtu > MAX_MTU).unwrap_or_default();
         let mut rep = CmRep {
             local_comm_id: U32::new(self.numbers.comm_id),
             remote_comm_id: U32::new(self.peer_comm_id),
+            local_q_key: U32::new(long_mtu.into()),
             local_qpn: U24::new(self.numbers.queue_pair),
             starting_psn: U24::new(self.numbers.first_psn),
             responder_resources: peer_reads,
@@ -459,6 +465,7 @@ fn request(numbers: &RoceNumbers, reads: u32, config: &RoceConfig, private_data:
     let mut req = CmReq {
         local_comm_id: U32::new(numbers.comm_id),
         service_id: U64::new(service_id(config.service)),
+        local_q_key: U32::new(long_limit(config)),
         local_ca_guid: U64::new(numbers.guid),
         local_qpn: U24::new(numbers.queue_pair),
         responder_resources: reads,
@@ -482,6 +489,20 @@ fn request(numbers: &RoceNumbers, reads: u32, config: &RoceConfig, private_data:
     copy_to_start(header, ip.as_bytes());
     copy_to_start(rest, private_data);
     req
+}
+
+/// The payload of a full packet that two ends of this implementation agree on beyond the standard,
+/// if the path has room for it. Each says its limit in the Q_Key, which reliable connections do not
+/// have.
+fn long_mtu(config: &RoceConfig, peer_guid: u64, q_key: u32) -> Option<u16> {
+    let mtu = u16::try_from(q_key.min(long_limit(config))).ok()?;
+    // Whole words need no pad.
+    Some(mtu & !3).filter(|mtu| *mtu > MAX_MTU && is_guid(peer_guid))
+}
+
+/// The longest packet that this side says; 0 if it is one of the standard.
+fn long_limit(config: &RoceConfig) -> u32 {
+    if config.mtu > MAX_MTU { config.mtu.min(LONG_MTU).into() } else { 0 }
 }
 
 /// The path MTU that a configuration allows: its code, and its bytes.
@@ -542,3 +563,8 @@ const MAX_READS: u32 = u8::MAX as u32;
 const NO_LID: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 const MIN_MTU: u16 = 256;
+/// The longest path MTU of the standard.
+const MAX_MTU: u16 = 4096;
+/// The longest of this implementation: a block of 4 KiB with the header of its message is one
+/// packet, and a jumbo frame has room for it.
+const LONG_MTU: u16 = 8192;

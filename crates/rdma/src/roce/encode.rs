@@ -54,12 +54,9 @@ pub(super) fn put_aeth(packet: &mut Vec<u8>, syndrome: Syndrome, msn: u32) {
 /// Appends `len` bytes at `offset` of a list that has them.
 #[inline]
 pub(super) fn put_list(packet: &mut Vec<u8>, list: &SgList, offset: usize, len: usize) {
-    let at = packet.len();
-    packet.resize(at.saturating_add(len), 0);
-    let place = packet.get_mut(at..).unwrap_or_default();
     match list.segs() {
-        [seg] => seg.slice(offset, len).copy_to(place),
-        _ => list.slice(offset, len).copy_to(place),
+        [seg] => seg.append_to(offset, len, packet),
+        _ => list.slice(offset, len).segs().iter().for_each(|seg| seg.append_to(0, seg.len(), packet)),
     }
 }
 

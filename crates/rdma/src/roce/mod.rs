@@ -44,10 +44,12 @@ mod identification;
 pub mod port;
 mod post;
 mod psn;
+pub mod record;
 pub mod records;
 mod requester;
 mod responder;
 mod round_trip;
+mod turn;
 
 #[cfg(test)]
 mod tests;
@@ -73,6 +75,7 @@ use responder::{RefusedRequest, Responder, ResponderContext};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
+use turn::SendTurn;
 
 /// What the owner of a UDP port needs to know of the bytes of its packets.
 pub mod bytes {
@@ -94,9 +97,10 @@ pub struct RoceConfig {
     /// Active side: the port that this side calls its own.
     pub source_port: u16,
     /// Most payload of a packet on this path, in bytes. It is rounded down to 256, 512, 1024, 2048
-    /// or 4096; the passive side accepts this or less.
+    /// or 4096; the passive side accepts this or less. Two ends of this implementation use up to
+    /// 8192.
     pub mtu: u16,
-    /// Packets that may be in flight.
+    /// Packets that may be in flight, if they are short: of data, 256 KiB may be.
     pub window: u32,
     /// Keep-alive: after so long without a packet of the peer, an empty write asks whether it is
     /// still there. `None` leaves that to the session; a side that waits for nothing then does not
@@ -124,8 +128,7 @@ pub struct Roce {
     rejection: Option<RejectReason>,
     /// End of set-up; later, when to release a connection whose peer was refused something.
     deadline: Option<Instant>,
-    /// Whether the requester is next to send, if both have something.
-    is_requesters_turn: bool,
+    turn: SendTurn,
 }
 
 /// State of a connection.
@@ -198,7 +201,7 @@ impl Roce {
             fault: None,
             rejection: None,
             deadline: now.checked_add(SETUP_TIMEOUT),
-            is_requesters_turn: false,
+            turn: SendTurn::default(),
             endpoint: endpoint.clone(),
             config,
         }
@@ -452,23 +455,33 @@ impl Roce {
     /// Appends the next answer or request. Acknowledgements do not wait for the rate limit.
     fn transmit_by_turns(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
         let may_send = self.congestion.may_send(now);
-        let may_request = may_send && self.may_request();
-        if self.is_requesters_turn && may_request && self.transmit_request(now, packet) {
-            self.is_requesters_turn = false;
-            return true;
+        for _ in 0..2 {
+            let is_sent = if self.turn.is_requesters {
+                may_send && self.may_request() && self.transmit_request(now, packet)
+            } else {
+                self.may_answer(may_send, now) && self.transmit_answer(now, packet)
+            };
+            if is_sent {
+                if !self.turn.is_requesters {
+                    self.ack_delay.on_answered();
+                }
+                self.turn.count();
+                return true;
+            }
+            self.turn.pass();
         }
-        let waits =
-            self.responder.acknowledgement_only().is_some_and(|count| self.ack_delay.waits(count, now));
-        if !waits && (may_send || !self.responder.has_data()) && self.transmit_answer(now, packet) {
-            self.is_requesters_turn = true;
-            self.ack_delay.on_answered();
-            return true;
+        false
+    }
+
+    fn may_answer(&mut self, may_send: bool, now: Instant) -> bool {
+        match self.responder.acknowledgement_only() {
+            Some(unanswered) => !self.ack_delay.waits(unanswered, now),
+            None => may_send || !self.responder.has_data(),
         }
-        may_request && self.transmit_request(now, packet)
     }
 
     fn transmit_request(&mut self, now: Instant, packet: &mut Vec<u8>) -> bool {
-        let pause_follows = self.congestion.pauses_after(self.config.mtu.into(), now);
+        let pause_follows = self.congestion.pauses_after(self.requester.mtu(), now);
         self.requester.transmit(now, pause_follows, packet)
     }
 

@@ -1,4 +1,4 @@
-//! A queue pair of RoCEv2 as a session over a stream of records: each packet behind its length.
+//! A queue pair of RoCEv2 as a session over a stream of records: joined packets behind a head.
 //!
 //! ```text
 //!   stream ──records──▶ Roce::on_packet     Roce::poll_transmit ──records──▶ stream
@@ -13,6 +13,7 @@
 //! that met congestion. The sender of a record leaves the ICRC zero: only the owner of the port
 //! knows the addresses that it covers.
 
+use super::record::{HEAD_LEN, RecordHead, RecordWriter};
 use super::{Roce, RoceConfig, RoceNumbers};
 use crate::queue_pair::{Caps, Fault, Provider};
 use crate::regions::Seed;
@@ -22,7 +23,6 @@ use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Time
 use blockmux_proto::driver::transport::FlowInfo;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_volume::{Chunk, Pool, SgList};
-use blockmux_wire::roce::icrc::ICRC_LEN;
 use core::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 pub struct RoceRecords {
     roce: Roce,
     outbox: Outbox,
-    /// Unread bytes that are needed next.
-    wanted: usize,
+    /// What has not arrived of the record that arrives.
+    incoming: RecordHead,
     now: Instant,
     /// When to notice that the connection is over, once it is.
     over_at: Option<Instant>,
@@ -61,7 +61,14 @@ impl RoceRecords {
     }
 
     fn new(roce: Roce, now: Instant) -> RoceRecords {
-        RoceRecords { roce, outbox: Outbox::default(), wanted: HEAD_LEN, now, over_at: None, is_over: false }
+        RoceRecords {
+            roce,
+            outbox: Outbox::default(),
+            incoming: RecordHead::default(),
+            now,
+            over_at: None,
+            is_over: false,
+        }
     }
 
     /// Notes the end of the connection. It may come with the last packet sent, after which nothing
@@ -99,21 +106,16 @@ fn place(flow: Option<FlowInfo>, seed: Seed) -> (RoceConfig, RoceNumbers) {
     (config, RoceNumbers { queue_pair, first_psn, comm_id, guid })
 }
 
-/// Appends the record of the next packet, if there is one to send.
+/// Appends the records of the next packets, until they have about `most` bytes; returns whether there
+/// are any.
 #[inline]
-fn put_record(roce: &mut Roce, now: Instant, bytes: &mut Vec<u8>) -> bool {
-    let start = bytes.len();
-    bytes.extend_from_slice(&[0; HEAD_LEN]);
-    if !roce.poll_transmit(now, bytes) {
-        return false;
+fn put_records(roce: &mut Roce, now: Instant, most: usize, bytes: &mut Vec<u8>) -> bool {
+    let begin = bytes.len();
+    let mut records = RecordWriter::new(bytes);
+    while records.len().saturating_sub(begin) < most && records.put(|packet| roce.poll_transmit(now, packet))
+    {
     }
-    bytes.extend_from_slice(&[0; ICRC_LEN]);
-    let len = bytes.len().saturating_sub(start).saturating_sub(HEAD_LEN);
-    if let Some((head, _)) = bytes.get_mut(start..).and_then(<[u8]>::split_first_chunk_mut) {
-        // At most 4 KiB of payload and its headers.
-        *head = (len as u16).to_be_bytes();
-    }
-    true
+    records.len() > begin
 }
 
 impl Timed for RoceRecords {
@@ -142,23 +144,30 @@ impl Timed for RoceRecords {
 impl StreamSession for RoceRecords {
     #[inline]
     fn demand(&self) -> Demand {
-        if self.is_over { Demand::Close } else { Demand::Bytes(self.wanted) }
+        let wanted = || match self.incoming.first_len() {
+            0 => HEAD_LEN,
+            len => len,
+        };
+        if self.is_over { Demand::Close } else { Demand::Bytes(wanted()) }
     }
 
     #[inline]
     fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
         self.now = now;
         let unread = input.unread();
-        let Some((head, _)) = unread.split_first_chunk::<HEAD_LEN>() else { return Ok(0) };
-        let head = u16::from_be_bytes(*head);
-        let end = HEAD_LEN.saturating_add((head & !MARKED).into());
-        if unread.len() < end {
-            self.wanted = end;
+        let len = self.incoming.first_len();
+        if len == 0 {
+            let Some(head) = RecordHead::parse(unread) else { return Ok(0) };
+            self.incoming = head;
+            return Ok(HEAD_LEN);
+        }
+        if unread.len() < len {
             return Ok(0);
         }
-        self.wanted = HEAD_LEN;
-        self.roce.on_packet_at(input, HEAD_LEN..end, head & MARKED != 0, now)?;
-        Ok(end)
+        let is_marked = self.incoming.is_marked;
+        self.incoming = self.incoming.without_first();
+        self.roce.on_packet_at(input, 0..len, is_marked, now)?;
+        Ok(len)
     }
 
     fn on_placed(&mut self, _now: Instant) -> Result<(), ProtocolError> {
@@ -175,7 +184,10 @@ impl StreamSession for RoceRecords {
     #[inline]
     fn outbox(&mut self) -> &mut Outbox {
         let RoceRecords { roce, outbox, now, .. } = self;
-        while outbox.len() < MAX_UNSENT && outbox.push_built(|bytes| put_record(roce, *now, bytes)) {}
+        let room = MAX_UNSENT.saturating_sub(outbox.len());
+        if room > 0 {
+            outbox.push_built(|bytes| put_records(roce, *now, room, bytes));
+        }
         self.check_end();
         &mut self.outbox
     }
@@ -218,14 +230,10 @@ impl Provider for RoceRecords {
     }
 }
 
-/// Length of a record's head, in bytes.
-pub const HEAD_LEN: usize = 2;
-/// In a record's head: the network has marked the packet.
-pub const MARKED: u16 = 1 << 15;
 /// Packets that may be in flight on one connection.
-const WINDOW: u32 = 64;
-/// With this many unsent bytes no further packet is made; one system call sends them.
-const MAX_UNSENT: usize = 48 << 10;
+const WINDOW: u32 = 128;
+/// With this many unsent bytes no further packet is made.
+const MAX_UNSENT: usize = 64 << 10;
 const MAX_MTU: u16 = 4096;
 /// How long a peer may be silent before it is asked for a sign of life.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);

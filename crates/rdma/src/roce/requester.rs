@@ -52,8 +52,10 @@ pub(super) struct Requester {
     unacknowledged: Psn,
     next: Psn,
     end: Psn,
-    /// Packets sent since an acknowledgement was last requested.
-    unrequested: u32,
+    /// Bytes of payload from `unacknowledged` to `next`.
+    in_flight: usize,
+    /// Packets, and bytes of payload, sent since an acknowledgement was last requested.
+    unrequested: (u32, usize),
     round_trip: RoundTrip,
     /// Whether there is a probe in the queue.
     is_probing: bool,
@@ -118,11 +120,15 @@ impl PostedRequest {
         self.first.plus(self.packets).previous()
     }
 
+    /// Offset of the payload of the packet with this number; the length, behind the last one.
+    fn offset(&self, psn: Psn, mtu: u16) -> usize {
+        psn.since(self.first).saturating_mul(mtu.into()).min(self.len) as usize
+    }
+
     /// Offset and length of the payload of the packet with this number.
     fn part(&self, psn: Psn, mtu: u16) -> (usize, usize) {
-        let offset = psn.since(self.first).saturating_mul(mtu.into()).min(self.len);
-        let len = self.len.saturating_sub(offset).min(mtu.into());
-        (offset as usize, len as usize)
+        let offset = self.offset(psn, mtu);
+        (offset, (self.len as usize).saturating_sub(offset).min(mtu.into()))
     }
 }
 
@@ -152,7 +158,8 @@ impl Requester {
             unacknowledged: first,
             next: first,
             end: first,
-            unrequested: 0,
+            in_flight: 0,
+            unrequested: (0, 0),
             round_trip: RoundTrip::default(),
             is_probing: false,
             went_back_to: None,
@@ -185,6 +192,11 @@ impl Requester {
     /// Number of RDMA Reads that may be in flight.
     pub(super) fn reads(&self) -> u32 {
         self.reads
+    }
+
+    /// Payload of a full packet, in bytes.
+    pub(super) fn mtu(&self) -> usize {
+        self.mtu.into()
     }
 
     /// How often the peer has had no receive buffer since the last progress.
@@ -224,22 +236,27 @@ impl Requester {
         let is_read = request.transfer.is_read();
         let after = if is_read { request.first.plus(request.packets) } else { psn.plus(1) };
         let is_end_of_work = psn == request.last() || is_read;
-        let is_window_full = after.since(self.unacknowledged) >= self.window;
-        let has_more =
-            !is_end_of_work || self.begun > self.at.saturating_add(1) || self.may_begin_after(after);
+        let len = request.offset(after, self.mtu).saturating_sub(request.offset(psn, self.mtu));
+        let in_flight = self.in_flight.saturating_add(len);
+        let is_window_full = self.is_window_full(after, in_flight);
+        let has_more = !is_end_of_work
+            || self.begun > self.at.saturating_add(1)
+            || self.may_begin_after(after, in_flight);
         // A read's response acknowledges what is before it.
-        self.unrequested = self.unrequested.saturating_add(1);
-        let requests_ack = !is_read
-            && (!has_more || is_window_full || pause_follows || self.unrequested >= self.window.div_ceil(4));
+        let (packets, bytes) = self.unrequested;
+        self.unrequested = (packets.saturating_add(1), bytes.saturating_add(len));
+        let is_much =
+            self.unrequested.0 >= self.window.div_ceil(4) || self.unrequested.1 >= MAX_IN_FLIGHT / 4;
+        let requests_ack = !is_read && (!has_more || is_window_full || pause_follows || is_much);
         put_request(packet, request, psn, self.mtu, self.peer_qp, requests_ack);
         let is_new = self.end.is_before(after);
         if requests_ack || is_read {
-            self.unrequested = 0;
+            self.unrequested = (0, 0);
             if is_new {
                 self.round_trip.on_sent(psn, now);
             }
         }
-        self.next = after;
+        (self.next, self.in_flight) = (after, in_flight);
         if is_new {
             self.end = after;
         }
@@ -254,13 +271,13 @@ impl Requester {
 
     /// Whether a packet may be sent now; begins the work that it belongs to.
     fn has_next(&mut self) -> bool {
-        if self.next.since(self.unacknowledged) >= self.window {
+        if self.is_window_full(self.next, self.in_flight) {
             return false;
         }
         if self.at < self.begun {
             return true;
         }
-        if !self.may_begin_after(self.next) {
+        if !self.may_begin_after(self.next, self.in_flight) {
             return false;
         }
         let (mtu, first) = (self.mtu, self.end);
@@ -271,9 +288,15 @@ impl Requester {
         true
     }
 
-    /// Whether the next work could begin if `next` were the next sequence number.
-    fn may_begin_after(&self, next: Psn) -> bool {
-        let is_clear = next.since(self.unacknowledged) < self.window;
+    /// Whether no more may be sent if `next` were the next sequence number, with so many bytes of
+    /// payload in flight.
+    fn is_window_full(&self, next: Psn, in_flight: usize) -> bool {
+        next.since(self.unacknowledged) >= self.window || in_flight >= MAX_IN_FLIGHT
+    }
+
+    /// Whether the next work could begin then.
+    fn may_begin_after(&self, next: Psn, in_flight: usize) -> bool {
+        let is_clear = !self.is_window_full(next, in_flight);
         let fits = |request: &PostedRequest| !request.transfer.is_read() || self.reads_in_flight < self.reads;
         is_clear && self.queue.get(self.begun).is_some_and(fits)
     }
@@ -441,10 +464,14 @@ impl Requester {
 
     /// Moves the oldest unacknowledged packet, which is progress.
     fn advance(&mut self, to: Psn, now: Instant) {
+        if let Some(oldest) = self.queue.front() {
+            let [from, to] = [self.unacknowledged, to].map(|psn| oldest.offset(psn, self.mtu));
+            self.in_flight = self.in_flight.saturating_sub(to.saturating_sub(from));
+        }
         self.unacknowledged = to;
         if self.next.is_before(to) {
             // Packets that were about to be sent again have arrived after all.
-            self.next = to;
+            (self.next, self.in_flight) = (to, 0);
         }
         self.round_trip.on_acknowledged(to, now);
         (self.retries, self.not_ready, self.wait_until) = (0, 0, None);
@@ -456,9 +483,9 @@ impl Requester {
 
     /// Sends again from the oldest unacknowledged packet on.
     fn go_back(&mut self) {
-        self.next = self.unacknowledged;
+        (self.next, self.in_flight) = (self.unacknowledged, 0);
         self.at = 0;
-        self.unrequested = 0;
+        self.unrequested = (0, 0);
         self.round_trip.on_sent_again();
     }
 
@@ -504,7 +531,7 @@ impl Requester {
         }
         (self.begun, self.at, self.reads_in_flight) = (0, 0, 0);
         (self.lost_at, self.wait_until) = (None, None);
-        (self.unacknowledged, self.next) = (self.end, self.end);
+        (self.unacknowledged, self.next, self.in_flight) = (self.end, self.end, 0);
     }
 }
 
@@ -581,5 +608,8 @@ fn put_reth(packet: &mut Vec<u8>, stag: Stag, address: u64, len: u32) {
 const RETRIES: u32 = 6;
 /// The count of retries without a receive buffer that stands for any number.
 const UNLIMITED_NOT_READY: u8 = 7;
+/// Payload in flight after which nothing is sent, in bytes: the receive buffer of a peer without
+/// privileges has room for it.
+const MAX_IN_FLIGHT: usize = 256 << 10;
 /// Most packets in flight, beside those of one read.
 const MAX_WINDOW: u32 = 1 << 16;

@@ -16,6 +16,7 @@
 //! many as the peer may have in flight; a duplicate of one, or of its end, is answered from the
 //! memory again.
 
+use super::ack_delay::Unanswered;
 use super::cm::RoceTerms;
 use super::encode::{PacketHead, put_aeth, put_list, put_pad};
 use super::psn::{HALF, Psn, packets};
@@ -46,8 +47,7 @@ pub(super) struct Responder {
     max_reads: u32,
     /// The acknowledgement to send.
     reply: Option<ResponderReply>,
-    /// Packets that have arrived since the last answer.
-    unanswered: u32,
+    unanswered: Unanswered,
     /// Whether the peer was asked to send the expected packet again.
     has_asked: bool,
     /// Whether the last answer that was sent has asked for a packet.
@@ -153,7 +153,7 @@ impl Responder {
             reads: VecDeque::new(),
             max_reads: 0,
             reply: None,
-            unanswered: 0,
+            unanswered: Unanswered::default(),
             has_asked: false,
             is_asking: false,
             not_ready: 0,
@@ -186,9 +186,9 @@ impl Responder {
         self.reads.iter().any(PeerRead::is_pending)
     }
 
-    /// If a plain acknowledgement is the next to send, the number of packets that it is about.
+    /// If a plain acknowledgement is the next to send, what it is about.
     #[inline]
-    pub(super) fn acknowledgement_only(&self) -> Option<u32> {
+    pub(super) fn acknowledgement_only(&self) -> Option<Unanswered> {
         let is_plain = matches!(self.reply?.syndrome, Syndrome::Ack(_)) && !self.has_data();
         is_plain.then_some(self.unanswered)
     }
@@ -232,7 +232,7 @@ impl Responder {
         } else {
             return self.on_read(packet, context.regions);
         }
-        self.advance(1);
+        self.advance(1, packet.payload.len());
         if packet.bth.requests_ack() {
             self.acknowledge();
         }
@@ -369,7 +369,7 @@ impl Responder {
             from: 0,
             is_repeated: false,
         });
-        self.advance(packets);
+        self.advance(packets, 0);
         Ok(())
     }
 
@@ -388,9 +388,10 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    fn advance(&mut self, packets: u32) {
+    /// Expects the packet behind so many, whose payload had `len` bytes.
+    fn advance(&mut self, packets: u32, len: usize) {
         self.expected = self.expected.plus(packets);
-        self.unanswered = self.unanswered.saturating_add(packets);
+        self.unanswered.add(packets, len);
         (self.has_asked, self.not_ready) = (false, 0);
         // An acknowledgement replaces it.
         self.reply = self.reply.filter(|reply| matches!(reply.syndrome, Syndrome::Ack(_)));
@@ -435,7 +436,7 @@ impl Responder {
                 self.acknowledge();
             }
             // The peer waits for it.
-            self.unanswered = u32::MAX;
+            self.unanswered = Unanswered::MUCH;
         }
     }
 
@@ -484,7 +485,7 @@ impl Responder {
             let Some(read) = self.reads.iter_mut().find(|read| read.is_pending()) else {
                 let Some(reply) = self.next_reply() else { return Ok(false) };
                 put_reply(packet, self.peer_qp, reply);
-                self.unanswered = 0;
+                self.unanswered = Unanswered::default();
                 return Ok(true);
             };
             match read.next_memory(regions, self.mtu) {

@@ -458,6 +458,23 @@ impl Seg {
         unsafe { target.as_mut_ptr().copy_from_nonoverlapping(self.as_ptr(), target.len()) }
     }
 
+    /// Appends `len` bytes at `offset` to `target`.
+    ///
+    /// # Panics
+    /// If they are out of bounds, or the segment is registered.
+    #[inline]
+    pub fn append_to(&self, offset: usize, len: usize, target: &mut Vec<u8>) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()) && !self.is_registered());
+        target.reserve(len);
+        // SAFETY: in bounds on both sides; `target` is exclusive, so it does not overlap, and what
+        // is added to its length was written.
+        unsafe {
+            let end = target.as_mut_ptr().add(target.len());
+            end.copy_from_nonoverlapping(self.as_ptr().add(offset), len);
+            target.set_len(target.len() + len);
+        }
+    }
+
     /// Copies this segment to the start of `target`, which may overlap it.
     ///
     /// # Panics
@@ -482,8 +499,8 @@ impl Seg {
     /// A copy of the bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len()];
-        self.copy_to(&mut bytes);
+        let mut bytes = Vec::new();
+        self.append_to(0, self.len(), &mut bytes);
         bytes
     }
 }

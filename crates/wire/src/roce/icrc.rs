@@ -218,8 +218,8 @@ const fn inverses<const N: usize>(bytes: usize) -> [u32; N] {
 
 /// For each number of bytes below [`STEP`].
 static INVERSES: [u32; STEP] = inverses(1);
-/// For each multiple of [`STEP`] bytes, beyond the longest packet with 4 KiB of payload.
-static INVERSES_OF_STEPS: [u32; 72] = inverses(STEP);
+/// For each multiple of [`STEP`] bytes, beyond the longest packet with 8 KiB of payload.
+static INVERSES_OF_STEPS: [u32; 136] = inverses(STEP);
 const STEP: usize = 64;
 
 /// The polynomial of CRC-32 without x^32, reflected.

@@ -3,13 +3,13 @@
 use super::group::RoceShare;
 use super::packets::RecordQueue;
 use super::path::RocePath;
-use super::socket::{ArrivedPacket, ReceiveBuffers, RecordSender};
+use super::socket::{ArrivedPacket, MAX_DATAGRAM, ReceiveBuffers};
 use crate::core::reactor::{EngineCore, Progress, Task, cross_thread_waker};
 use crate::net::host::{Host, SocketWatch};
-use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::transport::FlowInfo;
 use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
-use blockmux_volume::{Core, Waker};
+use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
+use blockmux_volume::{Chunk, Core, Waker};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
@@ -25,13 +25,24 @@ pub(super) struct CorePort {
     port: RocePort,
     /// By the number of the queue pair.
     flows: HashMap<u32, Rc<FlowState>>,
-    sender: RecordSender,
     /// Wakes the task, from any thread.
     wake: Arc<dyn Fn() + Send + Sync>,
     /// Whether a connection was hung up since the task has last run.
     has_hung_up: Arc<AtomicBool>,
+    /// What connections have found since the task has last run.
+    looked: Looked,
+    core: Rc<EngineCore>,
     /// The task has ended.
     is_over: bool,
+}
+
+/// What connections that receive for themselves have found at the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    /// None has looked.
+    Not,
+    Packets,
+    Nothing,
 }
 
 /// What a connection shares with its port.
@@ -69,14 +80,15 @@ impl CorePort {
                 share: Rc::new(share),
                 port,
                 flows: HashMap::new(),
-                sender: RecordSender::default(),
                 wake: cross_thread_waker(core, waker),
                 has_hung_up: Arc::default(),
+                looked: Looked::Not,
+                core: core.clone(),
                 is_over: false,
             };
             let port = Rc::new(RefCell::new(port));
             made = Some(port.clone());
-            PortTask { port, watch: core.watch(waker), buffers: ReceiveBuffers::new(), core: core.clone() }
+            PortTask { port, watch: core.watch(waker), buffers: ReceiveBuffers::new() }
         });
         made.ok_or_else(|| io::Error::other("the core runs no task"))
     }
@@ -135,9 +147,62 @@ impl CorePort {
         Some(self.port.route(&packet.flow()?, packet.datagram, now))
     }
 
+    /// Receives on behalf of a connection that has nothing queued: its records into `chunk`, at most
+    /// `most` bytes, and packets of others into their queues. Packets of both that have arrived
+    /// joined go into the queues, too. Returns the number of bytes in `chunk`.
+    pub(super) fn receive_for(&mut self, own: u32, chunk: &mut Chunk, most: usize) -> usize {
+        let mut filled = 0;
+        while self.looked != Looked::Nothing && filled + MAX_RECORD <= most && MAX_RECORD <= chunk.room() {
+            let len = self.receive_record(own, chunk.spare());
+            if len == 0 {
+                break;
+            }
+            chunk.fill(len);
+            filled += len;
+        }
+        filled
+    }
+
+    /// Receives once into `spare`. Returns the length of the record there; 0 if there is none.
+    fn receive_record(&mut self, own: u32, spare: &mut [u8]) -> usize {
+        let (share, now) = (self.share.clone(), self.core.now());
+        let Some((head, place)) = spare.split_first_chunk_mut::<HEAD_LEN>() else { return 0 };
+        let received = share.socket().receive_into(place);
+        self.looked = if received.is_ok() { Looked::Packets } else { Looked::Nothing };
+        let Ok(Some(arrived)) = received else { return 0 };
+        // The number of packets so far, as long as all are for this connection.
+        let mut own_count = Some(0);
+        for packet in arrived.packets() {
+            let routed = self.route(&packet, now);
+            match own_count {
+                Some(count) if routed == Some(Routed::Connection(own)) => own_count = Some(count + 1),
+                Some(count) => {
+                    own_count = None;
+                    for packet in arrived.packets().take(count) {
+                        self.deliver(own, packet.datagram, packet.is_marked);
+                    }
+                    self.deliver_routed(&packet, routed);
+                }
+                None => self.deliver_routed(&packet, routed),
+            }
+        }
+        if own_count.is_none_or(|count| count == 0) {
+            return 0;
+        }
+        // At most `MAX_DATAGRAM`.
+        let (len, packet_len) = (arrived.bytes.len(), arrived.packet_len as u16);
+        *head = RecordHead { len: len as u32, packet_len, is_marked: arrived.is_marked }.to_bytes();
+        HEAD_LEN + len
+    }
+
     /// Gives a datagram to its connection, or answers it.
     pub(super) fn take(&mut self, packet: &ArrivedPacket<'_>, now: Instant) {
-        match self.route(packet, now) {
+        let routed = self.route(packet, now);
+        self.deliver_routed(packet, routed);
+    }
+
+    fn deliver_routed(&mut self, packet: &ArrivedPacket<'_>, routed: Option<Routed>) {
+        match routed {
             Some(Routed::Connection(queue_pair)) => {
                 self.deliver(queue_pair, packet.datagram, packet.is_marked);
             }
@@ -152,11 +217,6 @@ impl CorePort {
         let Some(flow) = self.flows.get(&queue_pair) else { return };
         flow.arrived.borrow_mut().push(datagram, is_marked);
         flow.wake();
-    }
-
-    /// Sends the records of a connection.
-    pub(super) fn send(&mut self, path: &RocePath, outbox: &mut Outbox) -> io::Result<usize> {
-        self.sender.send(self.share.socket(), path, outbox)
     }
 
     /// Forgets a connection.
@@ -193,7 +253,6 @@ struct PortTask {
     port: Rc<RefCell<CorePort>>,
     watch: SocketWatch,
     buffers: ReceiveBuffers,
-    core: Rc<EngineCore>,
 }
 
 impl Task for PortTask {
@@ -207,7 +266,10 @@ impl Task for PortTask {
             port.is_over = true;
             return Progress::Done;
         }
-        let (share, now) = (port.share.clone(), self.core.now());
+        if std::mem::replace(&mut port.looked, Looked::Not) != Looked::Not {
+            return Progress::Idle;
+        }
+        let (share, now) = (port.share.clone(), port.core.now());
         let received = share.socket().receive(&mut self.buffers, |packet| port.take(&packet, now));
         match received {
             Ok(true) => Progress::More,
@@ -221,8 +283,69 @@ impl Task for PortTask {
     }
 
     fn park(&mut self) {
-        self.watch.wake_when(self.port.borrow().share.socket(), libc::POLLIN);
+        let mut port = self.port.borrow_mut();
+        port.looked = Looked::Not;
+        self.watch.wake_when(port.share.socket(), libc::POLLIN);
     }
 }
 
+/// The longest record that one receive call makes.
+const MAX_RECORD: usize = HEAD_LEN + MAX_DATAGRAM;
 const LIMITS: RocePortLimits = RocePortLimits { connections: 4096, requests: 256, requests_of_address: 64 };
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::RoceGroup;
+    use super::*;
+    use crate::core::reactor::{PollPolicy, Reactor};
+    use blockmux_proto::driver::outbox::Outbox;
+    use blockmux_rdma::roce::bytes::UDP_PORT;
+    use blockmux_volume::Memory;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    /// Acknowledgements to these queue pairs, as one record.
+    fn record(queue_pairs: &[u32]) -> Outbox {
+        let mut outbox = Outbox::default();
+        let len = 20 * queue_pairs.len() as u32;
+        outbox.push_head(&RecordHead { len, packet_len: 20, is_marked: false }.to_bytes());
+        for queue_pair in queue_pairs {
+            outbox.push_heads([
+                &[0x11, 0, 0xff, 0xff],
+                &queue_pair.to_be_bytes(),
+                &[0, 0, 0, 1, 31],
+                &[0; 7],
+            ]);
+        }
+        outbox
+    }
+
+    /// The kernel joins what comes from one address, whichever connections it is for.
+    #[test]
+    fn packets_that_arrive_joined_reach_their_connections() {
+        let (reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let core = reactor.core();
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let ip = IpAddr::from(Ipv4Addr::new(127, 195, high, low));
+        let group = RoceGroup::at((ip, UDP_PORT).into()).unwrap();
+        let path = RocePath::back(ip, group.address());
+        let port = CorePort::spawn(core, group.share().unwrap()).unwrap();
+        let mut port = port.borrow_mut();
+        let [own, other] = [(); 2].map(|()| port.connect(path, group.address(), core.now()).unwrap());
+        let [a, b] = [&own, &other].map(|flow| flow.info.queue_pair);
+        let mut chunk = Chunk::new(Memory::from_heap(3 * MAX_RECORD));
+        for (queue_pairs, direct, queued) in
+            [(&[a, a, a][..], 3, [0, 0]), (&[a, b, a], 0, [2, 1]), (&[b], 0, [0, 1]), (&[a], 1, [0, 0])]
+        {
+            group.share().unwrap().socket().send(&path, &mut record(queue_pairs)).unwrap();
+            port.looked = Looked::Not;
+            let len = port.receive_for(a, &mut chunk, usize::MAX);
+            assert_eq!(len, if direct > 0 { HEAD_LEN + direct * 20 } else { 0 }, "{queue_pairs:?}");
+            for (flow, count) in [&own, &other].into_iter().zip(queued) {
+                let mut arrived = flow.state.arrived.borrow_mut();
+                assert_eq!(arrived.take(usize::MAX, |_| {}), count * (HEAD_LEN + 20), "{queue_pairs:?}");
+            }
+            chunk.take(len);
+        }
+        assert_eq!((port.receive_for(a, &mut chunk, usize::MAX), port.looked), (0, Looked::Nothing));
+    }
+}

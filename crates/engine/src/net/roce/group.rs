@@ -216,9 +216,10 @@ const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
 #[cfg(test)]
 mod tests {
-    use super::super::socket::{ReceiveBuffers, RecordSender};
+    use super::super::socket::ReceiveBuffers;
     use super::*;
     use blockmux_proto::driver::outbox::Outbox;
+    use blockmux_rdma::roce::record::RecordHead;
     use std::net::UdpSocket;
 
     /// An address of loopback that no other test, and no other program, uses.
@@ -319,14 +320,18 @@ mod tests {
         let ip = group.address().ip();
         let numbers = port.connect(ip, std::time::Instant::now()).unwrap().numbers;
         let (mut outbox, mut sent) = (Outbox::default(), Vec::new());
-        for len in [1040, 1040, 1040, 200, 1040, 4112, 4112, 64, 64] {
-            let mut record = vec![sent.len() as u8; len];
-            record[4..8].copy_from_slice(&numbers.queue_pair.to_be_bytes());
-            outbox.push_heads([&(len as u16).to_be_bytes()[..], &record]);
-            sent.push(record);
+        for lens in [&[1040, 1040, 1040, 200][..], &[1040], &[4112, 4112, 64], &[64; 3]] {
+            let (len, packet_len) = (lens.iter().sum::<usize>() as u32, lens[0] as u16);
+            outbox.push_head(&RecordHead { len, packet_len, is_marked: false }.to_bytes());
+            for len in lens {
+                let mut packet = vec![sent.len() as u8; *len];
+                packet[4..8].copy_from_slice(&numbers.queue_pair.to_be_bytes());
+                outbox.push_head(&packet);
+                sent.push(packet);
+            }
         }
         let path = RocePath::back(ip, group.address());
-        RecordSender::default().send(share.socket(), &path, &mut outbox).unwrap();
+        share.socket().send(&path, &mut outbox).unwrap();
         assert!(outbox.is_empty());
         let flow = path.outgoing().unwrap();
         let packets = received(&share);

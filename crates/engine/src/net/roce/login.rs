@@ -3,7 +3,7 @@
 use super::group::RoceShare;
 use super::packets::RecordQueue;
 use super::path::RocePath;
-use super::socket::{ReceiveBuffers, RecordSender};
+use super::socket::ReceiveBuffers;
 use crate::net::login_stream::LoginStream;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::transport::{FlowInfo, TransportInfo};
@@ -22,7 +22,6 @@ pub(super) struct LoginFlow {
     info: FlowInfo,
     buffers: ReceiveBuffers,
     arrived: RecordQueue,
-    sender: RecordSender,
     timeout: Cell<Duration>,
 }
 
@@ -38,7 +37,6 @@ impl LoginFlow {
             path,
             buffers: ReceiveBuffers::new(),
             arrived: RecordQueue::default(),
-            sender: RecordSender::default(),
             timeout: Cell::new(Duration::ZERO),
         })
     }
@@ -85,7 +83,7 @@ impl io::Write for LoginFlow {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut outbox = Outbox::default();
         outbox.push_head(bytes);
-        match self.sender.send(self.share.socket(), &self.path, &mut outbox) {
+        match self.share.socket().send(&self.path, &mut outbox) {
             // The packets are lost, and sent again.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(bytes.len()),
             sent => sent,

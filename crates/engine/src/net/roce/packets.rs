@@ -1,7 +1,7 @@
 //! Packets that have arrived for one connection, as records.
 
 use crate::net::byte_queue::ByteQueue;
-use blockmux_rdma::roce::records::{HEAD_LEN, MARKED};
+use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 
 /// A bounded queue of records. What does not fit is lost, as in the buffer of a socket.
 #[derive(Default)]
@@ -10,13 +10,12 @@ pub(super) struct RecordQueue(ByteQueue);
 impl RecordQueue {
     /// Appends a packet, which the network may have marked.
     pub(super) fn push(&mut self, packet: &[u8], is_marked: bool) {
-        let Some(len) = u16::try_from(packet.len()).ok().filter(|len| len & MARKED == 0) else { return };
-        let head = if is_marked { len | MARKED } else { len };
+        let Ok(len) = u16::try_from(packet.len()) else { return };
         if self.len() + HEAD_LEN + packet.len() > MAX_QUEUED {
             return;
         }
         self.0.make_room(HEAD_LEN + packet.len());
-        self.0.push(&head.to_be_bytes());
+        self.0.push(&RecordHead::of_packet(len, is_marked).to_bytes());
         self.0.push(packet);
     }
 
@@ -40,7 +39,7 @@ mod tests {
 
     #[test]
     fn records_come_out_as_they_were_put_in_and_the_queue_has_a_limit() {
-        let head = |round: u8| if round % 2 == 1 { 3000 | MARKED } else { 3000 };
+        let head = |round: u8| RecordHead::of_packet(3000, round % 2 == 1).to_bytes();
         let mut queue = RecordQueue::default();
         let mut out = Vec::new();
         for round in 0..100_u8 {
@@ -49,7 +48,7 @@ mod tests {
         }
         while queue.take(999, |bytes| out.extend_from_slice(bytes)) > 0 {}
         let expected: Vec<u8> =
-            (0..100_u8).flat_map(|round| [&head(round).to_be_bytes()[..], &[round; 3000]].concat()).collect();
+            (0..100_u8).flat_map(|round| [&head(round)[..], &[round; 3000]].concat()).collect();
         assert!(out == expected);
         (0..2000).for_each(|_| queue.push(&[0; 4096], false));
         assert_eq!(queue.len(), MAX_QUEUED / (4096 + HEAD_LEN) * (4096 + HEAD_LEN));

@@ -6,9 +6,9 @@
 
 use super::path::{self, RocePath};
 use crate::sys;
-use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
+use blockmux_proto::driver::outbox::Outbox;
 use blockmux_rdma::roce::bytes::{Fragmentation, ICRC_LEN, RoceFlow};
-use blockmux_rdma::roce::records::HEAD_LEN;
+use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::array;
@@ -31,6 +31,35 @@ pub(crate) struct ArrivedPacket<'a> {
     pub(crate) to: IpAddr,
     /// Whether the network has marked it as one that met congestion.
     pub(crate) is_marked: bool,
+}
+
+/// Datagrams of one length that have arrived joined; the last may be shorter.
+pub(super) struct ArrivedDatagrams<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) packet_len: usize,
+    from: SocketAddr,
+    to: IpAddr,
+    /// The kernel joins only datagrams with the same codepoint.
+    pub(super) is_marked: bool,
+}
+
+impl<'a> ArrivedDatagrams<'a> {
+    /// Those of a receive call; `None` if the kernel does not tell where they were sent to.
+    fn new(buffer: &'a [u8], meta: &RecvMeta) -> Option<ArrivedDatagrams<'a>> {
+        Some(ArrivedDatagrams {
+            bytes: buffer.get(..meta.len)?,
+            packet_len: meta.stride.max(1),
+            from: meta.addr,
+            to: meta.dst_ip?,
+            is_marked: meta.ecn == Some(EcnCodepoint::Ce),
+        })
+    }
+
+    pub(super) fn packets(&self) -> impl Iterator<Item = ArrivedPacket<'a>> + use<'a> {
+        let (from, to, is_marked) = (self.from, self.to, self.is_marked);
+        let packets = self.bytes.chunks(self.packet_len);
+        packets.map(move |datagram| ArrivedPacket { datagram, from, to, is_marked })
+    }
 }
 
 impl ArrivedPacket<'_> {
@@ -84,15 +113,79 @@ impl RoceSocket {
         let mut metas = [RecvMeta::default(); BATCH];
         let count = self.state.recv(UdpSockRef::from(&self.socket), &mut slices, &mut metas)?;
         for (slice, meta) in slices.iter().zip(&metas).take(count) {
-            let Some(to) = meta.dst_ip else { continue };
-            let bytes = slice.get(..meta.len).unwrap_or_default();
-            // The kernel joins only datagrams with the same codepoint.
-            let is_marked = meta.ecn == Some(EcnCodepoint::Ce);
-            for datagram in bytes.chunks(meta.stride.max(1)) {
-                each(ArrivedPacket { datagram, from: meta.addr, to, is_marked });
+            if let Some(datagrams) = ArrivedDatagrams::new(slice, meta) {
+                datagrams.packets().for_each(&mut each);
             }
         }
         Ok(count == BATCH)
+    }
+
+    /// Receives once into `buffer`, which has [`MAX_DATAGRAM`] bytes or more. `None` if there are no
+    /// datagrams that could be told apart.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there are none.
+    pub(super) fn receive_into<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<ArrivedDatagrams<'a>>> {
+        let mut meta = [RecvMeta::default()];
+        self.state.recv(UdpSockRef::from(&self.socket), &mut [IoSliceMut::new(buffer)], &mut meta)?;
+        Ok(ArrivedDatagrams::new(buffer, &meta[0]))
+    }
+
+    /// Sends the packets of the records in `outbox`, and removes them. A packet that the system
+    /// refuses is lost, as on the way: the queue pair sends it again, or gives up.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the socket takes none now.
+    pub(super) fn send(&self, path: &RocePath, outbox: &mut Outbox) -> io::Result<usize> {
+        let len = outbox.len();
+        let sent = match (path.outgoing(), outbox.head_mut()) {
+            (Some(flow), Some(records)) => self.send_records(path, &flow, records),
+            _ => len,
+        };
+        outbox.consume(sent);
+        if sent == 0 && len > 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
+    }
+
+    /// Sends as many of the records as the socket takes; returns their length. If it has taken a
+    /// part of one, what is left has a head again.
+    fn send_records(&self, path: &RocePath, flow: &RoceFlow, records: &mut [u8]) -> usize {
+        let at_once = self.state.max_gso_segments().max(1);
+        let mut sent = 0;
+        while let Some(mut head) = RecordHead::parse(&records[sent..]) {
+            let begin = sent + HEAD_LEN;
+            let end = begin + head.len as usize;
+            let packet_len = usize::from(head.packet_len).max(1);
+            let Some(packets) = records.get_mut(begin..end) else { return records.len() };
+            let mut done = 0;
+            for batch in packets.chunks_mut(at_once * packet_len) {
+                put_icrcs(flow, batch, packet_len);
+                if !self.takes(path, batch, packet_len) {
+                    break;
+                }
+                done += batch.len();
+            }
+            if begin + done < end {
+                if done > 0 {
+                    sent += done;
+                    head.len -= done as u32;
+                    records[sent..sent + HEAD_LEN].copy_from_slice(&head.to_bytes());
+                }
+                return sent;
+            }
+            sent = end;
+        }
+        sent
+    }
+
+    /// Sends packets of one length; returns whether the socket had room for them.
+    fn takes(&self, path: &RocePath, packets: &[u8], packet_len: usize) -> bool {
+        loop {
+            match self.transmit(path, packets, Some(packet_len)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Ok(()) | Err(_) => return true,
+            }
+        }
     }
 
     /// Sends one packet, without waiting. It may be lost, as any.
@@ -132,98 +225,14 @@ impl ReceiveBuffers {
     }
 }
 
-/// Sends records of outboxes through a socket.
-#[derive(Default)]
-pub(super) struct RecordSender {
-    /// The records of an outbox that is not contiguous.
-    records: Vec<u8>,
-    /// The datagrams of one call.
-    datagrams: Vec<u8>,
-}
-
-impl RecordSender {
-    /// Sends the packets of the records in `outbox`, and removes them. A packet that the system
-    /// refuses is lost, as on the way: the queue pair sends it again, or gives up.
-    ///
-    /// # Errors
-    /// `WouldBlock` if the socket takes none now.
-    pub(super) fn send(
-        &mut self,
-        socket: &RoceSocket,
-        path: &RocePath,
-        outbox: &mut Outbox,
-    ) -> io::Result<usize> {
-        let RecordSender { records, datagrams } = self;
-        let mut sent = 0;
-        if let Some(flow) = path.outgoing() {
-            let bytes = contiguous(outbox, records);
-            loop {
-                let (taken, segment_len) =
-                    join(&flow, &bytes[sent..], socket.state.max_gso_segments(), datagrams);
-                if taken == 0 {
-                    break;
-                }
-                match socket.transmit(path, datagrams, Some(segment_len)) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Ok(()) | Err(_) => sent += taken,
-                }
-            }
-        } else {
-            sent = outbox.len();
-        }
-        outbox.consume(sent);
-        if sent == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(sent) }
-    }
-}
-
-/// The bytes of an outbox in one piece.
-fn contiguous<'a>(outbox: &'a Outbox, copy: &'a mut Vec<u8>) -> &'a [u8] {
-    let mut pieces = outbox.pieces();
-    match (pieces.next(), pieces.next()) {
-        (Some(OutboxPiece::Head(only)), None) => only,
-        _ => {
-            copy.clear();
-            for piece in outbox.pieces() {
-                match piece {
-                    OutboxPiece::Head(head) => copy.extend_from_slice(head),
-                    OutboxPiece::Payload(seg) => copy.extend(seg.to_vec()),
-                }
-            }
-            copy
+/// Completes packets that are sent in one call.
+fn put_icrcs(flow: &RoceFlow, packets: &mut [u8], packet_len: usize) {
+    for (number, packet) in packets.chunks_mut(packet_len).enumerate() {
+        if let Some((packet, icrc)) = packet.split_last_chunk_mut::<ICRC_LEN>() {
+            // At most as many as the kernel joins.
+            *icrc = flow.icrc(Fragmentation { identification: number as u16, ..SOLITARY }, packet);
         }
     }
-}
-
-/// Joins the first records to datagrams of one length, with their ICRCs; only the last may be
-/// shorter. Returns the number of bytes that the records have, and the length of a datagram.
-fn join(flow: &RoceFlow, records: &[u8], most: usize, datagrams: &mut Vec<u8>) -> (usize, usize) {
-    datagrams.clear();
-    let (mut taken, mut segment_len) = (0, 0);
-    for number in 0..most.clamp(1, MAX_SEGMENTS) {
-        let Some(record) = first_record(&records[taken..]) else { break };
-        let is_first = number == 0;
-        if !is_first && (record.len() > segment_len || datagrams.len() + record.len() > MAX_JOINED) {
-            break;
-        }
-        let is_last = !is_first && record.len() < segment_len;
-        segment_len = segment_len.max(record.len());
-        let (packet, _) = record.split_at(record.len() - ICRC_LEN);
-        let fragmentation = Fragmentation { identification: number as u16, ..SOLITARY };
-        datagrams.extend_from_slice(packet);
-        datagrams.extend_from_slice(&flow.icrc(fragmentation, packet));
-        taken += HEAD_LEN + record.len();
-        if is_last {
-            break;
-        }
-    }
-    (taken, segment_len)
-}
-
-/// The packet of the first record, with its place for the ICRC.
-fn first_record(records: &[u8]) -> Option<&[u8]> {
-    let (head, rest) = records.split_first_chunk::<HEAD_LEN>()?;
-    rest.get(..u16::from_be_bytes(*head).into()).filter(|record| record.len() >= ICRC_LEN)
 }
 
 /// The header of a packet that is sent alone.
@@ -234,7 +243,5 @@ const BATCH: usize = 16;
 const BUFFER_LEN: usize = 1 << 16;
 /// Buffers of the kernel, in bytes.
 const BUFFER: usize = 8 << 20;
-/// Most packets of one call (`UDP_MAX_SEGMENTS` of older kernels).
-const MAX_SEGMENTS: usize = 64;
-/// Most bytes of one call: the longest IPv4 packet, without its headers.
-const MAX_JOINED: usize = 65_507;
+/// Most bytes of joined datagrams: the longest payload of IPv6.
+pub(super) const MAX_DATAGRAM: usize = 65_527;

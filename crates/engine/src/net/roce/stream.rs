@@ -90,6 +90,12 @@ impl RoceStream {
         RoceHandle { hang_up: Arc::new(self.hang_up()), has_ended }
     }
 
+    /// Moves what is queued into `chunk`, at most `most` bytes.
+    fn take_queued(&self, chunk: &mut Chunk, most: usize) -> usize {
+        let most = chunk.room().min(most);
+        self.state.arrived.borrow_mut().take(most, |bytes| chunk.extend(bytes))
+    }
+
     /// Gives the connection a packet that has arrived elsewhere.
     pub(super) fn deliver(&self, datagram: &[u8]) {
         self.end.port.borrow_mut().deliver(self.end.info.queue_pair, datagram, false);
@@ -135,8 +141,15 @@ impl ByteStream for RoceStream {
 
     #[inline]
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
-        let most = chunk.room().min(most);
-        match self.state.arrived.borrow_mut().take(most, |bytes| chunk.extend(bytes)) {
+        let mut len = self.take_queued(chunk, most);
+        if len == 0 && self.ended() == StreamEnd::Not {
+            len = self.end.port.borrow_mut().receive_for(self.end.info.queue_pair, chunk, most);
+            if len == 0 {
+                // It may have come together with packets of others.
+                len = self.take_queued(chunk, most);
+            }
+        }
+        match len {
             0 if self.ended() == StreamEnd::Both => Ok(0),
             0 => Err(io::ErrorKind::WouldBlock.into()),
             len => Ok(len),
@@ -154,7 +167,7 @@ impl ByteStream for RoceStream {
 
     #[inline]
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        self.end.port.borrow_mut().send(&self.end.path, outbox)
+        self.end.port.borrow().share().socket().send(&self.end.path, outbox)
     }
 
     fn wake_when_readable(&self, watch: &RoceWatch) {

@@ -4,6 +4,7 @@
 mod captures;
 mod congestion;
 mod hostile;
+mod long_packets;
 mod port;
 mod provider_conformance;
 mod records;
@@ -171,7 +172,7 @@ impl RocePair {
 
     fn deliver(&mut self) {
         let Some((_, (side, packet))) = self.network.in_transit.pop_first() else { return };
-        if flow(1 - side).is_intact(FRAGMENTATION, &packet) {
+        if flow(1 - side).recover(&packet) == Some(FRAGMENTATION) {
             // As above.
             self.ends[side].on_packet(&Chunk::from_slice(&packet), false, self.now).ok();
         }

@@ -40,7 +40,7 @@ fn conform(mtu: u16, window: u32, conditions: NetworkConditions) {
 
 #[test]
 fn it_conforms_with_packets_of_every_size() {
-    for mtu in [256, 512, 1024, 2048, 4096] {
+    for mtu in [256, 512, 1024, 2048, 4096, 6001, 9000] {
         conform(mtu, 128, PERFECT);
     }
 }
