@@ -5,6 +5,7 @@ mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
+use blockmux_engine::fabric::FabricOfTcpPorts;
 use blockmux_engine::fabric::iwarp::IwarpFabric;
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::protocol::srp::initiator::{SrpEndpoint, connect, describe, luns, manage};
@@ -33,7 +34,8 @@ impl Target {
         let config = CoresConfig { policy: PollPolicy::Never, count: 2, ..CoresConfig::default() };
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = disk_and_frozen(&volume);
-        let (serve, inboxes) = (target::serve(&node(&exports), &exports), cores.inboxes());
+        let (serve, inboxes) =
+            (target::serve::<FabricOfTcpPorts>(&node(&exports), &exports), cores.inboxes());
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
         Target { address, limit, _cores: cores }

@@ -36,8 +36,11 @@ pub trait Fabric: Clone + Send + Sync + 'static {
     fn accept(endpoint: &Endpoint, setup: Setup) -> Self::QueuePair;
 
     /// Whether to connect again after the peer has closed a first connection, because the peer may
-    /// take a request in another form. The next [`Fabric::connect`] uses that form.
-    fn retries(&self, closed: &Self::QueuePair) -> bool;
+    /// take a request in another form. The next [`Fabric::connect`] uses that form. By default a
+    /// request has one form only.
+    fn retries(&self, _closed: &Self::QueuePair) -> bool {
+        false
+    }
 }
 
 /// A fabric whose connections are byte streams, or streams of records: the engine's stream tasks
@@ -82,13 +85,13 @@ pub(crate) fn is_request(begin: &[u8]) -> bool {
 pub(crate) const REQUEST_LEN: usize = FabricOfTcpPorts::REQUEST.len();
 
 /// The fabric at the TCP ports of targets. A target needs no setting: a request shows the fabric.
-pub(crate) type FabricOfTcpPorts = iwarp::IwarpFabric;
+pub type FabricOfTcpPorts = iwarp::IwarpFabric;
 
 /// The fabric at the UDP ports of targets.
-pub(crate) type FabricOfUdpPorts = roce::RoceFabric;
+pub type FabricOfUdpPorts = roce::RoceFabric;
 
 /// The fabric of RDMA devices, at their own ports.
-pub(crate) type FabricOfDevices = verbs::VerbsFabric;
+pub type FabricOfDevices = verbs::VerbsFabric;
 
 /// A target's session at a TCP port, joined with its queue pair.
 pub(crate) type OverFabric<S> = Driven<<FabricOfTcpPorts as Fabric>::QueuePair, S>;

@@ -20,11 +20,6 @@ impl Fabric for RoceFabric {
     fn accept(endpoint: &Endpoint, setup: Setup) -> RoceRecords {
         RoceRecords::passive(endpoint, setup.transport.flow, setup.pool, setup.seed, setup.now)
     }
-
-    /// A request has one form only.
-    fn retries(&self, _closed: &RoceRecords) -> bool {
-        false
-    }
 }
 
 impl StreamFabric for RoceFabric {}

@@ -20,11 +20,6 @@ impl Fabric for VerbsFabric {
     fn accept(endpoint: &Endpoint, setup: Setup) -> DeviceQueuePair {
         DeviceQueuePair::passive(endpoint, setup.now)
     }
-
-    /// A request has one form only.
-    fn retries(&self, _closed: &DeviceQueuePair) -> bool {
-        false
-    }
 }
 
 impl StreamFabric for VerbsFabric {}

@@ -13,7 +13,7 @@ use crate::net::socket::{Address, Stream};
 use crate::sys;
 use blockmux_proto::driver::computation::Helpers;
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::driver::session::HangUp;
+use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
 use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
@@ -71,18 +71,24 @@ pub trait Host: Core + Sized + 'static {
 }
 
 /// A core with connections of a network, for the targets that it serves.
-pub trait NetworkHost: Host {
+pub trait NetworkHost: Host<Stream: NetworkStream> {
     /// The engine's core.
     fn engine_core(self: &Rc<Self>) -> Rc<EngineCore>;
+}
 
+/// A connection of a network.
+pub trait NetworkStream: ByteStream {
     /// The peer's address; `None` if it has no IP address.
-    fn peer_ip(stream: &Self::Stream) -> Option<IpAddr>;
+    fn peer_ip(&self) -> Option<IpAddr>;
 
     /// The address of this side, with the port that the peer has asked for.
-    fn local_address(stream: &Self::Stream) -> Option<SocketAddr>;
+    fn local_address(&self) -> Option<SocketAddr>;
 
     /// A function that ends the connection, from any thread.
-    fn hang_up(stream: &Self::Stream) -> HangUp;
+    fn hang_up(&self) -> HangUp;
+
+    /// Control of the connection, from any thread.
+    fn control(&self) -> ConnectionHandle;
 }
 
 /// A non-blocking byte stream: a call that would block fails with [`io::ErrorKind::WouldBlock`].
@@ -259,17 +265,36 @@ impl NetworkHost for EngineCore {
     fn engine_core(self: &Rc<Self>) -> Rc<EngineCore> {
         self.clone()
     }
+}
 
-    fn peer_ip(stream: &Stream) -> Option<IpAddr> {
-        stream.peer_ip()
+impl NetworkStream for Stream {
+    fn peer_ip(&self) -> Option<IpAddr> {
+        Stream::peer_ip(self)
     }
 
-    fn local_address(stream: &Stream) -> Option<SocketAddr> {
-        stream.local_address()
+    fn local_address(&self) -> Option<SocketAddr> {
+        Stream::local_address(self)
     }
 
-    fn hang_up(stream: &Stream) -> HangUp {
-        Arc::new(stream.hang_up())
+    fn hang_up(&self) -> HangUp {
+        Arc::new(Stream::hang_up(self))
+    }
+
+    fn control(&self) -> ConnectionHandle {
+        Arc::new(SocketControl(self.share()))
+    }
+}
+
+/// A socket as other threads see it.
+struct SocketControl(Stream);
+
+impl ConnectionControl for SocketControl {
+    fn hang_up(&self) {
+        self.0.close();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.0.ended() != StreamEnd::Not
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sockets of byte streams and of raw frames, and what their tasks need from a core.
 
 mod byte_queue;
+pub mod connector;
 pub(crate) mod fd_socket;
 pub mod frames;
 pub mod host;

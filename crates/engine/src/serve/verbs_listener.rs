@@ -1,7 +1,7 @@
 //! Accepts connections over RDMA devices.
 
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task};
-use crate::net::host::{ByteStream, Host, SocketWatch};
+use crate::net::host::{ByteStream, Host, NetworkStream, SocketWatch};
 use crate::net::verbs::{VerbsHost, explained};
 use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
 use blockmux_verbs::connection::{IncomingConnection, Listener};
@@ -91,8 +91,8 @@ impl VerbsListenerTask {
             passed.fetch_sub(1, Ordering::Relaxed);
             let host = VerbsHost::on(core);
             let Some(stream) = host.accept(incoming) else { return };
-            let peer = (Some(stream.peer_ip()), stream.peer());
-            if let Some(permit) = limit.admit_or_log(peer, stream.hang_up()) {
+            let hang_up = stream.hang_up();
+            if let Some(permit) = limit.admit_or_log((stream.peer_ip(), stream.peer()), move || hang_up()) {
                 serve(&host, stream, permit);
             }
         });

@@ -147,10 +147,6 @@ impl Fabric for LossyFabric {
         let inner = RoceRecords::passive(endpoint, setup.transport.flow, setup.pool, setup.seed, setup.now);
         LossyRecords::new(inner, 0, 0)
     }
-
-    fn retries(&self, _closed: &LossyRecords) -> bool {
-        false
-    }
 }
 
 impl StreamFabric for LossyFabric {}

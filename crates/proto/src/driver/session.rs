@@ -212,6 +212,29 @@ pub trait FrameSession: Timed {
 /// Closes the connection of a session, from any thread; to the session, the peer has disconnected.
 pub type HangUp = Arc<dyn Fn() + Send + Sync>;
 
+/// Control of a session's connection from any thread.
+pub trait ConnectionControl: Send + Sync {
+    /// Closes the connection; its session sees the end of the stream.
+    fn hang_up(&self);
+
+    /// Whether the peer has closed its side. The session may not have noticed yet.
+    fn has_ended(&self) -> bool;
+}
+
+/// A connection that can only be closed.
+impl<F: Fn() + Send + Sync> ConnectionControl for F {
+    fn hang_up(&self) {
+        self();
+    }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
+}
+
+/// A shared [`ConnectionControl`].
+pub type ConnectionHandle = Arc<dyn ConnectionControl>;
+
 /// An opaque handle of a core, by which a driver hands connections over to it. Two handles are the
 /// same if one is a clone of the other.
 #[derive(Clone)]

@@ -15,34 +15,11 @@
 //! here (§6.3.4).
 
 use super::name::Name;
-use crate::driver::session::CoreHandle;
+use crate::driver::session::{ConnectionHandle, CoreHandle};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Control of a session's connection from any thread.
-pub trait ConnectionControl: Send + Sync {
-    /// Closes the connection; its session sees the end of the stream.
-    fn hang_up(&self);
-
-    /// Whether the peer has closed its side. The session may not have noticed yet.
-    fn has_ended(&self) -> bool;
-}
-
-/// A connection that can only be closed.
-impl<F: Fn() + Send + Sync> ConnectionControl for F {
-    fn hang_up(&self) {
-        self();
-    }
-
-    fn has_ended(&self) -> bool {
-        false
-    }
-}
-
-/// A shared [`ConnectionControl`].
-pub type ConnectionHandle = Arc<dyn ConnectionControl>;
 
 /// The sessions and logins of a node.
 #[derive(Default)]
@@ -244,6 +221,7 @@ pub const MAX_LOGINS: usize = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::session::ConnectionControl;
 
     fn name(isid: u8) -> SessionName {
         let of = |name| Name::new(name).unwrap();

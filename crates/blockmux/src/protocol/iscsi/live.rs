@@ -7,6 +7,7 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::{self, LogicalUnits};
+use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::net::zone;
@@ -95,11 +96,11 @@ impl LiveFrontend for LiveTargets {
     }
 
     fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
-        Some(target::serve_roce(&self.node, &self.exports, self.number_of(place)))
+        Some(target::serve_rdma::<FabricOfUdpPorts>(&self.node, &self.exports, self.number_of(place)))
     }
 
     fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
-        Some(target::serve_verbs(&self.node, &self.exports, self.number_of(place)))
+        Some(target::serve_rdma::<FabricOfDevices>(&self.node, &self.exports, self.number_of(place)))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -8,6 +8,7 @@ use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
 use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
+use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::net::zone;
@@ -229,12 +230,12 @@ impl LiveFrontend for LiveSubsystems {
 
     fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
         let state = self.state();
-        Some(target::serve_roce(&self.node, state.port_at(place), &state.volumes.exports))
+        Some(target::serve_rdma::<FabricOfUdpPorts>(&self.node, state.port_at(place), &state.volumes.exports))
     }
 
     fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
         let state = self.state();
-        Some(target::serve_verbs(&self.node, state.port_at(place), &state.volumes.exports))
+        Some(target::serve_rdma::<FabricOfDevices>(&self.node, state.port_at(place), &state.volumes.exports))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -7,6 +7,7 @@ use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, Targ
 use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, Policy};
 use crate::protocol::units::{self, LogicalUnits};
+use blockmux_engine::fabric::{FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::protocol::srp::target;
@@ -80,15 +81,15 @@ impl LiveSrpTargets {
 
 impl LiveFrontend for LiveSrpTargets {
     fn serve(&self, _place: &ListenerAddress) -> Serve {
-        target::serve(&self.node, &self.exports)
+        target::serve::<FabricOfTcpPorts>(&self.node, &self.exports)
     }
 
     fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
-        Some(target::serve_roce(&self.node, &self.exports))
+        Some(target::serve::<FabricOfUdpPorts>(&self.node, &self.exports))
     }
 
     fn serve_verbs(&self, _place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
-        Some(target::serve_verbs(&self.node, &self.exports))
+        Some(target::serve::<FabricOfDevices>(&self.node, &self.exports))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

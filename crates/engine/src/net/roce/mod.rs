@@ -24,4 +24,4 @@ mod stream;
 
 pub(crate) use accepted::ArrivedRequest;
 pub use host::RoceHost;
-pub use stream::{RoceHandle, RoceStream};
+pub use stream::RoceStream;

@@ -17,4 +17,4 @@ mod stream;
 
 pub use host::VerbsHost;
 pub(crate) use queues::explained;
-pub use stream::{VerbsHandle, VerbsStream};
+pub use stream::VerbsStream;

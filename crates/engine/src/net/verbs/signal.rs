@@ -1,6 +1,7 @@
 //! Ending a connection from any thread.
 
 use crate::core::reactor::{EngineCore, Inbox};
+use blockmux_proto::driver::session::ConnectionControl;
 use blockmux_volume::Waker;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -39,13 +40,13 @@ impl EndSignals {
     }
 }
 
-impl EndSignal {
-    pub(super) fn is_set(&self) -> bool {
+impl ConnectionControl for EndSignal {
+    fn has_ended(&self) -> bool {
         self.is_set.load(Ordering::Relaxed)
     }
 
     /// Ends the connection, and wakes its task.
-    pub(super) fn hang_up(&self) {
+    fn hang_up(&self) {
         self.is_set.store(true, Ordering::Relaxed);
         let number = self.number;
         self.inbox.send(move |core: &Rc<EngineCore>| {

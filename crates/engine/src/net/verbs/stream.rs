@@ -1,9 +1,10 @@
 //! One connection over a device, as a stream of records.
 
 use super::queues::ConnectionQueues;
-use super::signal::{EndSignal, LocalSignal};
-use crate::net::host::{ByteStream, SocketWatch, StreamEnd};
+use super::signal::LocalSignal;
+use crate::net::host::{ByteStream, NetworkStream, SocketWatch, StreamEnd};
 use blockmux_proto::driver::outbox::Outbox;
+use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
 use blockmux_volume::{Chunk, SgList, Waker};
 use std::cell::RefCell;
 use std::io;
@@ -30,51 +31,10 @@ pub struct VerbsWatch {
     pub(super) completions: SocketWatch,
 }
 
-/// Ends a connection from any thread, and tells whether it has ended.
-#[derive(Clone)]
-pub struct VerbsHandle(EndSignal);
-
-impl VerbsHandle {
-    /// Ends the connection.
-    pub fn hang_up(&self) {
-        self.0.hang_up();
-    }
-
-    /// Whether the connection has ended.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.0.is_set()
-    }
-}
-
 impl VerbsStream {
     pub(super) fn new(queues: ConnectionQueues, signal: LocalSignal, peer: SocketAddr) -> VerbsStream {
         let (queues, text) = (RefCell::new(queues), peer.to_string().into());
         VerbsStream(Rc::new(VerbsEnd { queues, signal, peer: text, peer_ip: peer.ip() }))
-    }
-
-    /// Target: the address of this side.
-    #[must_use]
-    pub fn local_address(&self) -> Option<SocketAddr> {
-        self.0.queues.borrow().local_address()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_ip(&self) -> IpAddr {
-        self.0.peer_ip
-    }
-
-    /// Returns a function that ends the connection, from any thread.
-    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
-        let signal = self.0.signal.signal.clone();
-        move || signal.hang_up()
-    }
-
-    /// A handle for other threads.
-    #[must_use]
-    pub fn handle(&self) -> VerbsHandle {
-        VerbsHandle(self.0.signal.signal.clone())
     }
 
     /// Wakes the task if something has happened, or else when it does. `is_connecting`: the task
@@ -98,13 +58,32 @@ impl VerbsStream {
     }
 
     fn is_hung_up(&self) -> bool {
-        self.0.signal.signal.is_set()
+        self.0.signal.signal.has_ended()
     }
 }
 
 impl Drop for VerbsEnd {
     fn drop(&mut self) {
         self.queues.get_mut().end();
+    }
+}
+
+impl NetworkStream for VerbsStream {
+    fn peer_ip(&self) -> Option<IpAddr> {
+        Some(self.0.peer_ip)
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        self.0.queues.borrow().local_address()
+    }
+
+    fn hang_up(&self) -> HangUp {
+        let signal = self.0.signal.signal.clone();
+        Arc::new(move || signal.hang_up())
+    }
+
+    fn control(&self) -> ConnectionHandle {
+        Arc::new(self.0.signal.signal.clone())
     }
 }
 

@@ -7,13 +7,9 @@
 //! The initiator is in [`crate::protocol::iscsi::initiator`].
 
 use crate::core::reactor::{EngineCore, Inbox};
-use crate::fabric::{
-    self, Fabric, FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup, StreamFabric,
-};
-use crate::net::host::{ByteStream, Host, NetworkHost, StreamEnd};
-use crate::net::roce::{RoceHandle, RoceHost, RoceStream};
+use crate::fabric::{self, Fabric, FabricOfTcpPorts, OverFabric, Setup, StreamFabric};
+use crate::net::host::{ByteStream, NetworkHost, NetworkStream};
 use crate::net::socket::Stream;
-use crate::net::verbs::{VerbsHandle, VerbsHost, VerbsStream};
 use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
 use crate::serve::listener::{MAX_HALF_OPEN, Serve};
@@ -21,12 +17,12 @@ use crate::serve::moves::{ArrivedConnection, Elsewhere, Relocate};
 use crate::serve::port_session::{PortSession, SessionFactory};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
-use blockmux_proto::driver::session::CoreHandle;
+use blockmux_proto::driver::session::{ConnectionHandle, CoreHandle};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
-use blockmux_proto::iscsi::sessions::{ConnectionControl, ConnectionHandle, LoginPermit, MAX_LOGINS};
+use blockmux_proto::iscsi::sessions::{LoginPermit, MAX_LOGINS};
 use blockmux_rdma::Driven;
 use blockmux_volume::Core;
 use std::net::{IpAddr, SocketAddr};
@@ -47,33 +43,18 @@ pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
     })
 }
 
-/// [`serve`] for connections of RoCEv2.
+/// Serves iSER as [`serve`] does, to connections of a fabric that are not accepted at a TCP port.
 #[must_use]
-pub fn serve_roce(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve<RoceHost> {
-    let control = |stream: &RoceStream| -> ConnectionHandle { Arc::new(stream.handle()) };
-    serve_over::<FabricOfUdpPorts>(node, exports, listener, control)
-}
-
-/// [`serve`] for connections over RDMA devices.
-#[must_use]
-pub fn serve_verbs(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve<VerbsHost> {
-    let control = |stream: &VerbsStream| -> ConnectionHandle { Arc::new(stream.handle()) };
-    serve_over::<FabricOfDevices>(node, exports, listener, control)
-}
-
-/// Serves iSER. `control` makes the handle by which other threads end a connection.
-fn serve_over<F: StreamFabric<Host: NetworkHost>>(
+pub fn serve_rdma<F: StreamFabric<Host: NetworkHost>>(
     node: &Arc<IscsiNode>,
     exports: &Exports,
     listener: u16,
-    control: fn(&<F::Host as Host>::Stream) -> ConnectionHandle,
 ) -> Serve<F::Host> {
     let background = Background::new(node.targets.clone(), exports);
     let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
     Arc::new(move |core, stream, permit| {
         background.begin_on(&core.engine_core());
-        let (local, control) = (F::Host::local_address(&stream), control(&stream));
-        let Some(connection) = portal.connection(core, &stream, local, control) else { return };
+        let Some(connection) = portal.connection(core, &stream) else { return };
         let pool = connection.setup.pool.clone();
         let session = connection.accept::<F>();
         let session = NewSession { session, pool, exports: portal.exports.clone() };
@@ -95,13 +76,7 @@ struct Portal {
 
 impl Portal {
     /// `None` if it cannot log in now, which is logged.
-    fn connection<H: NetworkHost>(
-        &self,
-        core: &Rc<H>,
-        stream: &H::Stream,
-        local: Option<SocketAddr>,
-        hang_up: ConnectionHandle,
-    ) -> Option<IscsiConnection> {
+    fn connection<H: NetworkHost>(&self, core: &Rc<H>, stream: &H::Stream) -> Option<IscsiConnection> {
         let Some(login) = self.node.begin_login() else {
             warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
             return None;
@@ -113,16 +88,16 @@ impl Portal {
                 return None;
             }
         };
-        let (peer_ip, engine) = (H::peer_ip(stream), core.engine_core());
+        let (peer_ip, engine) = (stream.peer_ip(), core.engine_core());
         let sessions = engine.local(|| LocalSessions::new(CoreHandle::new(engine.inbox().clone())));
         Some(IscsiConnection {
             sessions: (*sessions).clone(),
             node: self.node.clone(),
             listener: self.listener,
             permit: login,
-            local,
+            local: stream.local_address(),
             peer_ip,
-            hang_up,
+            control: stream.control(),
             seed,
             setup: Setup::for_peer(&**core, stream, peer_ip, region_seed),
         })
@@ -130,8 +105,7 @@ impl Portal {
 
     fn serve(&self, core: &Rc<EngineCore>, arrival: ArrivedConnection<Stream>) {
         let stream = &arrival.stream;
-        let hang_up: ConnectionHandle = Arc::new(SocketHandle(stream.share()));
-        let Some(connection) = self.connection(core, stream, stream.local_address(), hang_up) else { return };
+        let Some(connection) = self.connection(core, stream) else { return };
         let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
         let portal = self.clone();
@@ -158,7 +132,7 @@ struct IscsiConnection {
     permit: LoginPermit,
     local: Option<SocketAddr>,
     peer_ip: Option<IpAddr>,
-    hang_up: ConnectionHandle,
+    control: ConnectionHandle,
     seed: [u8; SEED_LEN],
     setup: Setup,
 }
@@ -186,41 +160,8 @@ impl IscsiConnection {
         let (pool, now) = (self.setup.pool.clone(), self.setup.now);
         let session =
             IscsiTargetSession::among(&self.sessions, self.node, self.listener, pool, self.seed, now)
-                .admitted(self.permit, self.local, self.hang_up)
+                .admitted(self.permit, self.local, self.control)
                 .with_client(self.peer_ip);
         (session, self.setup)
-    }
-}
-
-impl ConnectionControl for RoceHandle {
-    fn hang_up(&self) {
-        RoceHandle::hang_up(self);
-    }
-
-    fn has_ended(&self) -> bool {
-        RoceHandle::has_ended(self)
-    }
-}
-
-impl ConnectionControl for VerbsHandle {
-    fn hang_up(&self) {
-        VerbsHandle::hang_up(self);
-    }
-
-    fn has_ended(&self) -> bool {
-        VerbsHandle::has_ended(self)
-    }
-}
-
-/// An accepted connection, which may be shut down from other cores.
-struct SocketHandle(Stream);
-
-impl ConnectionControl for SocketHandle {
-    fn hang_up(&self) {
-        self.0.close();
-    }
-
-    fn has_ended(&self) -> bool {
-        self.0.ended() != StreamEnd::Not
     }
 }

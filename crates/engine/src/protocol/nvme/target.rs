@@ -5,12 +5,8 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use crate::fabric::{
-    self, Fabric, FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts, OverFabric, Setup, StreamFabric,
-};
-use crate::net::host::{ByteStream, NetworkHost};
-use crate::net::roce::RoceHost;
-use crate::net::verbs::VerbsHost;
+use crate::fabric::{self, Fabric, FabricOfTcpPorts, OverFabric, Setup, StreamFabric};
+use crate::net::host::{ByteStream, NetworkHost, NetworkStream};
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
 use crate::serve::port_session::{PortSession, SessionFactory};
@@ -44,8 +40,7 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     Arc::new(move |core, stream, permit| {
         let connection = NvmeConnection::new(&node, core, &stream, port);
         let Some(connection) = connection else { return };
-        let connection =
-            NvmeConnection { local: stream.local_address(), is_paced: stream.paces_here(), ..connection };
+        let connection = NvmeConnection { is_paced: stream.paces_here(), ..connection };
         let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
         let secure = match node.secure_channel() {
@@ -60,19 +55,10 @@ pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> 
     })
 }
 
-/// [`serve`] for connections of RoCEv2.
+/// Serves NVMe/RDMA as [`serve`] does, to connections of a fabric that are not accepted at a TCP
+/// port.
 #[must_use]
-pub fn serve_roce(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> Serve<RoceHost> {
-    serve_over::<FabricOfUdpPorts>(node, port, exports)
-}
-
-/// [`serve`] for connections over RDMA devices.
-#[must_use]
-pub fn serve_verbs(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> Serve<VerbsHost> {
-    serve_over::<FabricOfDevices>(node, port, exports)
-}
-
-fn serve_over<F: StreamFabric<Host: NetworkHost>>(
+pub fn serve_rdma<F: StreamFabric<Host: NetworkHost>>(
     node: &Arc<NvmeNode>,
     port: u16,
     exports: &Exports,
@@ -82,7 +68,6 @@ fn serve_over<F: StreamFabric<Host: NetworkHost>>(
     Arc::new(move |core, stream, permit| {
         let connection = NvmeConnection::new(&node, core, &stream, port);
         let Some(connection) = connection else { return };
-        let connection = NvmeConnection { local: F::Host::local_address(&stream), ..connection };
         let pool = connection.setup.pool.clone();
         let session = connection.accept::<F>();
         let session = NewSession { session, pool, exports: exports.clone() };
@@ -113,7 +98,7 @@ impl NvmeConnection {
         stream: &H::Stream,
         port: u16,
     ) -> Option<NvmeConnection> {
-        let (peer_ip, hang_up) = (H::peer_ip(stream), H::hang_up(stream));
+        let (peer_ip, hang_up) = (stream.peer_ip(), stream.hang_up());
         let (permit, is_crowded) = node.begin_connect(peer_ip, hang_up.clone());
         if is_crowded {
             let peer = stream.peer();
@@ -134,7 +119,7 @@ impl NvmeConnection {
             node: node.clone(),
             port,
             permit,
-            local: None,
+            local: stream.local_address(),
             peer_ip,
             hang_up,
             is_paced: false,

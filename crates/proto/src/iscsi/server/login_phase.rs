@@ -2,7 +2,7 @@
 
 use super::local::{LocalSessions, SessionCore};
 use super::shared::SharedSession;
-use crate::driver::session::{CoreHandle, Demand, ProtocolError};
+use crate::driver::session::{ConnectionHandle, CoreHandle, Demand, ProtocolError};
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::login::failure::{LoginFailure, no_such_session};
 use crate::iscsi::login::operational::DEFAULT_DATA_SEGMENT_LENGTH;
@@ -10,7 +10,7 @@ use crate::iscsi::login::target::{TargetLogin, TargetLoginProgress, TargetLoginR
 use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::{self, ParsedIscsiPdu};
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::{ConnectionHandle, LoginPermit};
+use crate::iscsi::sessions::LoginPermit;
 use blockmux_wire::iscsi::session::{IscsiLoginRequest, LoginStatus};
 use blockmux_wire::iscsi::{BHS_LEN, IscsiOpcode};
 use std::cell::RefCell;
