@@ -9,10 +9,10 @@
 //! relative to that of the queue.
 
 use crate::choices::Choices;
-use crate::queue_pair_owner::{QueuePairOwner, SIZE};
+use crate::queue_pair_owner::{self, QueuePairOwner};
 use crate::wire::Wire;
 use blockmux_proto::driver::session::{Demand, ProtocolError, StreamSession, Timed};
-use blockmux_proto::rdma::{Endpoint, QueuePair};
+use blockmux_proto::rdma::QueuePair;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, OUTBOX_FULL};
 use blockmux_volume::{Crc32c, Pool};
 use blockmux_wire::iwarp::ddp::{Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged};
@@ -62,12 +62,10 @@ pub(crate) fn iwarp_peer(data: &[u8]) {
         is_peer_to_peer: bits & 32 == 0,
         mss: choices.of(&[0, 1448, 8948, 65_483]),
     };
-    let endpoint =
-        Endpoint { receives: 3, receive_len: 2000, sends: 4, reads: 2, regions: 4, private_data: vec![1; 8] };
     let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
     let is_active = bits & 64 != 0;
     let connect = if is_active { Iwarp::active } else { Iwarp::passive };
-    let mut iwarp = connect(&endpoint, config, pool.clone(), [9; 32], now);
+    let mut iwarp = connect(&queue_pair_owner::endpoint(), config, pool.clone(), [9; 32], now);
     let mut run = IwarpRun {
         owner: QueuePairOwner::new(&mut iwarp),
         iwarp,
@@ -251,10 +249,7 @@ impl IwarpRun<'_> {
             96 => granted.stag.0 ^ 1,
             _ => self.sinks.last().copied().unwrap_or(name.into()),
         };
-        let edges = [granted.address, granted.address + SIZE as u64 - len as u64, 0, u64::MAX];
-        let to = edges[usize::from(offset & 3)]
-            .wrapping_add(u64::from(offset >> 4))
-            .wrapping_sub(u64::from(offset >> 2 & 3));
+        let to = queue_pair_owner::address_near_edge(granted, len, offset);
         let mut ulpdu = vec![ddp, rdmap];
         if ddp & 0x80 != 0 {
             ulpdu.extend(stag.to_be_bytes());

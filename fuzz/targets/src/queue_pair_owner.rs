@@ -2,9 +2,28 @@
 //! work completes once and that only granted memory is written.
 
 use crate::choices::Choices;
-use blockmux_proto::rdma::{Event, MESSAGE, MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
+use blockmux_proto::rdma::{
+    Endpoint, Event, MESSAGE, MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest,
+};
 use blockmux_rdma::Provider;
 use blockmux_volume::{Memory, Seg, SgList};
+
+/// The endpoint of a queue pair whose owner is a [`QueuePairOwner`].
+pub(crate) fn endpoint() -> Endpoint {
+    let private_data = vec![1; 8];
+    Endpoint { receives: 3, receive_len: MAX_MESSAGE, sends: 4, reads: 2, regions: 4, private_data }
+}
+
+/// An address for an access of `len` bytes, which `offset` selects: a few bytes before or behind
+/// the first or the last one at which that is in the granted memory, or an end of the address
+/// space.
+pub(crate) fn address_near_edge(granted: Remote, len: usize, offset: u8) -> u64 {
+    let last = (granted.address + SIZE as u64).wrapping_sub(len as u64);
+    let edges = [granted.address, last, 0, u64::MAX];
+    edges[usize::from(offset & 3)]
+        .wrapping_add(u64::from(offset >> 4))
+        .wrapping_sub(u64::from(offset >> 2 & 3))
+}
 
 /// What the owner of a queue pair knows of it.
 pub(crate) struct QueuePairOwner {
@@ -144,7 +163,7 @@ impl QueuePairOwner {
                     );
                     self.back[id.0 as usize] = true;
                 }
-                Event::Received { message, .. } => assert!(message.len() <= 2000),
+                Event::Received { message, .. } => assert!(message.len() <= MAX_MESSAGE as usize),
                 Event::Disconnected | Event::Refused { .. } => self.is_over = true,
                 Event::Connected { .. } => {}
                 Event::Registered { .. } => panic!("a registration was reported twice"),
@@ -176,9 +195,11 @@ impl QueuePairOwner {
 }
 
 /// Length of the memory that is granted for each kind of access.
-pub(crate) const SIZE: usize = 70_000;
+const SIZE: usize = 70_000;
 const GAP: usize = 4096;
 const CLEAN: u8 = 0xcc;
 const MAX_WORK: u64 = 64;
+/// Length of each receive buffer, in bytes.
+const MAX_MESSAGE: u32 = 2000;
 /// The longest private data of any provider, in bytes.
 const MAX_PRIVATE_DATA: usize = 512;

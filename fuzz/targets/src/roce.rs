@@ -11,9 +11,9 @@
 //! message, and a flag marks the packet as the network does.
 
 use crate::choices::Choices;
-use crate::queue_pair_owner::{QueuePairOwner, SIZE};
+use crate::queue_pair_owner::{self, QueuePairOwner};
 use blockmux_proto::driver::session::Timed;
-use blockmux_proto::rdma::{Endpoint, QueuePair};
+use blockmux_proto::rdma::QueuePair;
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
 use blockmux_volume::{Chunk, Pool};
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
@@ -94,8 +94,6 @@ fn message(mad: &[u8]) {
 pub(crate) fn roce_peer(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let bits = choices.byte();
-    let endpoint =
-        Endpoint { receives: 3, receive_len: 2000, sends: 4, reads: 2, regions: 4, private_data: vec![1; 8] };
     let mtu = choices.of(&[256, 512, 1024, 4096]);
     let config = RoceConfig {
         local: OURS.into(),
@@ -110,7 +108,7 @@ pub(crate) fn roce_peer(data: &[u8]) {
     let (pool, now) = (Pool::new(choices.of(&[1 << 20, 0])), Instant::now());
     let is_active = bits & 1 != 0;
     let create = if is_active { Roce::active } else { Roce::passive };
-    let mut roce = create(&endpoint, config, numbers, pool.clone(), [9; 32], now);
+    let mut roce = create(&queue_pair_owner::endpoint(), config, numbers, pool.clone(), [9; 32], now);
     let mut run = RoceRun {
         owner: QueuePairOwner::new(&mut roce),
         roce,
@@ -308,10 +306,7 @@ impl RoceRun<'_> {
         let len = usize::from(u16::from_be_bytes([*high, *low]));
         let granted = self.owner.granted(usize::from(key & 1));
         let r_key = if *key < 192 { granted.stag.0 } else { granted.stag.0 ^ 1 };
-        let edges = [granted.address, (granted.address + SIZE as u64).wrapping_sub(len as u64), 0, u64::MAX];
-        let address = edges[usize::from(offset & 3)]
-            .wrapping_add(u64::from(offset >> 4))
-            .wrapping_sub(u64::from(offset >> 2 & 3));
+        let address = queue_pair_owner::address_near_edge(granted, len, *offset);
         let is_answer = !is_request(opcode);
         let base = if is_answer { self.sent } else { self.expected };
         // Mostly the right number.
