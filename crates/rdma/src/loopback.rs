@@ -305,14 +305,11 @@ impl LoopbackEnd {
                 self.enqueue(id, LoopbackTransfer::Send { id, message, invalidate }, is_possible, peer);
             }
             WorkRequest::Read { id, local, remote } => {
-                let is_possible = self.max_reads > 0
-                    && local.len() == remote.len as usize
-                    && local.segs().iter().all(Seg::is_writable)
-                    && self.reaches(&local);
+                let is_possible = self.max_reads > 0 && remote.fills(&local) && self.reaches(&local);
                 self.enqueue(id, LoopbackTransfer::Read { id, local, remote }, is_possible, peer);
             }
             WorkRequest::Write { id, local, remote } => {
-                let is_possible = local.len() <= remote.len as usize && self.reaches(&local);
+                let is_possible = remote.has_room_for(&local) && self.reaches(&local);
                 self.enqueue(id, LoopbackTransfer::Write { id, local, remote }, is_possible, peer);
             }
             WorkRequest::Disconnect if self.state == LoopbackState::Connected => {

@@ -12,7 +12,7 @@
 
 use crate::unpredictable::UnpredictableNumbers;
 use blockmux_proto::rdma::{Remote, RemoteRights, Stag};
-use blockmux_volume::{Seg, SgList, Slab};
+use blockmux_volume::{SgList, Slab};
 
 /// Secret seed of a connection's steering tags: random bytes that no peer knows.
 pub type Seed = [u8; 32];
@@ -116,7 +116,7 @@ impl Regions {
             return Err(RegisterError::Full);
         }
         let len = u32::try_from(memory.len()).map_err(|_| RegisterError::TooLong)?;
-        if access == RemoteRights::RemoteWrite && !memory.segs().iter().all(Seg::is_writable) {
+        if access == RemoteRights::RemoteWrite && !memory.is_writable() {
             return Err(RegisterError::ReadOnly);
         }
         if self.slots.is_empty() {
@@ -281,6 +281,7 @@ const CLOSED: u32 = u32::MAX;
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
+    use blockmux_volume::Seg;
     use std::collections::HashSet;
 
     const SEED: Seed = [7; 32];

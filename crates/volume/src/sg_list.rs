@@ -49,6 +49,13 @@ impl SgList {
         self.len() == 0
     }
 
+    /// Whether this process may change all bytes ([`Seg::is_writable`]).
+    #[inline]
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.segs().iter().all(Seg::is_writable)
+    }
+
     /// The part of `len` bytes at `offset`.
     ///
     /// # Panics

@@ -156,7 +156,7 @@ impl<'a, S: RdmaSession + IoSource + TargetLifecycle, J: RdmaProtocolChecks> Rdm
                 }
                 WorkRequest::Read { id, local, remote } => {
                     assert_eq!(local.len(), remote.len as usize);
-                    assert!(local.segs().iter().all(Seg::is_writable));
+                    assert!(local.is_writable());
                     self.posted.push((*id, work));
                 }
                 WorkRequest::Write { id, local, remote } => {

@@ -168,7 +168,7 @@ impl<K: CommandKind> IoJob<K> {
 
     /// Drops borrowed memory before a retry, because received data cannot be written to it.
     pub(crate) fn forget_borrowed(&mut self) {
-        let is_lent = |list: &mut SgList| list.segs().iter().any(|seg| !seg.is_writable());
+        let is_lent = |list: &mut SgList| !list.is_writable();
         self.buffer.take_if(is_lent);
     }
 

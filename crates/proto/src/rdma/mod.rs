@@ -49,6 +49,22 @@ pub struct Remote {
     pub len: u32,
 }
 
+impl Remote {
+    /// Whether a read of all of this memory fills `local`, which may be written.
+    #[inline]
+    #[must_use]
+    pub fn fills(&self, local: &SgList) -> bool {
+        usize::try_from(self.len).is_ok_and(|len| len == local.len()) && local.is_writable()
+    }
+
+    /// Whether this memory has room for all of `local`.
+    #[inline]
+    #[must_use]
+    pub fn has_room_for(&self, local: &SgList) -> bool {
+        usize::try_from(self.len).is_ok_and(|len| len >= local.len())
+    }
+}
+
 /// Remote access rights of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteRights {

@@ -362,13 +362,12 @@ impl QueuePair for DeviceQueuePair {
                 self.begin(verb, id, &head, &payload, is_possible);
             }
             WorkRequest::Read { id, local, remote } => {
-                let fits = usize::try_from(remote.len).is_ok_and(|len| len == local.len());
-                let is_possible = self.reads > 0 && fits && local.segs().iter().all(Seg::is_writable);
+                let is_possible = self.reads > 0 && remote.fills(&local);
                 self.begin(WorkVerb::Read(remote_memory(remote)), id, &[], &local, is_possible);
             }
             WorkRequest::Write { id, local, remote } => {
-                let fits = usize::try_from(remote.len).is_ok_and(|len| len >= local.len());
-                self.begin(WorkVerb::Write(remote_memory(remote)), id, &[], &local, fits);
+                let is_possible = remote.has_room_for(&local);
+                self.begin(WorkVerb::Write(remote_memory(remote)), id, &[], &local, is_possible);
             }
             WorkRequest::Register { id, mut local, access } => {
                 if let Some(remote) = self.register(id, &mut local, access) {
@@ -414,8 +413,7 @@ impl QueuePair for DeviceQueuePair {
             self.events.push_back(Event::Done { id, result: Err(WorkError::Flushed) });
             return None;
         }
-        let is_possible = !local.is_empty()
-            && (access == RemoteRights::RemoteRead || local.segs().iter().all(Seg::is_writable));
+        let is_possible = !local.is_empty() && (access == RemoteRights::RemoteRead || local.is_writable());
         if !is_possible {
             self.fail(id);
             return None;

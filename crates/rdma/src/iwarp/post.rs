@@ -7,7 +7,7 @@ use crate::queue_pair::{Caps, Fault, Provider};
 use blockmux_proto::rdma::{
     Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
 };
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::SgList;
 
 impl QueuePair for Iwarp {
     #[inline]
@@ -38,13 +38,11 @@ impl QueuePair for Iwarp {
                 );
             }
             WorkRequest::Read { id, local, remote } => {
-                let is_possible = self.negotiated.ord > 0
-                    && local.len() == remote.len as usize
-                    && local.segs().iter().all(Seg::is_writable);
+                let is_possible = self.negotiated.ord > 0 && remote.fills(&local);
                 self.enqueue(id, PostedTransfer::Read { local, remote }, is_possible);
             }
             WorkRequest::Write { id, local, remote } => {
-                let is_possible = local.len() <= remote.len as usize;
+                let is_possible = remote.has_room_for(&local);
                 self.enqueue(id, PostedTransfer::Write { local, remote }, is_possible);
             }
             WorkRequest::Disconnect if self.phase == IwarpPhase::Connected => {
@@ -80,7 +78,7 @@ impl QueuePair for Iwarp {
         if self.phase == IwarpPhase::Connected && self.write_whole(local, remote) {
             return false;
         }
-        let is_possible = local.len() <= remote.len as usize;
+        let is_possible = remote.has_room_for(local);
         self.enqueue(id, PostedTransfer::Write { local: local.clone(), remote }, is_possible);
         true
     }

@@ -5,7 +5,7 @@ use super::requester::RequestedTransfer;
 use super::{Roce, RocePhase};
 use crate::queue_pair::{Caps, Fault, Provider};
 use blockmux_proto::rdma::{Event, QueuePair, Remote, RemoteRights, WorkError, WorkId, WorkRequest};
-use blockmux_volume::{Seg, SgList};
+use blockmux_volume::SgList;
 
 impl QueuePair for Roce {
     #[inline]
@@ -32,14 +32,12 @@ impl QueuePair for Roce {
                 self.enqueue(id, send, len <= MAX_TRANSFER as usize);
             }
             WorkRequest::Read { id, local, remote } => {
-                let is_possible = self.requester.reads() > 0
-                    && remote.len <= MAX_TRANSFER
-                    && local.len() == remote.len as usize
-                    && local.segs().iter().all(Seg::is_writable);
+                let fits = remote.len <= MAX_TRANSFER && remote.fills(&local);
+                let is_possible = self.requester.reads() > 0 && fits;
                 self.enqueue(id, RequestedTransfer::Read { local, remote }, is_possible);
             }
             WorkRequest::Write { id, local, remote } => {
-                let is_possible = local.len() <= (remote.len.min(MAX_TRANSFER)) as usize;
+                let is_possible = remote.has_room_for(&local) && local.len() <= MAX_TRANSFER as usize;
                 self.enqueue(id, RequestedTransfer::Write { local, remote }, is_possible);
             }
             WorkRequest::Disconnect if self.phase == RocePhase::Connected => {

@@ -144,7 +144,7 @@ fn a_retried_read_is_not_written_into_borrowed_data() {
     queue.resume(Duration::from_millis(500));
     let again = queue.next().unwrap();
     let (list, _) = queue.data_in(again.key).unwrap();
-    assert!(list.segs().iter().all(Seg::is_writable));
+    assert!(list.is_writable());
     finish(&mut queue, &again, vec![2; 512]).unwrap();
     assert_eq!(queue.poll_done().unwrap().result.unwrap().into_data().to_vec(), [2; 512]);
 }
