@@ -2,8 +2,9 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod loopback_target;
+
 use blockmux_proto::driver::session::{Connections, Control, Initiator};
-use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
 use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
@@ -15,17 +16,18 @@ use blockmux_proto::nvme_rdma::client::{NvmeRdmaAdminSession, NvmeRdmaQueueSessi
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_rdma::Driven;
-use blockmux_rdma::loopback::{self, Loopback};
-use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{
-    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
-};
+use blockmux_rdma::loopback::Loopback;
+use blockmux_volume::{Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag};
+use loopback_target::LoopbackTarget;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 8 << 20;
+
+/// A controller's queue.
+type ControllerEnd = LoopbackTarget<NvmeRdmaTargetSession>;
 
 struct ServedSubsystem {
     node: Arc<NvmeNode>,
@@ -48,11 +50,7 @@ impl ServedSubsystem {
     /// Creates a connection for a host's endpoint: the controller's end, and the host's.
     fn connect(&self, endpoint: &Endpoint) -> (ControllerEnd, Loopback) {
         let session = NvmeRdmaTargetSession::new(self.node.clone(), Pool::new(512 << 20), Instant::now());
-        let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
-        let core = TestCore::new().as_core();
-        let open = |export: &Export| export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
-        let channel = open(&self.exports.get(VolumeId(0)).unwrap());
-        (ControllerEnd { driven: Driven::new(session, passive, Instant::now()), channel }, active)
+        LoopbackTarget::connect(endpoint, session, &self.exports)
     }
 }
 
@@ -62,31 +60,6 @@ fn nqn(name: &str) -> Nqn {
 
 fn names() -> Names {
     Names { host: nqn("nqn.2026-11.test:host"), host_id: [7; 16], subsystem: nqn("nqn.2026-11.test:disk") }
-}
-
-/// A controller's queue and its volume: a minimal engine.
-struct ControllerEnd {
-    driven: Driven<Loopback, NvmeRdmaTargetSession>,
-    channel: Box<dyn Channel>,
-}
-
-impl ControllerEnd {
-    fn pump(&mut self) -> bool {
-        self.driven.on_turn(Instant::now());
-        let mut has_moved = self.driven.pump();
-        while let Some((volume, io)) = self.driven.source().poll_io() {
-            has_moved = true;
-            if self.driven.source().begin(volume, &io, false).is_err() {
-                continue;
-            }
-            let mut done: Vec<Completion> = Vec::new();
-            self.channel.submit(io);
-            self.channel.kick();
-            self.channel.poll(&mut done);
-            done.into_iter().for_each(|done| self.driven.source().on_io(done, Instant::now()));
-        }
-        has_moved
-    }
 }
 
 /// A host with its admin queue and I/O queues, and the controller's ends of them.

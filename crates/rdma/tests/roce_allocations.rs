@@ -7,11 +7,11 @@ mod counting;
 mod rounds;
 
 use blockmux_proto::driver::session::Timed;
-use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
+use blockmux_proto::rdma::{Event, QueuePair};
 use blockmux_rdma::Provider;
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
 use blockmux_volume::{Chunk, Memory, Pool};
-use rounds::{ConnectedPair, Round, RoundKind};
+use rounds::{ConnectedPair, Round, endpoint, rounds_of_every_kind};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
@@ -26,14 +26,6 @@ struct Pair {
 
 impl Pair {
     fn new(mtu: u16, marks: bool) -> Pair {
-        let endpoint = Endpoint {
-            receives: 64,
-            receive_len: 64 << 10,
-            sends: 64,
-            reads: 16,
-            regions: 64,
-            private_data: Vec::new(),
-        };
         let addresses = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(192, 0, 2, host)));
         let (pool, now) = (Pool::new(64 << 20), Instant::now());
         let ends = [0, 1].map(|side: usize| {
@@ -55,7 +47,7 @@ impl Pair {
                 guid: 0x42_4d58 << 40,
             };
             let create = [Roce::active, Roce::passive][side];
-            create(&endpoint, config, numbers, pool.clone(), [side as u8; 32], now)
+            create(&endpoint(), config, numbers, pool.clone(), [side as u8; 32], now)
         });
         let chunk = Chunk::new(Memory::from_heap(BUFFER));
         let mut pair = Pair { ends, packet: Vec::with_capacity(8192), chunk, marks, now };
@@ -116,27 +108,11 @@ impl ConnectedPair for Pair {
 
 #[test]
 fn messages_writes_and_reads_allocate_nothing() {
-    let kinds = [
-        RoundKind::Sends,
-        RoundKind::Writes,
-        RoundKind::Reads,
-        RoundKind::WritesAndClosings,
-        RoundKind::Immediate,
-    ];
     for (mtu, marks) in [(1024, false), (4096, false), (1024, true)] {
-        for kind in kinds {
-            for len in [512, 4096, 60_000] {
-                let mut round = Round::new(Pair::new(mtu, marks), len, kind, len == 4096);
-                let mut allocations = 0;
-                for turn in 0..40 {
-                    let before = counting::of_this_thread();
-                    round.run(kind);
-                    if turn >= 20 {
-                        allocations += counting::of_this_thread() - before;
-                    }
-                }
-                assert_eq!(allocations, 0, "{kind:?} of {len} bytes, MTU {mtu}, marks: {marks}");
-            }
+        for (kind, len) in rounds_of_every_kind() {
+            let mut round = Round::new(Pair::new(mtu, marks), len, kind, len == 4096);
+            let allocations = round.allocations(kind, 40);
+            assert_eq!(allocations, 0, "{kind:?} of {len} bytes, MTU {mtu}, marks: {marks}");
         }
     }
 }

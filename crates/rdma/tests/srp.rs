@@ -3,23 +3,22 @@
 #![allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "an overflow fails the test")]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod loopback_target;
+
 use blockmux_proto::driver::session::{Connections, Initiator, StreamConnections, Timed};
-use blockmux_proto::driver::target::{IoSource, TargetLifecycle};
 use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
-use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
+use blockmux_proto::rdma::{Endpoint, RdmaConnections};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, TargetPort, UnitIdentity};
 use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpAccess, SrpNode, SrpPortId, SrpTarget};
 use blockmux_proto::srp::server::SrpTargetSession;
 use blockmux_rdma::Driven;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig, SETUP_TIMEOUT};
-use blockmux_rdma::loopback::{self, Loopback};
-use blockmux_volume::conformance::TestCore;
-use blockmux_volume::{
-    Channel, Completion, Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag, Waker,
-};
+use blockmux_rdma::loopback::Loopback;
+use blockmux_volume::{Io, IoError, MemVolume, Op, Output, Pool, Seg, SgList, Tag};
+use loopback_target::LoopbackTarget;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,6 +26,9 @@ use std::time::Instant;
 
 const SIZE: u64 = 8 << 20;
 const TARGET: SrpPortId = SrpPortId([2; 16]);
+
+/// A channel at the target.
+type Server = LoopbackTarget<SrpTargetSession>;
 
 struct Served {
     node: Arc<SrpNode>,
@@ -58,36 +60,7 @@ impl Served {
     fn connect(&self, endpoint: &Endpoint) -> (Server, Loopback) {
         let now = Instant::now();
         let session = SrpTargetSession::new(self.node.clone(), Pool::new(512 << 20), Arc::new(|| {}), now);
-        let (active, passive) = loopback::pair(endpoint, &session.endpoint(), [9; 32]);
-        let core = TestCore::new().as_core();
-        let export = self.exports.get(VolumeId(0)).unwrap();
-        let channel = export.volume.open(&core, session.depth(), Waker::idle()).unwrap();
-        (Server { driven: Driven::new(session, passive, now), channel }, active)
-    }
-}
-
-/// A channel at the target with its volume: a minimal engine.
-struct Server {
-    driven: Driven<Loopback, SrpTargetSession>,
-    channel: Box<dyn Channel>,
-}
-
-impl Server {
-    fn pump(&mut self) -> bool {
-        self.driven.on_turn(Instant::now());
-        let mut has_moved = self.driven.pump();
-        while let Some((volume, io)) = self.driven.source().poll_io() {
-            has_moved = true;
-            if self.driven.source().begin(volume, &io, false).is_err() {
-                continue;
-            }
-            let mut done: Vec<Completion> = Vec::new();
-            self.channel.submit(io);
-            self.channel.kick();
-            self.channel.poll(&mut done);
-            done.into_iter().for_each(|done| self.driven.source().on_io(done, Instant::now()));
-        }
-        has_moved
+        LoopbackTarget::connect(endpoint, session, &self.exports)
     }
 }
 

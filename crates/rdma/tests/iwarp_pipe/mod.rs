@@ -1,10 +1,10 @@
 //! Two ends of an iWARP connection in one thread, with a stream between them that allocates
 //! nothing.
 
-use crate::rounds::ConnectedPair;
+use crate::rounds::{ConnectedPair, endpoint};
 use blockmux_proto::driver::outbox::OutboxPiece;
 use blockmux_proto::driver::session::{Demand, StreamSession};
-use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
+use blockmux_proto::rdma::{Event, QueuePair};
 use blockmux_rdma::Provider;
 use blockmux_rdma::iwarp::{Iwarp, IwarpConfig};
 use blockmux_volume::{Chunk, Memory, Pool};
@@ -20,14 +20,7 @@ pub(crate) struct Pipe {
 
 impl Pipe {
     pub(crate) fn new(config: &IwarpConfig) -> Pipe {
-        let endpoint = Endpoint {
-            receives: 64,
-            receive_len: 64 << 10,
-            sends: 64,
-            reads: 16,
-            regions: 64,
-            private_data: Vec::new(),
-        };
+        let endpoint = endpoint();
         let (pool, now) = (Pool::new(64 << 20), Instant::now());
         let mut pipe = Pipe {
             active: Iwarp::active(&endpoint, config.clone(), pool.clone(), [1; 32], now),

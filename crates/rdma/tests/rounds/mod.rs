@@ -1,6 +1,9 @@
 //! Rounds of equal work between two ends of a connection, to count what they allocate.
 
-use blockmux_proto::rdma::{Event, MessageHead, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
+use crate::counting;
+use blockmux_proto::rdma::{
+    Endpoint, Event, MessageHead, QueuePair, Remote, RemoteRights, WorkId, WorkRequest,
+};
 use blockmux_rdma::Provider;
 use blockmux_volume::{Memory, Pages, SgList};
 
@@ -36,6 +39,30 @@ pub(crate) enum RoundKind {
     WritesAndClosings,
     /// Writes and invalidations by the methods that may execute them immediately.
     Immediate,
+}
+
+/// Every kind of work, at several lengths in bytes.
+pub(crate) fn rounds_of_every_kind() -> impl Iterator<Item = (RoundKind, usize)> {
+    let kinds = [
+        RoundKind::Sends,
+        RoundKind::Writes,
+        RoundKind::Reads,
+        RoundKind::WritesAndClosings,
+        RoundKind::Immediate,
+    ];
+    kinds.into_iter().flat_map(|kind| [512, 4096, 60_000].map(|len| (kind, len)))
+}
+
+/// An endpoint with enough for a round.
+pub(crate) fn endpoint() -> Endpoint {
+    Endpoint {
+        receives: 64,
+        receive_len: 64 << 10,
+        sends: 64,
+        reads: 16,
+        regions: 64,
+        private_data: Vec::new(),
+    }
 }
 
 /// A connection that repeats its work in rounds.
@@ -120,8 +147,17 @@ impl<P: ConnectedPair> Round<P> {
         posted
     }
 
+    /// Runs this number of rounds; returns the number of allocations after the first 20, in which
+    /// queues grow to their usual depth.
+    pub(crate) fn allocations(&mut self, kind: RoundKind, rounds: usize) -> u64 {
+        (0..20).for_each(|_| self.run(kind));
+        let before = counting::of_this_thread();
+        (20..rounds).for_each(|_| self.run(kind));
+        counting::of_this_thread() - before
+    }
+
     /// Runs until all posted work has completed and all messages were handled.
-    pub(crate) fn run(&mut self, kind: RoundKind) {
+    fn run(&mut self, kind: RoundKind) {
         let mut left = self.post(kind);
         let mut closed = 0;
         while self.pipe.carry() || left > 0 {

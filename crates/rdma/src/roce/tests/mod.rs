@@ -13,6 +13,7 @@ mod shared_link;
 
 use super::congestion::guid;
 use super::{Roce, RoceConfig, RoceNumbers};
+use crate::queue_pair::Violation;
 use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::Endpoint;
 use blockmux_volume::random::SplitMix;
@@ -183,6 +184,15 @@ impl RocePair {
         self.network.is_broken = true;
         self.network.in_transit.clear();
         self.ends.iter_mut().for_each(Roce::on_unreachable);
+    }
+}
+
+/// What the peer reports of a violation by negative acknowledgements, which have few codes.
+fn reported(violation: Violation) -> Violation {
+    match violation {
+        Violation::Refused(_) => Violation::Access,
+        Violation::NoReceive => Violation::NoReceive,
+        _ => Violation::Other,
     }
 }
 

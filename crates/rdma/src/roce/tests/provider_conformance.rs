@@ -1,6 +1,6 @@
 //! The conformance suite over networks of every kind.
 
-use super::{NetworkConditions, PERFECT, RocePair};
+use super::{NetworkConditions, PERFECT, RocePair, reported};
 use crate::conformance::{self, Side, Wire};
 use crate::queue_pair::{Provider, Violation};
 
@@ -22,11 +22,7 @@ impl Wire for RocePair {
     }
 
     fn reported(&self, violation: Violation) -> Violation {
-        match violation {
-            Violation::Refused(_) => Violation::Access,
-            Violation::NoReceive => Violation::NoReceive,
-            _ => Violation::Other,
-        }
+        reported(violation)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Queue pairs over streams of records, which are cut anywhere, and peers that are gone.
 
 use super::super::records::RoceRecords;
+use super::reported;
 use crate::conformance::{self, Side, Wire};
 use crate::queue_pair::{Provider, Violation};
 use blockmux_proto::driver::session::{Demand, StreamSession, Timed};
@@ -120,11 +121,7 @@ impl Wire for RecordPair {
     }
 
     fn reported(&self, violation: Violation) -> Violation {
-        match violation {
-            Violation::Refused(_) => Violation::Access,
-            Violation::NoReceive => Violation::NoReceive,
-            _ => Violation::Other,
-        }
+        reported(violation)
     }
 }
 
