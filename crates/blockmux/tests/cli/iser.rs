@@ -1,24 +1,13 @@
 //! iSER over iWARP: target and initiator with each other, through every command.
 
+use crate::copy_source::{CopySource, a_copy_survives_a_kill};
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
-use rustix::process::Signal;
+use crate::program::{blockmux, succeeds};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::thread;
-
-fn succeeds(words: &[&str]) -> String {
-    let output = blockmux(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
-}
 
 #[test]
 fn every_iscsi_listener_is_also_announced_for_iser() {
@@ -45,20 +34,12 @@ fn every_iscsi_listener_is_also_announced_for_iser() {
 
 #[test]
 fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(16 << 20);
-    fs::write(path("from"), &content).unwrap();
+    let source = CopySource::new(16, 1);
     let daemon = Daemon::serve(&["mem:16m", "--iscsi", "127.0.0.1:0"]);
     let (iscsi, iser) = (&daemon.urls_of("iscsi")[0], &daemon.urls_of("iser")[0]);
     let with_crc = format!("{iser}&crc=on");
     for (there, back) in [(iser, iscsi), (&with_crc, iser), (iscsi, &with_crc)] {
-        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", "--overwrite", &from, there]);
-        succeeds(&["copy", "--overwrite", back, &to]);
-        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
-        fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "--overwrite", "null:16m", there]);
+        source.survives_there_and_back(there, back, &[]);
     }
 }
 
@@ -92,31 +73,12 @@ fn chap_works_over_iser() {
 
 #[test]
 fn a_copy_survives_a_kill_and_restart_of_the_target() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(8 << 20);
-    fs::write(path("from"), &content).unwrap();
-    // Slow enough that the copy is not done at the signal, which the second wait proves.
-    let volume = format!("log:-:delay:5ms:file:{}?size=8m", path("disk"));
-    let mut daemon = Daemon::serve(&[&volume, "--iscsi", "127.0.0.1:0"]);
-    let url = daemon.urls_of("iser").remove(0);
-    let place = url.trim_start_matches("iser://").split('/').next().unwrap().to_owned();
-    let from = format!("file:{}", path("from"));
-    let copy = thread::spawn(move || {
-        blockmux(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url])
-    });
-    for _ in 0..20 {
-        daemon.wait_for_line(" write ");
-    }
-    daemon.signal(Signal::KILL);
-    daemon.wait();
-    daemon.start_again(&[&volume, "--iscsi", &place]);
-    daemon.wait_for_line(" write ");
-    let output = copy.join().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.lines().all(|line| line.contains("trying again")), "{said}");
-    assert!(fs::read(path("disk")).unwrap() == content);
+    let serve = |volume: &str| {
+        let daemon = Daemon::serve(&[volume, "--iscsi", "127.0.0.1:0"]);
+        let url = daemon.urls_of("iser").remove(0);
+        (daemon, url)
+    };
+    a_copy_survives_a_kill(serve, |address| ["--iscsi".to_owned(), address.to_owned()]);
 }
 
 #[test]

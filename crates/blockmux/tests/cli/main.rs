@@ -21,6 +21,7 @@ mod config;
 mod connection_places;
 mod control;
 mod copy;
+mod copy_source;
 mod crash;
 mod daemon;
 mod data_loss;

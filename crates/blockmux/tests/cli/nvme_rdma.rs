@@ -1,19 +1,9 @@
 //! NVMe/RDMA over iWARP: target and initiator with each other, through every command.
 
+use crate::copy_source::CopySource;
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
+use crate::program::succeeds;
 use serde_json::{Value, json};
-use std::fs;
-
-fn succeeds(words: &[&str]) -> String {
-    let output = blockmux(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
-}
 
 #[test]
 fn every_nvme_tcp_listener_is_also_announced_for_nvme_rdma() {
@@ -43,20 +33,12 @@ fn every_nvme_tcp_listener_is_also_announced_for_nvme_rdma() {
 
 #[test]
 fn data_copied_over_tcp_and_rdma_and_back_is_unchanged_with_and_without_crcs() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(16 << 20);
-    fs::write(path("from"), &content).unwrap();
+    let source = CopySource::new(16, 1);
     let daemon = Daemon::serve(&["mem:16m", "--nvme-tcp", "127.0.0.1:0"]);
     let (tcp, rdma) = (&daemon.urls_of("nvme+tcp")[0], &daemon.urls_of("nvme+rdma")[0]);
     let with_crc = format!("{rdma}&crc=on&connections=3&queue_size=8");
     for (there, back) in [(rdma, tcp), (&with_crc, rdma), (tcp, &with_crc)] {
-        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", "--overwrite", &from, there]);
-        succeeds(&["copy", "--overwrite", back, &to]);
-        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
-        fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "--overwrite", "null:16m", there]);
+        source.survives_there_and_back(there, back, &[]);
     }
 }
 

@@ -22,6 +22,13 @@ pub(crate) fn blockmux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item =
     child.wait_with_output().unwrap()
 }
 
+/// Standard output of a run of `blockmux`, which must succeed.
+pub(crate) fn succeeds(words: &[&str]) -> String {
+    let output = blockmux(words);
+    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
 /// Kills a program that runs for longer than any test, so that a test that reads from it or waits
 /// for it sees its end: that test fails and says where, and the others go on.
 pub(crate) fn kill_if_it_hangs(child: &Child) {

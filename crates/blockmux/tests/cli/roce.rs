@@ -1,8 +1,9 @@
 //! The protocols over software RoCEv2: target and initiator with each other, on addresses of
 //! loopback that no other test uses.
 
+use crate::copy_source::{CopySource, a_copy_survives_a_kill};
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
+use crate::program::{blockmux, succeeds, text};
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_wire::roce::UDP_PORT;
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
@@ -14,9 +15,7 @@ use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
 use blockmux_wire::roce::opcode::RoceOpcode;
 use blockmux_wire::roce::packet::RocePacket;
 use blockmux_wire::srp::{BUFFER_FORMAT_DIRECT, LoginRequestRdma, SrpOpcode};
-use rustix::process::Signal;
 use serde_json::Value;
-use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
@@ -56,31 +55,13 @@ fn urls(daemon: &Daemon) -> Vec<(String, String)> {
     ["iser", "srp", "nvme+rdma"].map(of).into()
 }
 
-fn succeeds(words: &[&str]) -> String {
-    let output = blockmux(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn pattern(len: usize, seed: u32) -> Vec<u8> {
-    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
-}
-
 #[test]
 fn data_copied_over_roce_and_back_is_unchanged_with_every_protocol() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
     let daemon = Listeners::new("").serve("mem:16m");
     for (seed, (iwarp, roce)) in (1..).zip(urls(&daemon)) {
-        let content = pattern(16 << 20, seed);
-        fs::write(path("from"), &content).unwrap();
-        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
+        let source = CopySource::new(16, seed);
         for (there, back) in [(&roce, &iwarp), (&iwarp, &roce), (&roce, &roce)] {
-            succeeds(&["copy", "--overwrite", &from, there]);
-            succeeds(&["copy", "--overwrite", back, &to]);
-            assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
-            fs::remove_file(path("to")).unwrap();
-            succeeds(&["copy", "--overwrite", "null:16m", there]);
+            source.survives_there_and_back(there, back, &[]);
         }
     }
 }
@@ -100,50 +81,23 @@ fn a_volume_is_described_over_roce_as_over_iwarp() {
 
 #[test]
 fn several_connections_of_a_session_have_queue_pairs_of_their_own() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(16 << 20, 7);
-    fs::write(path("from"), &content).unwrap();
+    let source = CopySource::new(16, 7);
     let daemon = Listeners::new("").serve("mem:16m");
     for (_, roce) in urls(&daemon) {
         let several = format!("{roce}&connections=4");
-        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", "--overwrite", "--bs", "64k", "--iodepth", "32", &from, &several]);
-        succeeds(&["copy", "--overwrite", "--bs", "64k", "--iodepth", "32", &several, &to]);
-        assert!(fs::read(path("to")).unwrap() == content, "{several}");
-        fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "--overwrite", "null:16m", &roce]);
+        source.survives_there_and_back(&several, &several, &["--bs", "64k", "--iodepth", "32"]);
     }
 }
 
 fn a_copy_survives(protocol: usize) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(8 << 20, 3);
-    fs::write(path("from"), &content).unwrap();
-    // Slow enough that the copy is not done at the signal, which the second wait proves.
-    let volume = format!("log:-:delay:5ms:file:{}?size=8m", path("disk"));
     let listeners = Listeners::new("");
-    let mut daemon = listeners.serve(&volume);
-    let url = urls(&daemon).remove(protocol).1;
-    let place = url.split_once("://").unwrap().1.split('/').next().unwrap().to_owned();
+    let serve = |volume: &str| {
+        let daemon = listeners.serve(volume);
+        let url = urls(&daemon).remove(protocol).1;
+        (daemon, url)
+    };
     let option = listeners.options[2 * protocol].clone();
-    let from = format!("file:{}", path("from"));
-    let copy = thread::spawn(move || {
-        blockmux(["copy", "--overwrite", "--verify", "--bs", "64k", "--iodepth", "8", &from, &url])
-    });
-    for _ in 0..20 {
-        daemon.wait_for_line(" write ");
-    }
-    daemon.signal(Signal::KILL);
-    daemon.wait();
-    daemon.start_again(&[&volume, &option, &format!("{place}?rdma=roce")]);
-    daemon.wait_for_line(" write ");
-    let output = copy.join().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.lines().all(|line| line.contains("trying again")), "{said}");
-    assert!(fs::read(path("disk")).unwrap() == content);
+    a_copy_survives_a_kill(serve, |address| [option, format!("{address}?rdma=roce")]);
 }
 
 #[test]
@@ -236,17 +190,14 @@ fn forged_login(
 /// cannot, would otherwise end the channels of that initiator port.
 #[test]
 fn a_forged_srp_login_does_not_end_the_channels_of_its_initiator_port() {
-    let directory = tempfile::tempdir().unwrap();
-    let (from, content) = (directory.path().join("from"), pattern(4 << 20, 5));
-    fs::write(&from, &content).unwrap();
+    let from = CopySource::new(4, 5);
     let (listeners, stranger) = (Listeners::new(""), Listeners::new(""));
     // Slow enough that the copy goes on while requests are forged, as later writes prove.
     let mut daemon = listeners.serve("log:-:delay:5ms:mem:4m");
     let url = urls(&daemon).remove(1).1;
     let place = url.split_once("://").unwrap().1.to_owned();
-    let from = format!("file:{}", from.display());
     let copy = thread::spawn(move || {
-        blockmux(["copy", "--overwrite", "--verify", "--bs", "4k", "--iodepth", "1", &from, &url])
+        blockmux(["copy", "--overwrite", "--verify", "--bs", "4k", "--iodepth", "1", &from.spec(), &url])
     });
     let login = daemon.wait_for_line("login protocol=\"srp\"");
     let named = |key: &str| {

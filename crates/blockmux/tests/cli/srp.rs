@@ -1,15 +1,10 @@
 //! SRP over iWARP: target and initiator with each other, through every command.
 
+use crate::copy_source::CopySource;
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
+use crate::program::{blockmux, succeeds, text};
 use serde_json::{Value, json};
 use std::fs;
-
-fn succeeds(words: &[&str]) -> String {
-    let output = blockmux(words);
-    assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 fn fails(words: &[&str]) -> String {
     let output = blockmux(words);
@@ -19,10 +14,6 @@ fn fails(words: &[&str]) -> String {
 
 fn told(words: &[&str]) -> Value {
     serde_json::from_str(&succeeds(words)).unwrap()
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u32 / 4).flat_map(|word| (word.wrapping_mul(2_654_435_761) ^ 0xb10c).to_le_bytes()).collect()
 }
 
 /// A target port with two logical units, a second port that admits only one GUID, and a third port
@@ -129,21 +120,13 @@ fn an_initiator_port_sees_only_the_luns_of_its_acl() {
 
 #[test]
 fn data_copied_over_several_channels_and_back_is_unchanged_with_and_without_crcs() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name).display().to_string();
-    let content = pattern(16 << 20);
-    fs::write(path("from"), &content).unwrap();
+    let source = CopySource::new(16, 1);
     let daemon = Daemon::serve(&["mem:16m", "--srp", "127.0.0.1:0", "--iscsi", "127.0.0.1:0"]);
     let (srp, iscsi) = (&daemon.urls_of("srp")[0], &daemon.urls_of("iscsi")[0]);
     let several = format!("{srp}&crc=on&connections=4");
     let plain = format!("{srp}&immediate_data=off");
     for (there, back) in [(srp, iscsi), (&several, &plain), (&plain, &several), (iscsi, srp)] {
-        let (from, to) = (format!("file:{}", path("from")), format!("file:{}?size=16m", path("to")));
-        succeeds(&["copy", "--overwrite", "--verify", &from, there]);
-        succeeds(&["copy", "--overwrite", back, &to]);
-        assert!(fs::read(path("to")).unwrap() == content, "there by {there} and back by {back}");
-        fs::remove_file(path("to")).unwrap();
-        succeeds(&["copy", "--overwrite", "null:16m", there]);
+        source.survives_there_and_back(there, back, &["--verify"]);
     }
 }
 
