@@ -19,7 +19,7 @@ serve_disk 256m
 iscsiadm -m discovery -t sendtargets -p "$HOST"
 set_up open node.session.timeo.replacement_timeout 60
 node open --login
-disk=$(disk_of open 0)
+disk=$(iscsi_disk open 0)
 
 check io_continues_after_resets_of_unit_and_target
 begin_io "$disk"
@@ -84,7 +84,7 @@ done
 iscsiadm -m discovery -t sendtargets -p "$HOST" -I one -I two
 node open -I one --login
 node open -I two --login
-one=$(disk_of open 0 1) two=$(disk_of open 0 2)
+one=$(iscsi_disk open 0 1) two=$(iscsi_disk open 0 2)
 sg_persist --out --register --param-sark=1 "$one"
 sg_persist --out --register --param-sark=2 "$two"
 sg_persist --in --read-keys "$two" | grep -c '^ *0x[12]$' | grep 2
@@ -104,7 +104,7 @@ no_kernel_warnings 'reservation conflict'
 # open-iscsi logs in with a new ISID each time, so this session is a new initiator port without a registration.
 check a_reservation_can_be_preempted
 node open -I one --login
-one=$(disk_of open 0 2)
+one=$(iscsi_disk open 0 2)
 can_read "$one"
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=3 "$two"
 sg_persist --in --read-reservation "$one" | grep 'Exclusive Access'

@@ -65,7 +65,7 @@ node guarded --login
 iscsiadm -m session -P 2 >session
 grep 'HeaderDigest: CRC32C' session
 grep 'DataDigest: CRC32C' session
-disk=$(disk_of guarded 0)
+disk=$(iscsi_disk guarded 0)
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 1048576
 test "$(cat "/sys/block/${disk#/dev/}/device/vendor")" = 'BLOCKMUX'
 
@@ -79,7 +79,7 @@ check fio_verifies_its_writes
 verified_io "$disk"
 
 check a_discard_deallocates_blocks_of_the_file
-file=$(disk_of guarded 5)
+file=$(iscsi_disk guarded 5)
 dd if=/dev/urandom of="$file" bs=1M count=16 oflag=direct
 host run 'test $(du --block-size=1M disk.img | cut -f 1) -ge 16'
 blkdiscard "$file"
@@ -112,25 +112,25 @@ node open --login
 test "$(iscsiadm -m session | wc -l)" = 3
 jobs=
 for nth in 1 2 3; do
-  verified_io "$(disk_of open 0 $nth)" --offset=$((nth * 64))m &
+  verified_io "$(iscsi_disk open 0 $nth)" --offset=$((nth * 64))m &
   jobs="$jobs $!"
 done
 for job in $jobs; do wait "$job"; done
 dd if=/dev/urandom of=random bs=1M count=4
-dd if=random of="$(disk_of open 0 1)" bs=1M oflag=direct
-dd if="$(disk_of open 0 3)" bs=1M count=4 iflag=direct | cmp - random
+dd if=random of="$(iscsi_disk open 0 1)" bs=1M oflag=direct
+dd if="$(iscsi_disk open 0 3)" bs=1M count=4 iflag=direct | cmp - random
 node open --logout
 
 check a_4kn_disk_and_a_512e_slice_have_file_systems
 node blocks --login
 queue() { cat "/sys/block/${1#/dev/}/queue/$2"; }
-large=$(disk_of blocks 0)
+large=$(iscsi_disk blocks 0)
 test "$(queue "$large" logical_block_size)" = 4096
 test "$(queue "$large" physical_block_size)" = 4096
 test "$(cat "/sys/block/${large#/dev/}/size")" = $((384 << 11))
 file_system xfs "$large"
 verified_io "$large"
-part=$(disk_of blocks 1)
+part=$(iscsi_disk blocks 1)
 test "$(queue "$part" logical_block_size)" = 512
 test "$(queue "$part" physical_block_size)" = 4096
 file_system ext4 "$part"

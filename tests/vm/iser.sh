@@ -35,7 +35,7 @@ over_iser -o update -n node.session.timeo.replacement_timeout -v 60
 over_iser --login
 iscsiadm -m session -P 1 >session
 grep 'Iface Transport: iser' session
-disk=$(disk_of open 0)
+disk=$(iscsi_disk open 0)
 
 check an_ext4_file_system_keeps_its_files
 file_system ext4 "$disk"
@@ -57,7 +57,7 @@ no_kernel_warnings .     # Linux logs every lost connection
 check the_same_port_also_serves_iscsi
 iscsiadm -m discovery -t sendtargets -p "$HOST"
 node open --login
-verified_io "$(disk_of open 0 2)" --size=4m
+verified_io "$(iscsi_disk open 0 2)" --size=4m
 verified_io "$disk" --size=4m
 node open --logout
 over_iser --logout

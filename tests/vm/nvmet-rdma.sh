@@ -2,34 +2,17 @@
 . /lib.sh
 . /nvme.inc
 . /siw.inc
-modprobe -a nvmet nvmet_rdma
-mount -t configfs none /sys/kernel/config
-nvmet=/sys/kernel/config/nvmet
+. /nvmet-target.inc
+modprobe nvmet_rdma
 unimportant='siw: |nvmet_rdma: '
 
 # A disk of 32 MiB in memory.
 truncate -s 32M disk
-subsystem=$nvmet/subsystems/$NQN
-mkdir "$subsystem"
-echo 1 >"$subsystem/attr_allow_any_host"
-mkdir "$subsystem/namespaces/1"
-printf %s "$PWD/disk" >"$subsystem/namespaces/1/device_path"
-echo 1 >"$subsystem/namespaces/1/buffered_io"
-echo 1 >"$subsystem/namespaces/1/enable"
-# add_port NUMBER PORT
-add_port() {
-  mkdir "$nvmet/ports/$1"
-  echo ipv4 >"$nvmet/ports/$1/addr_adrfam"
-  echo rdma >"$nvmet/ports/$1/addr_trtype"
-  echo 10.88.0.15 >"$nvmet/ports/$1/addr_traddr"
-  echo "$2" >"$nvmet/ports/$1/addr_trsvcid"
-  open_port "$1"
-}
-open_port() { ln -s "$subsystem" "$nvmet/ports/$1/subsystems/$NQN"; }
-# close_port NUMBER: ends every connection to the port and accepts no more.
-close_port() { rm "$nvmet/ports/$1/subsystems/$NQN"; }
-add_port 1 3260
-add_port 2 3261
+nvmet_disk "$PWD/disk"
+nvmet_port 1 rdma 10.88.0.15 3260
+nvmet_port 2 rdma 10.88.0.15 3261
+open_port 1
+open_port 2
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
 url="nvme+rdma://$GUEST:3261/$NQN/1?rdma=iwarp"

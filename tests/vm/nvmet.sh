@@ -32,22 +32,18 @@ truncate -s 32M disk
 has_data() { ! is_zero disk 1; }
 host start copy "blockmux copy --overwrite --verify 'rate:bw=4m:file:source.img' '$url'"
 within 60 has_data
-rm "$port/subsystems/$NQN"
+close_port 1
 fails host run "blockmux info '$url?ctrl_loss_tmo=0'"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+open_port 1
 host wait copy
 host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 no_kernel_warnings .     # Linux logs the removal of a target
 
 check io_uses_the_optimized_port_and_continues_on_the_other
+nvmet_port 2 tcp "$GUEST" 4421
 second=$nvmet/ports/2
-mkdir "$second"
-echo ipv4 >"$second/addr_adrfam"
-echo tcp >"$second/addr_trtype"
-echo "$GUEST" >"$second/addr_traddr"
-echo 4421 >"$second/addr_trsvcid"
 echo non-optimized >"$second/ana_groups/1/ana_state"
-ln -s "$subsystem" "$second/subsystems/$NQN"
+open_port 2
 paths="nvme+tcp://$GUEST,$GUEST:4421/$NQN/1?iopolicy=queue-depth"
 : >disk
 truncate -s 32M disk
@@ -60,12 +56,12 @@ echo optimized >"$port/ana_groups/1/ana_state"
 echo inaccessible >"$second/ana_groups/1/ana_state"
 sleep 1
 echo optimized >"$second/ana_groups/1/ana_state"
-rm "$port/subsystems/$NQN"
+close_port 1
 host wait copy
 host run "blockmux copy --overwrite '$paths' file:back.img && cmp source.img back.img"
-ln -s "$subsystem" "$port/subsystems/$NQN"
+open_port 1
 host run "blockmux copy --overwrite '$url?paths=all' file:back.img && cmp source.img back.img"
-rm "$second/subsystems/$NQN"
+close_port 2
 rmdir "$second"
 no_kernel_warnings .
 

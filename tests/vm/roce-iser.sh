@@ -15,7 +15,7 @@ over_iser -o update -n node.session.timeo.replacement_timeout -v 60
 over_iser --login
 iscsiadm -m session -P 1 >session
 grep 'Iface Transport: iser' session
-disk=$(disk_of disk 0)
+disk=$(iscsi_disk disk 0)
 
 check fio_verifies_its_writes_by_iser
 verified_io "$disk" --size=8m

@@ -15,7 +15,7 @@ fails log_in 4444444444444444 $our_ipv4
 # By default ib_srp asks for 7 retries, which rxe takes for any number: it would not notice that a server is gone.
 log_in 2222222222222222 $our_ipv4 ,ch_count=2,tl_retry_count=3
 first=$(hosts | head -1)
-disk=$(disk_of "$first")
+disk=$(srp_disk "$first")
 port=/sys/class/srp_remote_ports/port-$first:1
 echo off >"$port/fast_io_fail_tmo"
 echo 2 >"$port/reconnect_delay"
@@ -51,6 +51,7 @@ no_kernel_warnings .     # Linux logs every lost connection
 kill_server
 
 check our_initiator_copies_to_ib_srpt_over_rocev2
+truncate -s 32M theirs.img
 lio_disk /disks/theirs.img 32
 srpt_target rxe0 $srp_port $rxe_ipv4
 url="srp://$rxe_ipv4:$srp_port/$guid$guid/0?rdma=roce"
@@ -58,4 +59,5 @@ in_ours blockmux discover "$url" >found
 grep "$guid$guid/0" found
 describes_32_mib "$url"
 copies_data "$url"
+fails is_zero theirs.img 8
 no_kernel_warnings .

@@ -19,7 +19,7 @@ serve_disk() { serve "--config blockmux.toml --srp $HOST:3260 --srp $HOST:3261";
 add_path() {
   log_in 2222222222222222 "$1" ",initiator_ext=000000000000000$2"
   scsi_host=$(hosts | tail -1)
-  disk=$(disk_of "$scsi_host")
+  disk=$(srp_disk "$scsi_host")
   port=/sys/class/srp_remote_ports/port-$scsi_host:1
   echo off >"$port/dev_loss_tmo"
   echo 1 >"$port/fast_io_fail_tmo"

@@ -33,7 +33,7 @@ no_kernel_warnings 'ib_srp|scsi host'
 check the_kernel_logs_in_with_several_channels
 log_in 2222222222222222 $target ,ch_count=2
 first=$(hosts | head -1)
-disk=$(disk_of "$first")
+disk=$(srp_disk "$first")
 test "$(cat "/sys/block/${disk#/dev/}/size")" = 393216
 grep -x 2 "/sys/class/scsi_host/host$first/ch_count"
 no_kernel_warnings 'ib_srp|scsi host'
@@ -57,7 +57,7 @@ no_kernel_warnings 'SRP'
 check two_initiators_have_their_own_reservations
 log_in 2222222222222222 $target ,initiator_ext=0000000000000007
 second=$(hosts | tail -1)
-other=$(disk_of "$second")
+other=$(srp_disk "$second")
 sg_persist --out --register --param-sark=1 "$disk"
 sg_persist --out --reserve --param-rk=1 --prout-type=1 "$disk"
 sg_persist --out --register --param-sark=2 "$other"
@@ -114,7 +114,7 @@ long=,max_sect=8192,sg_tablesize=1024,allow_ext_sg=1
 # Just after a logout ib_srp may still count the old session.
 within 20 log_in 2222222222222222 $target $long
 first=$(hosts | head -1)
-disk=$(disk_of "$first")
+disk=$(srp_disk "$first")
 long_io() {
   echo 4096 >"/sys/block/${1#/dev/}/queue/max_sectors_kb"
   verified_io "$1" --bsrange=4m-4m --size=32m --iodepth=2
@@ -130,7 +130,7 @@ modprobe ib_srp never_register=Y
 no_kernel_warnings 'unsafe|UNSAFE|siw: '
 log_in 2222222222222222 $target $long,cmd_sg_entries=1
 first=$(hosts | head -1)
-disk=$(disk_of "$first")
+disk=$(srp_disk "$first")
 verified_io "$disk"
 long_io "$disk"
 no_kernel_warnings 'ib_srp|scsi host|sd .*: '

@@ -62,7 +62,7 @@ check an_iscsi_initiator_reconnects_after_a_pause
 iscsiadm -m discovery -t sendtargets -p "$HOST"
 set_up open node.session.timeo.replacement_timeout 60
 node open --login
-within 60 has_disk open 0
+within 60 has_iscsi_disk open 0
 disk=/dev/$disk_name
 measured 'iSCSI, no takeover' "$disk" nothing
 measured 'iSCSI, takeover' "$disk" take_over
