@@ -54,7 +54,7 @@ impl Target {
             let mut session =
                 dialer.log_in(SessionPurpose::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             let is_over = |session: &FirstConnection<'_, IscsiInitiatorSession>| session.0.is_over();
-            run_session(&self.address, &mut FirstConnection(&mut session), TIMEOUT, is_over).unwrap();
+            run_session(&self.address, None, &mut FirstConnection(&mut session), TIMEOUT, is_over).unwrap();
             let info = session.volume_info().unwrap();
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });

@@ -81,7 +81,8 @@ impl FormDialer {
 
     fn ask(&self) -> VolumeInfo {
         let mut session = self.log_in(NbdSessionMode::Info, &Pool::new(1 << 20), Instant::now());
-        run_session(&self.paths.addresses[0], &mut session, TIMEOUT, NbdInitiatorSession::is_over).unwrap();
+        run_session(&self.paths.addresses[0], None, &mut session, TIMEOUT, NbdInitiatorSession::is_over)
+            .unwrap();
         session.volume_info().unwrap()
     }
 }

@@ -143,20 +143,6 @@ impl From<Duration> for LoginTimeouts {
     }
 }
 
-/// Connects and runs `session` until `done` returns true or the session is over.
-///
-/// # Errors
-/// If the target cannot be reached, closes the connection, exceeds a timeout or breaks the
-/// protocol.
-pub fn run_session<S: SingleStream>(
-    address: &Address,
-    session: &mut S,
-    timeouts: impl Into<LoginTimeouts>,
-    done: impl FnMut(&S) -> bool,
-) -> Result<(), Broken> {
-    run_secured(address, None, session, timeouts, done)
-}
-
 /// A connection for a login on an ordinary thread.
 pub(crate) struct LoginConnection<'a> {
     address: &'a Address,
@@ -212,12 +198,13 @@ fn explained(broken: Broken, timeout: Duration, is_answering: bool) -> Broken {
     }
 }
 
-/// Connects and runs `session` over a blocking socket, with TLS if `secure` is given: from the
-/// beginning, or when the session demands it.
+/// Connects over TCP or to a Unix socket and runs `session` until `done` returns true or the session
+/// is over, with TLS if `secure` is given: from the beginning, or when the session demands it.
 ///
 /// # Errors
-/// As for [`run_session`], and if the TLS handshake fails.
-pub fn run_secured<S: SingleStream>(
+/// If the target cannot be reached, closes the connection, exceeds a timeout or breaks the
+/// protocol, or the TLS handshake fails.
+pub fn run_session<S: SingleStream>(
     address: &Address,
     secure: Option<Secure>,
     session: &mut S,
@@ -430,7 +417,7 @@ mod tests {
         };
         let mut session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
         let timeout = Duration::from_millis(10);
-        let error = run_session(&Address::Unix(path), &mut session, timeout, |_| false).unwrap_err();
+        let error = run_session(&Address::Unix(path), None, &mut session, timeout, |_| false).unwrap_err();
         assert_eq!(error.to_string(), "connection failed: no answer within 0 s");
     }
 
@@ -448,7 +435,7 @@ mod tests {
         let mut session = NbdInitiatorSession::new(config, Pool::new(1 << 20), Instant::now());
         let greeting = Some((Duration::from_millis(10), "it speaks another protocol"));
         let timeouts = LoginTimeouts { total: Duration::from_secs(60), greeting };
-        let error = run_session(&Address::Unix(path), &mut session, timeouts, |_| false).unwrap_err();
+        let error = run_session(&Address::Unix(path), None, &mut session, timeouts, |_| false).unwrap_err();
         assert_eq!(
             error.to_string(),
             "connection failed: the server sent nothing within 0 s; it speaks another protocol"

@@ -1,6 +1,6 @@
 //! Connecting to an export of an NBD server.
 
-use crate::carrier::blocking::{self, LoginTimeouts, run_secured};
+use crate::carrier::blocking::{self, LoginTimeouts, run_session};
 use crate::carrier::connection::Broken;
 use crate::carrier::tls::ClientTls;
 use crate::net::socket::Address;
@@ -88,7 +88,7 @@ fn ask(
     let session = NbdInitiatorSession::new(config, Pool::new(LOG_IN_POOL), Instant::now());
     let mut session = if tls.is_some() { session.with_tls() } else { session };
     let ran = tls.map(ClientTls::secure).transpose().map_err(Broken::from).and_then(|secure| {
-        run_secured(address, secure, &mut session, LOG_IN_TIMEOUTS, NbdInitiatorSession::is_over)
+        run_session(address, secure, &mut session, LOG_IN_TIMEOUTS, NbdInitiatorSession::is_over)
     });
     ran.map_err(|broken| NbdConnectError::broken(address, broken))?;
     match session.refusal() {
