@@ -5,6 +5,7 @@ use crate::attach::own_io;
 use crate::attach::way::{Way, WayOptions};
 use blockmux_engine::attach::fuse::FuseOptions;
 use blockmux_engine::attach::own_io::OwnIo;
+use blockmux_engine::attach::program;
 use blockmux_engine::attach::{AttachedDisk, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
@@ -155,8 +156,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // Also after an interrupt, so another runner.
-        if let Err(said) = Programs::default().run(Command::new(LOSETUP).arg("--detach").arg(&self.node)) {
+        if let Err(said) = program::run(Command::new(LOSETUP).arg("--detach").arg(&self.node)) {
             warn!("{said}");
         }
     }

@@ -6,7 +6,7 @@
 
 use super::programs::Programs;
 use crate::cli::bench::veth::{INITIATOR, VethPair};
-use blockmux_engine::attach::{is_installed, nbd, wait_for};
+use blockmux_engine::attach::{is_installed, nbd, program, wait_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -130,8 +130,8 @@ fn attach_nbd(programs: &Programs, veth: &VethPair, url: &str) -> Result<KernelD
 }
 
 fn disconnect_nbd(node: &Path) -> Result<(), String> {
-    // Also after an interrupt, so another runner.
-    Programs::default().run(Command::new(NBD_CLIENT).arg("-d").arg(node)).map(drop)
+    let disconnected = program::run(Command::new(NBD_CLIENT).arg("-d").arg(node));
+    disconnected.map(drop).map_err(|error| error.to_string())
 }
 
 fn attach_aoe(veth: &VethPair, url: &str) -> Result<KernelDisk, String> {

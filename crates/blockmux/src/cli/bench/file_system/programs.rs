@@ -5,7 +5,8 @@ use rustix::process::Signal;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Runs programs one at a time, until it is told to stop.
+/// Runs programs one at a time, until it is told to stop. What undoes their work is run without it,
+/// also after an interrupt.
 #[derive(Default)]
 pub(super) struct Programs(Mutex<RunningPrograms>);
 

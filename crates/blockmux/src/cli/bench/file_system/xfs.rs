@@ -2,6 +2,7 @@
 
 use super::page_cache::PageCacheLimit;
 use super::programs::Programs;
+use blockmux_engine::attach::program;
 use blockmux_lab::bonnie::BonnieRates;
 use rustix::fs::{Advice, fadvise};
 use std::fs::{self, File};
@@ -66,8 +67,7 @@ impl<'a> MountedXfs<'a> {
     /// # Errors
     /// If it is in use, or what was not written cannot be written.
     pub(super) fn unmount(mut self) -> Result<(), String> {
-        // Also after an interrupt, so another runner.
-        Programs::default().run(Command::new("umount").arg(self.directory))?;
+        program::run(Command::new("umount").arg(self.directory)).map_err(|error| error.to_string())?;
         self.is_mounted = false;
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Drop for MountedXfs<'_> {
     fn drop(&mut self) {
         let mut unmount = Command::new("umount");
         if self.is_mounted
-            && let Err(said) = Programs::default().run(unmount.arg("-l").arg(self.directory))
+            && let Err(said) = program::run(unmount.arg("-l").arg(self.directory))
         {
             warn!("{said}");
         }
@@ -95,8 +95,7 @@ fn drop_from_page_cache(directory: &Path) -> io::Result<()> {
 /// The version of bonnie++, as "2.00a"; empty if it does not say.
 pub(super) fn bonnie_version() -> String {
     // Without arguments that it knows, it prints its usage with its version, and fails.
-    let said = Programs::default().run(Command::new(BONNIE).arg("-?"));
-    let said = said.unwrap_or_else(|said| said);
+    let said = program::run(Command::new(BONNIE).arg("-?")).unwrap_or_else(|error| error.to_string());
     version_in(&said).unwrap_or_default().to_owned()
 }
 
