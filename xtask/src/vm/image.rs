@@ -95,6 +95,10 @@ const MODULES: &[&str] = &[
 const PARTS_OF_NEWER_KERNELS: &[&str] =
     &["crc32_generic", "crc32c_generic", "crc32c_intel", "libcrc32c", "sha256_generic"];
 
+/// Name of an image, around the number of the process that has made it.
+const PREFIX: &str = "image-";
+const SUFFIX: &str = ".cpio";
+
 /// Files of this machine that programs read.
 const FILES: &[&str] = &[
     "/etc/iscsi/iscsid.conf",
@@ -164,10 +168,23 @@ pub(crate) fn build(
         let script = script?.path();
         fs::copy(&script, root.join(script.file_name().context("the script's path has no file name")?))?;
     }
-    // Another run may be booting the existing image.
-    let part = image.with_extension(format!("{}.part", std::process::id()));
-    pack(root, &part)?;
-    fs::rename(part, image).with_context(|| image.display().to_string())
+    pack(root, image)
+}
+
+/// The path of this process's image in `place`. Each process has its own, because what the guests
+/// need depends on the scripts. Those of processes that have ended are removed.
+///
+/// # Errors
+/// If `place` cannot be read, or an image cannot be removed.
+pub(crate) fn of_this_process(place: &Path) -> Result<PathBuf> {
+    for entry in fs::read_dir(place)? {
+        let name = entry?.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            fs::remove_file(place.join(name))?;
+        }
+    }
+    Ok(place.join(format!("{PREFIX}{}{SUFFIX}", std::process::id())))
 }
 
 fn copy_to_the_same_place(file: &Path, root: &Path) -> Result<()> {
@@ -262,6 +279,22 @@ fn pack(root: &Path, image: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn images_of_ended_processes_are_removed_and_those_of_others_stay() {
+        let place = tempfile::tempdir().unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        // Process 1 always runs.
+        let [gone, other, log] = [&format!("image-{}.cpio", ended.id()), "image-1.cpio", "iscsi.log"]
+            .map(|name| place.path().join(name));
+        for file in [&gone, &other, &log] {
+            fs::write(file, "").unwrap();
+        }
+        let own = of_this_process(place.path()).unwrap();
+        assert!(own != other && own.parent() == Some(place.path()));
+        assert_eq!([gone, other, log].map(|file| file.exists()), [false, true, true]);
+    }
 
     #[test]
     fn lines_of_ldd_have_libraries_or_none() {

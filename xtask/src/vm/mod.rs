@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         true => build_for_guest(root, &programs)?,
         false => Vec::new(),
     };
-    let image = place.join("image.cpio");
+    let image = image::of_this_process(&place)?;
     image::build(&root.join(SCRIPTS), &kernel, siw.as_deref(), &for_guest, &image)?;
     let (mut checks, mut failed) = (0, Vec::new());
     for script in &scripts {
