@@ -198,8 +198,8 @@ fn explained(broken: Broken, timeout: Duration, is_answering: bool) -> Broken {
     }
 }
 
-/// Connects over TCP or to a Unix socket and runs `session` until `done` returns true or the session
-/// is over, with TLS if `secure` is given: from the beginning, or when the session demands it.
+/// Connects over TCP or to a Unix socket, and runs `session` until `done` returns true or it is
+/// over, with TLS if `secure` is given: from the beginning, or when the session demands it.
 ///
 /// # Errors
 /// If the target cannot be reached, closes the connection, exceeds a timeout or breaks the
