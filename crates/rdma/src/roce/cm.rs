@@ -548,8 +548,9 @@ const REPLY_RETRIES: u8 = 3;
 const RELEASE_RETRIES: u8 = 4;
 /// How often the peer shall repeat packets that are not acknowledged: as often as can be said.
 const ACK_RETRIES: u8 = 7;
-/// Code of the peer's timeout for acknowledgements, 67 ms.
-const ACK_TIMEOUT_CODE: u8 = 14;
+/// Code of the peer's timeout for acknowledgements, 0.54 s, which Linux's initiators ask for, too.
+/// A peer that repeats packets before this side has read them fills its receive buffer for good.
+const ACK_TIMEOUT_CODE: u8 = 17;
 /// Code of the delay of this side's acknowledgements, 17 ms. Linux waits for at least twice that
 /// before it sends a packet again, and for half a second if that is longer.
 const ACK_DELAY_CODE: u8 = 12;

@@ -190,7 +190,6 @@ fn a_request_is_as_the_kernel_makes_it() {
             local_response: ours.local_response,
             path_mtu: ours.path_mtu,
             flow_label: ours.flow_label,
-            ack_timeout: ours.ack_timeout,
             ..req
         };
         assert_eq!(ours.as_bytes(), expected.as_bytes());
