@@ -77,10 +77,13 @@ impl OperationalNegotiation {
     }
 
     /// Completes the negotiation over RDMA. A target does not require RDMAExtensions; an initiator
-    /// has proposed it and requires the answer.
+    /// has proposed it and requires the answer, but not in a discovery session, where the key is
+    /// irrelevant (RFC 7145 §6.3): LIO answers "No" there.
     pub(super) fn finish_rdma(&mut self, side: LoginSide) -> Result<(), NegotiationError> {
-        let is_answered =
-            side == LoginSide::Initiator || self.settled & bit(OperationalKey::RDMAExtensions) != 0;
+        let is_answered = match side {
+            LoginSide::Initiator => !self.is_discovery,
+            LoginSide::Target => self.settled & bit(OperationalKey::RDMAExtensions) != 0,
+        };
         if is_answered && !self.agreed.is_on(OperationalKey::RDMAExtensions) {
             return Err(NegotiationError::NotIser);
         }
@@ -186,6 +189,20 @@ mod tests {
             if let Ok(agreed) = agreed {
                 assert_eq!(agreed.max_send_data_segment_length(), 512);
             }
+        }
+    }
+
+    #[test]
+    fn an_initiator_discovers_by_iser_whatever_the_target_answers() {
+        for answer in ["Yes", "No", "Irrelevant"] {
+            let mut initiator = OperationalNegotiation::new(default_proposal());
+            initiator.set_discovery();
+            let mut initiator = initiator.over_rdma(LoginSide::Initiator);
+            initiator.propose_all(&mut TextBuilder::default());
+            answers(&mut initiator, &[("RDMAExtensions", answer), ("TargetRecvDataSegmentLength", "512")]);
+            let agreed = initiator.finish().unwrap();
+            assert!(agreed.is_on(OperationalKey::RDMAExtensions), "{answer}");
+            assert_eq!(agreed.max_send_data_segment_length(), 512, "{answer}");
         }
     }
 
