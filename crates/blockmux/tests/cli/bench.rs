@@ -354,7 +354,7 @@ fn every_suite_runs_with_published_and_measured_values() {
     ];
     for (suite, figures) in figures {
         let bench = Bench::new();
-        let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.02 --ramp_time 0.01");
+        let words = format!("mem:64m --no_ceiling --suite {suite} --runs 1 --runtime 0.005 --ramp_time 0");
         let out = printed(&bench.command(&words, &[]).output().unwrap());
         assert!(figures.iter().all(|figure| out.contains(figure)), "{out}");
         assert!(out.find("\nlocal ") < out.find("\nnbd "), "the floor first, as everywhere: {out}");
