@@ -1,8 +1,9 @@
-# iSER over software RoCEv2 against Linux's initiator over rxe. Blockmux runs in the guest.
+# iSER over software RoCEv2 against Linux's initiator and target over rxe. Blockmux runs in the guest.
 . /lib.sh
 . /open-iscsi.inc
 . /rxe.inc
 . /roce-storage.inc
+. /lio-rdma.inc
 modprobe ib_iser
 # On a slow machine rxe ends connections now and then (rxe.inc); Linux connects again.
 recovery='iser|connection[0-9]*:0|sd .*: '
@@ -46,3 +47,15 @@ end_io
 over_iser --logout
 no_kernel_warnings .     # Linux logs every lost connection
 kill_server
+
+check our_initiator_copies_to_lio_over_rocev2
+lio_disk /disks/theirs.img 32
+isert_target $iqn $rxe_ipv4:3260
+url="iser://$rxe_ipv4:3260/$iqn/0?rdma=roce"
+in_ours blockmux discover "iser://$rxe_ipv4:3260?rdma=roce" >found
+grep "$iqn/0" found
+describes_32_mib "$url"
+# LIO ends a connection if the data of a write takes longer than 3 seconds, so little of it is in flight.
+copies_data "$url" --bs 64k --iodepth 4
+fails is_zero theirs.img 8
+no_kernel_warnings .

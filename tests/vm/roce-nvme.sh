@@ -38,6 +38,18 @@ disconnect $controller
 no_kernel_warnings .     # Linux logs every lost connection
 kill_server
 
+check linux_connects_to_nvme_by_both_families_of_addresses_where_we_listen_at_all
+for address in 0.0.0.0 '[::]'; do
+  serve_disk
+  case $address in 0.0.0.0) own=$our_ipv4 ;; *) own=$our_ipv6 ;; esac
+  nvme connect -t rdma -a $own -s 4420 -n $NQN --hostnqn="$(name_of 1)" --hostid="$(uuid_of 1)" --nr-io-queues=2
+  find_controller 1
+  verified_io "$(disk_of $controller 1)" --size=2m
+  disconnect $controller
+  kill_server
+done
+no_kernel_warnings "$recovery"
+
 check our_initiator_copies_to_nvmet_over_rocev2
 . /nvmet-target.inc
 copies_to_nvmet $rxe_ipv4 4420
