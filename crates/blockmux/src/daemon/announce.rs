@@ -31,8 +31,17 @@ struct Announced {
     /// In bytes.
     size: u64,
     disk: Option<AnnouncedDisk>,
-    /// URL and commands for each listener and address, with the name of the protocol.
-    connect: Vec<(&'static str, ConnectInfo)>,
+    /// URL and commands for each listener and address.
+    connect: Vec<AnnouncedUrl>,
+}
+
+/// How clients connect to an export at one portal.
+struct AnnouncedUrl {
+    /// Name of the protocol.
+    protocol: &'static str,
+    info: ConnectInfo,
+    /// Whether only clients on other machines can use it.
+    is_for_others: bool,
 }
 
 /// The disk of a volume on this machine.
@@ -83,9 +92,13 @@ impl Announcement {
             for (listener, frontend, portals) in &listeners {
                 let spoken = served_protocols(listener.protocol);
                 for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
-                    let own =
-                        portals.iter().flat_map(|portal| frontend.connect_info(protocol, portal, &named));
-                    own.for_each(|info| add_new(&mut connect, protocol.name, info));
+                    for portal in portals {
+                        let is_for_others = portal.is_for_others();
+                        let own = frontend.connect_info(protocol, portal, &named).into_iter();
+                        let own =
+                            own.map(|info| AnnouncedUrl { protocol: protocol.name, info, is_for_others });
+                        own.for_each(|url| add_new(&mut connect, url));
+                    }
                 }
             }
             Some(Announced { connect, size: export.volume.info().size, name: named.export, disk: None })
@@ -114,7 +127,7 @@ impl Announcement {
     /// The URLs of the export `name`.
     pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
         let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.connect);
-        own.map(|(_, info)| info.url.clone()).collect()
+        own.map(|url| url.info.url.clone()).collect()
     }
 
     /// Text for people; the last line is `ready`.
@@ -154,8 +167,9 @@ impl Announcement {
             if export.connect.is_empty() && export.disk.is_none() {
                 lines.push(format!("  {UNREACHABLE}"));
             }
-            for (_, info) in &export.connect {
-                lines.push(format!("  {}", printable(&shell_word(&info.url))));
+            for AnnouncedUrl { info, is_for_others, .. } in &export.connect {
+                let from = if *is_for_others { FROM_OTHERS } else { "" };
+                lines.push(format!("  {}{from}", printable(&shell_word(&info.url))));
                 lines.extend(info.commands.iter().map(|command| format!("    {}", printable(command))));
             }
         }
@@ -171,13 +185,8 @@ impl Announcement {
             name: &export.name,
             size: export.size,
             device: export.disk.as_ref().map(|disk| disk.path.as_str()),
-            urls: export.connect.iter().map(|(_, info)| info.url.as_str()).collect(),
-            commands: export
-                .connect
-                .iter()
-                .flat_map(|(_, info)| &info.commands)
-                .map(String::as_str)
-                .collect(),
+            urls: export.connect.iter().map(|url| url.info.url.as_str()).collect(),
+            commands: export.connect.iter().flat_map(|url| &url.info.commands).map(String::as_str).collect(),
         });
         let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
         serde_json::to_string(&json).map_err(Failure::run)
@@ -187,14 +196,14 @@ impl Announcement {
     /// the variables that nbdkit sets for the first URL, and the disks, named as by `attach`.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let connect = || self.exports.iter().flat_map(|export| &export.connect);
-        let urls: Vec<&str> = connect().map(|(_, info)| info.url.as_str()).collect();
+        let urls: Vec<&str> = connect().map(|url| url.info.url.as_str()).collect();
         let first = urls.first().copied().unwrap_or_default().to_owned();
         let mut environment = vec![
             ("BLOCKMUX_URLS".to_owned(), urls.join(" ")),
             ("BLOCKMUX_URL".to_owned(), first.clone()),
             ("uri".to_owned(), first),
         ];
-        for (protocol, info) in connect() {
+        for AnnouncedUrl { protocol, info, .. } in connect() {
             let key = format!("BLOCKMUX_{}_URL", protocol.to_ascii_uppercase().replace('-', "_"));
             if environment.iter().all(|(known, _)| *known != key) {
                 environment.push((key, info.url.clone()));
@@ -225,7 +234,7 @@ impl Announced {
         let name = format!("{}  {}", self.name, human_size(self.size));
         let mut protocols: Vec<&str> = Vec::new();
         let mut urls: Vec<_> = self.disk.iter().map(|disk| format!("  {}", printable(&disk.path))).collect();
-        for (protocol, info) in &self.connect {
+        for AnnouncedUrl { protocol, info, .. } in &self.connect {
             if !protocols.contains(protocol) {
                 protocols.push(protocol);
                 urls.push(format!("  {}", printable(&shell_word(&info.url))));
@@ -262,15 +271,15 @@ struct ExportJson<'a> {
 
 /// Adds how clients connect, without what is listed already: protocols over TCP have the same URLs
 /// at all fabrics of a listener, and standard clients the same commands.
-fn add_new(connect: &mut Vec<(&'static str, ConnectInfo)>, protocol: &'static str, mut info: ConnectInfo) {
-    let is_known = |command: &String| connect.iter().any(|(_, known)| known.commands.contains(command));
-    info.commands.retain(|command| !is_known(command));
-    if connect.iter().all(|(_, known)| known.url != info.url) {
-        connect.push((protocol, info));
+fn add_new(connect: &mut Vec<AnnouncedUrl>, mut url: AnnouncedUrl) {
+    let is_known = |command: &String| connect.iter().any(|known| known.info.commands.contains(command));
+    url.info.commands.retain(|command| !is_known(command));
+    if connect.iter().all(|known| known.info.url != url.info.url) {
+        connect.push(url);
     }
 }
 
-/// The addresses at which clients reach a listener, each with its fabrics. A listener on the
+/// The addresses at which these clients reach a listener, each with its fabrics. A listener on the
 /// unspecified address is reached at every address of the machine, or at loopback by local clients.
 fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
     let places = match &listener.place {
@@ -299,9 +308,12 @@ fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
             rdma_query,
         })
     };
-    places.into_iter().flat_map(at).collect()
+    let all = places.into_iter().flat_map(at);
+    all.filter(|portal| clients == ClientLocation::Anywhere || !portal.is_for_others()).collect()
 }
 
+/// Behind a URL that only clients on other machines can use.
+const FROM_OTHERS: &str = "  (from other machines)";
 /// Maximum number of lines that [`AnnouncementDetail::Short`] prints for several exports.
 const MAX_LINES: usize = 20;
 /// Maximum length of a line with several URLs, in characters.
@@ -404,6 +416,30 @@ b  1 GiB
                 assert!(own == listens && !address.ip().is_unspecified() && address.port() == 7, "{address}");
                 assert_eq!(address.is_ipv4(), listens.is_ipv4());
             }
+        }
+    }
+
+    /// One process has the UDP port of RoCEv2 at an address.
+    #[test]
+    fn rocev2_at_all_addresses_is_announced_for_other_machines() {
+        let fabrics = |address: &str, clients| {
+            let listener = listener(Address::Tcp(address.parse().unwrap()));
+            let listener = PolicyListener { fabric: Some(ListenerFabric::Roce), ..listener };
+            let mut found: Vec<_> = portals(&listener, clients)
+                .iter()
+                .map(|portal| (portal.rdma_query, portal.is_for_others()))
+                .collect();
+            found.dedup();
+            found
+        };
+        let (iwarp, roce) = (TCP_TARGET_QUERY, ListenerFabric::Roce.query());
+        for at_all in ["0.0.0.0:7", "[::]:7", "[::1]:7"] {
+            assert_eq!(fabrics(at_all, ClientLocation::Local), [(iwarp, false)], "{at_all}");
+            let anywhere = fabrics(at_all, ClientLocation::Anywhere);
+            assert_eq!(anywhere[..2], [(iwarp, false), (roce, true)], "{at_all}");
+        }
+        for clients in [ClientLocation::Local, ClientLocation::Anywhere] {
+            assert_eq!(fabrics("192.0.2.1:7", clients), [(iwarp, false), (roce, false)]);
         }
     }
 

@@ -16,6 +16,7 @@ use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::serve::listener::{Permit, Serve};
 use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::names::rdma::UDP_TARGET_QUERY;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
@@ -307,6 +308,14 @@ impl Portal {
     /// Both TCP addresses; `None` for a Unix socket or an interface.
     pub(crate) fn tcp(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((self.listener.tcp()?, self.reached_at.tcp()?))
+    }
+
+    /// Whether only clients on other machines reach it. All connections of RoCEv2 at an address use
+    /// one UDP port, which the listener has. A client on this machine takes an address of loopback,
+    /// of which there are many over IPv4, unless the listener has all addresses.
+    pub(crate) fn is_for_others(&self) -> bool {
+        let has_all = |listener: SocketAddr| listener.is_ipv6() || listener.ip().is_unspecified();
+        self.rdma_query == UDP_TARGET_QUERY && self.listener.tcp().is_some_and(has_all)
     }
 
     /// A portal whose listener is bound to this address.

@@ -69,6 +69,7 @@ mod reconnect;
 mod reload;
 mod remote_servers;
 mod roce;
+mod roce_networks;
 mod rotation;
 mod secrets;
 mod serve;

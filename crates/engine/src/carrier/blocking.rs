@@ -286,11 +286,8 @@ fn run<S: SingleStream>(
                 if *is_answering {
                     notice = None;
                 } else if notice.take_if(|notice| Instant::now() >= *notice).is_some() {
-                    warn!(
-                        "{address} accepted the connection but sends nothing; waiting up to {} s; it may serve \
-                         another protocol",
-                        total.as_secs()
-                    );
+                    let (state, reason) = socket.silence();
+                    warn!("{address} {state}; waiting up to {} s; {reason}", total.as_secs());
                 }
             }
             Demand::Close => return Ok(()),

@@ -29,6 +29,11 @@ pub trait LoginStream: io::Read + io::Write {
         true
     }
 
+    /// What is known of a peer from which nothing has arrived, and what the reason may be.
+    fn silence(&self) -> (&'static str, &'static str) {
+        ("accepted the connection but sends nothing", "it may serve another protocol")
+    }
+
     /// Properties of the connection.
     fn transport(&self) -> TransportInfo {
         TransportInfo::default()

@@ -16,7 +16,7 @@ use blockmux_rdma::roce::bytes::{BTH_LEN, QP_GSI, UDP_PORT};
 use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -71,19 +71,21 @@ impl RoceGroup {
         Ok(group)
     }
 
-    /// The group from which an initiator connects, whose packets would leave from `local`.
+    /// The group from which an initiator connects to `peer`, to which packets would leave from
+    /// `local`.
     ///
-    /// On loopback, the target or another initiator may have the UDP port of that address. Since
-    /// all of 127.0.0.0/8 belongs to this machine, the initiator then takes another address there.
+    /// The target or another initiator on this machine may have the UDP port of that address.
+    /// Packets that stay on this machine may come from any address of loopback, all of 127.0.0.0/8,
+    /// so the initiator then takes one that is free.
     ///
     /// # Errors
     /// As for [`RoceGroup::at`].
-    pub(super) fn of_initiator(local: SocketAddr) -> io::Result<Arc<RoceGroup>> {
+    pub(super) fn of_initiator(local: SocketAddr, peer: SocketAddr) -> io::Result<Arc<RoceGroup>> {
         let in_use = match RoceGroup::at(local) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
             other => return other,
         };
-        if !local.is_ipv4() || !local.ip().is_loopback() {
+        if !local.is_ipv4() || !is_of_this_machine(peer) {
             return Err(in_use);
         }
         let is_spare = |group: &Arc<RoceGroup>| group.address.is_ipv4() && group.address.ip().is_loopback();
@@ -182,6 +184,13 @@ impl Drop for RoceShare {
     }
 }
 
+/// Whether packets to this address stay on this machine.
+pub(super) fn is_of_this_machine(address: SocketAddr) -> bool {
+    let mut at_any_port = address;
+    at_any_port.set_port(0);
+    UdpSocket::bind(at_any_port).is_ok()
+}
+
 /// Checks that no other program has the port. One of the same user could open sockets beside ours,
 /// and the kernel would give packets to either.
 fn check_unused(address: SocketAddr) -> io::Result<()> {
@@ -220,7 +229,6 @@ mod tests {
     use super::*;
     use blockmux_proto::driver::outbox::Outbox;
     use blockmux_rdma::roce::record::RecordHead;
-    use std::net::UdpSocket;
 
     /// An address of loopback that no other test, and no other program, uses.
     fn address(last: u8) -> SocketAddr {
@@ -306,7 +314,7 @@ mod tests {
         let _other = UdpSocket::bind(address(2)).unwrap();
         let error = RoceGroup::at(address(2)).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        let own = RoceGroup::of_initiator(address(2)).unwrap();
+        let own = RoceGroup::of_initiator(address(2), address(2)).unwrap();
         assert!(own.address().ip().is_loopback() && own.address() != address(2));
     }
 

@@ -2,7 +2,7 @@
 
 use super::accepted::ArrivedRequest;
 use super::core_port::CorePort;
-use super::group::RoceGroup;
+use super::group::{RoceGroup, is_of_this_machine};
 use super::login::LoginFlow;
 use super::path::{RocePath, local_to};
 use super::stream::{RoceHandle, RoceStream, RoceWatch};
@@ -11,6 +11,7 @@ use crate::net::connector::{Connector, ConnectorHost};
 use crate::net::host::{Host, NetworkStream};
 use crate::net::login_stream::LoginStream;
 use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
+use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_volume::{Core, Waker};
 use std::cell::RefCell;
@@ -117,18 +118,27 @@ impl ConnectionControl for RoceHandle {
 /// The way to a service, and the port to use.
 fn way_to(service: &SocketAddr) -> io::Result<(RocePath, Arc<RoceGroup>)> {
     let local = local_to(*service)?;
-    let group = RoceGroup::of_initiator(local).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            let what = format!(
-                "another program has UDP port {UDP_PORT} of {}; stop it, or unload the module rdma_rxe",
-                local.ip()
-            );
-            io::Error::new(io::ErrorKind::AddrInUse, what)
-        }
+    let group = RoceGroup::of_initiator(local, *service).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => io::Error::new(io::ErrorKind::AddrInUse, in_use(local.ip(), *service)),
         _ => error,
     })?;
     // A group at all addresses leaves the choice to the route.
     let bound = group.address().ip();
     let local = if bound.is_unspecified() { local.ip() } else { bound };
     Ok((RocePath::back(local, *service), group))
+}
+
+/// Says why the UDP port of `local`, from which packets to `peer` leave, cannot be had, and what to
+/// do.
+fn in_use(local: IpAddr, peer: SocketAddr) -> String {
+    if !is_of_this_machine(peer) {
+        return format!(
+            "another program has UDP port {UDP_PORT} of {local}; stop it, or unload the module rdma_rxe"
+        );
+    }
+    let place = if peer.is_ipv4() { "all addresses" } else { "this address" };
+    format!(
+        "the target, another program or the module rdma_rxe has UDP port {UDP_PORT} of {place}; on the target's machine, \
+         connect with {TCP_TARGET_QUERY}, or let the target listen at one IPv4 address"
+    )
 }

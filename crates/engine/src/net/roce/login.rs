@@ -105,6 +105,10 @@ impl LoginStream for LoginFlow {
         false
     }
 
+    fn silence(&self) -> (&'static str, &'static str) {
+        ("does not answer", "it may not listen for RoCEv2, or a firewall may block UDP port 4791")
+    }
+
     fn transport(&self) -> TransportInfo {
         TransportInfo { segment_len: None, flow: Some(self.info) }
     }
