@@ -6,7 +6,7 @@
 //! packet is acknowledged.
 
 use super::cm::RoceTerms;
-use super::congestion::is_guid;
+use super::guid::is_guid;
 use std::time::{Duration, Instant};
 
 /// What has arrived since the last answer.
@@ -74,8 +74,8 @@ impl AckDelay {
     }
 }
 
-/// Packets, and bytes of payload, that are acknowledged at once: at most a quarter of what the peer sends
-/// without an acknowledgement.
+/// Packets, and bytes of payload, that are acknowledged at once: at most a quarter of what the peer
+/// sends without an acknowledgement.
 const MOST_PACKETS: u32 = 32;
 const MOST_BYTES: usize = 32 << 10;
 /// A small part of the shortest timeout of the peer.

@@ -13,8 +13,8 @@
 //! answered by MRA, which asks for more time.
 
 use super::RoceConfig;
-use super::congestion::is_guid;
 use super::encode::PacketHead;
+use super::guid::is_guid;
 use super::psn::Psn;
 use blockmux_wire::roce::bth::{P_KEY_DEFAULT, QP_GSI, U24};
 use blockmux_wire::roce::cm::{

@@ -32,6 +32,7 @@
 //! notified that have sent a notification themselves, or whose GUID is one of this implementation.
 
 use super::cm::RoceTerms;
+use super::guid::is_guid;
 use blockmux_wire::roce::bth::{Bth, NOTIFICATION_RESERVED_LEN};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -292,20 +293,6 @@ fn passed(from: Instant, now: Instant) -> Duration {
 fn after(at: Instant, time: Duration) -> Instant {
     at.checked_add(time).unwrap_or(at)
 }
-
-/// A GUID of this implementation, with 40 random bits.
-pub(super) fn guid(random: u64) -> u64 {
-    GUID_PREFIX << GUID_RANDOM_BITS | random & ((1 << GUID_RANDOM_BITS) - 1)
-}
-
-/// Whether a GUID is one of this implementation.
-pub(super) fn is_guid(guid: u64) -> bool {
-    guid >> GUID_RANDOM_BITS == GUID_PREFIX
-}
-
-/// "BMX". Its second-lowest bit says that no manufacturer was assigned these numbers.
-const GUID_PREFIX: u64 = 0x42_4d58;
-const GUID_RANDOM_BITS: u32 = 40;
 
 /// Least time between two notifications. Earlier ones of the peer do not count (N of DCQCN).
 const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);

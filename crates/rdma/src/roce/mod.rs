@@ -40,6 +40,7 @@ mod ack_delay;
 mod cm;
 mod congestion;
 mod encode;
+mod guid;
 mod identification;
 pub mod port;
 mod post;

@@ -25,7 +25,7 @@
 //! A repeated request names neither.
 
 use super::cm::{RoceNumbers, put_message};
-use super::congestion;
+use super::guid::guid;
 use super::identification::FlowIdentification;
 use crate::regions::Seed;
 use crate::unpredictable::UnpredictableNumbers;
@@ -148,7 +148,7 @@ impl RocePort {
     #[must_use]
     pub fn new(limits: RocePortLimits, seed: Seed) -> RocePort {
         let mut random = UnpredictableNumbers::new(seed);
-        let guid = congestion::guid(u64::from(random.next()) << 32 | u64::from(random.next()));
+        let guid = guid(u64::from(random.next()) << 32 | u64::from(random.next()));
         RocePort {
             limits,
             random,

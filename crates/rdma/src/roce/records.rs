@@ -106,8 +106,8 @@ fn place(flow: Option<FlowInfo>, seed: Seed) -> (RoceConfig, RoceNumbers) {
     (config, RoceNumbers { queue_pair, first_psn, comm_id, guid })
 }
 
-/// Appends the records of the next packets, until they have about `most` bytes; returns whether there
-/// are any.
+/// Appends the records of the next packets, until they have about `most` bytes; returns whether
+/// there are any.
 #[inline]
 fn put_records(roce: &mut Roce, now: Instant, most: usize, bytes: &mut Vec<u8>) -> bool {
     let begin = bytes.len();

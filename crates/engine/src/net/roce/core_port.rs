@@ -147,9 +147,9 @@ impl CorePort {
         Some(self.port.route(&packet.flow()?, packet.datagram, now))
     }
 
-    /// Receives on behalf of a connection that has nothing queued: its records into `chunk`, at most
-    /// `most` bytes, and packets of others into their queues. Packets of both that have arrived
-    /// joined go into the queues, too. Returns the number of bytes in `chunk`.
+    /// Receives on behalf of a connection that has nothing queued: its records into `chunk`, at
+    /// most `most` bytes, and packets of others into their queues. Packets of both that have
+    /// arrived joined go into the queues, too. Returns the number of bytes in `chunk`.
     pub(super) fn receive_for(&mut self, own: u32, chunk: &mut Chunk, most: usize) -> usize {
         let mut filled = 0;
         while self.looked != Looked::Nothing && filled + MAX_RECORD <= most && MAX_RECORD <= chunk.room() {

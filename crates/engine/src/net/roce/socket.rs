@@ -120,8 +120,8 @@ impl RoceSocket {
         Ok(count == BATCH)
     }
 
-    /// Receives once into `buffer`, which has [`MAX_DATAGRAM`] bytes or more. `None` if there are no
-    /// datagrams that could be told apart.
+    /// Receives once into `buffer`, which has [`MAX_DATAGRAM`] bytes or more. `None` if there are
+    /// no datagrams that could be told apart.
     ///
     /// # Errors
     /// `WouldBlock` if there are none.

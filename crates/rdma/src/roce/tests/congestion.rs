@@ -4,7 +4,7 @@ use super::PairSettings;
 use super::shared_link::{Direction, LinkSettings, SharedLink};
 use crate::queue_pair::Provider;
 use crate::roce::Roce;
-use crate::roce::congestion::guid;
+use crate::roce::guid::guid;
 use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_volume::{Chunk, SgList};

@@ -3,7 +3,7 @@
 use super::PairSettings;
 use super::congestion::exchange;
 use crate::queue_pair::Provider;
-use crate::roce::congestion::{guid, is_guid};
+use crate::roce::guid::{guid, is_guid};
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
 use blockmux_volume::{Seg, SgList};
 use std::time::Instant;

@@ -11,7 +11,7 @@ mod records;
 mod recovery;
 mod shared_link;
 
-use super::congestion::guid;
+use super::guid::guid;
 use super::{Roce, RoceConfig, RoceNumbers};
 use crate::queue_pair::Violation;
 use blockmux_proto::driver::session::Timed;

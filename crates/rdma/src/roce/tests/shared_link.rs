@@ -3,7 +3,7 @@
 use super::PairSettings;
 use crate::queue_pair::Provider;
 use crate::roce::Roce;
-use crate::roce::congestion::guid;
+use crate::roce::guid::guid;
 use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair, Remote, RemoteRights, WorkId, WorkRequest};
 use blockmux_volume::random::SplitMix;
