@@ -68,7 +68,7 @@ fails dd if=/dev/zero of="$other" bs=4096 count=1 oflag=direct
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 sg_persist --out --preempt --param-rk=2 --param-sark=1 --prout-type=1 "$other"
 fails dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
-no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error|callbacks suppressed'
 
 check commands_of_a_preempted_initiator_are_aborted
 # Two channels take the commands in any order, so one pass does not show whether both share the unit attentions.
@@ -86,7 +86,7 @@ done
 sg_persist --out --clear --param-rk=2 "$other"
 dd if=/dev/zero of="$disk" bs=4096 count=1 oflag=direct
 log_out "$second"
-no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error'
+no_kernel_warnings 'ib_srp|scsi host|reservation|sd .*: |critical|I/O error|callbacks suppressed'
 
 check a_target_port_reports_its_alua_state
 sg_rtpg --decode "$disk" >groups
