@@ -33,6 +33,8 @@ pub(crate) struct Call {
     pub(crate) method: &'static str,
     /// Percent-encoded.
     pub(crate) path: String,
+    /// Further headers.
+    pub(crate) headers: Vec<(&'static str, String)>,
     /// JSON body, if any.
     pub(crate) body: Option<Value>,
 }
@@ -58,7 +60,7 @@ pub(crate) enum CallError {
 impl Call {
     /// A request without a body.
     pub(crate) fn new(method: &'static str, path: impl Into<String>) -> Call {
-        Call { method, path: path.into(), body: None }
+        Call { method, path: path.into(), headers: Vec::new(), body: None }
     }
 }
 
@@ -172,6 +174,9 @@ impl Client {
             call.method, call.path
         ));
         head.push_str("Accept: application/json\r\nPrefer: respond-async, wait=1\r\n");
+        for (name, value) in &call.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
         if let Some(token) = &self.credentials.token {
             head.push_str("Authorization: Bearer ");
             head.push_str(token);

@@ -42,6 +42,8 @@ pub(crate) enum ErrorCode {
     Timeout,
     /// 409: the current state of the daemon does not allow it.
     Conflict,
+    /// 412: the object has another tag than `If-Match` says, or exists although it must be new.
+    PreconditionFailed,
     /// 413: the request is too long.
     TooLarge,
     /// 415: the body is not JSON.
@@ -65,6 +67,7 @@ impl ErrorCode {
             ErrorCode::MethodNotAllowed => 405,
             ErrorCode::Timeout => 408,
             ErrorCode::Conflict => 409,
+            ErrorCode::PreconditionFailed => 412,
             ErrorCode::TooLarge => 413,
             ErrorCode::UnsupportedMediaType => 415,
             ErrorCode::Invalid => 422,

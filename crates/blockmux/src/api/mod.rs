@@ -4,6 +4,7 @@
 mod address;
 pub(crate) mod bodies;
 pub(crate) mod client;
+pub(crate) mod edit;
 mod error;
 pub(crate) mod limits;
 mod peer;

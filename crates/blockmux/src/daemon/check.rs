@@ -75,6 +75,7 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
+    setup.policy.idle_listeners().iter().for_each(|line| warn!("{line}"));
     let about = |leaf: &Spec, found: io::Result<Metadata>| match (leaf, found) {
         (Spec::File(file), Ok(found)) => unused_rest(file, &found)
             .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them")),

@@ -13,6 +13,7 @@ use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
+use super::reload::edit;
 use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, named_sessions};
 use super::setup::LARGEST;
 use crate::access::networks;
@@ -222,6 +223,13 @@ impl ControlServer {
             }
             Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
             Request::Export => Answer::Text(self.reloader.export()),
+            Request::List { path, query } => {
+                edit::list(&self.reloader, path, query).map_or_else(Answer::Failed, Answer::Objects)
+            }
+            Request::Show { path } => match edit::show(&self.reloader, path) {
+                Ok((object, tag)) => Answer::Object { object, tag },
+                Err(error) => Answer::Failed(error),
+            },
             Request::Log { levels: None } => log_levels(None).unwrap_or_else(Answer::Failed),
             _ => Answer::Failed(ApiError::failed("internal error: a change was sent as a query")),
         }
@@ -232,6 +240,9 @@ impl ControlServer {
     pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
         let request = &self.with_exact_target(request);
         let changed = self.make_change(request, caller, progress);
+        if matches!(request, Request::Edit(edit) if edit.options.dry_run) {
+            return changed.map_or_else(Answer::Failed, |changed| changed.answer);
+        }
         let effects = changed.as_ref().map(|changed| &*changed.effects);
         config_audit::log(caller, &request.to_string(), effects);
         changed.map_or_else(Answer::Failed, |changed| changed.answer)
@@ -258,15 +269,20 @@ impl ControlServer {
         progress: &dyn Fn(String),
     ) -> Result<Changed, ApiError> {
         let planned = |report: PlanReport| Changed { effects: report.lines(), answer: Answer::Plan(report) };
+        let noted = |report: PlanReport| {
+            let note = self.reloader.note_of_applied(&report);
+            let Changed { answer, effects } = planned(report);
+            Changed { answer: answer.noted(note), effects }
+        };
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
             Request::Reload => self.reloader.reload(caller).map(planned),
-            Request::Apply { fragment } => {
-                let report = self.reloader.apply_fragment(fragment, caller)?;
-                let note = self.reloader.note_of_applied(&report);
-                let Changed { answer, effects } = planned(report);
-                Ok(Changed { answer: answer.noted(note), effects })
+            Request::Apply { fragment } => self.reloader.apply_fragment(fragment, caller).map(noted),
+            Request::Edit(edit) if edit.options.dry_run => {
+                let report = edit::make(&self.reloader, edit, caller)?;
+                Ok(Changed { answer: Answer::Plan(report), effects: Vec::new() })
             }
+            Request::Edit(edit) => edit::make(&self.reloader, edit, caller).map(noted),
             Request::Save => self.reloader.save(caller).map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();
@@ -316,9 +332,12 @@ impl ControlServer {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))
             }
-            Request::Status | Request::Sessions | Request::Diff | Request::Export => {
-                Ok(Changed { answer: self.answer(request), effects: Vec::new() })
-            }
+            Request::Status
+            | Request::Sessions
+            | Request::Diff
+            | Request::Export
+            | Request::List { .. }
+            | Request::Show { .. } => Ok(Changed { answer: self.answer(request), effects: Vec::new() }),
         }
     }
 

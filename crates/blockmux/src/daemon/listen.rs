@@ -69,7 +69,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
         let of_use = unasked.filter(|protocol| setup.policy.has_use_for(protocol));
         let entry = |protocol| ListenerEntry::at(usual(protocol));
         wanted = of_use.map(|&protocol| (protocol, entry(protocol))).collect();
-        if wanted.is_empty() {
+        if wanted.is_empty() && !setup.volumes.is_empty() {
             return Err(Failure::request(
                 "no protocol has a volume to serve; name one in the `protocols` of a [[volume]]",
             ));
@@ -143,8 +143,10 @@ fn bind_roce(address: SocketAddr) -> Result<RoceListener, Failure> {
     })
 }
 
-/// Warns of each listener that other machines can reach without authentication.
-pub(super) fn warn_of_open(policy: &Policy) {
+/// Warns of each listener that exports nothing, and of each that other machines can reach without
+/// authentication.
+pub(super) fn warn_of_places(policy: &Policy) {
+    policy.idle_listeners().iter().for_each(|line| warn!("{line}"));
     for PolicyListener { protocol, place, networks, .. } in &policy.listeners() {
         let reached = place.socket().filter(|address| !is_local(address) && networks.is_everyone());
         if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {

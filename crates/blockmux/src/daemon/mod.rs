@@ -262,7 +262,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
     let api_url = endpoints.iter().find_map(Endpoint::url);
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
-    listen::warn_of_open(&setup.policy);
+    listen::warn_of_places(&setup.policy);
     // The command of --run keeps the privileges of the user who started it.
     let drops_privileges = command.is_none() && !keep_privileges;
     let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;

@@ -132,6 +132,9 @@ impl Setup {
         config.volume.append(&mut args.volumes);
         let api_access = args.api_access.or(config.api_access());
         let volumes = name_all(std::mem::take(&mut config.volume), read_only)?;
+        let control = args.control.or(config.control);
+        let api_listener = args.api.or(config.api);
+        check_any(&volumes, control.is_some() || api_listener.is_some())?;
         let mut listeners = frontends.listeners();
         listeners.extend(inherited.further(&listeners)?);
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
@@ -171,7 +174,6 @@ impl Setup {
             let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
             congestion.check().map_err(wrong)?;
         }
-        let api_listener = args.api.or(config.api);
         let api_credentials = match &api_listener {
             Some(listener) => {
                 tcp_address(listener)?;
@@ -197,7 +199,7 @@ impl Setup {
             login_timeout,
             idle_timeout,
             congestion,
-            control: args.control.or(config.control),
+            control,
             api: api_listener,
             api_access,
             api_credentials,
@@ -367,11 +369,16 @@ fn seconds(
     }
 }
 
+/// Checks that there is a volume. Through the API a daemon gets its volumes later.
+fn check_any(volumes: &[NamedVolume], has_api: bool) -> Result<(), Failure> {
+    match volumes.is_empty() && !has_api {
+        true => Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img")),
+        false => Ok(()),
+    }
+}
+
 /// Names the unnamed volumes, and checks that names and UUIDs are unique.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
-    if entries.is_empty() {
-        return Err(Failure::request("no volume to serve; give one, such as mem:1g or file:disk.img"));
-    }
     let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     for mut entry in entries {
         let name = entry.name.clone().unwrap_or_else(|| {
@@ -467,6 +474,5 @@ mod tests {
         assert!(names(&["disk0=mem:1m", "mem:2m"]).unwrap_err().starts_with("two volumes are named `disk0`"));
         assert!(names(&["a b=mem:1m"]).unwrap_err().starts_with("`a b` is not a valid name"));
         assert!(names(&["=mem:1m"]).unwrap_err().starts_with("`` is not a valid name"));
-        assert!(names(&[]).unwrap_err().starts_with("no volume to serve"));
     }
 }

@@ -14,6 +14,7 @@ use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
 use blockmux_proto::names::rdma::{DEVICE_TARGET_QUERY, UDP_TARGET_QUERY};
+use serde_json::{Map, Value as Json};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{self, Path, PathBuf};
@@ -228,6 +229,53 @@ impl ListenerEntry {
     pub(crate) fn address_of(text: &str) -> &str {
         split_parameters(text).map_or(text, |(address, _)| address)
     }
+
+    /// A listener as written, as an object: its address and its parameters.
+    pub(crate) fn object(text: &str) -> Map<String, Json> {
+        let (address, parameters) = split_parameters(text).unwrap_or((text, ""));
+        let pair = |parameter: &str| {
+            let (key, value) = parameter.split_once('=')?;
+            // All but the fabric are lists.
+            let list = || value.split(',').filter(|item| !item.is_empty()).map(Json::from).collect();
+            Some((key.to_owned(), if RDMA.starts_with(key) { value.into() } else { list() }))
+        };
+        let own = [(ADDRESS.to_owned(), address.into())].into_iter();
+        own.chain(parameters.split('&').filter_map(pair)).collect()
+    }
+
+    /// The listener at this address with the parameters of an object, as written.
+    ///
+    /// # Errors
+    /// If the object has another address, or a parameter is no text and no list of texts.
+    pub(crate) fn text(address: &str, object: &Map<String, Json>) -> Result<String, String> {
+        let mut parameters = Vec::new();
+        for (key, value) in object {
+            match value {
+                Json::Null => {}
+                value if key == ADDRESS => {
+                    if value.as_str() != Some(address) {
+                        return Err(format!("{ADDRESS} is {value}; remove this listener and add another"));
+                    }
+                }
+                Json::String(text) => parameters.push(format!("{key}={text}")),
+                Json::Array(items) => {
+                    let items: Option<Vec<&str>> = items.iter().map(Json::as_str).collect();
+                    let items = items.ok_or_else(|| format!("{key}: write a list of texts"))?;
+                    parameters.push(format!("{key}={}", items.join(",")));
+                }
+                _ => return Err(format!("{key}: write a text, or a list of texts")),
+            }
+        }
+        let known = |parameter: &&String| [VOLUMES, ALLOW, RDMA].iter().any(|key| parameter.starts_with(key));
+        if let Some(parameter) = parameters.iter().find(|parameter| !known(parameter)) {
+            let key = parameter.split('=').next().unwrap_or_default();
+            return Err(format!("{key} is no key of a listener; choose one of volumes, allow, rdma"));
+        }
+        Ok(match parameters.is_empty() {
+            true => address.to_owned(),
+            false => format!("{address}?{}", parameters.join("&")),
+        })
+    }
 }
 
 /// Splits off the parameters of a listener. A question mark can also be part of a path.
@@ -337,6 +385,8 @@ impl fmt::Display for ApiListener {
     }
 }
 
+/// The key of the address in the object of a listener.
+const ADDRESS: &str = "address";
 const VOLUMES: &str = "volumes=";
 const ALLOW: &str = "allow=";
 const RDMA: &str = "rdma=";

@@ -58,16 +58,6 @@ impl LunMap {
         self.0.iter()
     }
 
-    /// Checks that there are LUNs, unless each entry of the ACL has its own.
-    pub(super) fn check_any<'a>(&self, acl: impl Iterator<Item = &'a AclLuns>) -> Result<(), String> {
-        let mut acl = acl.peekable();
-        let has_own = acl.peek().is_some() && acl.all(|luns| matches!(luns, AclLuns::Own(_)));
-        if self.0.is_empty() && !has_own {
-            return Err("has no LUNs; map volumes to them, as luns = { 0 = \"disk0\" }".to_owned());
-        }
-        Ok(())
-    }
-
     /// The names of the volumes.
     pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
         self.0.values().map(|entry| entry.volume.as_str())

@@ -428,6 +428,12 @@ impl Policy {
         all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?))).collect()
     }
 
+    /// The listeners that export nothing, each with the reason and what to do.
+    pub(crate) fn idle_listeners(&self) -> Vec<String> {
+        let shared = self.current();
+        shared.listeners.iter().filter_map(|listener| shared.why_idle(listener)).collect()
+    }
+
     /// The listeners of all protocols.
     pub(crate) fn listeners(&self) -> Vec<PolicyListener> {
         self.current().listeners.clone()
@@ -610,24 +616,33 @@ impl Shared {
                     "{title}: no volume has the name `{missing}`; add it, or correct ?volumes="
                 ));
             }
-            let exports_any = self.has_targets(listener.protocol.served_as())
-                || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
-            // If this listener would open a restricted volume, `check_volume` has a better message.
-            let would_open = !self.restricts(listener.protocol.served_as())
-                && volumes
-                    .keys()
-                    .any(|volume| self.is_restricted(volume) && self.rule_of(volume).protocols.is_none());
-            // A volume of its list may be added while the daemon runs.
-            if !exports_any && !would_open && missing.is_none() {
-                let option = listener.protocol.key();
-                let why = self.why_none(listener, volumes.keys().map(String::as_str));
-                return Err(format!(
-                    "{title}: exports no volume{why}; remove it, or write protocols = [\"{option}\"] in the [[volume]] \
-                     to export there"
-                ));
-            }
+            // A volume may be added while the daemon runs.
+            self.why_idle(listener).filter(|_| !may_change).map_or(Ok(()), Err)?;
         }
         Ok(())
+    }
+
+    /// Why a listener exports nothing, and what to do; `None` if it exports anything, or a volume
+    /// of its list is missing.
+    fn why_idle(&self, listener: &PolicyListener) -> Option<String> {
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_missing = listener.volumes.iter().flatten().any(|name| !volumes.contains_key(name));
+        let exports_any = self.has_targets(listener.protocol.served_as())
+            || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
+        // If this listener would open a restricted volume, `check_volume` has a better message.
+        let would_open = !self.restricts(listener.protocol.served_as())
+            && volumes
+                .keys()
+                .any(|volume| self.is_restricted(volume) && self.rule_of(volume).protocols.is_none());
+        if exports_any || would_open || is_missing {
+            return None;
+        }
+        let (title, option) = (listener.title(), listener.protocol.key());
+        let why = self.why_none(listener, volumes.keys().map(String::as_str));
+        Some(format!(
+            "{title}: exports no volume{why}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
+             export there"
+        ))
     }
 
     /// Why a listener does not export a volume by default; `None` if it does, or if its protocol
@@ -855,12 +870,17 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_exports_nothing_is_refused_with_the_reasons_also_if_volumes_can_be_added() {
-        let refused = |targets, protocols: [Option<&[&str]>; 2], listeners| {
+    fn a_listener_that_exports_nothing_is_refused_with_the_reasons_unless_volumes_can_be_added() {
+        let refused = |targets, protocols: [Option<&[&str]>; 2], listeners: Vec<PolicyListener>| {
             let owned = |protocols: &[&str]| protocols.iter().map(|word| (*word).to_owned()).collect();
             let volumes = ["a", "b"].into_iter().zip(protocols);
             let volumes = volumes.map(|(name, protocols)| (name.to_owned(), protocols.map(owned)));
-            Policy::new(targets, volumes).unwrap().at(listeners, true).err().unwrap_or_default()
+            let policy = Policy::new(targets, volumes).unwrap();
+            let said = policy.clone().at(listeners.clone(), true).unwrap().idle_listeners().concat();
+            if !said.is_empty() {
+                assert_eq!(policy.at(listeners, false).err(), Some(said.clone()));
+            }
+            said
         };
         let nbd = |volumes| vec![listener(&ISCSI, None, true), listener(&NBD, volumes, true)];
         let only: Option<&[&str]> = Some(&["iscsi"]);

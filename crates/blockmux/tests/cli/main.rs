@@ -56,6 +56,7 @@ mod nvme_hosts;
 mod nvme_rdma;
 mod nvme_spdk;
 mod nvme_tls;
+mod objects;
 mod one_volume;
 mod privileges;
 mod program;

@@ -277,9 +277,10 @@ fn the_page_shows_volumes_disks_and_sessions_in_a_browser_and_fits_a_phone() {
     ]);
     // Names are chosen by peers, so they may contain markup.
     told["/v1/sessions"][0]["initiator"] = json!("iqn.2026-11.i:<b>a</b>");
-    let change = json!({"change": "volume <b>: added", "affected": ["one"]});
+    let change = |what, affected| json!({"change": what, "path": [], "affected": affected});
+    let (now, later) = (change("volume <b>: added", json!(["one"])), change("cores: 2", json!([])));
     told["/v1/config/diff"] =
-        json!({"applied": false, "changes": [change], "next_start": ["cores: 2"], "warnings": []});
+        json!({"applied": false, "changes": [now], "next_start": [later], "warnings": []});
     for (name, dark) in [("light", false), ("dark", true)] {
         let seen = seen(&browser, name, dark, &html, &told);
         assert_eq!(seen["errors"], json!([]), "{name}");

@@ -154,7 +154,8 @@ fn a_back_end_that_hangs_is_an_error_of_its_requests_and_a_stop_does_not_wait_fo
     assert_eq!(client.read(0, 512), [0; 512]);
     stop(&back_end.0);
     client.request(READ, 0, 0, 512);
-    // What it does not answer is this request, or the start of the queue that has answered the first.
+    // What it does not answer is this request, or the start of the queue that has answered the
+    // first one.
     let line = daemon.wait_for_line("; connecting again");
     assert!(line.contains("has not answered a request for 100 ms") || line.contains("does not answer"));
     daemon.wait_for_line("; requests fail from now on");

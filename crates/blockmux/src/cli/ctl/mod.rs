@@ -7,6 +7,7 @@ mod actions;
 mod attachments;
 mod fragment;
 mod history;
+mod objects;
 mod plan;
 mod routes;
 mod sessions;
@@ -15,10 +16,12 @@ pub(crate) use self::actions::{ActionState, ActionStatus};
 pub(crate) use self::attachments::AttachmentStatus;
 pub(crate) use self::fragment::Fragment;
 pub(crate) use self::history::{History, Rates, Series};
+use self::objects::ObjectCommand;
 pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
 use crate::access::{certificates, secret};
 use crate::api::client::{ApiCredentials, Client};
+use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
 use crate::api::limits::{self, LimitsBody};
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::attach::way::Way;
@@ -50,7 +53,16 @@ pub(crate) struct CtlArgs {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    request: Request,
+    command: CtlCommand,
+}
+
+/// A command of the command line.
+#[derive(clap::Subcommand)]
+enum CtlCommand {
+    #[command(flatten)]
+    Request(Request),
+    #[command(flatten)]
+    Objects(ObjectCommand),
 }
 
 /// The daemon that a command is for, and the credentials for it.
@@ -96,38 +108,29 @@ pub(crate) enum Request {
         #[arg(long = "client", value_name = "KEY=N,...", value_parser = limits::parse)]
         client_limits: Option<Limits>,
     },
-    /// Export a new volume
+    /// Export a new volume.
+    #[command(skip)]
     Add {
-        /// Volume, as for serve; paths are those of the daemon
-        #[arg(value_name = "[NAME=]VOLUME")]
         volume: SpecText,
-        /// Refuse writes
-        #[arg(long)]
         read_only: bool,
-        /// Description that discovery shows
-        #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
-        /// Protocols that export it [default: all, or none if a target restricts it]
-        #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
         protocols: Option<Vec<String>>,
-        /// Networks from which clients may use it, as 10.0.0.0/8 [default: all]
-        #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
         allow: Option<Vec<String>>,
-        /// Limits of all clients together, as iops=500,bandwidth=10m
-        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
         limits: Option<Limits>,
-        /// Limits of each client
-        #[arg(long, value_name = "KEY=N,...", value_parser = limits::parse)]
         client_limits: Option<Limits>,
     },
-    /// Stop exporting a volume
-    Remove {
-        /// Name of the volume
-        name: String,
-        /// Also if clients use it; their I/O fails
-        #[arg(long)]
-        force: bool,
-    },
+    /// Stop exporting a volume.
+    #[command(skip)]
+    Remove { name: String, force: bool },
+    /// List objects of the running config.
+    #[command(skip)]
+    List { path: ObjectPath, query: ListQuery },
+    /// Show an object of the running config.
+    #[command(skip)]
+    Show { path: ObjectPath },
+    /// Change an object of the running config.
+    #[command(skip)]
+    Edit(ConfigEdit),
     /// Add a volume to a subsystem or a target
     Attach {
         /// Name of the volume
@@ -227,6 +230,9 @@ impl fmt::Display for Request {
             Request::Save => f.write_str("save"),
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
+            Request::List { path, .. } => write!(f, "list {path}"),
+            Request::Show { path } => write!(f, "show {path}"),
+            Request::Edit(edit) => edit.fmt(f),
         }
     }
 }
@@ -261,6 +267,14 @@ pub(crate) enum Answer {
     Plan(PlanReport),
     /// The text of a config file.
     Text(String),
+    /// Objects of the config.
+    Objects(ObjectList),
+    /// An object of the config.
+    Object {
+        object: Value,
+        /// Its ETag.
+        tag: String,
+    },
     /// An answer with a note for the user.
     Noted {
         answer: Box<Answer>,
@@ -297,6 +311,8 @@ impl Answer {
             Answer::DiskAttached { device } => json!({ "device": device }),
             Answer::Plan(report) => json!(report),
             Answer::Text(text) => json!({ "text": text }),
+            Answer::Objects(list) => json!(list),
+            Answer::Object { object, .. } => object.clone(),
             Answer::Noted { answer, note } => {
                 let mut body = answer.json();
                 body.as_object_mut().into_iter().for_each(|body| {
@@ -463,12 +479,16 @@ fn checked_levels(text: &str) -> Result<String, String> {
 /// Sends the command to the daemon and prints its answer.
 pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let client = args.daemon.client()?;
-    let mut answer = actions::ask(&client, &args.request)?;
+    let request = match &args.command {
+        CtlCommand::Request(request) => request,
+        CtlCommand::Objects(command) => &command.request().map_err(Failure::request)?,
+    };
+    let mut answer = actions::ask(&client, request)?;
     if let Answer::Noted { answer: own, note } = answer {
         tracing::warn!("{}", printable(&note));
         answer = *own;
     }
-    match (answer, &args.request) {
+    match (answer, request) {
         (Answer::Failed(error), _) => Err(Failure::run(error)),
         (answer, _) if args.json => print_json(&answer.json()),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
@@ -497,6 +517,8 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         }
         (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Text(text), _) => print(text.trim_end()),
+        (Answer::Objects(list), _) => print(objects::list_text(&list)),
+        (Answer::Object { object, .. }, _) => print(objects::text(&object)),
         (Answer::Levels(levels), Request::Log { .. }) => {
             let lines: Vec<_> = levels.iter().map(|(area, level)| format!("{area:<10} {level}")).collect();
             print(lines.join("\n"))
@@ -625,6 +647,8 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
   blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
   blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
+  blockmux ctl unix:/run/user/1000/blockmux.sock list volume
+  blockmux ctl unix:/run/user/1000/blockmux.sock set volume data description=new
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
   blockmux ctl unix:/run/user/1000/blockmux.sock attach-disk data
   blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible

@@ -2,6 +2,7 @@
 
 use crate::output::printable;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// The difference between the running config and another one.
@@ -12,7 +13,7 @@ pub(crate) struct PlanReport {
     /// Changes that take effect now.
     pub(crate) changes: Vec<PlannedChange>,
     /// Changes that take effect at the next start.
-    pub(crate) next_start: Vec<String>,
+    pub(crate) next_start: Vec<PlannedChange>,
     /// Failures of steps that could not be undone, and paths that do not answer.
     pub(crate) warnings: Vec<String>,
 }
@@ -20,15 +21,35 @@ pub(crate) struct PlanReport {
 /// One change, and the sessions that it affects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PlannedChange {
+    /// The change, for people.
     pub(crate) change: String,
+    /// Keys and names from the top of the config, as `["volume", "root", "spec"]`.
+    pub(crate) path: Vec<String>,
+    /// The value before; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>)]
+    pub(crate) before: Option<Value>,
+    /// The value from now on; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>)]
+    pub(crate) after: Option<Value>,
+    /// The sessions that it affects, for people.
     pub(crate) affected: Vec<String>,
+}
+
+impl PlannedChange {
+    /// A change without values, which affects no session.
+    pub(crate) fn new(path: &[&str], change: String) -> PlannedChange {
+        let path = path.iter().map(|key| (*key).to_owned()).collect();
+        PlannedChange { change, path, before: None, after: None, affected: Vec::new() }
+    }
 }
 
 impl PlanReport {
     /// A line for each change.
     pub(crate) fn lines(&self) -> Vec<String> {
         let now = self.changes.iter().map(|change| change.change.clone());
-        let later = self.next_start.iter().map(|line| format!("at the next start: {line}"));
+        let later = self.next_start.iter().map(|later| format!("at the next start: {}", later.change));
         now.chain(later).collect()
     }
 
@@ -45,14 +66,14 @@ pub(super) fn text(report: &PlanReport) -> String {
         let read = if report.applied { "; secrets and certificates were read again" } else { "" };
         lines.push(format!("no changes{read}"));
     }
-    for PlannedChange { change, affected } in &report.changes {
+    for PlannedChange { change, affected, .. } in &report.changes {
         lines.push(printable(change).to_string());
         let verb = if report.applied { "affected" } else { "affects" };
         lines.extend(affected.iter().map(|who| format!("    {verb} {}", printable(who))));
     }
     if !report.next_start.is_empty() {
         lines.push("takes effect at the next start:".to_owned());
-        lines.extend(report.next_start.iter().map(|line| format!("  {}", printable(line))));
+        lines.extend(report.next_start.iter().map(|later| format!("  {}", printable(&later.change))));
     }
     lines.extend(report.warnings.iter().map(|line| format!("warning: {}", printable(line))));
     lines.join("\n")

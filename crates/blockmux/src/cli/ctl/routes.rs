@@ -1,6 +1,6 @@
 //! Maps each command to its HTTP request, and the response to an answer.
 
-use super::{Answer, Request};
+use super::{Answer, Request, objects};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
     ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
@@ -67,6 +67,9 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Log { levels: Some(levels) } => {
             with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
         }
+        Request::List { path, query } => Call::new("GET", objects::list_path(path, query)),
+        Request::Show { path } => Call::new("GET", objects::path(path)),
+        Request::Edit(edit) => objects::call(edit),
         Request::Change(change) => {
             let body = json!(ChangeTarget { protocol: change.protocol.clone(), what: change.what.clone() });
             with_body("POST", format!("/v1/targets/{}/changes", segment(&change.target)), body)
@@ -105,7 +108,9 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         }
         Request::Remove { .. } | Request::Detach { .. } | Request::DetachDisk { .. } => Answer::Done,
         Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
-        Request::Reload | Request::Diff | Request::Apply { .. } => {
+        Request::List { .. } => Answer::Objects(serde_json::from_value(body)?),
+        Request::Show { .. } => Answer::Object { object: body, tag: String::new() },
+        Request::Reload | Request::Diff | Request::Apply { .. } | Request::Edit(_) => {
             Answer::Plan(serde_json::from_value(body)?)
         }
         Request::Export => {

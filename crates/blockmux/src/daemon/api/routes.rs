@@ -1,7 +1,8 @@
 //! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
 use super::reply::{Body, Param, json, refusal};
-use super::{ApiState, metrics, page, takeover};
+use super::requests::Asked;
+use super::{ApiState, metrics, objects, page, takeover};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
     ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
@@ -12,20 +13,16 @@ use crate::cli::ctl::{
     ActionStatus, Answer, AttachmentStatus, Fragment, History, PlanReport, Request, SessionStatus, Status,
     VolumeStatus,
 };
-use crate::daemon::config_audit::Caller;
 use crate::daemon::takeover::PATH as TAKEOVER;
 use crate::protocol::frontend::Change;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, RawQuery, State};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, RawQuery, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockmux_engine::attach::InvalidDiskName;
 use blockmux_volume::Limits;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
-use tokio::time;
 use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
@@ -33,7 +30,7 @@ use utoipa_axum::routes;
 
 /// The router of all paths.
 pub(super) fn router(shared: ApiState) -> Router {
-    let (router, document) = described().split_for_parts();
+    let (router, document) = documented();
     let document = Arc::new(document);
     router
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
@@ -47,6 +44,13 @@ pub(super) fn router(shared: ApiState) -> Router {
         // `guard` has limited the length.
         .layer(DefaultBodyLimit::disable())
         .with_state(shared)
+}
+
+/// The paths of the API, and their document.
+fn documented() -> (Router<ApiState>, Document) {
+    let (router, mut document) = described().split_for_parts();
+    objects::describe_parts(&mut document);
+    (router.merge(objects::of_parts()), document)
 }
 
 /// The paths that [`document`] describes.
@@ -73,6 +77,7 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(action))
         .routes(routes!(history))
         .routes(routes!(metrics))
+        .merge(objects::described())
 }
 
 /// The parts of the OpenAPI document that belong to no path.
@@ -92,91 +97,12 @@ fn document() -> Document {
 }
 
 impl ApiState {
-    /// Executes a request that changes nothing.
-    async fn query(&self, request: Request) -> Result<Answer, ApiError> {
-        let control = self.control.clone();
-        let answer = tokio::task::spawn_blocking(move || control.answer(&request)).await;
-        match answer {
-            Ok(Answer::Failed(error)) => Err(error),
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                Err(ApiError::failed(format!("the request failed: {error}; the daemon's log has the reason")))
-            }
-        }
-    }
-
     async fn status(&self) -> Result<Status, ApiError> {
         match self.query(Request::Status).await? {
             Answer::Status(status) => Ok(status),
             _ => Err(ApiError::failed("internal error: the status is not available")),
         }
     }
-
-    /// Executes a request that changes something as an action; `done` is the HTTP status of
-    /// success.
-    async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
-        let running = match self.actions.begin(request.to_string()) {
-            Ok(running) => running,
-            Err(error) => return refusal(error),
-        };
-        let (id, control, Asked { caller, wait }) = (running.id(), self.control.clone(), asked);
-        let mut work = tokio::task::spawn_blocking(move || {
-            let answer = control.change(&request, &caller, &|progress| running.set_progress(progress));
-            running.end(&answer);
-            answer
-        });
-        let answer = match wait {
-            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
-                Ok(answer) => answer,
-                Err(_) => return self.accepted(id),
-            },
-            None => work.await,
-        };
-        match answer {
-            Ok(Answer::Failed(error)) => refusal(error),
-            Ok(answer) => json(done, &answer.json()),
-            Err(error) => refusal(ApiError::failed(format!(
-                "the request failed: {error}; the daemon's log has the reason"
-            ))),
-        }
-    }
-
-    /// The response for an action that is still running.
-    fn accepted(&self, id: u64) -> Response {
-        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
-        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
-            response.headers_mut().insert(header::LOCATION, location);
-        }
-        response
-    }
-}
-
-/// Who sent a request, and how long the client waits for its result.
-struct Asked {
-    caller: Caller,
-    wait: Option<Duration>,
-}
-
-impl FromRequestParts<ApiState> for Asked {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
-        let caller = parts.extensions.get::<Caller>().cloned();
-        let caller = caller.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
-        Ok(Asked { caller, wait: wait_limit(&parts.headers) })
-    }
-}
-
-/// Time after which a client wants the URL of the action instead of its result (RFC 7240 §4.1 and
-/// §4.3); `None` if the client waits for the result without limit.
-fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
-    let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
-    let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
-    if !preferences.contains(&"respond-async") {
-        return None;
-    }
-    let wait = preferences.iter().find_map(|preference| preference.strip_prefix("wait=")?.parse().ok());
-    Some(Duration::from_secs(wait.unwrap_or(0).min(MAX_WAIT)))
 }
 
 /// Volumes, connections and I/O counters
@@ -652,33 +578,16 @@ async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// Maximum `wait` of a client, in seconds.
-const MAX_WAIT: u64 = 30;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_client_waits_as_long_as_it_requests() {
-        let wait = |value: &'static str| {
-            let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
-            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
-        };
-        assert_eq!(wait_limit(&HeaderMap::new()), None);
-        assert_eq!(wait("wait=5"), None);
-        assert_eq!(wait("respond-async"), Some(0));
-        assert_eq!(wait("respond-async, wait=5"), Some(5));
-        assert_eq!(wait("wait=5; respond-async"), Some(5));
-        assert_eq!(wait("respond-async, wait=1000"), Some(MAX_WAIT));
-    }
-
-    #[test]
     fn every_path_documents_its_errors() {
-        let (_, document) = described().split_for_parts();
+        let (_, document) = documented();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 21);
+        assert_eq!(paths.len(), 26);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");
@@ -691,7 +600,7 @@ mod tests {
     /// expressions.
     #[test]
     fn every_operation_documents_the_parameters_of_its_path() {
-        let (_, document) = described().split_for_parts();
+        let (_, document) = documented();
         let document = serde_json::to_value(document).unwrap();
         let mut documented = 0;
         for (path, methods) in document["paths"].as_object().unwrap() {

@@ -1,12 +1,14 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
+use super::edit::{check_consent, edited};
 use super::fragment;
 use super::model::Model;
 use super::plan::{named_sessions, would_lose_ram};
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, resize_between,
 };
+use crate::api::edit::ConfigEdit;
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::access::plain_warning;
@@ -135,15 +137,23 @@ impl Reloader {
         let mut setup = match new {
             NewConfig::File => self.read_file()?,
             NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
+            NewConfig::Edit(edit) => edited(self, config, edit)?,
         };
+        let edit = match new {
+            NewConfig::Edit(edit) => Some(edit),
+            NewConfig::File | NewConfig::Fragment(_) => None,
+        };
+        let given_up = edit.and_then(ConfigEdit::removed_volume);
+        let is_forced = edit.is_some_and(|edit| edit.options.force);
         self.settle_policy(config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
-        let mut plan = self.plan(config, &setup, &desired);
+        let mut plan = self.plan(config, &setup, &desired, given_up);
+        edit.map_or(Ok(()), |edit| check_consent(edit, &plan.report))?;
         let failed = |failure| ApiError::invalid(setup.located(failure));
         step.begin("looking at the volumes that it would close");
         self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
-        self.check_disks(config, &desired, &plan).map_err(failed)?;
+        self.check_disks(config, &desired, &plan, is_forced).map_err(failed)?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
@@ -159,16 +169,22 @@ impl Reloader {
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
         awaited.check()?;
         step.begin("detaching disks");
-        let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, false);
+        let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, is_forced);
         let detached = detached.map_err(|error| failed(Failure::request(error)))?;
         Ok(Prepared { setup, desired, plan, places, opened, policy, resized, detached })
     }
 
-    /// Checks that no disk is in use that would be detached, and that this machine has the ways of
-    /// new ones.
-    fn check_disks(&self, config: &RunningConfig, desired: &Model, plan: &Plan) -> Result<(), Failure> {
-        let unused = plan.disks.iter().try_for_each(|volume| self.disks.check_unused(volume));
-        unused.map_err(Failure::request)?;
+    /// Checks that no disk is in use that would be detached, unless that is forced, and that this
+    /// machine has the ways of new ones.
+    fn check_disks(
+        &self,
+        config: &RunningConfig,
+        desired: &Model,
+        plan: &Plan,
+        is_forced: bool,
+    ) -> Result<(), Failure> {
+        let mut leaving = plan.disks.iter().filter(|_| !is_forced);
+        leaving.try_for_each(|volume| self.disks.check_unused(volume)).map_err(Failure::request)?;
         let before = config.running.attachments();
         let new = desired.attachments().into_iter().filter(|asked| !before.contains(asked));
         new.into_iter().try_for_each(|asked| self.disks.probe(&asked))
@@ -265,6 +281,9 @@ impl Reloader {
     /// The part of [`Reloader::check_kept`] that calls no file system.
     fn check_memory_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
         for (name, step) in &plan.steps {
+            if plan.given_up.as_ref() == Some(name) {
+                continue;
+            }
             let in_ram = match *step {
                 VolumeStep::Shrink { now, size } => {
                     return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
@@ -484,12 +503,19 @@ impl Reloader {
             }
         }
         let running = desired.without_pending(&config.running, &plan);
+        let desired = Arc::new(desired);
         let (loaded, is_unsaved) = match new {
-            NewConfig::File => (Arc::new(desired), false),
-            NewConfig::Fragment(_) => (config.loaded.clone(), true),
+            NewConfig::File => (desired.clone(), false),
+            NewConfig::Fragment(_) | NewConfig::Edit(_) => (config.loaded.clone(), true),
         };
-        self.publish(changing, RunningConfig { running, loaded, is_unsaved, listeners: Vec::new() });
-        (PlanReport { applied: true, warnings, ..plan.report }, removed)
+        let mut report = PlanReport { applied: true, warnings, ..plan.report };
+        let pending = report.next_start.clone();
+        if is_unsaved {
+            report.next_start.retain(|later| !config.pending.contains(later));
+        }
+        let now = RunningConfig { running, desired, pending, loaded, is_unsaved, listeners: Vec::new() };
+        self.publish(changing, now);
+        (report, removed)
     }
 
     /// Lifts the limits of volumes that are about to be removed, and waits until what they held

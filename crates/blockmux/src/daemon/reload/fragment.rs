@@ -40,17 +40,35 @@ pub(super) fn merged(
     let (plain, specs) =
         with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
     let schema = Schema::new(&reloader.frontends.get());
-    let mut table = config.running.table.clone();
+    let mut table = config.desired.table.clone();
     for (key, value) in plain {
         merge(&schema, &mut vec![key.clone()], &mut table, key, value);
     }
-    let text = toml::to_string(&table).map_err(ApiError::invalid)?;
-    let merged = Sources::of_text(reloader.args.config.as_deref().unwrap_or(Path::new("")), text).generated();
+    let mut setup = setup_of(reloader, config, &table, &specs).map_err(located)?;
+    // Messages about the setup name lines of the fragment.
+    setup.sources = Some(sources);
+    Ok(setup)
+}
+
+/// The setup of a running config that was changed into `table`. `specs` are those of the volumes
+/// that were changed: the table has no passwords.
+///
+/// # Errors
+/// If a start would refuse it.
+pub(super) fn setup_of(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    table: &Table,
+    specs: &BTreeMap<String, Spec>,
+) -> Result<Setup, Failure> {
+    let text = toml::to_string(table).map_err(Failure::request)?;
+    let file = reloader.args.config.as_deref().unwrap_or(Path::new(""));
+    let sources = Sources::of_text(file, text).generated();
     let (args, inherited) = (reloader.args.without_volumes_and_listeners(), reloader.inherited().addresses());
-    let mut setup = Setup::of(args, Some(merged), &inherited).map_err(located)?;
+    let mut setup = Setup::of(args, Some(sources), &inherited)?;
     // Passwords and generated names are not part of the text.
     for named in &mut setup.volumes {
-        let running = config.running.volume(&named.name);
+        let running = config.desired.volume(&named.name);
         match (specs.get(&named.name), running) {
             (Some(spec), _) => named.entry.spec = spec.clone(),
             (None, Some(running)) => named.entry.spec = running.entry.spec.clone(),
@@ -60,14 +78,12 @@ pub(super) fn merged(
             named.entry.name.clone_from(&running.entry.name);
         }
     }
-    // Messages about the setup name lines of the fragment.
-    setup.sources = Some(sources);
     Ok(setup)
 }
 
-/// The fragment with its relative paths made absolute below `directory`, and the specs of its
+/// A part of a config with its relative paths made absolute below `directory`, and the specs of its
 /// volumes.
-fn with_absolute_paths(
+pub(super) fn with_absolute_paths(
     mut fragment: Table,
     directory: &Path,
 ) -> Result<(Table, BTreeMap<String, Spec>), String> {

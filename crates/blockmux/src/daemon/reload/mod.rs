@@ -11,10 +11,13 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 mod apply;
+pub(super) mod edit;
 mod fragment;
 #[cfg(test)]
 mod generated;
+mod json;
 mod model;
+mod objects;
 mod open_twice;
 mod plan;
 mod record;
@@ -42,7 +45,8 @@ use super::listen::{self, BoundListener, RdmaListener};
 use super::named_lock::{NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
-use super::setup::Setup;
+use super::setup::{Setup, VOLUMES};
+use crate::api::edit::ConfigEdit;
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data::part::DataPart;
@@ -133,6 +137,10 @@ pub(super) struct Reloader {
 struct RunningConfig {
     /// The config that runs.
     running: Model,
+    /// The running config with the changes that wait for the next start.
+    desired: Arc<Model>,
+    /// What waits for the next start, beside the changes of the config file.
+    pending: Vec<PlannedChange>,
     /// The config file as it was last loaded or saved.
     loaded: Arc<Model>,
     /// `ctl` has changed the running config, and the config file does not have the changes.
@@ -168,6 +176,8 @@ enum NewConfig {
     File,
     /// A fragment that is merged into the running config.
     Fragment(Fragment),
+    /// The running config after an edit.
+    Edit(ConfigEdit),
 }
 
 /// A listener that accepts connections, or a network interface that is served.
@@ -210,7 +220,14 @@ impl Reloader {
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
         let loaded = Arc::new(running.clone());
-        let config = RunningConfig { loaded, running, is_unsaved: false, listeners: Vec::new() };
+        let config = RunningConfig {
+            desired: loaded.clone(),
+            pending: Vec::new(),
+            loaded,
+            running,
+            is_unsaved: false,
+            listeners: Vec::new(),
+        };
         setup.sources.iter().for_each(save::remove_leftovers);
         let reloader = Reloader {
             args,
@@ -555,7 +572,7 @@ impl Reloader {
         let (mut setup, unanswered) = self.blocking.within(READ_TIMEOUT).run(what, read)??;
         let config = self.config.get();
         self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
-        let mut plan = self.plan(&config, &setup, &Model::of(&setup));
+        let mut plan = self.plan(&config, &setup, &Model::of(&setup), None);
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &setup.policy));
         plan.report.warnings.extend(unanswered);
         let (disks, leaving) = (self.disks.clone(), plan.disks);
@@ -646,7 +663,7 @@ impl Reloader {
         if changes.iter().any(|change| ACCESS_KEYS.contains(&&*change.path[0])) {
             return Vec::new();
         }
-        let line = |key| PlannedChange { change: format!("~ {key}: new content"), affected: Vec::new() };
+        let line = |key: &str| PlannedChange::new(&[key], format!("~ {key}: new content"));
         new.renewed_files(&own.borrow()).into_iter().map(line).collect()
     }
 
@@ -656,7 +673,9 @@ impl Reloader {
         Some(self.exports.volume_state(id)?.volume().info().size)
     }
 
-    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model) -> Plan {
+    /// The difference between the running config and the one of a setup. The data of the volume
+    /// `given_up`, if there is one, may be lost.
+    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model, given_up: Option<&str>) -> Plan {
         let schema = self.schema(setup);
         let changes = diff(&schema, &config.running.table, &desired.table);
         let is_resize = |name: &str| {
@@ -681,7 +700,7 @@ impl Reloader {
                 steps.push((after.name.clone(), VolumeStep::Replace));
             }
         }
-        for (name, step) in &mut steps {
+        for (name, step) in steps.iter_mut().filter(|(name, _)| given_up != Some(name)) {
             if let Some(bytes) = self.needed_ram(config, name).filter(|_| step.closes()) {
                 *step = VolumeStep::Lose { bytes };
             }
@@ -705,7 +724,8 @@ impl Reloader {
         report.changes.extend(self.renewed_credentials(setup, &changes));
         report.next_start.extend(renamed(&config.running, desired, &steps));
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
-        Plan { schema, changes, steps, disks, open_twice, conflict, report }
+        let given_up = given_up.map(str::to_owned);
+        Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }
     }
 
     /// The new listeners that cannot be bound because of those that run, each with the reason and
@@ -753,13 +773,15 @@ impl Reloader {
         self.live_protocols.get().iter().flat_map(|(_, live)| live.session_targets(id)).collect()
     }
 
-    /// The new volumes that a protocol serves only after the next start, as lines of a report.
-    fn waiting_volumes(&self, steps: &[(String, VolumeStep)], policy: &Policy) -> Vec<String> {
+    /// The new volumes that a protocol serves only after the next start.
+    fn waiting_volumes(&self, steps: &[(String, VolumeStep)], policy: &Policy) -> Vec<PlannedChange> {
         let served = self.live_protocols.get();
         let opened = steps.iter().filter(|(_, step)| step.opens());
         let waits = |name: &str| {
             let waiting = served.iter().filter(|(_, live)| live.waits_for_start(policy, name));
-            waiting.map(|(protocol, _)| format!("+ volume {name}: {}", protocol.key())).collect::<Vec<_>>()
+            let line =
+                |key: String| PlannedChange::new(&[VOLUMES.0, name, &key], format!("+ volume {name}: {key}"));
+            waiting.map(|(protocol, _)| line(protocol.key())).collect::<Vec<_>>()
         };
         opened.flat_map(|(name, _)| waits(name)).collect()
     }
@@ -773,6 +795,8 @@ struct Plan {
     /// The volumes whose disks, if they have any, are detached; a disk that changes is attached
     /// again.
     disks: Vec<String>,
+    /// The volume whose data may be lost.
+    given_up: Option<String>,
     /// Why a volume cannot be opened while another one is served.
     open_twice: Option<String>,
     /// Why a listener cannot be bound while another one is.
@@ -792,17 +816,18 @@ fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Optio
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
-/// The volumes that stay open and whose names become configured or generated ones, as lines of a
-/// report: the names of their targets change at the next start.
-fn renamed(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
+/// The volumes that stay open and whose names become configured or generated ones: the names of
+/// their targets change at the next start.
+fn renamed(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<PlannedChange> {
     let stays = |name: &str| !steps.iter().any(|(own, step)| own == name && step.opens());
     let line = |after: &NamedVolume| {
         let before = running.volume(&after.name).filter(|_| stays(&after.name))?;
-        match (&before.entry.name, &after.entry.name) {
-            (None, Some(name)) => Some(format!("+ volume {name}: name added")),
-            (Some(name), None) => Some(format!("- volume {name}: name removed")),
-            _ => None,
-        }
+        let line = match (&before.entry.name, &after.entry.name) {
+            (None, Some(name)) => format!("+ volume {name}: name added"),
+            (Some(name), None) => format!("- volume {name}: name removed"),
+            _ => return None,
+        };
+        Some(PlannedChange::new(&[VOLUMES.0, &after.name, VOLUMES.1], line))
     };
     desired.volumes.iter().filter_map(line).collect()
 }

@@ -19,8 +19,11 @@ pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired:
     for (name, step) in steps.iter_mut().filter(|(_, step)| step.opens()) {
         let Some(new) = desired.volume(name) else { continue };
         let opened = closed.iter().find_map(|own| Some((path_in_both(own, new)?, own.name.as_str())));
-        // Also one that stays has its UUID until the next start.
-        let exported = || running.volumes.iter().find(|own| is_same_disk(own, new));
+        // Also one that stays has its UUID until the next start, and no config has a UUID twice.
+        let stays = |own: &NamedVolume| !closed.iter().any(|closed| closed.name == own.name);
+        let has_uuid = |own: &NamedVolume| new.entry.uuid.is_some() && own.entry.uuid == new.entry.uuid;
+        let is_same = |own: &&NamedVolume| is_same_disk(own, new) || has_uuid(own) && stays(own);
+        let exported = || running.volumes.iter().find(is_same);
         let (what, why) = match opened {
             Some((path, owner)) => {
                 (format!("{} is served by this daemon as `{owner}`", path.display()), OPEN_TWICE)

@@ -4,6 +4,7 @@
 //! Configs are compared as TOML tables with absolute paths in which all volumes have names. Entries
 //! of named lists are compared by name, lists of plain values as sets.
 
+use super::json::json_of;
 use crate::access::networks;
 use crate::cli::ctl::{PlanReport, PlannedChange};
 use crate::daemon::attachment::ATTACHMENTS;
@@ -14,6 +15,7 @@ use crate::protocol::frontend::TargetTables;
 use crate::protocol::{self, Carrier, Frontends};
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::ResizeError;
+use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
 
@@ -94,8 +96,29 @@ impl Schema {
         self
     }
 
-    fn target(&self, key: &str) -> Option<&'static TargetTables> {
+    /// The structure of a list of targets.
+    pub(super) fn target(&self, key: &str) -> Option<&'static TargetTables> {
         self.targets.iter().find(|tables| tables.key == key).copied()
+    }
+
+    /// The keys of all lists of objects.
+    pub(super) fn lists(&self) -> impl Iterator<Item = &str> {
+        let named = [VOLUMES.0, ATTACHMENTS.0].into_iter().chain(self.targets.iter().map(|own| own.key));
+        named.chain(self.listeners.iter().map(String::as_str))
+    }
+
+    /// The keys of the lists in each target of a list.
+    pub(super) fn parts(&self, list: &str) -> impl Iterator<Item = &'static str> {
+        let tables = self.target(list).into_iter();
+        tables.flat_map(|own| {
+            let named = own.peers.iter().chain(own.parts).map(|(key, _)| *key);
+            own.units.iter().copied().chain(named).collect::<BTreeSet<_>>()
+        })
+    }
+
+    /// Whether the key has a list of listeners.
+    pub(super) fn is_listeners(&self, key: &str) -> bool {
+        self.listeners.iter().any(|own| own == key)
     }
 
     /// The key of the entries' names in the list at this path; `None` if they have no names.
@@ -117,6 +140,13 @@ impl Schema {
     /// a table with it.
     fn is_unit(&self, path: &[String]) -> bool {
         let [list, _, .., map, _] = path else { return false };
+        self.target(list).is_some_and(|tables| tables.units.contains(&map.as_str()))
+    }
+
+    /// Whether the value at this path is the map of units of one peer. Without it the peer has all
+    /// units of the target, with an empty one none.
+    fn is_peer_map(&self, path: &[String]) -> bool {
+        let [list, _, _, _, map] = path else { return false };
         self.target(list).is_some_and(|tables| tables.units.contains(&map.as_str()))
     }
 
@@ -180,7 +210,9 @@ fn diff_values(
         let (before, after) = (by_name(before, name), by_name(after, name));
         return diff_tables(schema, path, &before, &after, found);
     }
-    let is_entry = schema.name_key(&path[..path.len() - 1]).is_some() || schema.is_unit(path);
+    let is_entry = schema.name_key(&path[..path.len() - 1]).is_some()
+        || schema.is_unit(path)
+        || schema.is_peer_map(path);
     let empty = Table::new();
     match (before, after) {
         (Some(Value::Table(before)), Some(Value::Table(after))) => {
@@ -374,17 +406,35 @@ pub(in crate::daemon) fn report(
         };
         // The URL of a volume that is not open may be invalid.
         let line = masked(&(change.describe() + &note));
+        let shown = |value: &Option<Value>| value.as_ref().map(|value| masked_json(json_of(value)));
+        let planned = PlannedChange {
+            change: line,
+            path: change.path.clone(),
+            before: shown(&change.before),
+            after: shown(&change.after),
+            affected: Vec::new(),
+        };
         if schema.is_fixed(change) || waits_for_start(change, steps) {
-            report.next_start.push(line);
+            report.next_start.push(planned);
             continue;
         }
         let affected = sessions.iter().filter(|session| {
             affects(schema, change, steps, session, served) && !stays(schema, changes, change, session)
         });
         let affected = affected.map(describe_session).collect();
-        report.changes.push(PlannedChange { change: line, affected });
+        report.changes.push(PlannedChange { affected, ..planned });
     }
     report
+}
+
+/// A value without the passwords of URLs in it.
+fn masked_json(value: Json) -> Json {
+    match value {
+        Json::String(text) => masked(&text).into(),
+        Json::Array(items) => items.into_iter().map(masked_json).collect(),
+        Json::Object(object) => object.into_iter().map(|(key, value)| (key, masked_json(value))).collect(),
+        value => value,
+    }
 }
 
 /// Why a volume with `bytes` in RAM is neither removed nor replaced, and what to do.
@@ -454,7 +504,10 @@ fn affects(
     if tables.peers.iter().any(|(key, _)| key == part) {
         // Adding or removing a whole list changes who has access to the target.
         return match rest.split_first() {
-            Some((peer, _)) => is_loss && (login.initiator == *peer || peer.is_empty()),
+            Some((peer, _)) => {
+                let may_lose = is_loss || schema.is_peer_map(&change.path);
+                may_lose && (login.initiator == *peer || peer.is_empty())
+            }
             None => true,
         };
     }
@@ -721,7 +774,11 @@ mod tests {
             let steps = volume_steps(&all, |_| false);
             let served =
                 Served { targets_of: &|_| Vec::new(), withdraws: &|_, _| false, conflict: &|_, _| None };
-            report(&schema(), &all, &steps, &[], &served).next_start
+            report(&schema(), &all, &steps, &[], &served)
+                .next_start
+                .into_iter()
+                .map(|later| later.change)
+                .collect::<Vec<_>>()
         };
         assert_eq!(next("cores = 1", "cores = 2"), ["~ cores: 1 -> 2"]);
         let line = "+ nvme_discovery unique_subnqn: true";

@@ -11,6 +11,7 @@ use crate::daemon::setup::VOLUMES;
 use crate::protocol::frontend::{Change as ProtocolChange, TargetTables};
 use crate::protocol::{Frontends, by_name};
 use blockmux_volume::{Limits, Spec};
+use std::sync::Arc;
 use toml::{Table, Value};
 
 /// What [`Reloader::record`] has recorded.
@@ -33,6 +34,9 @@ impl Reloader {
     ) -> Recorded {
         let (before, frontends) = (self.config.get(), self.frontends.get());
         let mut config = RunningConfig::clone(&before);
+        let mut desired = Model::clone(&config.desired);
+        write_down(&mut desired, &frontends, request, answer, opened.clone());
+        config.desired = Arc::new(desired);
         let written = write_down(&mut config.running, &frontends, request, answer, opened);
         let Some(is_expressible) = written else { return Recorded::default() };
         let changes = diff(&Schema::new(&frontends), &before.running.table, &config.running.table);
@@ -83,13 +87,7 @@ fn write_down(
             model.volumes.retain(|volume| volume.name != *name);
             let list = model.table.get_mut(VOLUMES.0)?.as_array_mut()?;
             list.retain(|entry| entry.get(VOLUMES.1).and_then(Value::as_str) != Some(name));
-            remove_attachment(&mut model.table, name);
-            for (_, tables) in frontends.target_tables() {
-                let targets = model.table.get_mut(tables.key).and_then(Value::as_array_mut);
-                for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
-                    remove_volume(target, tables, name);
-                }
-            }
+            remove_uses(&mut model.table, frontends, name);
             Some(true)
         }
         (Request::Resize { name, .. }, Answer::Resized { size }) => {
@@ -191,6 +189,17 @@ fn write_limits(
     let is_it = |own: &&mut Value| own.get(VOLUMES.1).and_then(Value::as_str) == Some(name);
     *list.iter_mut().find(is_it)? = Value::Table(entry.table(name));
     Some(())
+}
+
+/// Removes a volume's attachment and its units of all targets from a config.
+pub(super) fn remove_uses(table: &mut Table, frontends: &Frontends, name: &str) {
+    remove_attachment(table, name);
+    for (_, tables) in frontends.target_tables() {
+        let targets = table.get_mut(tables.key).and_then(Value::as_array_mut);
+        for target in targets.into_iter().flatten().filter_map(Value::as_table_mut) {
+            remove_volume(target, tables, name);
+        }
+    }
 }
 
 /// Removes the units of a volume from a target, also from the maps of its peers.

@@ -12,6 +12,8 @@ use crate::daemon::named_lock::{NamedGuard, WorkStep};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
+use crate::protocol::PROTOCOLS;
+use crate::protocol::address::ListenerEntry;
 use blockmux_engine::sys::safe_path::{self, SafePath};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use std::fs::{self, File};
@@ -98,9 +100,9 @@ impl Reloader {
                 "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first";
             return Err(text.to_owned().into());
         }
-        let changes = diff(&schema, &file.table, &config.running.table);
-        let changes = changes.into_iter().filter(|change| !schema.is_fixed(change));
-        let changes: Vec<ConfigChange> = changes.map(|change| config.running.as_written(change)).collect();
+        let changes = diff(&schema, &file.table, &config.desired.table);
+        let changes = changes.into_iter().map(|change| config.desired.as_written(change));
+        let changes: Vec<ConfigChange> = changes.collect();
         if changes.is_empty() {
             return Ok(None);
         }
@@ -153,12 +155,10 @@ impl Reloader {
         self.settle_policy(config, &mut setup).map_err(invalid)?;
         let saved = Model::of(&setup);
         let schema = self.schema(&setup);
-        let lost = diff(&schema, &saved.table, &config.running.table);
+        let lost = diff(&schema, &saved.table, &config.desired.table);
         let mut lost: Vec<String> = lost
             .iter()
-            .filter(|change| {
-                !schema.is_fixed(change) && not_saved.iter().all(|known| known.path != change.path)
-            })
+            .filter(|change| not_saved.iter().all(|known| known.path != change.path))
             .map(ConfigChange::describe)
             .collect();
         // Tables have no passwords of URLs.
@@ -169,7 +169,7 @@ impl Reloader {
                 && spec_in(before, &named.name).as_ref() != spec_in(&saved, &named.name).as_ref()
         };
         if lost.is_empty() {
-            let volumes = config.running.volumes.iter().filter(has_lost_password);
+            let volumes = config.desired.volumes.iter().filter(has_lost_password);
             lost.extend(volumes.map(|named| {
                 format!("volume {}: the password of its URL; use one with secret_file=PATH", named.name)
             }));
@@ -190,20 +190,20 @@ impl Reloader {
 fn write_change(schema: &Schema, documents: &mut [ConfigDocument], change: &ConfigChange) -> bool {
     let [key, rest @ ..] = &change.path[..] else { return false };
     let name_key = schema.name_key(std::slice::from_ref(key));
+    // Relative paths of included files are relative to the main file, too.
+    let directory = documents.first().and_then(|main| main.path.parent()).unwrap_or(Path::new(""));
+    let directory = current_directory().join(directory);
     let at = match (name_key, rest) {
         (Some(name_key), [name, ..]) => position_of(documents, key, name_key, name),
         (_, [value]) if change.after.is_none() => {
             let has = |file: &ConfigDocument| {
                 let list = file.document.get(key).and_then(Item::as_array);
-                list.is_some_and(|list| list.iter().any(|own| is_same_text(own, value)))
+                list.is_some_and(|list| list.iter().any(|own| is_same_value(key, own, value, &directory)))
             };
             documents.iter().position(has).map(|at| (at, None))
         }
         _ => documents.iter().position(|file| file.document.contains_key(key)).map(|at| (at, None)),
     };
-    // Relative paths of included files are relative to the main file, too.
-    let directory = documents.first().and_then(|main| main.path.parent()).unwrap_or(Path::new(""));
-    let directory = current_directory().join(directory);
     let is_new_entry = name_key.is_some() && rest.len() == 1 && change.before.is_none();
     let (at, entry) = match at {
         Some(found) => found,
@@ -347,7 +347,7 @@ fn put(
         let Some(list) = list.as_array_mut() else { return false };
         match value {
             Some(value) => push_value(list, value_of(value)),
-            None => list.retain(|own| !is_same_text(own, &rest[0])),
+            None => list.retain(|own| !is_same_value(key, own, &rest[0], directory)),
         }
         return true;
     }
@@ -411,8 +411,19 @@ fn last_value(table: &mut dyn TableLike) -> Option<&mut toml_edit::Value> {
     table.iter_mut().last()?.1.as_value_mut()
 }
 
-fn is_same_text(own: &toml_edit::Value, text: &str) -> bool {
-    own.as_str() == Some(text) || own.to_string().trim() == text
+/// Whether a value of a list in a file is the one that the model has as this text. A listener's
+/// address is complete in the model.
+fn is_same_value(key: &str, own: &toml_edit::Value, text: &str, directory: &Path) -> bool {
+    own.as_str().is_some_and(|own| own == text || in_full(key, own, directory).as_deref() == Some(text))
+        || own.to_string().trim() == text
+}
+
+/// A listener as the model has it; `None` if the key has no listeners.
+fn in_full(key: &str, text: &str, directory: &Path) -> Option<String> {
+    let protocol = PROTOCOLS.iter().find(|protocol| protocol.key() == key)?;
+    let mut entry = ListenerEntry::read(protocol.carrier, text).ok()?;
+    entry.address.anchor(directory);
+    Some(entry.in_full(protocol.port))
 }
 
 /// A `[[table]]`, with lists of tables in it as `[[table.list]]`.

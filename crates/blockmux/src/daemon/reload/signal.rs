@@ -78,6 +78,6 @@ fn log(report: &PlanReport) {
         info!("reloaded: {}", change.change);
         change.affected.iter().for_each(|who| warn!("reloaded: {}: affected {who}", change.change));
     }
-    report.next_start.iter().for_each(|line| warn!("takes effect at the next start: {line}"));
+    report.next_start.iter().for_each(|later| warn!("takes effect at the next start: {}", later.change));
     report.warnings.iter().for_each(|line| warn!("{line}"));
 }

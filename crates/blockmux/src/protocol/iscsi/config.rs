@@ -210,9 +210,6 @@ impl ConfiguredTarget {
         }
         let luns = entry.luns.clone();
         let redirect = entry.redirect().map_err(wrong)?;
-        if redirect.is_none() {
-            luns.check_any(entry.acl.iter().map(|acl| &acl.luns)).map_err(wrong)?;
-        }
         let portals = entry.portals.iter().map(|portal| tcp_address(portal, ISCSI.port));
         let portals =
             portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
@@ -645,13 +642,8 @@ mod tests {
         }
         let error = prepare("TargetName = ''\nluns = { 0 = 'x' }").unwrap_err();
         assert!(error.ends_with("; write it as iqn.2026-11.blockmux:NAME"), "{error}");
-        let without = |rest: &str| prepare(&format!("TargetName = 'iqn.a'\n{rest}")).unwrap_err();
-        for rest in ["", "luns = {}", "[[acl]]\nInitiatorName = 'iqn.i'\nluns = { 0 = 'x' }\n[[acl]]"] {
-            assert_eq!(
-                without(rest),
-                format!("{wrong}has no LUNs; map volumes to them, as luns = {{ 0 = \"disk0\" }}")
-            );
-        }
+        // It gets its LUNs later.
+        assert!(prepare("TargetName = 'iqn.a'").is_ok());
         assert!(with("HeaderDigest = 'crc'").unwrap_err().starts_with("unknown variant `crc`"));
     }
 }

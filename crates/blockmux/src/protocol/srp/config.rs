@@ -70,7 +70,6 @@ impl ConfiguredSrpTarget {
         let id = SrpPortId::parse(&written)
             .ok_or_else(|| wrong(format!("port_id `{written}` is not a port identifier; {advice}")))?;
         let luns = entry.luns;
-        luns.check_any(entry.acl.iter().map(|acl| &acl.luns)).map_err(wrong)?;
         let mut named = HashSet::new();
         let acl = entry.acl.iter().map(|acl| {
             let written = &acl.initiator_port;

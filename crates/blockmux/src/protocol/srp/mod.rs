@@ -238,7 +238,7 @@ mod tests {
         let wrong = |text: &str| configured(text).err().unwrap();
         assert!(wrong("port_id = 'x'\nluns = { 0 = 'a' }").contains("32 hexadecimal digits"));
         assert!(wrong(&format!("port_id = '{ID}'\nluns = {{ x = 'a' }}")).contains("LUNs are numbers"));
-        assert!(wrong(&format!("port_id = '{ID}'")).contains("has no LUNs; map volumes"));
+        assert!(configured(&format!("port_id = '{ID}'")).is_ok(), "it gets its LUNs later");
         let acl = format!("port_id = '{ID}'\nluns = {{ 0 = 'a' }}\n[[acl]]\ninitiator_port = 'y'");
         assert!(wrong(&acl).contains("initiator_port"), "{}", wrong(&acl));
         let twice = format!(

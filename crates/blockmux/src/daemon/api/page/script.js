@@ -266,7 +266,7 @@ async function lookForDrift() {
   const lines = [...(said.changes ?? []).map(one => {
     const count = one.affected.length;
     return one.change + (count ? ` (affects ${count} ${count === 1 ? "session" : "sessions"})` : "");
-  }), ...(said.next_start ?? []).map(line => line + " (at the next start)")];
+  }), ...(said.next_start ?? []).map(one => one.change + " (at the next start)")];
   if (said.error) lines.push(said.error.message + (said.error.hint ? "; " + said.error.hint : ""));
   const more = lines.length - SHOWN_DRIFT;
   const shown = more > 0 ? [...lines.slice(0, SHOWN_DRIFT), `and ${more} more`] : lines;

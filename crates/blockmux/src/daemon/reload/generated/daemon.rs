@@ -10,6 +10,7 @@ use crate::daemon::control::{ConnectionLimits, ControlServer};
 use crate::daemon::disks::{DiskServer, Disks};
 use crate::daemon::inherited::InheritedListeners;
 use crate::daemon::reload::Reloader;
+use crate::daemon::reload::model::Model;
 use crate::daemon::setup::Setup;
 use crate::daemon::{ServeArgs, listen, start_cores};
 use crate::failure::Failure;
@@ -66,6 +67,11 @@ impl TestPlace {
         let mut setup = Setup::gather(self.args(), &InheritedListeners::default())?;
         let places = listen::places(&setup, None)?;
         setup.settle_policy(places)
+    }
+
+    /// The model of the config file.
+    pub(super) fn model(&self) -> Result<Model, Failure> {
+        Setup::gather(self.args(), &InheritedListeners::default()).map(|setup| Model::of(&setup))
     }
 
     /// Starts a daemon with the config file.

@@ -7,6 +7,7 @@
 mod attachments;
 mod config;
 mod daemon;
+mod edits;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
@@ -82,7 +83,7 @@ impl Drop for Configs {
 /// The lines of a plan, without the sessions that it affects, which may have ended meanwhile.
 fn lines(report: &PlanReport) -> Vec<String> {
     let now = report.changes.iter().map(|change| change.change.clone());
-    now.chain(report.next_start.iter().map(|line| format!("later: {line}"))).collect()
+    now.chain(report.next_start.iter().map(|later| format!("later: {}", later.change))).collect()
 }
 
 /// What a daemon serves, by name.

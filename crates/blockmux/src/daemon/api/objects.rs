@@ -1,0 +1,273 @@
+//! The objects of the running config as resources: listed, shown, put, changed and deleted.
+//!
+//! A path is a key of the config file and a name, and within a target once more a key and a name.
+//! OpenAPI has no parameter for several segments, so each depth has a path of its own; the deeper
+//! ones are documented as the others, with more parameters ([`describe_parts`]).
+
+use super::ApiState;
+use super::reply::{Body, json, refusal};
+use super::requests::Asked;
+use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
+use crate::api::{ApiError, ErrorBody, ErrorCode};
+use crate::cli::ctl::{ActionStatus, Answer, PlanReport, Request};
+use axum::Router;
+use axum::extract::{FromRequestParts, RawPathParams, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use axum::routing::get;
+use percent_encoding::percent_decode_str;
+use serde_json::{Map, Value};
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::{ObjectBuilder, OpenApi as Document, RefOr, Required, Type};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// The paths of lists and of the objects in them.
+pub(super) fn described() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new().routes(routes!(kinds)).routes(routes!(list)).routes(routes!(show, put, set, remove))
+}
+
+/// The paths of lists within objects, and of the objects there.
+pub(super) fn of_parts() -> Router<ApiState> {
+    Router::new().route(PARTS, get(list)).route(PART, get(show).put(put).patch(set).delete(remove))
+}
+
+/// Documents [`of_parts`].
+pub(super) fn describe_parts(document: &mut Document) {
+    for (from, to, more) in [(LIST, PARTS, &NAMES[1..3]), (OBJECT, PART, &NAMES[2..])] {
+        let Some(mut item) = document.paths.paths.get(from).cloned() else { continue };
+        let own = [&mut item.get, &mut item.put, &mut item.patch, &mut item.delete];
+        for operation in own.into_iter().flatten() {
+            operation.operation_id = operation.operation_id.take().map(|id| id + "_part");
+            let parameter = |(name, what): &(&str, &str)| -> RefOr<Parameter> {
+                let text = ObjectBuilder::new().schema_type(Type::String).build();
+                let parameter = ParameterBuilder::new().name(*name).parameter_in(ParameterIn::Path);
+                parameter.required(Required::True).description(Some(*what)).schema(Some(text)).build().into()
+            };
+            operation.parameters.get_or_insert_default().extend(more.iter().map(parameter));
+        }
+        document.paths.paths.insert(to.to_owned(), item);
+    }
+}
+
+const LIST: &str = "/v1/objects/{kind}";
+const OBJECT: &str = "/v1/objects/{kind}/{name}";
+const PARTS: &str = "/v1/objects/{kind}/{name}/{part}";
+const PART: &str = "/v1/objects/{kind}/{name}/{part}/{entry}";
+const NAMES: [(&str, &str); 4] = [
+    ("kind", "Key of a list in the config file"),
+    ("name", "Name of the object"),
+    ("part", "Key of a list within the object"),
+    ("entry", "Name of the object in that list"),
+];
+
+/// The path and the options of a request for objects.
+struct At {
+    path: ObjectPath,
+    query: ListQuery,
+    options: EditOptions,
+    /// The object must not exist.
+    is_new: bool,
+}
+
+impl FromRequestParts<ApiState> for At {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<At, ApiError> {
+        let path = RawPathParams::from_request_parts(parts, state).await.map_err(ApiError::not_found)?;
+        let path = ObjectPath(path.iter().map(|(_, name)| name.to_owned()).collect());
+        let header = |name| parts.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let is_new = header(header::IF_NONE_MATCH) == Some("*");
+        let if_match = header(header::IF_MATCH).map(str::to_owned);
+        let (mut query, mut options) =
+            (ListQuery::default(), EditOptions { if_match, ..EditOptions::default() });
+        let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        for pair in pairs {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
+            let is_true = || match &*value {
+                "true" => Ok(true),
+                "false" => Ok(false),
+                _ => Err(ApiError::new(ErrorCode::Malformed, format!("{key}: write true or false"))),
+            };
+            match key {
+                "filter" => query.filter = value,
+                "after" => query.after = Some(value),
+                "limit" => {
+                    let wrong = |_| ApiError::new(ErrorCode::Malformed, "limit: write a number");
+                    query.limit = Some(value.parse().map_err(wrong)?);
+                }
+                "force" => options.force = is_true()?,
+                "dry_run" => options.dry_run = is_true()?,
+                _ => {
+                    let text = "the query is unknown; write filter, after, limit, force or dry_run";
+                    return Err(ApiError::new(ErrorCode::Malformed, text));
+                }
+            }
+        }
+        Ok(At { path, query, options, is_new })
+    }
+}
+
+/// Lists of the config, each with the number of its objects
+#[utoipa::path(get, path = "/v1/objects", responses((status = 200, body = ObjectList)))]
+async fn kinds(State(shared): State<ApiState>, at: At) -> Response {
+    list(State(shared), at).await
+}
+
+/// Objects of the running config, ordered by name
+#[utoipa::path(
+    get,
+    path = "/v1/objects/{kind}",
+    params(
+        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
+        ("filter" = Option<String>, Query, description = "Only those whose names contain this"),
+        ("after" = Option<String>, Query, description = "Only those behind this name"),
+        ("limit" = Option<usize>, Query, description = "At most so many; a list has at most 1000")
+    ),
+    responses((status = 200, body = ObjectList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody))
+)]
+async fn list(State(shared): State<ApiState>, At { path, query, .. }: At) -> Response {
+    match shared.query(Request::List { path, query }).await {
+        Ok(answer) => json(StatusCode::OK, &answer.json()),
+        Err(error) => refusal(error),
+    }
+}
+
+/// One object of the running config, with an ETag
+///
+/// `daemon/settings` has the keys that are no list.
+#[utoipa::path(
+    get,
+    path = "/v1/objects/{kind}/{name}",
+    params(
+        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
+        ("name" = String, Path, description = "Name of the object")
+    ),
+    responses(
+        (status = 200, body = Object, headers(("ETag" = String, description = "Changes with the object"))),
+        (status = 404, body = ErrorBody)
+    )
+)]
+async fn show(State(shared): State<ApiState>, At { path, .. }: At) -> Response {
+    match shared.query(Request::Show { path }).await {
+        Ok(Answer::Object { object, tag }) => {
+            let mut response = json(StatusCode::OK, &object);
+            if let Ok(tag) = HeaderValue::from_str(&tag) {
+                response.headers_mut().insert(header::ETAG, tag);
+            }
+            response
+        }
+        Ok(answer) => json(StatusCode::OK, &answer.json()),
+        Err(error) => refusal(error),
+    }
+}
+
+/// Create or replace an object of the running config
+///
+/// Its keys are those of the config file. After an error nothing has changed. With `If-None-Match:
+/// *` it must be new.
+#[utoipa::path(
+    put,
+    path = "/v1/objects/{kind}/{name}",
+    params(
+        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
+        ("name" = String, Path, description = "Name of the object"),
+        ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
+        ("If-Match" = Option<String>, Header, description = "The ETag that the object must have"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: the object must be new")
+    ),
+    request_body = Object,
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 201, body = PlanReport, description = "The object is new, as `If-None-Match` demanded"),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The state of the daemon does not allow it"),
+        (status = 412, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn put(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    at: At,
+    Body(object): Body<Map<String, Value>>,
+) -> Response {
+    let operation = if at.is_new { EditOperation::Add(object) } else { EditOperation::Put(object) };
+    shared.edit(asked, at, operation).await
+}
+
+/// Change keys of an object of the running config
+///
+/// The body is a JSON merge patch (RFC 7396): `null` removes a key.
+#[utoipa::path(
+    patch,
+    path = "/v1/objects/{kind}/{name}",
+    params(
+        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
+        ("name" = String, Path, description = "Name of the object"),
+        ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
+        ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")
+    ),
+    request_body = Object,
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The state of the daemon does not allow it"),
+        (status = 412, body = ErrorBody),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn set(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    at: At,
+    Body(patch): Body<Map<String, Value>>,
+) -> Response {
+    shared.edit(asked, at, EditOperation::Set(patch)).await
+}
+
+/// Remove an object from the running config
+///
+/// What sessions use is removed only with `force`. A volume leaves the targets that have it.
+#[utoipa::path(
+    delete,
+    path = "/v1/objects/{kind}/{name}",
+    params(
+        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
+        ("name" = String, Path, description = "Name of the object"),
+        ("force" = Option<bool>, Query, description = "Also if sessions use it; their I/O fails"),
+        ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
+        ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")
+    ),
+    responses(
+        (status = 200, body = PlanReport),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "Sessions use it"),
+        (status = 412, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn remove(State(shared): State<ApiState>, asked: Asked, at: At) -> Response {
+    shared.edit(asked, at, EditOperation::Remove).await
+}
+
+impl ApiState {
+    async fn edit(&self, asked: Asked, at: At, operation: EditOperation) -> Response {
+        let At { path, options, is_new, .. } = at;
+        let done = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+        self.run_action(Request::Edit(ConfigEdit { path, operation, options }), asked, done).await
+    }
+}

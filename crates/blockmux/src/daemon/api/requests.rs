@@ -1,0 +1,116 @@
+//! Executes requests of the API: queries at once, changes as actions, on threads that may wait.
+
+use super::ApiState;
+use super::reply::{json, refusal};
+use crate::api::ApiError;
+use crate::cli::ctl::{Answer, Request};
+use crate::daemon::config_audit::Caller;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use std::time::Duration;
+use tokio::time;
+
+impl ApiState {
+    /// Executes a request that changes nothing.
+    pub(super) async fn query(&self, request: Request) -> Result<Answer, ApiError> {
+        let control = self.control.clone();
+        let answer = tokio::task::spawn_blocking(move || control.answer(&request)).await;
+        match answer {
+            Ok(Answer::Failed(error)) => Err(error),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                Err(ApiError::failed(format!("the request failed: {error}; the daemon's log has the reason")))
+            }
+        }
+    }
+
+    /// Executes a request that changes something as an action; `done` is the HTTP status of
+    /// success.
+    pub(super) async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
+        let running = match self.actions.begin(request.to_string()) {
+            Ok(running) => running,
+            Err(error) => return refusal(error),
+        };
+        let (id, control, Asked { caller, wait }) = (running.id(), self.control.clone(), asked);
+        let mut work = tokio::task::spawn_blocking(move || {
+            let answer = control.change(&request, &caller, &|progress| running.set_progress(progress));
+            running.end(&answer);
+            answer
+        });
+        let answer = match wait {
+            Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
+                Ok(answer) => answer,
+                Err(_) => return self.accepted(id),
+            },
+            None => work.await,
+        };
+        match answer {
+            Ok(Answer::Failed(error)) => refusal(error),
+            Ok(answer) => json(done, &answer.json()),
+            Err(error) => refusal(ApiError::failed(format!(
+                "the request failed: {error}; the daemon's log has the reason"
+            ))),
+        }
+    }
+
+    /// The response for an action that is still running.
+    fn accepted(&self, id: u64) -> Response {
+        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        response
+    }
+}
+
+/// Who sent a request, and how long the client waits for its result.
+pub(super) struct Asked {
+    caller: Caller,
+    wait: Option<Duration>,
+}
+
+impl FromRequestParts<ApiState> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
+        Ok(Asked { caller, wait: wait_limit(&parts.headers) })
+    }
+}
+
+/// Time after which a client wants the URL of the action instead of its result (RFC 7240 §4.1 and
+/// §4.3); `None` if the client waits for the result without limit.
+fn wait_limit(headers: &HeaderMap) -> Option<Duration> {
+    let preferences = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let preferences: Vec<_> = preferences.flat_map(|value| value.split([',', ';'])).map(str::trim).collect();
+    if !preferences.contains(&"respond-async") {
+        return None;
+    }
+    let wait = preferences.iter().find_map(|preference| preference.strip_prefix("wait=")?.parse().ok());
+    Some(Duration::from_secs(wait.unwrap_or(0).min(MAX_WAIT)))
+}
+
+/// Maximum `wait` of a client, in seconds.
+const MAX_WAIT: u64 = 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_waits_as_long_as_it_requests() {
+        let wait = |value: &'static str| {
+            let header = ("prefer".parse().unwrap(), HeaderValue::from_static(value));
+            wait_limit(&[header].into_iter().collect()).map(|wait| wait.as_secs())
+        };
+        assert_eq!(wait_limit(&HeaderMap::new()), None);
+        assert_eq!(wait("wait=5"), None);
+        assert_eq!(wait("respond-async"), Some(0));
+        assert_eq!(wait("respond-async, wait=5"), Some(5));
+        assert_eq!(wait("wait=5; respond-async"), Some(5));
+        assert_eq!(wait("respond-async, wait=1000"), Some(MAX_WAIT));
+    }
+}

@@ -1,0 +1,154 @@
+//! Changes single objects of the running config: an edit makes another config of it, which is
+//! planned and applied as any other.
+
+use super::fragment::{setup_of, with_absolute_paths};
+use super::model::Model;
+use super::objects::{Objects, tag};
+use super::plan::{Schema, named_sessions};
+use super::{LOCK_TIMEOUT, NewConfig, Reloader, RunningConfig, is_busy, record};
+use crate::api::edit::{ConfigEdit, EditOperation, ListQuery, ObjectList, ObjectPath};
+use crate::api::{ApiError, ErrorCode};
+use crate::cli::ctl::PlanReport;
+use crate::daemon::blocking_work::Awaited;
+use crate::daemon::config::current_directory;
+use crate::daemon::config_audit::Caller;
+use crate::daemon::setup::{Setup, VOLUMES};
+use serde_json::Value as Json;
+use std::sync::Arc;
+use toml::{Table, Value};
+
+impl ConfigEdit {
+    /// The volume that the edit removes. Nobody removes a volume without knowing that its data in
+    /// RAM goes with it.
+    pub(super) fn removed_volume(&self) -> Option<&str> {
+        match (&self.path.0[..], &self.operation) {
+            ([list, name], EditOperation::Remove) if list == VOLUMES.0 => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// The objects of the running config.
+///
+/// # Errors
+/// If there is no such list.
+pub(in crate::daemon) fn list(
+    reloader: &Reloader,
+    path: &ObjectPath,
+    query: &ListQuery,
+) -> Result<ObjectList, ApiError> {
+    with_objects(reloader, |objects| objects.list(path, query))
+}
+
+/// One object of the running config, and its tag.
+///
+/// # Errors
+/// If there is none.
+pub(in crate::daemon) fn show(reloader: &Reloader, path: &ObjectPath) -> Result<(Json, String), ApiError> {
+    let object = with_objects(reloader, |objects| objects.show(path))?;
+    let tag = tag(&object);
+    Ok((object, tag))
+}
+
+fn with_objects<T>(reloader: &Reloader, look: impl FnOnce(&Objects<'_>) -> T) -> T {
+    let (config, schema) = (reloader.config.get(), Schema::new(&reloader.frontends.get()));
+    let mut table = config.desired.table.clone();
+    name_usual_listeners(&schema, &config, &mut table);
+    look(&Objects::new(&schema, &mut table))
+}
+
+/// Changes one object of the running config. After an error nothing has changed.
+///
+/// # Errors
+/// If the new config is refused, as that of a reload is; if the edit removes what sessions use,
+/// without being forced to.
+pub(in crate::daemon) fn make(
+    reloader: &Arc<Reloader>,
+    edit: &ConfigEdit,
+    caller: &Caller,
+) -> Result<PlanReport, ApiError> {
+    let guard = reloader.reloads.take(&edit.to_string(), caller, LOCK_TIMEOUT).map_err(is_busy)?;
+    if !edit.options.dry_run {
+        return reloader.apply(&NewConfig::Edit(edit.clone()), guard);
+    }
+    let (config, planner, edit) = (reloader.config.get(), reloader.clone(), edit.clone());
+    let plan = move |awaited: &Awaited| {
+        awaited.check()?;
+        let mut setup = edited(&planner, &config, &edit)?;
+        planner.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
+        let desired = Model::of(&setup);
+        Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edit.removed_volume()).report)
+    };
+    reloader.blocking.run_change(&guard.step, plan, drop)?
+}
+
+/// The setup of the running config after an edit.
+///
+/// # Errors
+/// If the edit does not fit the config, or a start would refuse the result.
+pub(super) fn edited(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    edit: &ConfigEdit,
+) -> Result<Setup, ApiError> {
+    let frontends = reloader.frontends.get();
+    let schema = Schema::new(&frontends);
+    let mut table = config.desired.table.clone();
+    let is_about_listener = edit.path.0.first().is_some_and(|list| schema.is_listeners(list));
+    if is_about_listener {
+        name_usual_listeners(&schema, config, &mut table);
+    }
+    let options = &edit.options;
+    Objects::new(&schema, &mut table).edit(&edit.path, &edit.operation, options.if_match.as_deref())?;
+    if let Some(name) = edit.removed_volume() {
+        record::remove_uses(&mut table, &frontends, name);
+    }
+    if is_about_listener && count_listeners(&schema, &table) == 0 {
+        let text =
+            "this is the last listener, and a daemon without any listens on loopback; add another one first";
+        return Err(ApiError::new(ErrorCode::Conflict, text));
+    }
+    let (table, mut specs) = with_absolute_paths(table, &current_directory()).map_err(ApiError::invalid)?;
+    // What was shown without its password, and came back so, is the same.
+    specs.retain(|name, spec| {
+        let own = config.desired.volume(name).map(|own| own.entry.spec.to_string());
+        own != Some(spec.to_string())
+    });
+    setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)
+}
+
+/// Number of listeners that a config names.
+fn count_listeners(schema: &Schema, table: &Table) -> usize {
+    let lists = table.iter().filter(|(key, _)| schema.is_listeners(key));
+    lists.filter_map(|(_, list)| list.as_array()).map(Vec::len).sum()
+}
+
+/// Names the listeners of a daemon whose config names none: those that it has without being told.
+/// The next one that is added would else replace them.
+fn name_usual_listeners(schema: &Schema, config: &RunningConfig, table: &mut Table) {
+    if count_listeners(schema, table) > 0 {
+        return;
+    }
+    for (_, listener) in &config.listeners {
+        let list = table.entry(listener.protocol.key()).or_insert_with(|| Value::Array(Vec::new()));
+        list.as_array_mut().into_iter().for_each(|list| list.push(listener.place.to_string().into()));
+    }
+}
+
+/// Checks that an edit may do what its plan says.
+///
+/// # Errors
+/// If it removes what sessions use without being forced to.
+pub(super) fn check_consent(edit: &ConfigEdit, report: &PlanReport) -> Result<(), ApiError> {
+    let is_removal = edit.operation == EditOperation::Remove;
+    let affected: Vec<String> = report.changes.iter().flat_map(|change| change.affected.clone()).collect();
+    if !is_removal || edit.options.force || affected.is_empty() {
+        return Ok(());
+    }
+    let text = format!(
+        "{}: is in use by {}; disconnect them, or remove it with --force (API: ?force=true), which makes their I/O fail",
+        edit.path,
+        named_sessions(&affected)
+    );
+    Err(ApiError::new(ErrorCode::Conflict, text))
+}

@@ -1,0 +1,221 @@
+//! Objects of the running config: `ctl list`, `show`, `add`, `set` and `remove`, and their
+//! resources in the API.
+
+use crate::api::ask;
+use crate::control::Controlled;
+use crate::daemon::Daemon;
+use crate::program::{blockmux, text};
+use crate::raw_client::RawClient;
+use serde_json::{Value, json};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+const TARGET: &str = "iqn.2026-11.test:t";
+const SUBSYSTEM: &str = "nqn.2026-11.test:s";
+const PORT: &str = "0x11111111111111112222222222222201";
+
+/// A daemon with nothing but a control socket in its config file.
+fn empty() -> Controlled {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("c.toml");
+    let socket = directory.path().join("control");
+    fs::write(&config, format!("control = 'unix:{}'\n", socket.display())).unwrap();
+    let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
+    Controlled { daemon, directory }
+}
+
+/// An address of loopback for the listeners of one test.
+fn own_ip() -> String {
+    let pid = std::process::id();
+    Ipv4Addr::new(127, 90, (pid >> 8) as u8, (pid as u8).max(1)).to_string()
+}
+
+#[test]
+fn a_daemon_that_starts_with_nothing_gets_every_kind_of_object_and_saves_it() {
+    let daemon = empty();
+    let ip = own_ip();
+    let at = |port: u16| format!("{ip}:{port}");
+    let image = daemon.directory.path().join("image");
+    fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let image = format!("spec=file:{}", image.display());
+    let secret = daemon.directory.path().join("secret");
+    fs::write(&secret, "a secret of sixteen bytes\n").unwrap();
+    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let secret = format!("secret_file={}", secret.display());
+    let words = |line: &str| -> Vec<String> { line.split(' ').map(str::to_owned).collect() };
+    for line in [
+        format!("add nbd {} allow=[\"127.0.0.0/8\"]", at(10809)),
+        format!("add iscsi {}", at(3260)),
+        format!("add nvme-tcp {}", at(4420)),
+        format!("add srp {}", at(5555)),
+        format!("add volume disk {image} protocols=[\"nbd\",\"iscsi\",\"nvme_tcp\",\"srp\"] limits.iops=500"),
+        "add volume ram spec=mem:1m protocols=[\"iscsi\"]".to_owned(),
+        format!("add iscsi-target {TARGET} TargetAlias=disks"),
+        format!("add iscsi-target {TARGET} luns 0 volume=disk"),
+        format!("add iscsi-target {TARGET} luns 3 volume=ram read_only=true"),
+        format!("add iscsi-target {TARGET} acl iqn.2026-11.test:i CHAP_N=i {secret}"),
+        format!("add nvme-subsystem {SUBSYSTEM}"),
+        format!("add nvme-subsystem {SUBSYSTEM} namespaces 1 volume=disk"),
+        format!("add nvme-subsystem {SUBSYSTEM} host nqn.2026-11.test:h"),
+        format!("add nvme-subsystem {SUBSYSTEM} ana_group 2 namespaces=[1] states={{}}"),
+        format!("add srp-target {PORT}"),
+        format!("add srp-target {PORT} luns 0 volume=disk"),
+        "set daemon settings max_connections=77".to_owned(),
+        "set volume disk limits.iops=null limits.bandwidth=10m description=disk".to_owned(),
+    ] {
+        let words = words(&line);
+        daemon.said(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let shown = |words: &[&str]| -> Value {
+        serde_json::from_str(&daemon.said(&[&["--json", "show"], words].concat())).unwrap()
+    };
+    assert_eq!(shown(&["iscsi_target", TARGET, "luns", "3"]), json!({"volume": "ram", "read_only": true}));
+    assert_eq!(shown(&["volume", "disk"])["limits"], json!({"bandwidth": "10m"}));
+    assert_eq!(
+        shown(&["nbd", &at(10809)]),
+        json!({"address": at(10809), "allow": ["127.0.0.0/8"]}),
+        "a listener is an object with its parameters"
+    );
+    let names = |words: &[&str]| -> Vec<String> {
+        let list = daemon.said(&[&["list"], words].concat());
+        list.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
+    };
+    assert_eq!(names(&["volume"]), ["disk", "ram"]);
+    assert_eq!(names(&["volume", "--filter", "ra"]), ["ram"]);
+    assert_eq!(names(&["iscsi_target", TARGET, "luns"]), ["0", "3"]);
+    assert_eq!(names(&["nvme_subsystem", SUBSYSTEM, "host"]), ["nqn.2026-11.test:h"]);
+    let exported = daemon.said(&["export"]);
+    daemon.said(&["save"]);
+    let config = daemon.directory.path().join("c.toml");
+    let Controlled { daemon: first, directory } = daemon;
+    drop(first);
+    let again = Controlled { daemon: Daemon::serve_only(&["--config", config.to_str().unwrap()]), directory };
+    assert_eq!(again.said(&["export"]), exported, "a start with what was saved has the same config");
+    for line in [
+        format!("remove iscsi-target {TARGET} acl iqn.2026-11.test:i --force"),
+        format!("remove iscsi-target {TARGET}"),
+        format!("remove nvme-subsystem {SUBSYSTEM}"),
+        format!("remove srp-target {PORT}"),
+        "remove volume disk".to_owned(),
+        "remove volume ram".to_owned(),
+        format!("remove srp {}", at(5555)),
+    ] {
+        let words = words(&line);
+        again.ctl(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let left: Vec<String> =
+        again.said(&["list"]).lines().filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect();
+    let kinds: Vec<_> = left.iter().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(kinds, ["daemon", "iscsi", "nbd", "nvme_tcp"], "{left:?}");
+    again.said(&["save"]);
+}
+
+/// The status, the ETag and the body of a response.
+fn answer(socket: &Path, method: &str, path: &str, headers: &str, body: &Value) -> (u16, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    ask(socket, method, path, headers, &body)
+}
+
+#[test]
+fn objects_are_resources_with_tags_that_keep_changes_from_being_lost() {
+    let daemon = Controlled::serve(&["root=mem:1m"]);
+    let socket = daemon.socket();
+    let root = "/v1/objects/volume/root";
+    let call = |method, path: &str, headers: &str, body: Value| answer(&socket, method, path, headers, &body);
+    let (status, object) = call("GET", root, "", Value::Null);
+    assert_eq!((status, &object), (200, &json!({"name": "root", "spec": "mem:1m"})));
+    let tag = tag_of(&socket, root);
+    let json_body = "Content-Type: application/json\r\n";
+    let (status, done) = call("PUT", root, json_body, json!({"spec": "mem:1m", "description": "one"}));
+    assert_eq!((status, &done["applied"]), (200, &json!(true)));
+    assert_eq!(
+        done["changes"][0],
+        json!({"change": "+ volume root: description added: \"one\"", "path": ["volume", "root", "description"],
+            "after": "one", "affected": []})
+    );
+    let (status, done) = call("PUT", root, json_body, json!({"spec": "mem:1m", "description": "one"}));
+    assert_eq!((status, &done["changes"]), (200, &json!([])), "PUT is idempotent");
+    let stale = format!("{json_body}If-Match: {tag}\r\n");
+    let (status, error) = call("PATCH", root, &stale, json!({"description": "two"}));
+    assert_eq!((status, &error["error"]["code"]), (412, &json!("precondition_failed")));
+    let fresh = format!("{json_body}If-Match: \"x\", {}\r\n", tag_of(&socket, root));
+    assert_eq!(call("PATCH", root, &fresh, json!({"description": null})).0, 200);
+    assert_eq!(call("GET", root, "", Value::Null).1, object);
+    let new = format!("{json_body}If-None-Match: *\r\n");
+    assert_eq!(call("PUT", root, &new, json!({"spec": "mem:2m"})).0, 412);
+    assert_eq!(call("PUT", "/v1/objects/volume/more", &new, json!({"spec": "mem:2m"})).0, 201);
+    let (status, planned) = call("DELETE", "/v1/objects/volume/more?dry_run=true", "", Value::Null);
+    assert_eq!((status, &planned["applied"]), (200, &json!(false)));
+    let (_, list) = call("GET", "/v1/objects/volume?limit=1", "", Value::Null);
+    assert_eq!((&list["items"][0]["name"], &list["next"]), (&json!("more"), &json!("more")));
+    let (_, list) = call("GET", "/v1/objects/volume?after=more", "", Value::Null);
+    assert_eq!((&list["items"][0]["name"], &list["next"]), (&json!("root"), &Value::Null));
+    assert_eq!(call("DELETE", "/v1/objects/volume/more", "", Value::Null).0, 200);
+    for (method, path, body, expected) in [
+        ("GET", "/v1/objects/nothing", Value::Null, 404),
+        ("GET", "/v1/objects/volume/nothing", Value::Null, 404),
+        ("GET", "/v1/objects/volume?limit=x", Value::Null, 400),
+        ("GET", "/v1/objects/volume?x=y", Value::Null, 400),
+        ("PATCH", "/v1/objects/volume/nothing", json!({"description": "x"}), 404),
+        ("PUT", "/v1/objects/volume/new", json!({"spec": "mem:1m", "key": 1}), 422),
+        ("PUT", "/v1/objects/volume/new", json!({"name": "other", "spec": "mem:1m"}), 422),
+        ("PUT", "/v1/objects/iscsi_target/iqn.a/luns/0", json!({"volume": "root"}), 404),
+        ("DELETE", "/v1/objects/daemon/settings", Value::Null, 422),
+    ] {
+        assert_eq!(call(method, path, json_body, body).0, expected, "{method} {path}");
+    }
+}
+
+/// The ETag of an object, as `curl` shows it.
+fn tag_of(socket: &Path, path: &str) -> String {
+    let mut curl = std::process::Command::new("curl");
+    curl.args(["--silent", "--include", "--unix-socket"]).arg(socket);
+    let output = curl.arg(format!("http://localhost{path}")).output().unwrap();
+    let head = text(&output.stdout);
+    let tag = head.lines().find_map(|line| line.strip_prefix("etag: "));
+    tag.unwrap_or_else(|| panic!("no ETag: {head}")).to_owned()
+}
+
+#[test]
+fn what_sessions_use_is_removed_only_by_force_and_what_is_refused_changes_nothing() {
+    let mut daemon = Controlled::serve(&["root=mem:1m", "other=mem:1m"]);
+    let mut client = RawClient::connect(&daemon.daemon.socket());
+    assert_eq!(client.read(0, 512), [0; 512]);
+    let refusal = daemon.refusal(&["remove", "volume", "root"]);
+    assert!(
+        refusal.contains("volume root: is in use by nbd client") && refusal.contains("--force"),
+        "{refusal}"
+    );
+    assert_eq!(client.read(0, 512), [0; 512]);
+    let planned = daemon.said(&["remove", "volume", "root", "--dry-run"]);
+    assert!(planned.starts_with("- volume root\n    affects nbd client"), "{planned}");
+    daemon.said(&["remove", "volume", "root", "--force"]);
+    assert!(daemon.refusal(&["show", "volume", "root"]).contains("volume root: does not exist"));
+    let refusal = daemon.refusal(&["set", "volume", "other", "spec=file:/nowhere/x"]);
+    assert!(refusal.contains("/nowhere/x"), "{refusal}");
+    daemon.daemon.wait_for_line("config changed: remove volume root");
+    let line = daemon.daemon.wait_for_line("config change refused: set volume other");
+    assert!(line.contains("uid ") && line.contains("/nowhere/x"), "{line}");
+    let later = daemon.said(&["set", "daemon", "settings", "cores=1"]);
+    assert!(later.contains("takes effect at the next start"), "{later}");
+    assert!(daemon.said(&["show", "daemon", "settings"]).contains("cores = 1"));
+}
+
+#[test]
+fn words_that_are_no_object_are_refused_with_what_to_write() {
+    let daemon = Controlled::serve(&["root=mem:1m"]);
+    for (words, expected) in [
+        (&["set", "volume", "root", "description"][..], "`description`: write KEY=VALUE"),
+        (&["add", "volume", "x", "spec=mem:1m", "--read-only"], "write KEY=VALUE"),
+        (&["add", "x=mem:1m", "--dry-run"], "--dry-run is for objects"),
+        (&["list", "nothing"], "choose one of volume, attachment"),
+        (&["list", "iscsi_target", "iqn.a", "nothing"], "choose one of acl, luns"),
+    ] {
+        let output = daemon.ctl(words);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{words:?}: {said}");
+    }
+    let help = text(&blockmux(["ctl", "unix:/x", "add", "--help"]).stdout);
+    assert!(help.contains("KIND NAME [KEY=VALUE]"), "{help}");
+}
