@@ -169,6 +169,33 @@ pub(crate) struct AttachedDevice {
     pub(crate) device: String,
 }
 
+/// What the daemon does as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DaemonStage {
+    /// Not everything is open.
+    Starting,
+    /// All volumes are open, and all listeners accept connections.
+    Serving,
+    /// I/O in flight completes, and no more connections are accepted.
+    Stopping,
+}
+
+/// The health of a daemon that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct DaemonHealth {
+    pub(crate) state: DaemonStage,
+}
+
+/// The name and the version of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct DaemonVersion {
+    #[schema(example = "blockmux")]
+    pub(crate) name: String,
+    #[schema(example = "0.1.0")]
+    pub(crate) version: String,
+}
+
 /// A message about a change that was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Message {

@@ -54,6 +54,8 @@ pub(crate) enum ErrorCode {
     Failed,
     /// 503: too many requests at a time, or a reload or save is under way that takes long.
     Busy,
+    /// 503: the daemon starts or stops, or one of its cores does not answer.
+    Unavailable,
 }
 
 impl ErrorCode {
@@ -72,7 +74,7 @@ impl ErrorCode {
             ErrorCode::UnsupportedMediaType => 415,
             ErrorCode::Invalid => 422,
             ErrorCode::Failed => 500,
-            ErrorCode::Busy => 503,
+            ErrorCode::Busy | ErrorCode::Unavailable => 503,
         }
     }
 }

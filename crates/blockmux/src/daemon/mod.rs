@@ -35,6 +35,7 @@ mod takeover;
 pub(crate) use self::check::{CheckArgs, run as check};
 
 use crate::api::ControlPath;
+use crate::api::bodies::DaemonStage;
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::command::{self, RunningCommand};
 use crate::process::machine::memory_bytes;
@@ -325,16 +326,18 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         policy: setup.policy.clone(),
         reloader: reloader.clone(),
     };
+    let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
     let api = match endpoints.is_empty() {
         true => {
             // The control server would keep a reference to the cores.
             drop((control, successors));
             None
         }
-        false => Some(Api::start(endpoints, control, successors)?),
+        false => Some(Api::start(endpoints, control, successors, of_daemon)?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let reloads = ReloadRequests::start(&reloader)?;
+    stage.send_replace(DaemonStage::Serving);
     let status = match command {
         Some(command) => {
             let ended = sender.clone();
@@ -361,6 +364,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
             wait(&events, None, &reloader, &reloads)
         }
     };
+    stage.send_replace(DaemonStage::Stopping);
     service_manager::stopping();
     reloader.blocking.stop();
     let hands_over = match &status {

@@ -9,6 +9,7 @@ mod aliases;
 mod allow;
 mod aoe_interop;
 mod api;
+mod api_access;
 mod attach;
 mod attach_fuse;
 mod audit;

@@ -2,6 +2,7 @@
 
 use super::REQUEST_TIMEOUT;
 use super::endpoint::ApiPeer;
+use super::permission::is_public;
 use super::reply::refusal;
 use crate::api::{ApiError, ErrorCode};
 use aws_lc_rs::constant_time::verify_slices_are_equal;
@@ -22,16 +23,16 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
-    let is_page = is_page(&request);
     // A browser with a client certificate uses it for requests of every site's pages.
     let site = request.headers().get(FETCH_SITE);
-    if !is_page && site.is_some_and(|site| site != "same-origin" && site != "none") {
+    if !is_page(&request) && site.is_some_and(|site| site != "same-origin" && site != "none") {
         let reason = "the request comes from a page of another site; open this daemon's own page";
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
         return Err(refusal(ApiError::new(ErrorCode::Forbidden, reason)));
     }
+    let is_public = is_public(request.method(), request.uri().path());
     if let Some(token) = peer.credentials.as_ref().and_then(|own| own.token.as_ref())
-        && !is_page
+        && !is_public
         && let Err(reason) = check_token(request.headers(), token.as_bytes())
     {
         warn!(target: AUDIT, protocol = "api", %peer, "login refused: {reason}");
@@ -42,14 +43,16 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
         return Err(response);
     }
     let (parts, body) = request.into_parts();
-    let body = match time::timeout(REQUEST_TIMEOUT, to_bytes(body, MAX_BODY)).await {
+    // Nobody makes the daemon buffer data without credentials.
+    let max_body = if is_public { 0 } else { MAX_BODY };
+    let body = match time::timeout(REQUEST_TIMEOUT, to_bytes(body, max_body)).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => {
             let text = error.to_string();
             let (code, text) = match text.contains("length limit") {
                 true => (
                     ErrorCode::TooLarge,
-                    format!("the body is longer than {MAX_BODY} bytes; send less at a time"),
+                    format!("the body is longer than {max_body} bytes; send less at a time"),
                 ),
                 false => (ErrorCode::Malformed, format!("the body cannot be read: {text}")),
             };
@@ -64,9 +67,8 @@ pub(super) async fn admit(peer: &ApiPeer, request: Request) -> Result<Request, R
     Ok(Request::from_parts(parts, Body::from(body)))
 }
 
-/// Whether the request is for the page, which contains no data and needs no token. The page's
-/// script sends the token with its own requests.
-pub(super) fn is_page(request: &Request) -> bool {
+/// Whether the request is for the live page, to which other sites may have links.
+fn is_page(request: &Request) -> bool {
     request.uri().path() == "/"
 }
 

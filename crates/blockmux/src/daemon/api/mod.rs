@@ -11,10 +11,12 @@ mod actions;
 mod endable;
 mod endpoint;
 mod guard;
+mod health;
 mod history;
 mod metrics;
 mod objects;
 mod page;
+mod permission;
 mod places;
 mod process;
 mod reply;
@@ -27,6 +29,7 @@ pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
 
 use super::control::ControlServer;
 use super::takeover::TakeoverServer;
+use crate::api::bodies::DaemonStage;
 use crate::failure::Failure;
 use actions::Actions;
 use axum::Router;
@@ -36,6 +39,7 @@ use axum::http::{HeaderValue, header};
 use blockmux_engine::core::helpers;
 use endable::{EndableStream, Ending};
 use endpoint::{AnyListener, AnyStream, Guard};
+use health::Health;
 use history::{Samples, TICK};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -70,10 +74,11 @@ struct ApiState {
     successors: Arc<TakeoverServer>,
     actions: Actions,
     samples: Arc<Mutex<Samples>>,
+    health: Health,
 }
 
 impl Api {
-    /// Serves the API at these endpoints.
+    /// Serves the API at these endpoints. `stage` tells what the daemon does as a whole.
     ///
     /// # Errors
     /// If its thread cannot be started.
@@ -81,6 +86,7 @@ impl Api {
         endpoints: Vec<Endpoint>,
         control: ControlServer,
         successors: TakeoverServer,
+        stage: watch::Receiver<DaemonStage>,
     ) -> Result<Api, Failure> {
         helpers::prepare();
         let start = || {
@@ -90,11 +96,13 @@ impl Api {
                 .thread_name("command")
                 .build()?;
             let (stop, stopped) = watch::channel(());
+            let health = Health::new(stage, control.reloader.cores().inboxes());
             let shared = ApiState {
                 control: Arc::new(control),
                 successors: Arc::new(successors),
                 actions: Actions::default(),
                 samples: Arc::default(),
+                health,
             };
             let run = move || {
                 run(&runtime, endpoints, shared, &stopped);
@@ -236,11 +244,11 @@ async fn serve(
             if matches!(*guard, Guard::Owner) {
                 request.extensions_mut().insert(takeover::ByOwner);
             }
-            let is_page = guard::is_page(&request);
+            let is_public = permission::is_public(request.method(), request.uri().path());
             request.extensions_mut().insert(peer.caller.clone());
             let response = match guard::admit(&peer, request).await {
                 Ok(request) => {
-                    if !is_page {
+                    if !is_public {
                         place.prove();
                     }
                     router.call(request).await

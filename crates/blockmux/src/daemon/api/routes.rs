@@ -2,7 +2,7 @@
 
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
-use super::{ApiState, metrics, objects, page, takeover};
+use super::{ApiState, health, metrics, objects, page, takeover};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
     ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
@@ -78,6 +78,7 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(history))
         .routes(routes!(metrics))
         .merge(objects::described())
+        .merge(health::routes())
 }
 
 /// The parts of the OpenAPI document that belong to no path.
@@ -587,7 +588,7 @@ mod tests {
         let (_, document) = documented();
         let document = serde_json::to_value(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 26);
+        assert_eq!(paths.len(), 29);
         for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
             for (method, operation) in methods.as_object().unwrap() {
                 assert!(operation["responses"]["404"].is_object(), "{method} {path}");
