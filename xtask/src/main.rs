@@ -75,6 +75,7 @@ fn run(task: Task, root: &Path) -> Result<()> {
         Task::Tidy => tidy::run(root),
         Task::InstallPeers => {
             peers::install();
+            peers::install_python();
             Ok(())
         }
         Task::Vm { scripts } => {

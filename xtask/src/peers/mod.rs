@@ -28,6 +28,7 @@ mod nvme;
 mod nvme_rdma;
 mod ours;
 mod plan;
+mod python;
 mod report;
 mod server;
 mod srp;
@@ -50,6 +51,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 pub(crate) use install::{install, package};
+pub(crate) use python::install as install_python;
 
 /// The protocol to compare servers of.
 #[derive(clap::Subcommand)]

@@ -3,7 +3,7 @@
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
 use crate::nbd_tls::{Credentials, Flaw};
-use crate::program::{blockmux, has, succeed, text};
+use crate::program::{blockmux, has, text};
 use crate::raw_client::{READ, RawClient};
 use crate::reload::{Configured, UNCHANGED};
 use serde_json::{Value, json};
@@ -570,29 +570,4 @@ fn a_stop_waits_for_requests_and_not_for_connections_without_one() {
     assert_eq!(half.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(exchange(request, body.as_bytes()), (200, "{\"size\":2097152}\n".to_owned()));
     assert!(controlled.daemon.wait().success());
-}
-
-/// The path of schemathesis: in PATH, or in the virtual environment that a variable names.
-fn schemathesis() -> Option<String> {
-    let named = std::env::var("BLOCKMUX_SCHEMATHESIS").ok();
-    named.or_else(|| has("schemathesis").then(|| "schemathesis".to_owned()))
-}
-
-#[test]
-fn schemathesis_finds_no_response_that_the_openapi_document_does_not_describe() {
-    let Some(schemathesis) = schemathesis() else { return };
-    let tcp = Tcp::serve(&["a=mem:1m", "b=mem:1m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
-    let said = succeed(
-        Command::new(schemathesis)
-            .args(["run", &format!("{}/openapi.json", tcp.url())])
-            .args(["--header", &format!("Authorization: Bearer {TOKEN}")])
-            .args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"])
-            .args(["--max-examples", "12", "--seed", "21", "--warnings", "off"])
-            .args(["--suppress-health-check", "all", "--no-color"])
-            .current_dir(tcp.daemon.directory.path()),
-    );
-    assert!(said.contains("Tested: 28") && said.contains("No issues found"), "{said}");
-    // The daemon still responds.
-    let token_file = tcp.token_file.display().to_string();
-    assert!(blockmux(["ctl", &tcp.url(), "--token-file", &token_file, "status"]).status.success());
 }

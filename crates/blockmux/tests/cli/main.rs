@@ -10,6 +10,7 @@ mod allow;
 mod aoe_interop;
 mod api;
 mod api_access;
+mod api_document;
 mod attach;
 mod attach_fuse;
 mod audit;

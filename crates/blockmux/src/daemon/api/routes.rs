@@ -2,7 +2,7 @@
 
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
-use super::{ApiState, health, metrics, objects, page, takeover};
+use super::{ApiState, document, health, metrics, objects, page, takeover};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
     ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
@@ -23,7 +23,6 @@ use axum::routing::{get, post};
 use blockmux_engine::attach::InvalidDiskName;
 use blockmux_volume::Limits;
 use std::sync::{Arc, PoisonError};
-use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -50,12 +49,12 @@ pub(super) fn router(shared: ApiState) -> Router {
 fn documented() -> (Router<ApiState>, Document) {
     let (router, mut document) = described().split_for_parts();
     objects::describe_parts(&mut document);
-    (router.merge(objects::of_parts()), document)
+    (router.merge(objects::of_parts()), document::complete(document))
 }
 
-/// The paths that [`document`] describes.
+/// The paths that the OpenAPI document describes.
 fn described() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::with_openapi(document())
+    OpenApiRouter::with_openapi(document::base())
         .routes(routes!(status))
         .routes(routes!(sessions))
         .routes(routes!(volumes, add))
@@ -79,22 +78,6 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(metrics))
         .merge(objects::described())
         .merge(health::routes())
-}
-
-/// The parts of the OpenAPI document that belong to no path.
-fn document() -> Document {
-    #[derive(OpenApi)]
-    #[openapi(
-        info(
-            title = "blockmux",
-            description = "Control of a running `blockmux serve`. The response to a request that changes something \
-                           is sent when the change is done. With `Prefer: respond-async, wait=SECONDS`, the response \
-                           is 202 with the URL of an action if the change takes longer."
-        ),
-        components(schemas(ErrorBody))
-    )]
-    struct Described;
-    Described::openapi()
 }
 
 impl ApiState {
@@ -582,36 +565,76 @@ async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// The complete document.
+    fn document_json() -> serde_json::Value {
+        let (_, document) = documented();
+        serde_json::to_value(document).unwrap()
+    }
+
+    /// All operations of a document, each with its method and path.
+    fn operations(document: &serde_json::Value) -> Vec<(String, &serde_json::Value)> {
+        let mut all = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let methods = methods.as_object().unwrap().iter();
+            all.extend(methods.map(|(method, operation)| (format!("{method} {path}"), operation)));
+        }
+        all
+    }
 
     #[test]
     fn every_path_documents_its_errors() {
-        let (_, document) = documented();
-        let document = serde_json::to_value(document).unwrap();
-        let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 29);
-        for (path, methods) in paths.iter().filter(|(path, _)| path.contains('{')) {
-            for (method, operation) in methods.as_object().unwrap() {
-                assert!(operation["responses"]["404"].is_object(), "{method} {path}");
-            }
+        let document = document_json();
+        assert_eq!(document["paths"].as_object().unwrap().len(), 29);
+        for (name, operation) in operations(&document).iter().filter(|(name, _)| name.contains('{')) {
+            assert!(operation["responses"]["404"].is_object(), "{name}");
         }
         assert_eq!(document["info"]["title"], "blockmux");
+    }
+
+    /// What openapi-spec-validator and generators of clients require.
+    #[test]
+    fn every_operation_has_an_id_a_tag_credentials_and_responses_with_descriptions() {
+        let document = documented();
+        let schemes = document["components"]["securitySchemes"].as_object().unwrap();
+        let (mut ids, mut public) = (BTreeSet::new(), Vec::new());
+        for (name, operation) in operations(&document) {
+            assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name}");
+            assert_eq!(operation["tags"].as_array().unwrap().len(), 1, "{name}");
+            assert!(operation["summary"].is_string(), "{name}");
+            let responses = operation["responses"].as_object().unwrap();
+            for (status, response) in responses {
+                assert!(
+                    response["description"].as_str().is_some_and(|text| !text.is_empty()),
+                    "{name} {status}"
+                );
+            }
+            match operation["security"].as_array().unwrap().as_slice() {
+                [] => public.push(name),
+                alternatives => {
+                    assert!(responses.contains_key("401") && responses.contains_key("403"), "{name}");
+                    let mut names = alternatives.iter().flat_map(|one| one.as_object().unwrap().keys());
+                    assert!(names.all(|scheme| schemes.contains_key(scheme)), "{name}");
+                }
+            }
+        }
+        assert_eq!(public, ["get /healthz", "get /readyz", "get /v1/version"]);
     }
 
     /// utoipa does not read them from the handlers: its feature for that compiles regular
     /// expressions.
     #[test]
     fn every_operation_documents_the_parameters_of_its_path() {
-        let (_, document) = documented();
-        let document = serde_json::to_value(document).unwrap();
+        let document = document_json();
         let mut documented = 0;
-        for (path, methods) in document["paths"].as_object().unwrap() {
-            let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-            for (name, (method, operation)) in names
-                .flat_map(|name| methods.as_object().unwrap().iter().map(move |operation| (name, operation)))
-            {
+        for (operation_name, operation) in operations(&document) {
+            let names =
+                operation_name.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+            for name in names {
                 let parameters = operation["parameters"].as_array().unwrap();
                 let is_it = |one: &&serde_json::Value| one["name"] == name && one["in"] == "path";
-                assert_eq!(parameters.iter().filter(is_it).count(), 1, "{method} {path}: {name}");
+                assert_eq!(parameters.iter().filter(is_it).count(), 1, "{operation_name}: {name}");
                 documented += 1;
             }
         }

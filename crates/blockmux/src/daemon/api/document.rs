@@ -1,0 +1,118 @@
+//! The OpenAPI document: what the attributes of the routes leave out, because it is the same for
+//! all of them.
+
+use super::permission::is_public;
+use crate::api::ErrorBody;
+use axum::http::Method;
+use utoipa::OpenApi;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, Content, OpenApi as Document, Ref, RefOr, Response};
+
+/// The parts that belong to no path.
+pub(super) fn base() -> Document {
+    #[derive(OpenApi)]
+    #[openapi(
+        info(
+            title = "blockmux",
+            description = "Control of a running `blockmux serve`. The response to a request that changes something \
+                           is sent when the change is done. With `Prefer: respond-async, wait=SECONDS`, the response \
+                           is 202 with the URL of an action if the change takes longer. Clients of the control socket \
+                           need no credentials."
+        ),
+        components(schemas(ErrorBody))
+    )]
+    struct Described;
+    Described::openapi()
+}
+
+/// Adds tags, credentials, and the descriptions of responses that have none, to each operation.
+pub(super) fn complete(mut document: Document) -> Document {
+    let components = document.components.get_or_insert_with(Components::new);
+    let mut bearer = Http::new(HttpAuthScheme::Bearer);
+    bearer.description = Some("A token of the daemon's config, if it has one".to_owned());
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(bearer));
+    let description = Some("A client certificate, if the API is served with mutual TLS".to_owned());
+    let certificate = SecurityScheme::MutualTls { description, deprecated: None, extensions: None };
+    components.add_security_scheme(CERTIFICATE, certificate);
+    for (path, item) in &mut document.paths.paths {
+        operations(item).for_each(|(method, operation)| complete_operation(&method, path, operation));
+    }
+    document
+}
+
+fn complete_operation(method: &Method, path: &str, operation: &mut Operation) {
+    operation.tags = Some(vec![tag(path).to_owned()]);
+    let is_public = is_public(method, path);
+    let requirement = |scheme| SecurityRequirement::new(scheme, [] as [&str; 0]);
+    operation.security =
+        Some(if is_public { Vec::new() } else { [TOKEN, CERTIFICATE].map(requirement).into() });
+    let responses = &mut operation.responses.responses;
+    if !is_public {
+        for status in ["401", "403"] {
+            responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(error()));
+        }
+    }
+    let summary = operation.summary.as_deref().unwrap_or_default();
+    for (status, response) in responses {
+        if let RefOr::T(response) = response
+            && response.description.is_empty()
+        {
+            // What a GET returns is what its summary says.
+            let is_result = *method == Method::GET && status == "200";
+            response.description = if is_result { summary } else { description(status) }.to_owned();
+        }
+    }
+}
+
+/// The operations of a path.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    let all = [
+        (Method::GET, get),
+        (Method::PUT, put),
+        (Method::POST, post),
+        (Method::DELETE, delete),
+        (Method::PATCH, patch),
+    ];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// The group of a path: its kind of objects, or the daemon.
+fn tag(path: &str) -> &str {
+    let kind = path.strip_prefix("/v1/").and_then(|path| path.split('/').next());
+    kind.filter(|kind| !OF_DAEMON.contains(kind)).unwrap_or("daemon")
+}
+
+/// A response that reports an error.
+fn error() -> Response {
+    let mut response = Response::new("");
+    let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
+    response.content.insert("application/json".to_owned(), RefOr::T(body));
+    response
+}
+
+/// What a status means if the operation says nothing more special.
+fn description(status: &str) -> &'static str {
+    match status {
+        "200" => "The change is complete",
+        "201" => "The object was created",
+        "202" => "The change takes longer than the client waits; `Location` has the URL of its action",
+        "400" => "The request is not valid HTTP or JSON, or its query is unknown",
+        "401" => "The token is missing or wrong",
+        "403" => "The client's certificate is not allowed",
+        "404" => "There is no such volume, target, unit or action",
+        "409" => "The current state of the daemon does not allow the change",
+        "415" => "The body is not `application/json`",
+        "422" => "A value is invalid; nothing has changed",
+        "500" => "The change began and failed",
+        "503" => "Too many changes are under way; try again later",
+        _ => "",
+    }
+}
+
+/// The names of the security schemes.
+const TOKEN: &str = "token";
+const CERTIFICATE: &str = "certificate";
+/// The first parts of paths about the daemon as a whole.
+const OF_DAEMON: [&str; 4] = ["status", "history", "log", "version"];
