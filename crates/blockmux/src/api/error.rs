@@ -32,7 +32,7 @@ pub(crate) enum ErrorCode {
     Malformed,
     /// 401: the token is missing or wrong.
     Unauthorized,
-    /// 403: the client's certificate is not allowed.
+    /// 403: the client's certificate or role does not permit the request.
     Forbidden,
     /// 404: there is no such path, volume, target, unit or action.
     NotFound,

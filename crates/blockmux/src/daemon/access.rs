@@ -1,5 +1,7 @@
-//! What clients of the API over TCP need: a token, a certificate, or both.
+//! What clients of the API over TCP need: a token, a certificate, or both; and the role that it
+//! gives them.
 
+use super::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate, ApiToken, Role};
 use crate::access::{certificates, secret};
 use crate::cli::ctl::api_token;
 use crate::failure::Failure;
@@ -7,7 +9,7 @@ use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::{ApiListener, is_local};
 use blockmux_engine::carrier::tls::{ServerCertificates, TlsPeer};
 use blockmux_engine::net::socket::Address;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
 
@@ -24,22 +26,36 @@ pub(super) struct ApiAccess {
     /// Allow only API clients whose certificate has this subject, as CN=admin; repeatable
     #[arg(long, value_name = "DN")]
     pub(super) api_tls_subject: Vec<String>,
+    /// Further tokens, each with its role.
+    #[arg(skip)]
+    pub(super) api_token: Vec<ApiToken>,
+    /// Further certificates, each with its role.
+    #[arg(skip)]
+    pub(super) api_certificate: Vec<ApiCertificate>,
 }
 
 /// The credentials of the API over TCP. Two are equal if clients need the same.
 #[derive(PartialEq)]
 pub(super) struct RequiredCredentials {
-    /// The bearer token (RFC 6750) that each request must have.
-    pub(super) token: Option<Zeroizing<String>>,
+    /// The bearer tokens (RFC 6750) of which each request must have one, if there are any.
+    pub(super) tokens: Vec<RequiredToken>,
     pub(super) tls: Option<RequiredTls>,
+}
+
+/// A token of clients of the API.
+#[derive(PartialEq)]
+pub(super) struct RequiredToken {
+    pub(super) name: String,
+    pub(super) role: Role,
+    pub(super) token: Zeroizing<String>,
 }
 
 /// TLS of the API.
 #[derive(PartialEq)]
 pub(super) struct RequiredTls {
     pub(super) certificates: ServerCertificates,
-    /// The subjects of the certificates of clients, if not all are allowed.
-    subjects: Option<BTreeSet<String>>,
+    /// The subjects of the certificates of clients with their roles, if not all are allowed.
+    subjects: Option<BTreeMap<String, Role>>,
 }
 
 /// The address of the API over TCP.
@@ -73,6 +89,8 @@ impl ApiAccess {
             api_token_file: self.api_token_file.or(written.api_token_file),
             api_tls_certificates: self.api_tls_certificates.or(written.api_tls_certificates),
             api_tls_subject: if has_subjects { self.api_tls_subject } else { written.api_tls_subject },
+            api_token: written.api_token,
+            api_certificate: written.api_certificate,
         }
     }
 
@@ -81,11 +99,14 @@ impl ApiAccess {
     /// # Errors
     /// If one is; the message says what to write.
     pub(super) fn check_unused(&self) -> Result<(), Failure> {
-        let ApiAccess { api_token_file, api_tls_certificates, api_tls_subject } = self;
+        let ApiAccess { api_token_file, api_tls_certificates, api_tls_subject, api_token, api_certificate } =
+            self;
         let given = [
             (TOKEN_FILE, api_token_file.is_some()),
             (TLS_CERTIFICATES, api_tls_certificates.is_some()),
             (TLS_SUBJECT, !api_tls_subject.is_empty()),
+            (API_TOKENS.0, !api_token.is_empty()),
+            (API_CERTIFICATES.0, !api_certificate.is_empty()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
@@ -95,66 +116,134 @@ impl ApiAccess {
         }
     }
 
-    /// Reads the token and the certificates.
+    /// Reads the tokens and the certificates.
     ///
     /// # Errors
-    /// If clients would need neither, or a file cannot be used.
+    /// If clients would need neither, a file cannot be used, or two entries have the same name or
+    /// token.
     pub(super) fn load(&self) -> Result<RequiredCredentials, Failure> {
-        let token = self.api_token_file.as_deref();
-        let token = token.map(|file| secret::read("--api-token-file", file, api_token)).transpose()?;
-        let has_subjects = !self.api_tls_subject.is_empty();
+        let tokens = self.load_tokens()?;
+        let subjects = self.subjects()?;
         let Some(directory) = &self.api_tls_certificates else {
-            if has_subjects {
-                return Err(Failure::request(
-                    "api_tls_subject requires https; add api_tls_certificates = \"DIR\"",
-                ));
+            if subjects.is_some() {
+                let key = if self.api_certificate.is_empty() { TLS_SUBJECT } else { API_CERTIFICATES.0 };
+                let text = format!("{key} requires https; add api_tls_certificates = \"DIR\"");
+                return Err(Failure::request(text));
             }
-            if token.is_none() {
+            if tokens.is_empty() {
                 return Err(Failure::request(WITHOUT_CREDENTIALS));
             }
-            return Ok(RequiredCredentials { token, tls: None });
+            return Ok(RequiredCredentials { tokens, tls: None });
         };
-        certificates::check_subjects("api_tls_subject", &self.api_tls_subject)?;
-        let verifies_clients = token.is_none() || has_subjects;
+        let verifies_clients = tokens.is_empty() || subjects.is_some();
         let certificates = certificates::of_server(std::slice::from_ref(directory), verifies_clients);
         let certificates =
             certificates.map_err(|failure| Failure::request(format!("api_tls_certificates: {failure}")))?;
-        let subjects = has_subjects.then(|| self.api_tls_subject.iter().cloned().collect());
-        Ok(RequiredCredentials { token, tls: Some(RequiredTls { certificates, subjects }) })
+        Ok(RequiredCredentials { tokens, tls: Some(RequiredTls { certificates, subjects }) })
+    }
+
+    /// Reads the files of all tokens.
+    fn load_tokens(&self) -> Result<Vec<RequiredToken>, Failure> {
+        let mut all: Vec<RequiredToken> = Vec::new();
+        if let Some(file) = &self.api_token_file {
+            let token = secret::read("--api-token-file", file, api_token)?;
+            all.push(RequiredToken { name: DEFAULT_TOKEN.to_owned(), role: Role::Administer, token });
+        }
+        for ApiToken { name, token_file, role } in &self.api_token {
+            let wrong = |problem: &str| Failure::request(format!("{} `{name}`: {problem}", API_TOKENS.0));
+            if !is_token_name(name) {
+                return Err(wrong("this is no name; write 1 to 64 letters, digits, `.`, `_` and `-`"));
+            }
+            if all.iter().any(|own| own.name == *name) {
+                return Err(wrong(
+                    "another token has this name, which is `default` for that of api_token_file; \
+                                  choose another one",
+                ));
+            }
+            let token =
+                secret::read(&format!("{} `{name}`: token_file", API_TOKENS.0), token_file, api_token)?;
+            if let Some(same) = all.iter().find(|own| own.token == token) {
+                let same = &same.name;
+                return Err(wrong(&format!(
+                    "it is the same as that of {same}; create another one with `openssl rand -hex 32`"
+                )));
+            }
+            all.push(RequiredToken { name: name.clone(), role: *role, token });
+        }
+        Ok(all)
+    }
+
+    /// The subjects of allowed certificates with their roles; `None` if all are allowed.
+    fn subjects(&self) -> Result<Option<BTreeMap<String, Role>>, Failure> {
+        certificates::check_subjects(TLS_SUBJECT, &self.api_tls_subject)?;
+        let mut all: BTreeMap<_, _> =
+            self.api_tls_subject.iter().map(|subject| (subject.clone(), Role::Administer)).collect();
+        for ApiCertificate { subject, role } in &self.api_certificate {
+            certificates::check_subjects(API_CERTIFICATES.0, std::slice::from_ref(subject))?;
+            if all.insert(subject.clone(), *role).is_some() {
+                return Err(Failure::request(format!(
+                    "{} `{subject}`: another entry or api_tls_subject has this subject; remove one",
+                    API_CERTIFICATES.0
+                )));
+            }
+        }
+        Ok((!all.is_empty()).then_some(all))
     }
 }
 
+/// Whether a text may be the name of a token, which is part of log lines.
+fn is_token_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
 impl RequiredCredentials {
-    /// The keys of the config whose files have another content than those of `before`.
-    pub(super) fn renewed_files(&self, before: &RequiredCredentials) -> Vec<&'static str> {
+    /// The entries of the config whose files have another content than those of `before`.
+    pub(super) fn renewed_files(&self, before: &RequiredCredentials) -> Vec<String> {
+        let is_renewed = |own: &&RequiredToken| {
+            before.tokens.iter().any(|old| old.name == own.name && old.token != own.token)
+        };
+        let entry = |own: &RequiredToken| match own.name.as_str() {
+            DEFAULT_TOKEN => TOKEN_FILE.to_owned(),
+            name => format!("{} {name}: token_file", API_TOKENS.0),
+        };
+        let tokens = self.tokens.iter().filter(is_renewed).map(entry);
         let certificates = |own: &RequiredCredentials| own.tls.as_ref().map(|tls| tls.certificates.clone());
-        let renewed = [
-            (TOKEN_FILE, self.token != before.token),
-            (TLS_CERTIFICATES, certificates(self) != certificates(before)),
-        ];
-        renewed.into_iter().filter(|(_, is_renewed)| *is_renewed).map(|(key, _)| key).collect()
+        let are_certificates = certificates(self) != certificates(before);
+        tokens.chain(are_certificates.then(|| TLS_CERTIFICATES.to_owned())).collect()
     }
 }
 
 impl RequiredTls {
-    /// Why a client may send no request; `None` if it may.
-    pub(super) fn refusal(&self, peer: &TlsPeer) -> Option<String> {
-        let subjects = self.subjects.as_ref()?;
+    /// The role of a client's certificate. A token, if one is required, decides for clients that
+    /// need no certificate.
+    ///
+    /// # Errors
+    /// If the client may send no request; the message says why.
+    pub(super) fn role(&self, peer: &TlsPeer) -> Result<Role, String> {
+        let Some(subjects) = &self.subjects else { return Ok(Role::Administer) };
         match peer {
-            TlsPeer::Certificate(subject) if subjects.contains(subject) => None,
-            TlsPeer::Certificate(subject) => {
-                Some(format!("the API does not allow the certificate `{subject}`; add it to api_tls_subject"))
-            }
-            _ => Some("the API requires a certificate; send one".to_owned()),
+            TlsPeer::Certificate(subject) => subjects.get(subject).copied().ok_or_else(|| {
+                format!(
+                    "the API does not allow the certificate `{subject}`; add it to api_tls_subject, or an \
+                     api_certificate for it"
+                )
+            }),
+            _ => Err("the API requires a certificate; send one".to_owned()),
         }
     }
 }
 
 /// The keys of [`ApiAccess`] in a config file.
-pub(super) const ACCESS_KEYS: [&str; 3] = [TOKEN_FILE, TLS_CERTIFICATES, TLS_SUBJECT];
+pub(super) const ACCESS_KEYS: [&str; 5] =
+    [TOKEN_FILE, TLS_CERTIFICATES, TLS_SUBJECT, API_TOKENS.0, API_CERTIFICATES.0];
 const TOKEN_FILE: &str = "api_token_file";
 const TLS_CERTIFICATES: &str = "api_tls_certificates";
 const TLS_SUBJECT: &str = "api_tls_subject";
+/// The name of the token in `api_token_file`, whose role is `administer`.
+const DEFAULT_TOKEN: &str = "default";
+/// Maximum length of a token's name.
+const MAX_NAME: usize = 64;
 
 /// Default port of `--api`.
 const DEFAULT_PORT: u16 = 9810;
@@ -165,6 +254,8 @@ const WITHOUT_CREDENTIALS: &str = "--api: without a token, every client that can
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     #[test]
@@ -189,7 +280,7 @@ mod tests {
 
     #[test]
     fn an_open_listener_without_encryption_is_warned_of() {
-        let plain = RequiredCredentials { token: Some(Zeroizing::new("t".to_owned())), tls: None };
+        let plain = RequiredCredentials { tokens: Vec::new(), tls: None };
         let warned = |listener: &str| plain_warning(&listener.parse().unwrap(), &plain);
         assert!(warned("0.0.0.0:9810").unwrap().starts_with("0.0.0.0:9810: the API and its token"));
         assert_eq!((warned("127.0.0.1:9810"), warned("0.0.0.0:9810?allow=192.0.2.0/24")), (None, None));
@@ -220,9 +311,88 @@ mod tests {
             api_token_file: Some("t".into()),
             api_tls_certificates: Some("d".into()),
             api_tls_subject: vec!["CN=b".to_owned()],
+            ..ApiAccess::default()
         };
         let both = said.or(written);
         assert_eq!(both.api_tls_subject, ["CN=a"]);
         assert_eq!(both.api_tls_certificates.as_deref(), Some(Path::new("d")));
+    }
+    /// A file with a token, which exists as long as the directory.
+    fn token(directory: &tempfile::TempDir, name: &str, content: &str) -> ApiToken {
+        let token_file = directory.path().join(name);
+        std::fs::write(&token_file, content).unwrap();
+        std::fs::set_permissions(&token_file, Permissions::from_mode(0o600)).unwrap();
+        ApiToken { name: name.to_owned(), token_file, role: Role::Read }
+    }
+
+    #[test]
+    fn tokens_have_different_names_and_contents() {
+        let files = tempfile::tempdir().unwrap();
+        let load = |all: &[&ApiToken]| {
+            let api_token = all.iter().map(|own| (*own).clone()).collect();
+            let api_token_file = Some(token(&files, "first", "of-the-first").token_file);
+            let loaded = ApiAccess { api_token_file, api_token, ..ApiAccess::default() }.load();
+            loaded.map_err(|failure| failure.to_string())
+        };
+        let (one, same) = (token(&files, "one", "of-the-other"), token(&files, "same", "of-the-first"));
+        let loaded = load(&[&one]).unwrap_or_else(|error| panic!("{error}"));
+        let of = |own: &RequiredToken| (own.name.clone(), own.role, own.token.to_string());
+        let expected = [
+            ("default".to_owned(), Role::Administer, "of-the-first".to_owned()),
+            ("one".to_owned(), Role::Read, "of-the-other".to_owned()),
+        ];
+        assert_eq!(loaded.tokens.iter().map(of).collect::<Vec<_>>(), expected);
+        let refused = |all: &[&ApiToken]| load(all).err().unwrap();
+        let said = refused(&[&one, &same]);
+        assert!(said.starts_with("api_token `same`: it is the same as that of default; create"), "{said}");
+        assert!(!said.contains("of-the-first"), "{said}");
+        let renamed = |name: &str| ApiToken { name: name.to_owned(), ..one.clone() };
+        assert!(
+            refused(&[&one, &renamed("one")]).starts_with("api_token `one`: another token has this name")
+        );
+        assert!(refused(&[&renamed("default")]).contains("another token has this name"));
+        for name in ["", "a b", "a\nb", "a\"b", &"x".repeat(65)] {
+            assert!(refused(&[&renamed(name)]).contains("this is no name; write 1 to 64"), "{name}");
+        }
+        let without = ApiToken { token_file: "/nowhere".into(), ..one.clone() };
+        assert!(refused(&[&without]).starts_with("api_token `one`: token_file /nowhere: "));
+    }
+
+    #[test]
+    fn only_renewed_files_are_named() {
+        let files = tempfile::tempdir().unwrap();
+        let load = |api_token: Vec<ApiToken>| {
+            ApiAccess { api_token, ..ApiAccess::default() }.load().unwrap_or_else(|error| panic!("{error}"))
+        };
+        let before = load(vec![token(&files, "a", "before-12345"), token(&files, "b", "of-b-1234567")]);
+        let after = load(vec![token(&files, "a", "after-123456"), token(&files, "b", "of-b-1234567")]);
+        assert_eq!(after.renewed_files(&before), ["api_token a: token_file"]);
+        assert!(before == before && before != after);
+    }
+
+    #[test]
+    fn a_subject_has_one_role() {
+        let subjects = |listed: &[&str], with_role: &[(&str, Role)]| {
+            let certificate = |(subject, role): &(&str, Role)| ApiCertificate {
+                subject: (*subject).to_owned(),
+                role: *role,
+            };
+            let access = ApiAccess {
+                api_tls_subject: listed.iter().map(|subject| (*subject).to_owned()).collect(),
+                api_certificate: with_role.iter().map(certificate).collect(),
+                ..ApiAccess::default()
+            };
+            access.subjects().map_err(|failure| failure.to_string())
+        };
+        assert_eq!(subjects(&[], &[]), Ok(None));
+        let both = subjects(&["CN=a"], &[("CN=b", Role::Read)]).unwrap().unwrap();
+        assert_eq!(
+            both.into_iter().collect::<Vec<_>>(),
+            [("CN=a".to_owned(), Role::Administer), ("CN=b".to_owned(), Role::Read)]
+        );
+        let twice = subjects(&["CN=a"], &[("CN=a", Role::Read)]).unwrap_err();
+        assert!(twice.starts_with("api_certificate `CN=a`: another entry or api_tls_subject has"), "{twice}");
+        let wrong = subjects(&[], &[("cn = a", Role::Read)]).unwrap_err();
+        assert_eq!(wrong, "api_certificate: `cn = a` matches no certificate; write `CN=a`");
     }
 }

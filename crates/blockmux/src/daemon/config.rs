@@ -2,6 +2,7 @@
 
 use super::access::ApiAccess;
 use super::attachment::Attachment;
+use super::role::{ApiCertificate, ApiToken};
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
 use crate::access::networks;
@@ -50,10 +51,12 @@ pub(super) struct Config {
     pub(super) api_token_file: Option<PathBuf>,
     pub(super) api_tls_certificates: Option<PathBuf>,
     pub(super) api_tls_subject: Vec<String>,
+    pub(super) api_token: Vec<ApiToken>,
+    pub(super) api_certificate: Vec<ApiCertificate>,
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "volume",
     "attachment",
     "read_only",
@@ -69,6 +72,8 @@ const KEYS: [&str; 15] = [
     "api_token_file",
     "api_tls_certificates",
     "api_tls_subject",
+    "api_token",
+    "api_certificate",
 ];
 
 /// One `[[volume]]`, or a `[NAME=]VOLUME` of a command line.
@@ -183,6 +188,8 @@ impl Config {
             api_token_file: self.api_token_file.clone(),
             api_tls_certificates: self.api_tls_certificates.clone(),
             api_tls_subject: self.api_tls_subject.clone(),
+            api_token: self.api_token.clone(),
+            api_certificate: self.api_certificate.clone(),
         }
     }
 
@@ -213,7 +220,8 @@ impl Config {
         }
         let control = self.control.as_mut().map(|ControlPath(path)| path);
         let of_api = self.api_token_file.iter_mut().chain(&mut self.api_tls_certificates);
-        for path in self.state.iter_mut().chain(control).chain(of_api) {
+        let tokens = self.api_token.iter_mut().map(|own| &mut own.token_file);
+        for path in self.state.iter_mut().chain(control).chain(of_api).chain(tokens) {
             *path = directory.join(&*path);
         }
         Ok(())
@@ -371,6 +379,8 @@ mod tests {
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.limits]"),
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.client_limits]"),
             ("attachment", "[[attachment]]\nvolume = 'a'"),
+            ("api_token", "[[api_token]]"),
+            ("api_certificate", "[[api_certificate]]"),
             ("iscsi_target", "[[iscsi_target]]"),
             ("iscsi_target.acl", "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]"),
             ("iscsi_discovery", "[iscsi_discovery]"),

@@ -12,10 +12,29 @@ use tracing::{info, warn};
 pub(super) enum Caller {
     /// A process at the control socket, as the kernel identifies it.
     Process { uid: u32, pid: Option<i32> },
-    /// A client of the API over TCP, with the subject of its certificate if it has one.
-    Client { address: String, subject: Option<String> },
+    /// A client of the API over TCP, with the subject of its certificate and the name of its token
+    /// if it has them.
+    Client { address: String, subject: Option<String>, token: Option<String> },
     /// A signal to the daemon.
     Signal(&'static str),
+}
+
+impl Caller {
+    /// The subject of the client's certificate, for the log.
+    pub(super) fn subject(&self) -> &str {
+        match self {
+            Caller::Client { subject: Some(subject), .. } => subject,
+            _ => "-",
+        }
+    }
+
+    /// The name of the client's token, for the log.
+    pub(super) fn token(&self) -> &str {
+        match self {
+            Caller::Client { token: Some(token), .. } => token,
+            _ => "-",
+        }
+    }
 }
 
 impl fmt::Display for Caller {
@@ -33,20 +52,17 @@ impl fmt::Display for Caller {
 /// are none.
 pub(super) fn log(caller: &Caller, what: &str, outcome: Result<&[String], &ApiError>) {
     let what = shortened(&with_hidden_secrets(what)).into_owned();
-    let subject = match caller {
-        Caller::Client { subject: Some(subject), .. } => subject.as_str(),
-        _ => "-",
-    };
+    let (subject, token) = (caller.subject(), caller.token());
     match outcome {
         Ok(effects) => {
             let changes = masked(&effects.join("; "));
             let changes = if changes.is_empty() { "none" } else { &*shortened(&changes) };
-            info!(target: AUDIT, protocol = "api", peer = %caller, subject, changes, "config changed: {what}");
+            info!(target: AUDIT, protocol = "api", peer = %caller, subject, token, changes, "config changed: {what}");
         }
         Err(error) => {
             let reason = error.to_string();
             let reason = &*shortened(&reason);
-            warn!(target: AUDIT, protocol = "api", peer = %caller, subject, reason, "config change refused: {what}");
+            warn!(target: AUDIT, protocol = "api", peer = %caller, subject, token, reason, "config change refused: {what}");
         }
     }
 }

@@ -25,6 +25,7 @@ mod named_lock;
 mod offer;
 mod opening;
 mod reload;
+mod role;
 mod setup;
 mod shutdown;
 mod sources;

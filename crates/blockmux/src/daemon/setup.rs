@@ -10,6 +10,7 @@ use super::config::{Config, VolumeEntry};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, VolumeOpener};
+use super::role::{API_CERTIFICATES, API_TOKENS};
 use super::sources::Sources;
 use super::state;
 use crate::api::ControlPath;
@@ -99,7 +100,7 @@ impl Setup {
     /// Lists of a config file whose entries have names, and the keys of the names.
     pub(super) fn named_lists(frontends: &Frontends) -> Vec<(&'static str, &'static str)> {
         let targets = frontends.target_tables().map(|(_, tables)| (tables.key, tables.name));
-        [VOLUMES, ATTACHMENTS].into_iter().chain(targets).collect()
+        [VOLUMES, ATTACHMENTS, API_TOKENS, API_CERTIFICATES].into_iter().chain(targets).collect()
     }
 
     /// Combines config files that were read with the command line and inherited listeners.

@@ -330,7 +330,7 @@ fn check_reads_the_credentials_of_the_api() {
 }
 
 /// The HTTP status that curl gets, which is 0 without an answer, and the body.
-fn curl(url: &str, args: &[&str]) -> (u16, String) {
+pub(crate) fn curl(url: &str, args: &[&str]) -> (u16, String) {
     let mut curl = Command::new("curl");
     let output = curl.args(["-sS", "--max-time", "30", "-w", "\n%{http_code}"]).args(args).arg(url).output();
     let said = text(&output.unwrap().stdout);
@@ -339,7 +339,7 @@ fn curl(url: &str, args: &[&str]) -> (u16, String) {
 }
 
 /// Arguments for curl: the client certificate in a directory, and the authority of another one.
-fn certificates(own: &Credentials, trusted: &Credentials) -> [String; 6] {
+pub(crate) fn certificates(own: &Credentials, trusted: &Credentials) -> [String; 6] {
     let [certificate, key] = ["client-cert.pem", "client-key.pem"].map(|name| own.shown(name));
     ["--cert".into(), certificate, "--key".into(), key, "--cacert".into(), trusted.shown("ca-cert.pem")]
 }

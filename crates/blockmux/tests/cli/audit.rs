@@ -221,7 +221,7 @@ fn each_change_is_one_line_with_its_caller_and_what_it_changed_also_if_it_is_ref
         controlled.said(args);
         let line = controlled.daemon.log_line("config change");
         let begin = format!("INFO config changed: {what} protocol=\"api\" peer=\"uid {uid}, process ");
-        assert!(line.starts_with(&begin) && line.contains(" subject=\"-\" changes=\""), "{line}");
+        assert!(line.starts_with(&begin) && line.contains(" subject=\"-\" token=\"-\" changes=\""), "{line}");
         assert!(line.replace('\\', "").contains(changes), "{line}");
     }
     assert!(!controlled.ctl(&["remove", "b"]).status.success());
@@ -253,7 +253,9 @@ fn reloads_are_lines_with_the_signal_or_the_address_of_the_client() {
     let change = "changes=\"~ volume a: spec: \\\"mem:1m\\\" -> \\\"mem:2m\\\"\"";
     assert_eq!(
         line,
-        format!("INFO config changed: reload protocol=\"api\" peer=\"SIGHUP\" subject=\"-\" {change}")
+        format!(
+            "INFO config changed: reload protocol=\"api\" peer=\"SIGHUP\" subject=\"-\" token=\"-\" {change}"
+        )
     );
     served.write(&config("2x"));
     served.daemon.signal(Signal::HUP);
@@ -271,4 +273,5 @@ fn reloads_are_lines_with_the_signal_or_the_address_of_the_client() {
     assert_eq!(exchange(TcpStream::connect(place).unwrap(), request.as_bytes()).0, 200);
     let line = served.daemon.log_line("config change");
     assert!(line.starts_with("INFO config changed: reload protocol=\"api\" peer=\"127.0.0.1:"), "{line}");
+    assert!(line.contains(" token=\"default\" "), "{line}");
 }

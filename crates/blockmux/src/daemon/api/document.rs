@@ -1,8 +1,9 @@
 //! The OpenAPI document: what the attributes of the routes leave out, because it is the same for
 //! all of them.
 
-use super::permission::is_public;
+use super::permission::required_role;
 use crate::api::ErrorBody;
+use crate::daemon::role::Role;
 use axum::http::Method;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -26,7 +27,8 @@ pub(super) fn base() -> Document {
     Described::openapi()
 }
 
-/// Adds tags, credentials, and the descriptions of responses that have none, to each operation.
+/// Adds tags, roles, credentials, and the descriptions of responses that have none, to each
+/// operation.
 pub(super) fn complete(mut document: Document) -> Document {
     let components = document.components.get_or_insert_with(Components::new);
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
@@ -43,12 +45,15 @@ pub(super) fn complete(mut document: Document) -> Document {
 
 fn complete_operation(method: &Method, path: &str, operation: &mut Operation) {
     operation.tags = Some(vec![tag(path).to_owned()]);
-    let is_public = is_public(method, path);
-    let requirement = |scheme| SecurityRequirement::new(scheme, [] as [&str; 0]);
-    operation.security =
-        Some(if is_public { Vec::new() } else { [TOKEN, CERTIFICATE].map(requirement).into() });
+    let role = required_role(method, path);
+    // For these schemes the list has roles (OpenAPI 3.1, Security Requirement Object).
+    let requirement =
+        |role: Role| [TOKEN, CERTIFICATE].map(|scheme| SecurityRequirement::new(scheme, [role.to_string()]));
+    operation.security = Some(role.map_or_else(Vec::new, |role| requirement(role).into()));
+    let name = role.map_or_else(|| "none".to_owned(), |role| role.to_string());
+    operation.extensions.get_or_insert_default().insert(ROLE.to_owned(), name.into());
     let responses = &mut operation.responses.responses;
-    if !is_public {
+    if role.is_some() {
         for status in ["401", "403"] {
             responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(error()));
         }
@@ -100,7 +105,7 @@ fn description(status: &str) -> &'static str {
         "202" => "The change takes longer than the client waits; `Location` has the URL of its action",
         "400" => "The request is not valid HTTP or JSON, or its query is unknown",
         "401" => "The token is missing or wrong",
-        "403" => "The client's certificate is not allowed",
+        "403" => "The client's certificate or role does not permit the request",
         "404" => "There is no such volume, target, unit or action",
         "409" => "The current state of the daemon does not allow the change",
         "415" => "The body is not `application/json`",
@@ -111,6 +116,8 @@ fn description(status: &str) -> &'static str {
     }
 }
 
+/// The role that an operation requires.
+const ROLE: &str = "x-role";
 /// The names of the security schemes.
 const TOKEN: &str = "token";
 const CERTIFICATE: &str = "certificate";

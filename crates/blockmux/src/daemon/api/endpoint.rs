@@ -7,6 +7,7 @@ use crate::daemon::access::{RequiredCredentials, RequiredTls, plain_warning, tcp
 use crate::daemon::config_audit::Caller;
 use crate::daemon::inherited::InheritedListeners;
 use crate::daemon::offer::{API, CONTROL, ListenerOffer, OfferedListener};
+use crate::daemon::role::Role;
 use crate::failure::Failure;
 use crate::protocol::address::ApiListener;
 use blockmux_engine::carrier::tls::TlsPeer;
@@ -56,6 +57,8 @@ pub(in crate::daemon) type CurrentCredentials = watch::Receiver<Arc<RequiredCred
 pub(super) struct ApiPeer {
     /// For the log.
     pub(super) caller: Caller,
+    /// Its role, which its token may lower.
+    pub(super) role: Role,
     /// What it needed when it connected. Its connection ends when they are replaced. `None` at the
     /// Unix socket.
     pub(super) credentials: Option<Arc<RequiredCredentials>>,
@@ -196,23 +199,28 @@ impl Guard {
     ) -> io::Result<(AnyStream, ApiPeer, Option<CurrentCredentials>)> {
         let caller = self.check(&stream)?;
         let mut current = match self {
-            Guard::Owner => return Ok((stream, ApiPeer { caller, credentials: None, refusal: None }, None)),
+            Guard::Owner => {
+                let peer = ApiPeer { caller, role: Role::Administer, credentials: None, refusal: None };
+                return Ok((stream, peer, None));
+            }
             Guard::Network(_, current) => current.clone(),
         };
         let credentials = current.borrow_and_update().clone();
-        let (stream, caller, refusal) = match (&credentials.tls, stream, caller) {
+        let (stream, caller, granted) = match (&credentials.tls, stream, caller) {
             (Some(tls), AnyStream::Tcp(socket), Caller::Client { address, .. }) => {
                 let stream = accept_tls(tls, socket, &address).await?;
-                let refusal = tls.refusal(stream.peer());
+                let granted = tls.role(stream.peer());
                 let subject = match stream.peer() {
                     TlsPeer::Certificate(subject) => Some(subject.clone()),
                     _ => None,
                 };
-                (AnyStream::Tls(Box::new(stream)), Caller::Client { address, subject }, refusal)
+                (AnyStream::Tls(Box::new(stream)), Caller::Client { address, subject, token: None }, granted)
             }
-            (_, stream, caller) => (stream, caller, None),
+            (_, stream, caller) => (stream, caller, Ok(Role::Administer)),
         };
-        Ok((stream, ApiPeer { caller, credentials: Some(credentials), refusal }, Some(current)))
+        // A refused client gets no role.
+        let (role, refusal) = granted.map_or_else(|why| (Role::Read, Some(why)), |role| (role, None));
+        Ok((stream, ApiPeer { caller, role, credentials: Some(credentials), refusal }, Some(current)))
     }
 
     /// Checks where a connection comes from; returns the peer for the log.
@@ -227,7 +235,7 @@ impl Guard {
                 let address = stream.peer_addr()?;
                 let peer = Address::Tcp(address);
                 if networks.admits(Some(address.ip())) {
-                    return Ok(Caller::Client { address: peer.to_string(), subject: None });
+                    return Ok(Caller::Client { address: peer.to_string(), subject: None, token: None });
                 }
                 let reason = "the `allow` list of the API does not have this address";
                 warn!(target: AUDIT, protocol = "api", %peer, "connection refused: {reason}");

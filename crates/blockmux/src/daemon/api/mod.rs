@@ -246,7 +246,6 @@ async fn serve(
                 request.extensions_mut().insert(takeover::ByOwner);
             }
             let is_public = permission::is_public(request.method(), request.uri().path());
-            request.extensions_mut().insert(peer.caller.clone());
             let response = match guard::admit(&peer, request).await {
                 Ok(request) => {
                     if !is_public {

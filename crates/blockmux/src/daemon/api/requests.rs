@@ -1,10 +1,10 @@
 //! Executes requests of the API: queries at once, changes as actions, on threads that may wait.
 
 use super::ApiState;
+use super::permission::ApiClient;
 use super::reply::{json, refusal};
 use crate::api::ApiError;
 use crate::cli::ctl::{Answer, Request};
-use crate::daemon::config_audit::Caller;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -33,9 +33,9 @@ impl ApiState {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
-        let (id, control, Asked { caller, wait }) = (running.id(), self.control.clone(), asked);
+        let (id, control, Asked { client, wait }) = (running.id(), self.control.clone(), asked);
         let mut work = tokio::task::spawn_blocking(move || {
-            let answer = control.change(&request, &caller, &|progress| running.set_progress(progress));
+            let answer = control.change(&request, &client.caller, &|progress| running.set_progress(progress));
             running.end(&answer);
             answer
         });
@@ -67,7 +67,7 @@ impl ApiState {
 
 /// Who sent a request, and how long the client waits for its result.
 pub(super) struct Asked {
-    caller: Caller,
+    pub(super) client: ApiClient,
     wait: Option<Duration>,
 }
 
@@ -75,9 +75,9 @@ impl FromRequestParts<ApiState> for Asked {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
-        let caller = parts.extensions.get::<Caller>().cloned();
-        let caller = caller.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
-        Ok(Asked { caller, wait: wait_limit(&parts.headers) })
+        let client = parts.extensions.get::<ApiClient>().cloned();
+        let client = client.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
+        Ok(Asked { client, wait: wait_limit(&parts.headers) })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
+use super::permission::{ApiClient, check_role};
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
 use super::{ApiState, document, health, metrics, objects, page, takeover};
@@ -13,11 +14,13 @@ use crate::cli::ctl::{
     ActionStatus, Answer, AttachmentStatus, Fragment, History, PlanReport, Request, SessionStatus, Status,
     VolumeStatus,
 };
+use crate::daemon::role::Role;
 use crate::daemon::takeover::PATH as TAKEOVER;
 use crate::protocol::frontend::Change;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, RawQuery, State};
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use blockmux_engine::attach::InvalidDiskName;
@@ -35,6 +38,7 @@ pub(super) fn router(shared: ApiState) -> Router {
         .route("/openapi.json", get(move || async move { json(StatusCode::OK, &*document) }))
         .route("/", get(page::show))
         .route(TAKEOVER, post(takeover::take_over))
+        .route_layer(from_fn(check_role))
         .fallback(|| async { ApiError::not_found("there is no such path; /openapi.json lists all paths") })
         .method_not_allowed_fallback(|| async {
             let text = "this path does not support the method; /openapi.json lists its methods";
@@ -192,6 +196,8 @@ fn force(query: Option<&str>) -> Result<bool, ApiError> {
 }
 
 /// Resize a volume and notify its clients
+///
+/// `shrink` requires the role `administer`, because data is lost.
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/resize",
@@ -215,7 +221,13 @@ async fn resize(
     Param(name): Param<String>,
     Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
 ) -> Response {
-    shared.run_action(Request::Resize { name, size, shrink }, asked, StatusCode::OK).await
+    let request = Request::Resize { name, size, shrink };
+    // A route has one role, and this one does not lose data without `shrink`.
+    let required = if shrink { Role::Administer } else { Role::Operate };
+    match asked.client.require(required, &format!("{request} with `shrink`")) {
+        Ok(()) => shared.run_action(request, asked, StatusCode::OK).await,
+        Err(error) => refusal(error),
+    }
 }
 
 /// Limit a volume's I/O
@@ -564,6 +576,7 @@ async fn metrics(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::permission::OPERATE;
     use super::*;
     use std::collections::BTreeSet;
 
@@ -595,10 +608,10 @@ mod tests {
 
     /// What openapi-spec-validator and generators of clients require.
     #[test]
-    fn every_operation_has_an_id_a_tag_credentials_and_responses_with_descriptions() {
+    fn every_operation_has_an_id_a_tag_a_role_credentials_and_described_responses() {
         let document = documented();
         let schemes = document["components"]["securitySchemes"].as_object().unwrap();
-        let (mut ids, mut public) = (BTreeSet::new(), Vec::new());
+        let (mut ids, mut public, mut operable) = (BTreeSet::new(), Vec::new(), 0);
         for (name, operation) in operations(&document) {
             assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name}");
             assert_eq!(operation["tags"].as_array().unwrap().len(), 1, "{name}");
@@ -610,15 +623,30 @@ mod tests {
                     "{name} {status}"
                 );
             }
+            let role = operation["x-role"].as_str().unwrap();
             match operation["security"].as_array().unwrap().as_slice() {
-                [] => public.push(name),
+                [] => {
+                    assert_eq!(role, "none", "{name}");
+                    public.push(name.clone());
+                }
                 alternatives => {
                     assert!(responses.contains_key("401") && responses.contains_key("403"), "{name}");
-                    let mut names = alternatives.iter().flat_map(|one| one.as_object().unwrap().keys());
-                    assert!(names.all(|scheme| schemes.contains_key(scheme)), "{name}");
+                    assert_eq!(role == "read", name.starts_with("get "), "{name}");
+                    for (scheme, roles) in alternatives.iter().flat_map(|one| one.as_object().unwrap()) {
+                        assert!(
+                            schemes.contains_key(scheme) && *roles == serde_json::json!([role]),
+                            "{name}"
+                        );
+                    }
                 }
             }
+            let is_operation = OPERATE
+                .iter()
+                .any(|(method, path)| format!("{} {path}", method.as_str().to_lowercase()) == *name);
+            assert_eq!(role == "operate", is_operation, "{name}");
+            operable += usize::from(is_operation);
         }
+        assert_eq!(operable, OPERATE.len(), "a route in the list does not exist");
         assert_eq!(public, ["get /healthz", "get /readyz", "get /v1/version"]);
     }
 

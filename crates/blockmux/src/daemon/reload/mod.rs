@@ -663,7 +663,7 @@ impl Reloader {
         if changes.iter().any(|change| ACCESS_KEYS.contains(&&*change.path[0])) {
             return Vec::new();
         }
-        let line = |key: &str| PlannedChange::new(&[key], format!("~ {key}: new content"));
+        let line = |key: String| PlannedChange::new(&[&key], format!("~ {key}: new content"));
         new.renewed_files(&own.borrow()).into_iter().map(line).collect()
     }
 

@@ -5,6 +5,7 @@ use super::plan::{ConfigChange, Schema};
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;
+use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::protocol::frontend::TargetTables;
 use std::collections::BTreeMap;
@@ -35,6 +36,12 @@ impl Model {
         if !setup.attachments.is_empty() {
             let attachments = setup.attachments.iter().map(|one| Value::Table(one.table()));
             table.insert(ATTACHMENTS.0.to_owned(), Value::Array(attachments.collect()));
+        }
+        let tokens = setup.api_access.api_token.iter().map(|own| Value::Table(own.table(&directory)));
+        let certificates = setup.api_access.api_certificate.iter().map(ApiCertificate::table);
+        let certificates = certificates.map(Value::Table).collect::<Vec<_>>();
+        for ((key, _), list) in [(API_TOKENS, tokens.collect()), (API_CERTIFICATES, certificates)] {
+            table.extend((!list.is_empty()).then(|| (key.to_owned(), Value::Array(list))));
         }
         let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for (protocol, entry) in &setup.listeners {

@@ -8,6 +8,7 @@ use super::json::json_of;
 use crate::access::networks;
 use crate::cli::ctl::{PlanReport, PlannedChange};
 use crate::daemon::attachment::ATTACHMENTS;
+use crate::daemon::role::{API_CERTIFICATES, API_TOKENS};
 use crate::daemon::setup::VOLUMES;
 use crate::output::masked;
 use crate::protocol::address::{ListenerEntry, matches_listener, tcp_address};
@@ -126,6 +127,8 @@ impl Schema {
         match path {
             [list] if list == VOLUMES.0 => Some(VOLUMES.1),
             [list] if list == ATTACHMENTS.0 => Some(ATTACHMENTS.1),
+            [list] if list == API_TOKENS.0 => Some(API_TOKENS.1),
+            [list] if list == API_CERTIFICATES.0 => Some(API_CERTIFICATES.1),
             [list] => self.target(list).map(|tables| tables.name),
             [list, _, part] => {
                 let tables = self.target(list)?;
