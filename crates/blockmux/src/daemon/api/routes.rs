@@ -224,7 +224,7 @@ async fn resize(
     let request = Request::Resize { name, size, shrink };
     // A route has one role, and this one does not lose data without `shrink`.
     let required = if shrink { Role::Administer } else { Role::Operate };
-    match asked.client.require(required, &format!("{request} with `shrink`")) {
+    match asked.client.require(required, &request.to_string()) {
         Ok(()) => shared.run_action(request, asked, StatusCode::OK).await,
         Err(error) => refusal(error),
     }
