@@ -11,6 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use utoipa::ToSchema;
+use zeroize::Zeroizing;
 
 /// A volume to export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -194,6 +195,43 @@ pub(crate) struct DaemonVersion {
     pub(crate) name: String,
     #[schema(example = "0.1.0")]
     pub(crate) version: String,
+}
+
+/// A secret to write. It is not returned by any request.
+#[derive(Clone, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WriteSecret {
+    /// One line, or a file of keys.
+    #[schema(value_type = String, format = Password, write_only)]
+    pub(crate) value: SecretText,
+}
+
+/// The text of a secret. Debug output and serialization have no place for it.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub(crate) struct SecretText(pub(crate) Zeroizing<String>);
+
+impl From<String> for SecretText {
+    fn from(text: String) -> SecretText {
+        SecretText(Zeroizing::new(text))
+    }
+}
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// A secret that was written, without its value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SecretInfo {
+    pub(crate) name: String,
+    /// What the config names it by, as `secret_file`.
+    #[schema(example = "/var/lib/blockmux/secrets/host1")]
+    pub(crate) path: String,
+    /// Keys of the running config that name it.
+    pub(crate) used_by: Vec<String>,
 }
 
 /// A message about a change that was made.

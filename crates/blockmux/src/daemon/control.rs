@@ -15,6 +15,7 @@ use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::reload::edit;
 use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, named_sessions};
+use super::secrets::Secrets;
 use super::setup::LARGEST;
 use crate::access::networks;
 use crate::api::{ApiError, ErrorCode};
@@ -209,6 +210,7 @@ pub(super) struct ControlServer {
     pub(super) opener: Current<VolumeOpener>,
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
+    pub(super) secrets: Secrets,
     pub(super) reloader: Arc<Reloader>,
 }
 
@@ -223,6 +225,7 @@ impl ControlServer {
             }
             Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
             Request::Export => Answer::Text(self.reloader.export()),
+            Request::Secrets => self.secrets().map_or_else(Answer::Failed, Answer::Secrets),
             Request::List { path, query } => {
                 edit::list(&self.reloader, path, query).map_or_else(Answer::Failed, Answer::Objects)
             }
@@ -328,6 +331,9 @@ impl ControlServer {
                 self.attach_disk(request, asked)
             }
             Request::DetachDisk { volume, force } => self.detach_disk(request, volume, *force),
+            Request::Disconnect { session } => self.disconnect(session),
+            Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
+            Request::RemoveSecret { name } => self.remove_secret(name),
             Request::Change(change) => {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))
@@ -336,6 +342,7 @@ impl ControlServer {
             | Request::Sessions
             | Request::Diff
             | Request::Export
+            | Request::Secrets
             | Request::List { .. }
             | Request::Show { .. } => Ok(Changed { answer: self.answer(request), effects: Vec::new() }),
         }
@@ -882,11 +889,11 @@ fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
 
 /// The answer to a change, and its effects in the words of a plan, for the audit log.
 pub(super) struct Changed {
-    answer: Answer,
-    effects: Vec<String>,
+    pub(super) answer: Answer,
+    pub(super) effects: Vec<String>,
 }
 
 /// Maximum number of target names in a message.
 const SHOWN_TARGETS: usize = 8;
 /// Time for I/O in flight on a volume that is removed or detached.
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -11,6 +11,7 @@ mod api;
 mod attachment;
 mod blocking_work;
 mod check;
+mod client_commands;
 mod config;
 mod config_audit;
 mod control;
@@ -26,6 +27,7 @@ mod offer;
 mod opening;
 mod reload;
 mod role;
+mod secrets;
 mod setup;
 mod shutdown;
 mod sources;
@@ -64,6 +66,7 @@ use inherited::InheritedListeners;
 use reload::{ReloadRequests, Reloader};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
+use secrets::Secrets;
 use setup::Setup;
 use signal_hook::consts::SIGHUP;
 use std::io;
@@ -325,6 +328,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         opener: reloader.opener.clone(),
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
+        secrets: Secrets::below(setup.state.as_deref()),
         reloader: reloader.clone(),
     };
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);

@@ -4,12 +4,14 @@
 use crate::api::ask;
 use crate::control::Controlled;
 use crate::daemon::Daemon;
-use crate::program::{blockmux, text};
+use crate::program::{BLOCKMUX, blockmux, text};
 use crate::raw_client::RawClient;
 use serde_json::{Value, json};
 use std::fs;
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::process::Stdio;
 
 const TARGET: &str = "iqn.2026-11.test:t";
 const SUBSYSTEM: &str = "nqn.2026-11.test:s";
@@ -218,4 +220,83 @@ fn words_that_are_no_object_are_refused_with_what_to_write() {
     }
     let help = text(&blockmux(["ctl", "unix:/x", "add", "--help"]).stdout);
     assert!(help.contains("KIND NAME [KEY=VALUE]"), "{help}");
+}
+
+/// Gives a command of `ctl` a text at its standard input.
+fn said_with(daemon: &Controlled, words: &[&str], input: &str) -> String {
+    let mut ctl = std::process::Command::new(BLOCKMUX);
+    ctl.args(["ctl", &format!("unix:{}", daemon.socket().display())]).args(words);
+    let mut ctl = ctl.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    ctl.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = ctl.wait_with_output().unwrap();
+    assert!(output.status.success(), "{words:?}");
+    text(&output.stdout)
+}
+
+#[test]
+fn a_secret_is_written_used_replaced_and_removed_and_never_shown() {
+    let daemon = empty();
+    let ip = own_ip().replacen("127.90", "127.91", 1);
+    let at = format!("{ip}:3260");
+    daemon.said(&["add", "iscsi", &at]);
+    daemon.said(&["add", "volume", "disk", "spec=mem:1m", "protocols=[\"iscsi\"]"]);
+    daemon.said(&["add", "iscsi-target", TARGET, "luns={\"0\":\"disk\"}"]);
+    let written = said_with(&daemon, &["add", "secret", "host1"], "the first secret\n");
+    let path = written.split_whitespace().nth(1).unwrap().to_owned();
+    daemon.said(&[
+        "add",
+        "iscsi-target",
+        TARGET,
+        "acl",
+        "iqn.2026-11.test:i",
+        "CHAP_N=host1",
+        &format!("secret_file={path}"),
+    ]);
+    let file = daemon.directory.path().join("own.secret");
+    let login = |secret: &str| {
+        fs::write(&file, secret).unwrap();
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let url = format!(
+            "iscsi://host1@{at}/{TARGET}/0?initiator=iqn.2026-11.test:i&secret_file={}",
+            file.display()
+        );
+        blockmux(["info", &url]).status.success()
+    };
+    assert!(login("the first secret") && !login("another secret!!"));
+    let listed = daemon.said(&["list", "secret"]);
+    assert!(
+        listed.contains("used by iscsi_target iqn.2026-11.test:t acl iqn.2026-11.test:i secret_file"),
+        "{listed}"
+    );
+    said_with(&daemon, &["set", "secret", "host1"], "another secret!!");
+    assert!(!login("the first secret") && login("another secret!!"));
+    let refusal = daemon.refusal(&["remove", "secret", "host1"]);
+    assert!(refusal.contains("is used by iscsi_target"), "{refusal}");
+    let output = daemon.ctl(&["show", "secret", "host1"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("secrets are never shown"));
+    daemon.said(&["remove", "iscsi-target", TARGET, "--force"]);
+    daemon.said(&["remove", "secret", "host1"]);
+    assert!(!Path::new(&path).exists());
+    let (status, error) = ask(
+        &daemon.socket(),
+        "PUT",
+        "/v1/secrets/..%2Fescape",
+        "Content-Type: application/json\r\n",
+        "{\"value\": \"a secret of the test\"}",
+    );
+    assert!(status == 422 && !error.to_string().contains("a secret of the test"), "{error}");
+}
+
+#[test]
+fn one_session_is_disconnected_by_its_address() {
+    let mut daemon = Controlled::serve(&["root=mem:1m"]);
+    let mut client = RawClient::connect(&daemon.daemon.socket());
+    assert_eq!(client.read(0, 512), [0; 512]);
+    let sessions: Value = serde_json::from_str(&daemon.said(&["sessions", "--json"])).unwrap();
+    let address = sessions[0]["address"].as_str().unwrap();
+    let said = daemon.said(&["disconnect", address]);
+    assert!(said.starts_with("disconnected nbd client unix socket of process"), "{said}");
+    daemon.daemon.wait_for_line("config changed: disconnect unix socket");
+    assert_eq!(daemon.said(&["sessions", "--json"]).trim(), "[]");
+    assert!(daemon.refusal(&["disconnect", address]).contains("no session has the address"));
 }

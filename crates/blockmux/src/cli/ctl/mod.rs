@@ -20,6 +20,7 @@ use self::objects::ObjectCommand;
 pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
 use crate::access::{certificates, secret};
+use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{ApiCredentials, Client};
 use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
 use crate::api::limits::{self, LimitsBody};
@@ -86,6 +87,12 @@ pub(crate) enum Request {
     Status,
     /// Show logged-in sessions with their start times and I/O counters
     Sessions,
+    /// Disconnect the sessions of a client; most clients connect again
+    Disconnect {
+        /// Address of the session, or name of the initiator, as sessions shows them
+        #[arg(value_name = "ADDRESS|INITIATOR")]
+        session: String,
+    },
     /// Resize a volume and notify its clients
     Resize {
         /// Name of the volume
@@ -122,6 +129,15 @@ pub(crate) enum Request {
     /// Stop exporting a volume.
     #[command(skip)]
     Remove { name: String, force: bool },
+    /// List the secrets that were written.
+    #[command(skip)]
+    Secrets,
+    /// Write a secret.
+    #[command(skip)]
+    WriteSecret { name: String, value: SecretText },
+    /// Remove a secret.
+    #[command(skip)]
+    RemoveSecret { name: String },
     /// List objects of the running config.
     #[command(skip)]
     List { path: ObjectPath, query: ListQuery },
@@ -230,6 +246,10 @@ impl fmt::Display for Request {
             Request::Save => f.write_str("save"),
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
+            Request::Disconnect { session } => write!(f, "disconnect {session}"),
+            Request::Secrets => f.write_str("list secret"),
+            Request::WriteSecret { name, .. } => write!(f, "write secret {name}"),
+            Request::RemoveSecret { name } => write!(f, "remove secret {name}"),
             Request::List { path, .. } => write!(f, "list {path}"),
             Request::Show { path } => write!(f, "show {path}"),
             Request::Edit(edit) => edit.fmt(f),
@@ -267,6 +287,8 @@ pub(crate) enum Answer {
     Plan(PlanReport),
     /// The text of a config file.
     Text(String),
+    /// Secrets, without their values.
+    Secrets(Vec<SecretInfo>),
     /// Objects of the config.
     Objects(ObjectList),
     /// An object of the config.
@@ -311,6 +333,7 @@ impl Answer {
             Answer::DiskAttached { device } => json!({ "device": device }),
             Answer::Plan(report) => json!(report),
             Answer::Text(text) => json!({ "text": text }),
+            Answer::Secrets(list) => json!(list),
             Answer::Objects(list) => json!(list),
             Answer::Object { object, .. } => object.clone(),
             Answer::Noted { answer, note } => {
@@ -517,6 +540,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
         }
         (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Text(text), _) => print(text.trim_end()),
+        (Answer::Secrets(list), _) => print(objects::secrets_text(&list)),
         (Answer::Objects(list), _) => print(objects::list_text(&list)),
         (Answer::Object { object, .. }, _) => print(objects::text(&object)),
         (Answer::Levels(levels), Request::Log { .. }) => {

@@ -2,6 +2,7 @@
 //! place in it.
 
 use super::Request;
+use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{Call, segment};
 use crate::api::edit::{
     ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
@@ -11,6 +12,8 @@ use crate::output::printable;
 use crate::spec_text::SpecText;
 use blockmux_volume::Limits;
 use serde_json::{Map, Value};
+use std::io::{Read, stdin};
+use zeroize::Zeroizing;
 
 /// The commands for objects of the config. Short forms of two of them are for volumes.
 #[derive(clap::Subcommand)]
@@ -44,7 +47,7 @@ pub(super) enum ObjectCommand {
     /// Change keys of an object of the config
     Set {
         /// Kind and name, then keys with their new values; KEY=null removes a key
-        #[arg(value_name = "KIND NAME KEY=VALUE", num_args = 3..)]
+        #[arg(value_name = "KIND NAME KEY=VALUE", num_args = 2..)]
         words: Vec<String>,
         #[command(flatten)]
         options: EditArgs,
@@ -111,6 +114,9 @@ impl ObjectCommand {
             let options = EditOptions { force, dry_run: options.dry_run, if_match: None };
             Request::Edit(ConfigEdit { path: object_path(words), operation, options })
         };
+        if let Some(request) = self.secret_request()? {
+            return Ok(request);
+        }
         Ok(match self {
             ObjectCommand::List { words, filter } => {
                 let query = ListQuery { filter: filter.clone(), ..ListQuery::default() };
@@ -147,6 +153,43 @@ impl ObjectCommand {
         })
     }
 }
+
+impl ObjectCommand {
+    /// The request about a secret, which is no part of the config and is read from standard input.
+    fn secret_request(&self) -> Result<Option<Request>, String> {
+        let (ObjectCommand::List { words, .. }
+        | ObjectCommand::Show { words }
+        | ObjectCommand::Add { words, .. }
+        | ObjectCommand::Set { words, .. }
+        | ObjectCommand::Remove { words, .. }) = self;
+        Ok(match (self, &words[..]) {
+            (ObjectCommand::List { .. }, [kind]) if kind == SECRET => Some(Request::Secrets),
+            (ObjectCommand::Show { .. }, [kind, ..]) if kind == SECRET => {
+                return Err("secrets are never shown; 'list secret' says what uses them".to_owned());
+            }
+            (ObjectCommand::Add { .. } | ObjectCommand::Set { .. }, [kind, name]) if kind == SECRET => {
+                let mut value = Zeroizing::new(String::new());
+                let read = stdin().take(MAX_SECRET).read_to_string(&mut value);
+                read.map_err(|error| format!("standard input: {error}"))?;
+                Some(Request::WriteSecret { name: name.clone(), value: SecretText(value) })
+            }
+            (ObjectCommand::Add { .. } | ObjectCommand::Set { .. }, [kind, _, _, ..]) if kind == SECRET => {
+                return Err(
+                    "a secret is read from standard input; leave it out of the command line".to_owned()
+                );
+            }
+            (ObjectCommand::Remove { .. }, [kind, name]) if kind == SECRET => {
+                Some(Request::RemoveSecret { name: name.clone() })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// The kind of secrets.
+const SECRET: &str = "secret";
+/// More than a daemon accepts.
+const MAX_SECRET: u64 = 128 << 10;
 
 impl VolumeOptions {
     /// The request of the short form.
@@ -250,6 +293,16 @@ fn short(value: &Value) -> String {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     }
+}
+
+/// Text for people: the path of each secret, and what uses it.
+pub(super) fn secrets_text(list: &[SecretInfo]) -> String {
+    let line = |SecretInfo { name, path, used_by }: &SecretInfo| {
+        let mut lines = vec![format!("{}  {}", printable(name), printable(path))];
+        lines.extend(used_by.iter().map(|place| format!("  used by {}", printable(place))));
+        lines.join("\n")
+    };
+    list.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Text for people: an object as in the config file.

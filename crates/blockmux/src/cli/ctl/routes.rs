@@ -67,6 +67,13 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Log { levels: Some(levels) } => {
             with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
         }
+        Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
+        Request::Secrets => Call::new("GET", "/v1/secrets"),
+        Request::WriteSecret { name, value } => {
+            let body = json!({ "value": value.0.as_str() });
+            with_body("PUT", format!("/v1/secrets/{}", segment(name)), body)
+        }
+        Request::RemoveSecret { name } => Call::new("DELETE", format!("/v1/secrets/{}", segment(name))),
         Request::List { path, query } => Call::new("GET", objects::list_path(path, query)),
         Request::Show { path } => Call::new("GET", objects::path(path)),
         Request::Edit(edit) => objects::call(edit),
@@ -108,6 +115,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         }
         Request::Remove { .. } | Request::Detach { .. } | Request::DetachDisk { .. } => Answer::Done,
         Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
+        Request::Secrets | Request::WriteSecret { .. } => Answer::Secrets(serde_json::from_value(body)?),
         Request::List { .. } => Answer::Objects(serde_json::from_value(body)?),
         Request::Show { .. } => Answer::Object { object: body, tag: String::new() },
         Request::Reload | Request::Diff | Request::Apply { .. } | Request::Edit(_) => {
@@ -117,7 +125,11 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             let ConfigText { text } = serde_json::from_value(body)?;
             Answer::Text(text)
         }
-        Request::Change(_) | Request::Limit { .. } | Request::Save => match serde_json::from_value(body)? {
+        Request::Change(_)
+        | Request::Limit { .. }
+        | Request::Save
+        | Request::Disconnect { .. }
+        | Request::RemoveSecret { .. } => match serde_json::from_value(body)? {
             Message { message: Some(text) } => Answer::Message(text),
             Message { message: None } => Answer::Done,
         },

@@ -108,6 +108,7 @@ fn description(status: &str) -> &'static str {
         "403" => "The client's certificate or role does not permit the request",
         "404" => "There is no such volume, target, unit or action",
         "409" => "The current state of the daemon does not allow the change",
+        "412" => "The object has another ETag, or exists although it must be new",
         "415" => "The body is not `application/json`",
         "422" => "A value is invalid; nothing has changed",
         "500" => "The change began and failed",

@@ -1,12 +1,12 @@
 //! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
-use super::permission::{ApiClient, check_role};
+use super::permission::check_role;
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
 use super::{ApiState, document, health, metrics, objects, page, takeover};
 use crate::api::bodies::{
     AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
-    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
+    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
 };
 use crate::api::limits::LimitsBody;
 use crate::api::{ApiError, ErrorBody, ErrorCode};
@@ -61,6 +61,9 @@ fn described() -> OpenApiRouter<ApiState> {
     OpenApiRouter::with_openapi(document::base())
         .routes(routes!(status))
         .routes(routes!(sessions))
+        .routes(routes!(disconnect))
+        .routes(routes!(secrets))
+        .routes(routes!(write_secret, remove_secret))
         .routes(routes!(volumes, add))
         .routes(routes!(volume, remove))
         .routes(routes!(resize))
@@ -103,6 +106,78 @@ async fn status(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 #[utoipa::path(get, path = "/v1/sessions", responses((status = 200, body = [SessionStatus])))]
 async fn sessions(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &shared.query(Request::Sessions).await?.json()))
+}
+
+/// End the sessions of an address or an initiator
+///
+/// I/O in flight completes. Most clients connect again.
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{session}",
+    params(("session" = String, Path, description = "Address of the session, or name of the initiator")),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn disconnect(State(shared): State<ApiState>, asked: Asked, Param(session): Param<String>) -> Response {
+    shared.run_action(Request::Disconnect { session }, asked, StatusCode::OK).await
+}
+
+/// Secrets that were written, without their values
+#[utoipa::path(get, path = "/v1/secrets", responses((status = 200, body = [SecretInfo])))]
+async fn secrets(State(shared): State<ApiState>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Secrets).await?.json()))
+}
+
+/// Write a secret into a private file of the daemon's state directory
+///
+/// The config names it by its path. What uses it reads it again.
+#[utoipa::path(
+    put,
+    path = "/v1/secrets/{name}",
+    params(("name" = String, Path, description = "Name of the secret")),
+    request_body = WriteSecret,
+    responses(
+        (status = 200, body = [SecretInfo]),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The daemon has no state directory"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn write_secret(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    Body(WriteSecret { value }): Body<WriteSecret>,
+) -> Response {
+    shared.run_action(Request::WriteSecret { name, value }, asked, StatusCode::OK).await
+}
+
+/// Remove a secret that the config does not use
+#[utoipa::path(
+    delete,
+    path = "/v1/secrets/{name}",
+    params(("name" = String, Path, description = "Name of the secret")),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The config uses it"),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn remove_secret(State(shared): State<ApiState>, asked: Asked, Param(name): Param<String>) -> Response {
+    shared.run_action(Request::RemoveSecret { name }, asked, StatusCode::OK).await
 }
 
 /// All volumes
@@ -599,7 +674,7 @@ mod tests {
     #[test]
     fn every_path_documents_its_errors() {
         let document = document_json();
-        assert_eq!(document["paths"].as_object().unwrap().len(), 29);
+        assert_eq!(document["paths"].as_object().unwrap().len(), 32);
         for (name, operation) in operations(&document).iter().filter(|(name, _)| name.contains('{')) {
             assert!(operation["responses"]["404"].is_object(), "{name}");
         }
@@ -609,7 +684,7 @@ mod tests {
     /// What openapi-spec-validator and generators of clients require.
     #[test]
     fn every_operation_has_an_id_a_tag_a_role_credentials_and_described_responses() {
-        let document = documented();
+        let document = document_json();
         let schemes = document["components"]["securitySchemes"].as_object().unwrap();
         let (mut ids, mut public, mut operable) = (BTreeSet::new(), Vec::new(), 0);
         for (name, operation) in operations(&document) {

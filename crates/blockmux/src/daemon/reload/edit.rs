@@ -3,10 +3,10 @@
 
 use super::fragment::{setup_of, with_absolute_paths};
 use super::model::Model;
-use super::objects::{Objects, tag};
+use super::objects::{Objects, SETTINGS, tag};
 use super::plan::{Schema, named_sessions};
 use super::{LOCK_TIMEOUT, NewConfig, Reloader, RunningConfig, is_busy, record};
-use crate::api::edit::{ConfigEdit, EditOperation, ListQuery, ObjectList, ObjectPath};
+use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::blocking_work::Awaited;
@@ -80,6 +80,19 @@ pub(in crate::daemon) fn make(
         Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edit.removed_volume()).report)
     };
     reloader.blocking.run_change(&guard.step, plan, drop)?
+}
+
+/// Reads the files of secrets and certificates again.
+///
+/// # Errors
+/// If one is invalid; then those that were read before stay.
+pub(in crate::daemon) fn read_secrets(
+    reloader: &Arc<Reloader>,
+    caller: &Caller,
+) -> Result<PlanReport, ApiError> {
+    let operation = EditOperation::Set(serde_json::Map::new());
+    let path = ObjectPath(SETTINGS.map(str::to_owned).to_vec());
+    make(reloader, &ConfigEdit { path, operation, options: EditOptions::default() }, caller)
 }
 
 /// The setup of the running config after an edit.

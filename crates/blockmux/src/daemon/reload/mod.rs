@@ -27,10 +27,8 @@ mod signal;
 pub(super) use self::apply::check_not_deleted;
 use self::apply::check_paths;
 use self::model::Model;
-pub(super) use self::plan::named_sessions;
-use self::plan::{
-    ConfigChange, Schema, Served, VolumeStep, describe_session, diff, report, volume_steps, waits_for_start,
-};
+use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
+pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::record::Recorded;
 pub(super) use self::signal::ReloadRequests;
 use super::ServeArgs;
@@ -581,6 +579,11 @@ impl Reloader {
         let refusals = in_use.iter().map(|error| format!("a reload is refused as long as {error}"));
         plan.report.warnings.extend(refusals);
         Ok(plan.report)
+    }
+
+    /// The desired config.
+    pub(super) fn config_table(&self) -> toml::Table {
+        self.config.get().desired.table.clone()
     }
 
     /// The running config, as the text of a config file. During a reload it is the one before.

@@ -32,7 +32,7 @@ enum ObjectKind {
 /// The key of a unit's volume.
 const VOLUME: &str = "volume";
 /// The list and the name of the object that has the keys which are no list.
-const SETTINGS: [&str; 2] = ["daemon", "settings"];
+pub(super) const SETTINGS: [&str; 2] = ["daemon", "settings"];
 /// The name of an entry without one, which applies to all that have no entry of their own.
 const ALL: &str = "*";
 

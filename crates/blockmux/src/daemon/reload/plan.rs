@@ -104,7 +104,8 @@ impl Schema {
 
     /// The keys of all lists of objects.
     pub(super) fn lists(&self) -> impl Iterator<Item = &str> {
-        let named = [VOLUMES.0, ATTACHMENTS.0].into_iter().chain(self.targets.iter().map(|own| own.key));
+        let own = [VOLUMES.0, ATTACHMENTS.0, API_TOKENS.0, API_CERTIFICATES.0];
+        let named = own.into_iter().chain(self.targets.iter().map(|own| own.key));
         named.chain(self.listeners.iter().map(String::as_str))
     }
 

@@ -11,6 +11,7 @@ use crate::daemon::disks::{DiskServer, Disks};
 use crate::daemon::inherited::InheritedListeners;
 use crate::daemon::reload::Reloader;
 use crate::daemon::reload::model::Model;
+use crate::daemon::secrets::Secrets;
 use crate::daemon::setup::Setup;
 use crate::daemon::{ServeArgs, listen, start_cores};
 use crate::failure::Failure;
@@ -106,6 +107,7 @@ impl TestPlace {
             opener: reloader.opener.clone(),
             frontends: reloader.frontends.clone(),
             policy: setup.policy.clone(),
+            secrets: Secrets::below(None),
             reloader,
         };
         Ok(TestDaemon { control, files: self.files.path().to_owned() })

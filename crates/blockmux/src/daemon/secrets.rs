@@ -1,0 +1,195 @@
+//! Secrets that clients of the API have written: one file each in the state directory, which the
+//! config names by its path. They are never read back; only what uses them reads the files.
+
+use super::setup::check_name;
+use crate::api::bodies::SecretInfo;
+use crate::api::{ApiError, ErrorCode};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+use toml::{Table, Value};
+
+/// The directory of the secrets; `None` for a daemon without a state directory.
+#[derive(Clone)]
+pub(super) struct Secrets(Option<PathBuf>);
+
+impl Secrets {
+    /// The secrets below a state directory.
+    pub(super) fn below(state: Option<&Path>) -> Secrets {
+        Secrets(state.map(|state| state.join("secrets")))
+    }
+
+    /// All secrets by name, each with what uses it in a config. It reads the directory.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub(super) fn list(&self, config: &Table) -> Result<Vec<SecretInfo>, ApiError> {
+        let Some(directory) = &self.0 else { return Ok(Vec::new()) };
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            read => read.map_err(|error| cannot(directory, &error))?,
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|name| check(name).is_ok()).collect();
+        names.sort();
+        let info = |name: String| {
+            let path = directory.join(&name).display().to_string();
+            SecretInfo { name, used_by: uses(config, &path), path }
+        };
+        Ok(names.into_iter().map(info).collect())
+    }
+
+    /// Writes a secret, new or not, to stable storage; returns it. A crash leaves the old one or
+    /// the new one.
+    ///
+    /// # Errors
+    /// If the name or the value is invalid, or the file cannot be written.
+    pub(super) fn write(&self, name: &str, value: &str, config: &Table) -> Result<SecretInfo, ApiError> {
+        check(name)?;
+        if value.is_empty() || value.len() > MAX_LEN {
+            return Err(ApiError::invalid(format!("secret {name}: write 1 to {MAX_LEN} bytes")));
+        }
+        let directory = self.directory()?;
+        let path = directory.join(name);
+        let put = || -> io::Result<()> {
+            let mut builder = DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(directory)?;
+            // Only this user can read it.
+            let mut file = NamedTempFile::with_prefix_in(".new-", directory)?;
+            file.write_all(value.as_bytes())?;
+            if !value.ends_with('\n') {
+                file.write_all(b"\n")?;
+            }
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|error| error.error)?;
+            File::open(directory)?.sync_all()
+        };
+        put().map_err(|error| cannot(&path, &error))?;
+        let path = path.display().to_string();
+        Ok(SecretInfo { name: name.to_owned(), used_by: uses(config, &path), path })
+    }
+
+    /// Removes a secret.
+    ///
+    /// # Errors
+    /// If there is none, or the config uses it.
+    pub(super) fn remove(&self, name: &str, config: &Table) -> Result<(), ApiError> {
+        check(name)?;
+        let path = self.directory()?.join(name);
+        let used_by = uses(config, &path.display().to_string());
+        if !used_by.is_empty() {
+            let text = format!("secret {name}: is used by {}; change that first", used_by.join(", "));
+            return Err(ApiError::new(ErrorCode::Conflict, text));
+        }
+        fs::remove_file(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => ApiError::not_found(format!("secret {name}: does not exist")),
+            _ => cannot(&path, &error),
+        })
+    }
+
+    fn directory(&self) -> Result<&Path, ApiError> {
+        self.0.as_deref().ok_or_else(|| {
+            let text = "the daemon has no state directory for secrets; start it with --state DIR";
+            ApiError::new(ErrorCode::Conflict, text)
+        })
+    }
+}
+
+fn check(name: &str) -> Result<(), ApiError> {
+    let is_hidden = name.starts_with('.');
+    check_name(name).map_err(ApiError::invalid)?;
+    match is_hidden {
+        true => {
+            Err(ApiError::invalid(format!("`{name}` is not a valid name; begin it with a letter or digit")))
+        }
+        false => Ok(()),
+    }
+}
+
+fn cannot(path: &Path, error: &io::Error) -> ApiError {
+    ApiError::failed(format!("{}: {error}; check the state directory", path.display()))
+}
+
+/// The places of a config whose value is this path, as `iscsi_target iqn.a acl iqn.b secret_file`.
+fn uses(config: &Table, path: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in config {
+        find(value, path, key, &mut found);
+    }
+    found
+}
+
+fn find(value: &Value, path: &str, place: &str, found: &mut Vec<String>) {
+    match value {
+        Value::String(text) if text == path => found.push(place.to_owned()),
+        Value::Array(items) => items.iter().for_each(|item| find(item, path, place, found)),
+        Value::Table(table) => {
+            // The name of an entry is its first text, whatever its key is.
+            let name = NAMES.iter().find_map(|key| table.get(*key)?.as_str()).unwrap_or_default();
+            for (key, value) in table {
+                let below = format!("{place} {name} {key}").replace("  ", " ");
+                find(value, path, &below, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The keys of the names of entries that have secrets.
+const NAMES: [&str; 6] = ["TargetName", "InitiatorName", "nqn", "hostnqn", "name", "subject"];
+/// Maximum length of a secret in bytes: a file of pre-shared keys.
+const MAX_LEN: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_secret_is_a_private_file_that_is_replaced_and_removed_unless_it_is_used() {
+        let state = tempfile::tempdir().unwrap();
+        let secrets = Secrets::below(Some(state.path()));
+        let none = Table::new();
+        assert_eq!(secrets.list(&none).unwrap(), []);
+        let written = secrets.write("chap", "first", &none).unwrap();
+        assert_eq!(fs::read_to_string(&written.path).unwrap(), "first\n");
+        assert_eq!(fs::metadata(&written.path).unwrap().permissions().mode() & 0o777, 0o600);
+        secrets.write("chap", "second\n", &none).unwrap();
+        assert_eq!(fs::read_to_string(&written.path).unwrap(), "second\n");
+        let config = format!(
+            "[[iscsi_target]]\nTargetName = 'iqn.a'\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.b'\nsecret_file = '{}'",
+            written.path
+        );
+        let config: Table = config.parse().unwrap();
+        let listed = secrets.list(&config).unwrap();
+        assert_eq!(listed[0].used_by, ["iscsi_target iqn.a acl iqn.b secret_file"]);
+        assert!(
+            secrets.remove("chap", &config).unwrap_err().message.contains("is used by iscsi_target iqn.a")
+        );
+        secrets.remove("chap", &none).unwrap();
+        assert_eq!(secrets.list(&none).unwrap(), []);
+        assert_eq!(secrets.remove("chap", &none).unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(fs::read_dir(state.path().join("secrets")).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn names_that_are_paths_and_values_that_are_no_secrets_are_refused() {
+        let state = tempfile::tempdir().unwrap();
+        let secrets = Secrets::below(Some(state.path()));
+        for name in ["", ".", "..", "../x", "a/b", ".hidden", "a\0b"] {
+            assert_eq!(
+                secrets.write(name, "x", &Table::new()).unwrap_err().code,
+                ErrorCode::Invalid,
+                "{name}"
+            );
+        }
+        let long = "x".repeat(MAX_LEN + 1);
+        assert!(
+            secrets.write("a", "", &Table::new()).is_err()
+                && secrets.write("a", &long, &Table::new()).is_err()
+        );
+        assert!(Secrets::below(None).write("a", "x", &Table::new()).is_err());
+    }
+}
