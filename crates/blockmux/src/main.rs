@@ -11,6 +11,7 @@ mod cli;
 mod daemon;
 mod data;
 mod failure;
+mod import;
 mod output;
 mod process;
 mod protocol;
@@ -65,6 +66,8 @@ enum Command {
     Attach(Box<attach::AttachArgs>),
     /// Check a config file of `serve`
     Check(daemon::CheckArgs),
+    /// Write a config from that of another target, such as tgt or LIO
+    Import(import::ImportArgs),
     /// Copy a volume to another; keep holes
     Copy(copy::CopyArgs),
     /// Describe a volume
@@ -99,6 +102,7 @@ impl Command {
             Command::Serve(args) => daemon::run(*args, is_verbose),
             Command::Attach(args) => attach::run(&args),
             Command::Check(args) => daemon::check(args).map(|()| ExitCode::SUCCESS),
+            Command::Import(args) => import::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Copy(args) => copy::run(&args),
             Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),

@@ -11,6 +11,7 @@ use super::listen;
 use super::opening::NamedVolume;
 use super::setup::Setup;
 use crate::failure::Failure;
+use crate::import;
 use crate::output::printable;
 use crate::process::dead_paths::look_at_all;
 use crate::process::privileges::ServiceUser;
@@ -53,11 +54,19 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let CheckArgs { file, user } = args;
     // Files of this user's, and files that this user cannot read, are as the daemon finds them.
     user.as_ref().map_or(Ok(()), |user| user.switch(None, &[], None))?;
-    validate(file).map_err(|failure| match &user {
-        Some(user) if is_about_rights(&failure.to_string()) => {
-            Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))
+    validate(file.clone()).map_err(|failure| {
+        if let Some(program) = import::foreign_program(&file) {
+            let file = file.display();
+            let what = format!("{file}: is a config of {program}; convert it with 'blockmux import {file}'");
+            return Failure::request(what);
         }
-        _ => failure,
+        match &user {
+            Some(user) if is_about_rights(&failure.to_string()) => Failure::request(format!(
+                "{failure} (checked as the user {}, who runs the daemon)",
+                user.name()
+            )),
+            _ => failure,
+        }
     })
 }
 

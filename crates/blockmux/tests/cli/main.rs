@@ -39,6 +39,7 @@ mod hostile;
 mod identity;
 mod idle;
 mod image_files;
+mod import;
 mod interop;
 mod iscsi_conformance;
 mod iscsi_interop;
