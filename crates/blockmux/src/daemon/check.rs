@@ -54,19 +54,11 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let CheckArgs { file, user } = args;
     // Files of this user's, and files that this user cannot read, are as the daemon finds them.
     user.as_ref().map_or(Ok(()), |user| user.switch(None, &[], None))?;
-    validate(file.clone()).map_err(|failure| {
-        if let Some(program) = import::foreign_program(&file) {
-            let file = file.display();
-            let what = format!("{file}: is a config of {program}; convert it with 'blockmux import {file}'");
-            return Failure::request(what);
+    validate(file).map_err(|failure| match &user {
+        Some(user) if is_about_rights(&failure.to_string()) => {
+            Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))
         }
-        match &user {
-            Some(user) if is_about_rights(&failure.to_string()) => Failure::request(format!(
-                "{failure} (checked as the user {}, who runs the daemon)",
-                user.name()
-            )),
-            _ => failure,
-        }
+        _ => failure,
     })
 }
 
@@ -77,9 +69,12 @@ fn is_about_rights(message: &str) -> bool {
 
 fn validate(file: PathBuf) -> Result<(), Failure> {
     let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::empty(Frontends::default()) };
-    let file = file.display().to_string();
+    let (file, path) = (file.display().to_string(), file);
     // A secret's file may be on a file system that does not answer.
-    let gather = || Setup::gather(args, &InheritedListeners::default());
+    let gather = move || {
+        let setup = Setup::gather(args, &InheritedListeners::default());
+        setup.map_err(|failure| import::advice(&path).unwrap_or(failure))
+    };
     let mut setup = BlockingWork::default().within(READ_TIMEOUT).run(&file, gather)??;
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();

@@ -136,9 +136,11 @@ fn iscsi_target(wwn: String, mut members: Members, imported: &mut Imported, name
             target.notes.append(&mut notes);
         } else {
             target.name = format!("{wwn}:tpg{tag}");
-            target.notes.lost(format!(
-                "portal group {tag} of {wwn} with its own LUNs or ACLs: it is another target; initiators need this name"
-            ));
+            if !target.luns.is_empty() {
+                target.notes.lost(format!(
+                    "portal group {tag} of {wwn} with its own LUNs or ACLs: initiators need this other name"
+                ));
+            }
         }
         imported.targets.push(target);
     }

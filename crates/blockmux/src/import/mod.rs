@@ -137,10 +137,13 @@ fn make_config(path: &Path, first: impl FnOnce() -> Result<(), Failure>, text: &
     file.write_all(text.as_bytes()).map_err(failure)
 }
 
-/// The program whose config this file is, if it is one that `blockmux import` reads.
-pub(crate) fn foreign_program(path: &Path) -> Option<&'static str> {
-    let source = SourceText::read(path).ok()?;
-    ForeignFormat::of(&source).map(ForeignFormat::title)
+/// What to do with a file that is no config of ours, if it is one that can be imported.
+pub(crate) fn advice(path: &Path) -> Option<Failure> {
+    let source = SourceText::of_file(path).ok()?;
+    let program = ForeignFormat::of(&source)?.title();
+    let file = path.display();
+    let what = format!("{file}: is a config of {program}; convert it with 'blockmux import {file}'");
+    Some(Failure::request(what))
 }
 
 /// The directory of secrets beside a written config.

@@ -31,7 +31,7 @@ pub(super) fn read(source: &SourceText) -> Result<Imported, Failure> {
         }
     }
     for file in generic.included(source.path(), &mut imported.notes) {
-        let included = SourceText::read(&file)?;
+        let included = SourceText::of_file(&file)?;
         for section in parse(&included)?.iter().filter(|section| section.is_block) {
             export(section.keyword(), section, included.path(), &mut imported);
         }
@@ -172,7 +172,7 @@ fn export(name: &str, section: &Statement, file: &Path, imported: &mut Imported)
 /// The networks of an `authfile`. What cannot be read must not let everybody in.
 fn networks(authfile: &str, config: &Path, notes: &mut Notes) -> Vec<String> {
     let path = config.parent().unwrap_or(Path::new("")).join(authfile);
-    let Ok(source) = SourceText::read(&path) else {
+    let Ok(source) = SourceText::of_file(&path) else {
         notes.remark(format!("authfile {authfile} is not here: add its networks to `allow`"));
         return Vec::new();
     };

@@ -183,9 +183,12 @@ fn read_port(mut port: Members, imported: &mut Imported, ana_groups: &[GroupedNa
     if address.filled("treq").is_some_and(|treq| treq == "required") {
         imported.keys.retain(|(key, _)| *key != "nvme_tcp_treq");
         imported.keys.push(("nvme_tcp_treq", "required".into()));
-        notes.remark("a port demanded TLS: keys are in no JSON of nvmetcli; give each host its tls_key_file");
+        notes.remark(format!("port {id} demanded TLS: each host needs its tls_key_file"));
     }
-    address.forget(&["adrfam", "treq", "tsas"]);
+    if address.filled("tsas").is_some_and(|tsas| tsas.starts_with("tls")) {
+        notes.remark(format!("port {id} had TLS: its keys are in the kernel; give hosts their tls_key_file"));
+    }
+    address.forget(&["adrfam", "treq"]);
     address.finish(notes);
     let mut param = port.object("param");
     param.forget_defaults(&[

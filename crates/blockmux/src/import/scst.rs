@@ -11,7 +11,7 @@ use super::source::SourceText;
 use super::specs::{self, StorageOptions};
 use super::tree::{Statement, SyntaxError, braces};
 use crate::failure::Failure;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether the statement is one of this format.
 pub(super) fn is_own(statement: &Statement) -> bool {
@@ -187,7 +187,8 @@ fn iscsi_target(statement: &Statement, imported: &mut Imported, names: &DeviceNa
             "IncomingUser" | "IncomingUser1" | "IncomingUser2" => users.extend(chap_user(own)),
             "OutgoingUser" => target_user = chap_user(own),
             "allowed_portal" => allowed_portal(&value, &mut target, imported, &mut notes),
-            "per_portal_acl" | "io_grouping_type" if ["0", "auto"].contains(&value.as_str()) => {}
+            "per_portal_acl" => {}
+            "io_grouping_type" if value == "auto" => {}
             _ if parameters::set(&mut target, key, &value) => {}
             _ => notes.setting(key, &value),
         }
@@ -197,7 +198,10 @@ fn iscsi_target(statement: &Statement, imported: &mut Imported, names: &DeviceNa
         notes.lost(format!("IncomingUser {}: an acl entry has one user; add entries by name", user.name));
     }
     let chap = first.map(|user| ImportedChap { user, target: target_user });
-    let (acl, allow) = access(groups, &target.luns, chap, |name| Some(name.to_owned()), &mut notes);
+    let initiators = groups.iter().flat_map(|group| &group.initiators);
+    let portals: BTreeSet<_> = initiators.filter_map(|text| split_portal(text).1).collect();
+    portals.into_iter().for_each(|portal| allowed_portal(portal, &mut target, imported, &mut notes));
+    let (acl, allow) = access(groups, &target.luns, chap, iscsi_initiator, &mut notes);
     (target.acl, target.allow) = (acl, allow);
     if !is_enabled {
         notes.remark("it was not enabled: nobody may log in until `allow` is removed");
@@ -217,37 +221,65 @@ fn allowed_portal(text: &str, target: &mut ImportedTarget, imported: &mut Import
     }
 }
 
+/// Whom an `INITIATOR` statement names.
+enum GroupInitiator {
+    All,
+    One(String),
+}
+
+/// Reads the name of an iSCSI initiator; `None` for a pattern that our ACLs cannot express.
+fn iscsi_initiator(text: &str) -> Option<GroupInitiator> {
+    match split_portal(text).0 {
+        "*" => Some(GroupInitiator::All),
+        name if name.contains(['*', '?', '!']) => None,
+        name => Some(GroupInitiator::One(name.to_owned())),
+    }
+}
+
+/// Name and portal of an initiator, as `iqn.a\#192.0.2.1` with `per_portal_acl`.
+fn split_portal(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('#') {
+        Some((name, portal)) => (name.trim_end_matches('\\'), Some(portal)),
+        None => (text, None),
+    }
+}
+
 /// The ACL of a target. Initiators of a group see its LUNs, others those of the target; without
 /// such LUNs, others see nothing. `read` turns the name of an initiator into ours.
 fn access(
     groups: Vec<LunGroup>,
     luns: &LunTable,
     chap: Option<ImportedChap>,
-    read: impl Fn(&str) -> Option<String>,
+    read: impl Fn(&str) -> Option<GroupInitiator>,
     notes: &mut Notes,
 ) -> (Vec<ImportedAcl>, Option<Vec<String>>) {
-    let mut acl = Vec::new();
-    let has_groups = !groups.is_empty();
+    let mut acl: Vec<ImportedAcl> = Vec::new();
+    let (has_groups, mut is_whole) = (!groups.is_empty(), true);
     for group in groups {
-        for initiator in &group.initiators {
-            let has_wildcard = initiator.contains(['*', '?', '!', '#']);
-            let Some(name) = read(initiator).filter(|_| !has_wildcard) else {
-                notes.lost(format!("INITIATOR {initiator} of group {}", group.name));
-                continue;
+        for text in &group.initiators {
+            let initiator = match read(text) {
+                Some(GroupInitiator::All) => None,
+                Some(GroupInitiator::One(name)) => Some(name),
+                None => {
+                    notes.lost(format!("INITIATOR {text} of group {}", group.name));
+                    is_whole = false;
+                    continue;
+                }
             };
             let luns = Some(group.luns.clone());
-            acl.push(ImportedAcl {
-                initiator: Some(name),
-                luns,
-                chap: chap.clone(),
-                ..ImportedAcl::default()
-            });
+            let entry = ImportedAcl { initiator, luns, chap: chap.clone(), ..ImportedAcl::default() };
+            // Two portals of one initiator are one entry.
+            if !acl.contains(&entry) {
+                acl.push(entry);
+            }
         }
     }
-    if !luns.is_empty() && (has_groups || chap.is_some()) {
+    let names_all = acl.iter().any(|entry| entry.initiator.is_none());
+    // Initiators that could not be kept must not see the LUNs of the others.
+    if is_whole && !names_all && !luns.is_empty() && (has_groups || chap.is_some()) {
         acl.push(ImportedAcl { chap, ..ImportedAcl::default() });
     }
-    let is_closed = acl.is_empty() && luns.is_empty();
+    let is_closed = acl.is_empty() && (luns.is_empty() || !is_whole);
     if is_closed {
         notes.remark("nobody saw a LUN: add an acl entry, and remove `allow`");
     }
@@ -262,6 +294,10 @@ fn srp_driver(statement: &Statement, imported: &mut Imported, names: &DeviceName
             key => imported.notes.setting(key, &own.value()),
         }
     }
+}
+
+fn srp_group_initiator(text: &str) -> Option<GroupInitiator> {
+    srp_initiator(text).map(GroupInitiator::One)
 }
 
 fn srp_target(statement: &Statement, imported: &mut Imported, names: &DeviceNames) {
@@ -280,7 +316,7 @@ fn srp_target(statement: &Statement, imported: &mut Imported, names: &DeviceName
     let Some(port_id) = srp_port(name) else {
         return imported.notes.lost(format!("SRP target {name}: it is no port identifier"));
     };
-    let (mut acl, allow) = access(groups, &target.luns, None, srp_initiator, &mut notes);
+    let (mut acl, allow) = access(groups, &target.luns, None, srp_group_initiator, &mut notes);
     // An entry of ours has to name an initiator.
     if acl.iter().any(|entry| entry.initiator.is_none()) && acl.len() > 1 {
         notes.lost("LUNs of initiators that are in no group");

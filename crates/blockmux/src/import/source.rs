@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::process::regular;
 use blockmux_volume::units::human_size;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -19,16 +19,25 @@ impl SourceText {
     /// # Errors
     /// If it cannot be read, is too long, or is no text.
     pub(super) fn read(path: &Path) -> Result<SourceText, Failure> {
+        match path == Path::new(STDIN) {
+            true => SourceText::of_reader(path, Ok(std::io::stdin().lock())),
+            false => SourceText::of_file(path),
+        }
+    }
+
+    /// Reads a regular file.
+    ///
+    /// # Errors
+    /// If it cannot be read, is too long, or is no text.
+    pub(super) fn of_file(path: &Path) -> Result<SourceText, Failure> {
+        SourceText::of_reader(path, regular::open(path))
+    }
+
+    fn of_reader(path: &Path, reader: io::Result<impl Read>) -> Result<SourceText, Failure> {
         let name = path.display();
-        let read = |from: &mut dyn Read| {
-            let mut bytes = Zeroizing::new(Vec::new());
-            from.take(MAX_LEN + 1).read_to_end(&mut bytes).map(|_| bytes)
-        };
-        let bytes = match path == Path::new(STDIN) {
-            true => read(&mut std::io::stdin().lock()),
-            false => regular::open(path).and_then(|mut file| read(&mut file)),
-        };
-        let bytes = bytes
+        let mut bytes = Zeroizing::new(Vec::new());
+        reader
+            .and_then(|reader| reader.take(MAX_LEN + 1).read_to_end(&mut bytes))
             .map_err(|error| Failure::request(format!("{name}: cannot read it: {error}; check its path")))?;
         if bytes.len() as u64 > MAX_LEN {
             let what = format!("{name}: is longer than {}; divide it", human_size(MAX_LEN));

@@ -343,7 +343,9 @@ impl SpdkImport {
 
     fn add_listener(&mut self, mut params: Members) {
         let nqn = params.filled("nqn").unwrap_or_default();
-        let listener = self.listen(params.object("listen_address"));
+        let address = params.object("listen_address");
+        let shown = ["trtype", "traddr", "trsvcid"].map(|key| address.clone().text(key).unwrap_or_default());
+        let listener = self.listen(address);
         let is_secure = params.flag("secure_channel").unwrap_or(false);
         match (listener, self.subsystem(&nqn)) {
             (Some(listener), Some(subsystem)) => {
@@ -356,7 +358,7 @@ impl SpdkImport {
             }
             // The discovery subsystem is part of every port.
             (Some(_), None) if nqn.contains("discovery") => {}
-            _ => self.imported.notes.lost(format!("nvmf_subsystem_add_listener {nqn}")),
+            _ => self.imported.notes.lost(format!("listener {} of {nqn}", shown.join(" "))),
         }
     }
 
@@ -425,13 +427,14 @@ impl SpdkImport {
         let mut notes = Notes::default();
         let tag = params.number("tag").unwrap_or(1);
         let mut names = params.texts("initiators", &mut notes);
-        let is_any = names.iter().any(|name| ["ANY", "ALL"].contains(&name.as_str()));
-        names.retain(|name| match name.strip_prefix('!') {
-            Some(name) => {
-                notes.lost(format!("initiator !{name}"));
-                false
+        let is_wildcard = |name: &String| ["ANY", "ALL"].contains(&name.as_str());
+        // Without the initiators that it keeps out, a group may not be for all.
+        let is_any = names.iter().any(is_wildcard) && !names.iter().any(|name| name.starts_with('!'));
+        names.retain(|name| {
+            if name.starts_with('!') {
+                notes.lost(format!("initiator {name}: only those named here may log in"));
             }
-            None => true,
+            !name.starts_with('!') && !is_wildcard(name)
         });
         let mut networks = Vec::new();
         let masks = params.texts("netmasks", &mut notes);

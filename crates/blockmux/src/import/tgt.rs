@@ -83,7 +83,7 @@ fn include(
             );
         }
         *left -= 1;
-        read_file(&SourceText::read(&file)?, imported, left)?;
+        read_file(&SourceText::of_file(&file)?, imported, left)?;
     }
     Ok(())
 }
