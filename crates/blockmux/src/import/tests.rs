@@ -96,3 +96,50 @@ fn deep_and_unknown_files_are_refused_with_advice() {
     }
     assert_eq!(import(b"a\n\xff").err().unwrap(), "file:2: is not UTF-8; give a text file");
 }
+
+/// What cannot be expressed about initiators must keep everybody out.
+#[test]
+fn access_becomes_no_wider() {
+    let scst = "HANDLER vdisk_fileio {\nDEVICE d {\nfilename /d\n}\n}\nTARGET_DRIVER iscsi {\nTARGET iqn.a {\nenabled 1\n\
+                LUN 0 d\nGROUP g {\nLUN 0 d\nINITIATOR iqn.b*\n}\n}\n}\n";
+    let spdk = r#"{"subsystems": [{"subsystem": "iscsi", "config": [
+        {"method": "bdev_null_create", "params": {"name": "d", "num_blocks": 8, "block_size": 512}},
+        {"method": "iscsi_create_initiator_group", "params": {"tag": 1, "initiators": ["!iqn.b", "ANY"], "netmasks": ["ANY"]}},
+        {"method": "iscsi_create_target_node", "params": {"name": "iqn.a", "pg_ig_maps": [{"pg_tag": 1, "ig_tag": 1}],
+         "luns": [{"bdev_name": "d", "lun_id": 0}]}}]}]}"#;
+    let lio = |attributes: &str, acls: &str| {
+        format!(
+            r#"{{"storage_objects": [{{"name": "d", "plugin": "ramdisk", "size": 4096}}], "targets": [{{"fabric": "iscsi",
+             "wwn": "iqn.a", "tpgs": [{{"tag": 1, "attributes": {attributes}, "node_acls": {acls},
+             "luns": [{{"index": 0, "storage_object": "/backstores/ramdisk/d"}}]}}]}}]}}"#
+        )
+    };
+    let no_chap = r#"[{"node_wwn": "iqn.b", "mapped_luns": []}]"#;
+    let open = r#"{"authentication": 0, "generate_node_acls": 1, "demo_mode_write_protect": 0}"#;
+    let closed = "allow = []";
+    for (text, expected, is_in) in [
+        ("<target iqn.a>\nbacking-store /d\ninitiator-address a.example.com\n</target>", closed, true),
+        ("<target iqn.a>\nbacking-store /d\n</target>", closed, false),
+        ("[generic]\n[d]\nexportname = /d\nauthfile = /no/such/file\n", closed, true),
+        (
+            "portal-group pg0 {\nlisten 192.0.2.1\n}\ntarget iqn.a {\nportal-group pg0\nlun 0 {\npath /d\n}\n}",
+            closed,
+            true,
+        ),
+        (scst, closed, true),
+        (spdk, closed, true),
+        (&lio("{}", "[]"), closed, true),
+        (&lio(r#"{"authentication": 1}"#, no_chap), closed, true),
+        (&lio(open, "[]"), closed, false),
+        (
+            r#"{"ports": [{"portid": 1, "addr": {"trtype": "tcp", "traddr": "192.0.2.1"}, "subsystems": ["nqn.a"]}],
+             "subsystems": [{"nqn": "nqn.a", "attr": {"allow_any_host": "0"},
+             "namespaces": [{"nsid": 1, "device": {"path": "/d"}}]}]}"#,
+            "hosts = []",
+            true,
+        ),
+    ] {
+        let (_, written) = import(text.as_bytes()).unwrap();
+        assert_eq!(written.text.contains(expected), is_in, "{text}\n{}", written.text);
+    }
+}
