@@ -25,12 +25,19 @@ use utoipa_axum::routes;
 
 /// The paths of lists and of the objects in them.
 pub(super) fn described() -> OpenApiRouter<ApiState> {
-    OpenApiRouter::new().routes(routes!(kinds)).routes(routes!(list)).routes(routes!(show, put, set, remove))
+    OpenApiRouter::new().routes(routes!(list_kinds)).routes(routes!(list_objects)).routes(routes!(
+        show_object,
+        put_object,
+        set_object,
+        remove_object
+    ))
 }
 
 /// The paths of lists within objects, and of the objects there.
 pub(super) fn of_parts() -> Router<ApiState> {
-    Router::new().route(PARTS, get(list)).route(PART, get(show).put(put).patch(set).delete(remove))
+    Router::new()
+        .route(PARTS, get(list_objects))
+        .route(PART, get(show_object).put(put_object).patch(set_object).delete(remove_object))
 }
 
 /// Documents [`of_parts`].
@@ -112,8 +119,8 @@ impl FromRequestParts<ApiState> for At {
 
 /// Lists of the config, each with the number of its objects
 #[utoipa::path(get, path = "/v1/objects", responses((status = 200, body = ObjectList)))]
-async fn kinds(State(shared): State<ApiState>, at: At) -> Response {
-    list(State(shared), at).await
+async fn list_kinds(State(shared): State<ApiState>, at: At) -> Response {
+    list_objects(State(shared), at).await
 }
 
 /// Objects of the running config, ordered by name
@@ -128,7 +135,7 @@ async fn kinds(State(shared): State<ApiState>, at: At) -> Response {
     ),
     responses((status = 200, body = ObjectList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody))
 )]
-async fn list(State(shared): State<ApiState>, At { path, query, .. }: At) -> Response {
+async fn list_objects(State(shared): State<ApiState>, At { path, query, .. }: At) -> Response {
     match shared.query(Request::List { path, query }).await {
         Ok(answer) => json(StatusCode::OK, &answer.json()),
         Err(error) => refusal(error),
@@ -150,7 +157,7 @@ async fn list(State(shared): State<ApiState>, At { path, query, .. }: At) -> Res
         (status = 404, body = ErrorBody)
     )
 )]
-async fn show(State(shared): State<ApiState>, At { path, .. }: At) -> Response {
+async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Response {
     match shared.query(Request::Show { path }).await {
         Ok(Answer::Object { object, tag }) => {
             let mut response = json(StatusCode::OK, &object);
@@ -192,7 +199,7 @@ async fn show(State(shared): State<ApiState>, At { path, .. }: At) -> Response {
         (status = 503, body = ErrorBody)
     )
 )]
-async fn put(
+async fn put_object(
     State(shared): State<ApiState>,
     asked: Asked,
     at: At,
@@ -227,7 +234,7 @@ async fn put(
         (status = 503, body = ErrorBody)
     )
 )]
-async fn set(
+async fn set_object(
     State(shared): State<ApiState>,
     asked: Asked,
     at: At,
@@ -260,7 +267,7 @@ async fn set(
         (status = 503, body = ErrorBody)
     )
 )]
-async fn remove(State(shared): State<ApiState>, asked: Asked, at: At) -> Response {
+async fn remove_object(State(shared): State<ApiState>, asked: Asked, at: At) -> Response {
     shared.edit(asked, at, EditOperation::Remove).await
 }
 
