@@ -1,7 +1,8 @@
 //! Addresses of the API of a daemon.
 
+use std::env;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Path of the Unix socket of `serve --control`, written as `unix:PATH` or as the path alone.
@@ -49,6 +50,35 @@ impl FromStr for ApiAddress {
         Ok(kind(authority.to_owned()))
     }
 }
+
+impl ApiAddress {
+    /// The daemon that commands are for which name none: that of `BLOCKMUX_CONTROL`, or else the
+    /// system's or this user's, at the usual place of its control socket.
+    ///
+    /// # Errors
+    /// If there is none, or the variable has no address.
+    pub(crate) fn usual() -> Result<ApiAddress, String> {
+        if let Some(named) = env::var_os(VARIABLE) {
+            let named = named.to_string_lossy().into_owned();
+            return named.parse().map_err(|error| format!("{VARIABLE}={named}: {error}"));
+        }
+        let own = env::var_os("XDG_RUNTIME_DIR").map(|directory| Path::new(&directory).join(SOCKET));
+        let places: Vec<PathBuf> = [Path::new("/run").join(SOCKET)].into_iter().chain(own).collect();
+        let found = places.iter().find(|place| place.exists()).cloned();
+        found.map(|path| ApiAddress::Unix(ControlPath(path))).ok_or_else(|| {
+            let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+            format!(
+                "no daemon has a control socket at {}; name its socket as unix:PATH, or in {VARIABLE}",
+                places.join(" or ")
+            )
+        })
+    }
+}
+
+/// The environment variable that names the daemon.
+const VARIABLE: &str = "BLOCKMUX_CONTROL";
+/// The usual place of a control socket, below the directory for such sockets.
+const SOCKET: &str = "blockmux/control";
 
 /// Whether a text is an address without a scheme, and not the path of a socket.
 fn is_host_and_port(text: &str) -> bool {

@@ -121,6 +121,9 @@ pub(crate) struct ApplyConfig {
     /// TOML.
     #[schema(example = "max_connections = 100")]
     pub(crate) text: String,
+    /// Remove the entries that the lists in the text lack.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) prune: bool,
 }
 
 /// A config file.

@@ -223,7 +223,7 @@ impl ControlServer {
                 let sessions = self.connection_limits.limit.sessions().list();
                 Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
             }
-            Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
+            Request::Diff { .. } => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
             Request::Export => Answer::Text(self.reloader.export()),
             Request::Secrets => self.secrets().map_or_else(Answer::Failed, Answer::Secrets),
             Request::List { path, query } => {
@@ -280,7 +280,9 @@ impl ControlServer {
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
             Request::Reload => self.reloader.reload(caller).map(planned),
-            Request::Apply { fragment } => self.reloader.apply_fragment(fragment, caller).map(noted),
+            Request::Apply { fragment, prune } => {
+                self.reloader.apply_fragment(fragment, *prune, caller).map(noted)
+            }
             Request::Edit(edit) if edit.options.dry_run => {
                 let report = edit::make(&self.reloader, edit, caller)?;
                 Ok(Changed { answer: Answer::Plan(report), effects: Vec::new() })
@@ -340,7 +342,7 @@ impl ControlServer {
             }
             Request::Status
             | Request::Sessions
-            | Request::Diff
+            | Request::Diff { .. }
             | Request::Export
             | Request::Secrets
             | Request::List { .. }

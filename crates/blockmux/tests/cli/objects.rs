@@ -300,3 +300,50 @@ fn one_session_is_disconnected_by_its_address() {
     assert_eq!(daemon.said(&["sessions", "--json"]).trim(), "[]");
     assert!(daemon.refusal(&["disconnect", address]).contains("no session has the address"));
 }
+
+#[test]
+fn commands_without_an_address_are_for_the_daemon_of_the_environment() {
+    let daemon = Controlled::serve(&["root=mem:1m"]);
+    let ctl = |address: &str, words: &[&str]| {
+        let mut ctl = std::process::Command::new(BLOCKMUX);
+        ctl.arg("ctl").args(words).env("BLOCKMUX_CONTROL", address).env_remove("XDG_RUNTIME_DIR");
+        ctl.output().unwrap()
+    };
+    let socket = format!("unix:{}", daemon.socket().display());
+    let limit = |words: &[&str]| text(&ctl(&socket, &[&["limit", "root"], words].concat()).stdout);
+    assert_eq!(limit(&[]), "all clients  none\neach client  none\n");
+    limit(&["iops=500"]);
+    assert_eq!(limit(&[]), "all clients  iops=500\neach client  none\n");
+    assert_eq!(
+        limit(&["--json"]),
+        "{\n  \"limits\": {\n    \"iops\": 500\n  },\n  \"client_limits\": null\n}\n"
+    );
+    let wrong = ctl("http://x", &["status"]);
+    assert!(text(&wrong.stderr).contains("BLOCKMUX_CONTROL=http://x: write the daemon's address"));
+}
+
+#[test]
+fn an_apply_removes_what_its_lists_lack_if_it_is_asked_to_and_diff_says_by_its_status() {
+    let daemon = empty();
+    let fragment = daemon.directory.path().join("part.toml");
+    let fragment_path = fragment.to_str().unwrap().to_owned();
+    let volumes = |names: &[&str]| {
+        let text: String =
+            names.iter().map(|name| format!("[[volume]]\nname = '{name}'\nspec = 'null:1m'\n")).collect();
+        fs::write(&fragment, text).unwrap();
+    };
+    let names = || -> Vec<String> {
+        let list = daemon.said(&["list", "volume"]);
+        list.lines().filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
+    };
+    volumes(&["a", "b"]);
+    daemon.said(&["apply", &fragment_path]);
+    volumes(&["b", "c"]);
+    daemon.said(&["apply", &fragment_path]);
+    assert_eq!(names(), ["a", "b", "c"]);
+    assert_eq!(daemon.ctl(&["diff", "--exit-code"]).status.code(), Some(1));
+    daemon.said(&["apply", "--prune", &fragment_path]);
+    assert_eq!(names(), ["b", "c"]);
+    daemon.said(&["save"]);
+    assert_eq!(daemon.ctl(&["diff", "--exit-code"]).status.code(), Some(0));
+}

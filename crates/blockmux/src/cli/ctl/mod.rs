@@ -41,6 +41,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
@@ -70,8 +71,9 @@ enum CtlCommand {
 #[derive(clap::Args)]
 pub(crate) struct DaemonArgs {
     /// Address of `serve --control`, or of `serve --api` as http://HOST:PORT or https://HOST:PORT
+    /// [default: $BLOCKMUX_CONTROL, /run/blockmux/control or $XDG_RUNTIME_DIR/blockmux/control]
     #[arg(value_name = "unix:PATH")]
-    pub(crate) address: ApiAddress,
+    address: Option<ApiAddress>,
     /// File with the token of `serve --api`
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
@@ -104,12 +106,12 @@ pub(crate) enum Request {
         #[arg(long, requires = "size")]
         shrink: bool,
     },
-    /// Limit a volume's I/O, also for clients that are connected
+    /// Limit a volume's I/O, also for clients that are connected; without limits, show them
     Limit {
         /// Name of the volume
         name: String,
         /// Limits of all clients together, as iops=500,bandwidth=10m; none removes them
-        #[arg(value_name = "KEY=N,...", value_parser = limits::parse, required_unless_present = "client_limits")]
+        #[arg(value_name = "KEY=N,...", value_parser = limits::parse)]
         limits: Option<Limits>,
         /// Limits of each client
         #[arg(long = "client", value_name = "KEY=N,...", value_parser = limits::parse)]
@@ -199,11 +201,18 @@ pub(crate) enum Request {
     /// Load the daemon's config file again and apply its changes
     Reload,
     /// Show the changes that reload would make, and the sessions they would affect
-    Diff,
+    Diff {
+        /// Exit with status 1 if there are changes
+        #[arg(long)]
+        exit_code: bool,
+    },
     /// Print the running config as a config file
     Export,
     /// Apply a config fragment: add and change its entries, keep everything else
     Apply {
+        /// Remove the entries that the lists of the fragment lack, as its volumes or its targets
+        #[arg(long)]
+        prune: bool,
         /// TOML file; - for standard input
         #[arg(value_name = "FILE", value_parser = fragment::read)]
         fragment: Fragment,
@@ -240,9 +249,12 @@ impl fmt::Display for Request {
             Request::AttachDisk { volume, .. } => write!(f, "attach disk {volume}"),
             Request::DetachDisk { volume, .. } => write!(f, "detach disk {volume}"),
             Request::Reload => f.write_str("reload"),
-            Request::Diff => f.write_str("diff"),
+            Request::Diff { .. } => f.write_str("diff"),
             Request::Export => f.write_str("export"),
-            Request::Apply { fragment } => write!(f, "apply {}", fragment.title().display()),
+            Request::Apply { fragment, prune } => {
+                let prune = if *prune { ", and remove what its lists lack" } else { "" };
+                write!(f, "apply {}{prune}", fragment.title().display())
+            }
             Request::Save => f.write_str("save"),
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
@@ -500,20 +512,49 @@ fn checked_levels(text: &str) -> Result<String, String> {
 }
 
 /// Sends the command to the daemon and prints its answer.
-pub(crate) fn run(args: &CtlArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
     let client = args.daemon.client()?;
     let request = match &args.command {
         CtlCommand::Request(request) => request,
         CtlCommand::Objects(command) => &command.request().map_err(Failure::request)?,
     };
+    if let Request::Limit { name, limits: None, client_limits: None } = request {
+        return show_limits(&client, name, args.json).map(|()| ExitCode::SUCCESS);
+    }
     let mut answer = actions::ask(&client, request)?;
     if let Answer::Noted { answer: own, note } = answer {
         tracing::warn!("{}", printable(&note));
         answer = *own;
     }
+    let differs = matches!((request, &answer), (Request::Diff { exit_code: true }, Answer::Plan(report)) if !report.is_empty());
+    show(answer, request, args.json)?;
+    Ok(ExitCode::from(u8::from(differs)))
+}
+
+/// Prints the limits of a volume.
+fn show_limits(client: &Client, name: &str, json: bool) -> Result<(), Failure> {
+    let Answer::Status(status) = actions::ask(client, &Request::Status)? else {
+        return Err(Failure::run("unexpected answer from the daemon; it may have another version"));
+    };
+    let Some(volume) = status.volumes.iter().find(|volume| volume.name == name) else {
+        return Err(Failure::run(format!("no volume has the name `{name}`")));
+    };
+    let all = [("limits", &volume.limits), ("client_limits", &volume.client_limits)];
+    if json {
+        return print_json(&Value::Object(
+            all.map(|(key, limits)| (key.to_owned(), json!(limits))).into_iter().collect(),
+        ));
+    }
+    let text =
+        |limits: &Option<LimitsBody>| limits.as_ref().map_or_else(|| "none".to_owned(), LimitsBody::text);
+    print(format_args!("all clients  {}\neach client  {}", text(&volume.limits), text(&volume.client_limits)))
+}
+
+/// Prints an answer to a request.
+fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure> {
     match (answer, request) {
         (Answer::Failed(error), _) => Err(Failure::run(error)),
-        (answer, _) if args.json => print_json(&answer.json()),
+        (answer, _) if is_json => print_json(&answer.json()),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
@@ -577,12 +618,21 @@ fn why_not_exported(name: &str, protocols: Option<&[String]>, without_listener: 
 }
 
 impl DaemonArgs {
+    /// The daemon's address.
+    ///
+    /// # Errors
+    /// If it is not named, and no daemon is at the usual places.
+    pub(crate) fn address(&self) -> Result<ApiAddress, Failure> {
+        self.address.clone().map_or_else(ApiAddress::usual, Ok).map_err(Failure::request)
+    }
+
     /// A client of the daemon.
     ///
     /// # Errors
     /// If a file cannot be read, others can read a secret, or the token is missing.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
-        let DaemonArgs { address, token_file, tls_certificates } = self;
+        let DaemonArgs { token_file, tls_certificates, .. } = self;
+        let address = &self.address()?;
         let token = token_file.as_deref().map(|path| secret::read("--token-file", path, api_token));
         let token = token.transpose()?;
         if token.is_none() && matches!(address, ApiAddress::Http(_)) {

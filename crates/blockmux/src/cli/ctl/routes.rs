@@ -56,11 +56,11 @@ pub(super) fn call(request: &Request) -> Call {
             Call::new("DELETE", format!("/v1/attachments/{}{query}", segment(volume)))
         }
         Request::Reload => Call::new("POST", "/v1/config/reload"),
-        Request::Diff => Call::new("GET", "/v1/config/diff"),
+        Request::Diff { .. } => Call::new("GET", "/v1/config/diff"),
         Request::Export => Call::new("GET", "/v1/config"),
-        Request::Apply { fragment } => {
+        Request::Apply { fragment, prune } => {
             let (path, text) = (fragment.path.display().to_string(), fragment.text.clone());
-            with_body("POST", "/v1/config/apply".to_owned(), json!(ApplyConfig { path, text }))
+            with_body("POST", "/v1/config/apply".to_owned(), json!(ApplyConfig { path, text, prune: *prune }))
         }
         Request::Save => Call::new("POST", "/v1/config/save"),
         Request::Log { levels: None } => Call::new("GET", "/v1/log"),
@@ -118,7 +118,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         Request::Secrets | Request::WriteSecret { .. } => Answer::Secrets(serde_json::from_value(body)?),
         Request::List { .. } => Answer::Objects(serde_json::from_value(body)?),
         Request::Show { .. } => Answer::Object { object: body, tag: String::new() },
-        Request::Reload | Request::Diff | Request::Apply { .. } | Request::Edit(_) => {
+        Request::Reload | Request::Diff { .. } | Request::Apply { .. } | Request::Edit(_) => {
             Answer::Plan(serde_json::from_value(body)?)
         }
         Request::Export => {

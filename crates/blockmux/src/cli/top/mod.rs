@@ -34,7 +34,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     }
     let client = args.daemon.client()?;
     // A wrong address is reported before the terminal switches to the screen.
-    let mut view = View::new(args.daemon.address.to_string(), query(&client)?);
+    let mut view = View::new(args.daemon.address()?.to_string(), query(&client)?);
     let cannot = |error: io::Error| Failure::run(format!("cannot draw on this terminal: {error}"));
     let mut terminal = ratatui::try_init().map_err(cannot)?;
     let shown = loop {

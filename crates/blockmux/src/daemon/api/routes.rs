@@ -521,7 +521,7 @@ async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     )
 )]
 async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.query(Request::Diff).await?.json()))
+    Ok(json(StatusCode::OK, &shared.query(Request::Diff { exit_code: false }).await?.json()))
 }
 
 /// Load the daemon's config file again and apply its changes
@@ -559,8 +559,8 @@ async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
     )
 )]
 async fn apply(State(shared): State<ApiState>, asked: Asked, Body(body): Body<ApplyConfig>) -> Response {
-    let ApplyConfig { path, text } = body;
-    let request = Request::Apply { fragment: Fragment { path: path.into(), text } };
+    let ApplyConfig { path, text, prune } = body;
+    let request = Request::Apply { fragment: Fragment { path: path.into(), text }, prune };
     shared.run_action(request, asked, StatusCode::OK).await
 }
 

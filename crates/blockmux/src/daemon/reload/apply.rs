@@ -136,12 +136,12 @@ impl Reloader {
         step.begin("reading the config and its files");
         let mut setup = match new {
             NewConfig::File => self.read_file()?,
-            NewConfig::Fragment(fragment) => fragment::merged(self, config, fragment)?,
+            NewConfig::Fragment(fragment, prune) => fragment::merged(self, config, fragment, *prune)?,
             NewConfig::Edit(edit) => edited(self, config, edit)?,
         };
         let edit = match new {
             NewConfig::Edit(edit) => Some(edit),
-            NewConfig::File | NewConfig::Fragment(_) => None,
+            NewConfig::File | NewConfig::Fragment(..) => None,
         };
         let given_up = edit.and_then(ConfigEdit::removed_volume);
         let is_forced = edit.is_some_and(|edit| edit.options.force);
@@ -506,7 +506,7 @@ impl Reloader {
         let desired = Arc::new(desired);
         let (loaded, is_unsaved) = match new {
             NewConfig::File => (desired.clone(), false),
-            NewConfig::Fragment(_) | NewConfig::Edit(_) => (config.loaded.clone(), true),
+            NewConfig::Fragment(..) | NewConfig::Edit(_) => (config.loaded.clone(), true),
         };
         let mut report = PlanReport { applied: true, warnings, ..plan.report };
         let pending = report.next_start.clone();

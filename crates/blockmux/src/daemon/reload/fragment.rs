@@ -25,6 +25,7 @@ pub(super) fn merged(
     reloader: &Reloader,
     config: &RunningConfig,
     fragment: &Fragment,
+    prune: bool,
 ) -> Result<Setup, ApiError> {
     let named = Setup::named_lists(&reloader.frontends.get());
     let sources = Sources::of_text(fragment.title(), fragment.text.clone()).with_named(named);
@@ -42,7 +43,7 @@ pub(super) fn merged(
     let schema = Schema::new(&reloader.frontends.get());
     let mut table = config.desired.table.clone();
     for (key, value) in plain {
-        merge(&schema, &mut vec![key.clone()], &mut table, key, value);
+        merge(&Merging { schema: &schema, prune }, &mut vec![key.clone()], &mut table, key, value);
     }
     let mut setup = setup_of(reloader, config, &table, &specs).map_err(located)?;
     // Messages about the setup name lines of the fragment.
@@ -113,38 +114,51 @@ pub(super) fn with_absolute_paths(
     Ok((fragment, specs))
 }
 
+/// How a fragment is merged.
+struct Merging<'a> {
+    schema: &'a Schema,
+    /// Remove the entries that a list of the fragment lacks.
+    prune: bool,
+}
+
 /// Merges a value into a table. Entries of named lists and keys of tables are merged, lists of
 /// plain values at the top level are united; any other value replaces the previous one.
-fn merge(schema: &Schema, path: &mut Vec<String>, table: &mut Table, key: String, value: Value) {
-    let name_key = schema.name_key(path);
+fn merge(merging: &Merging<'_>, path: &mut Vec<String>, table: &mut Table, key: String, value: Value) {
+    let name_key = merging.schema.name_key(path);
     match (table.get_mut(&key), value, name_key) {
         (Some(Value::Array(own)), Value::Array(more), Some(name_key)) => {
+            if merging.prune {
+                let is_named = |own: &Value| more.iter().any(|new| new.get(name_key) == own.get(name_key));
+                own.retain(is_named);
+            }
             for entry in more {
                 let name = entry.get(name_key).cloned();
                 let known = own.iter_mut().find(|known| known.get(name_key).cloned() == name);
                 match (known.and_then(Value::as_table_mut), entry) {
                     (Some(known), Value::Table(entry)) => {
                         path.push(String::new());
-                        merge_all(schema, path, known, entry);
+                        merge_all(merging, path, known, entry);
                         path.pop();
                     }
                     (_, entry) => own.push(entry),
                 }
             }
         }
-        (Some(Value::Array(own)), Value::Array(more), None) if path.len() == 1 => {
+        (Some(Value::Array(own)), Value::Array(more), None) if path.len() == 1 && !merging.prune => {
             let new = more.into_iter().filter(|value| !own.contains(value)).collect::<Vec<_>>();
             own.extend(new);
         }
-        (Some(Value::Table(own)), Value::Table(more), None) => merge_all(schema, path, own, more),
+        (Some(Value::Table(own)), Value::Table(more), None) if !merging.prune => {
+            merge_all(merging, path, own, more);
+        }
         (_, value, _) => drop(table.insert(key, value)),
     }
 }
 
-fn merge_all(schema: &Schema, path: &mut Vec<String>, table: &mut Table, more: Table) {
+fn merge_all(merging: &Merging<'_>, path: &mut Vec<String>, table: &mut Table, more: Table) {
     for (key, value) in more {
         path.push(key.clone());
-        merge(schema, path, table, key, value);
+        merge(merging, path, table, key, value);
         path.pop();
     }
 }
@@ -157,7 +171,7 @@ mod tests {
     #[test]
     fn a_fragment_changes_only_the_entries_that_it_names() {
         let schema = Schema::new(&Frontends::default());
-        let mut table: Table = "cores = 1\nnbd = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
+        let table: Table = "cores = 1\nnbd = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
             [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a' }\nMaxConnections = 2\n\
             [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'"
             .parse()
@@ -167,15 +181,26 @@ mod tests {
             TargetName = 'iqn.a'\nluns = { 1 = 'b' }\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'"
                 .parse()
                 .unwrap();
-        for (key, value) in fragment {
-            merge(&schema, &mut vec![key.clone()], &mut table, key, value);
-        }
+        let merged = |prune| {
+            let mut table = table.clone();
+            for (key, value) in fragment.clone() {
+                let merging = Merging { schema: &schema, prune };
+                merge(&merging, &mut vec![key.clone()], &mut table, key, value);
+            }
+            table
+        };
         let expected: Table = "cores = 1\nnbd = [':1', ':2']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n\
             [[volume]]\nname = 'b'\nspec = 'mem:2m'\n\
             [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'a', 1 = 'b' }\nMaxConnections = 2\n\
             [[iscsi_target.acl]]\nInitiatorName = 'iqn.i'\n[[iscsi_target.acl]]\nInitiatorName = 'iqn.j'"
             .parse()
             .unwrap();
-        assert_eq!(table, expected);
+        assert_eq!(merged(false), expected);
+        let pruned: Table = "cores = 1\nnbd = [':2', ':1']\n[[volume]]\nname = 'b'\nspec = 'mem:2m'\n\
+            [[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 1 = 'b' }\nMaxConnections = 2\n\
+            [[iscsi_target.acl]]\nInitiatorName = 'iqn.j'"
+            .parse()
+            .unwrap();
+        assert_eq!(merged(true), pruned, "lists that the fragment has are as they are there");
     }
 }

@@ -172,8 +172,9 @@ pub(super) struct ChangeState {
 enum NewConfig {
     /// The config file.
     File,
-    /// A fragment that is merged into the running config.
-    Fragment(Fragment),
+    /// A fragment that is merged into the running config; whether entries that its lists lack are
+    /// removed.
+    Fragment(Fragment, bool),
     /// The running config after an edit.
     Edit(ConfigEdit),
 }
@@ -543,11 +544,12 @@ impl Reloader {
     pub(super) fn apply_fragment(
         self: &Arc<Reloader>,
         fragment: &Fragment,
+        prune: bool,
         caller: &Caller,
     ) -> Result<PlanReport, ApiError> {
         let title = format!("an apply of {}", fragment.title().display());
         let guard = self.reloads.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
-        self.apply(&NewConfig::Fragment(fragment.clone()), guard)
+        self.apply(&NewConfig::Fragment(fragment.clone(), prune), guard)
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
