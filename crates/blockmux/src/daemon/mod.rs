@@ -26,6 +26,7 @@ mod named_lock;
 mod offer;
 mod opening;
 mod reload;
+mod resize_command;
 mod role;
 mod secrets;
 mod setup;
@@ -328,7 +329,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         opener: reloader.opener.clone(),
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
-        secrets: Secrets::below(setup.state.as_deref()),
+        secrets: Secrets::below(setup.asked_state.as_deref()),
         reloader: reloader.clone(),
     };
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use toml::{Table, Value};
 
-/// The directory of the secrets; `None` for a daemon without a state directory.
+/// The directory of the secrets; `None` for a daemon whose config names no state directory: the
+/// default one may be another daemon's, too.
 #[derive(Clone)]
 pub(super) struct Secrets(Option<PathBuf>);
 
@@ -91,7 +92,7 @@ impl Secrets {
 
     fn directory(&self) -> Result<&Path, ApiError> {
         self.0.as_deref().ok_or_else(|| {
-            let text = "the daemon has no state directory for secrets; start it with --state DIR";
+            let text = "the config names no state directory for secrets; start the daemon with --state DIR";
             ApiError::new(ErrorCode::Conflict, text)
         })
     }

@@ -22,7 +22,10 @@ fn empty() -> Controlled {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("c.toml");
     let socket = directory.path().join("control");
-    fs::write(&config, format!("control = 'unix:{}'\n", socket.display())).unwrap();
+    let state = directory.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let text = format!("control = 'unix:{}'\nstate = '{}'\n", socket.display(), state.display());
+    fs::write(&config, text).unwrap();
     let daemon = Daemon::serve_only(&["--config", config.to_str().unwrap()]);
     Controlled { daemon, directory }
 }
@@ -205,6 +208,33 @@ fn what_sessions_use_is_removed_only_by_force_and_what_is_refused_changes_nothin
 }
 
 #[test]
+fn the_last_entry_of_those_who_have_access_and_the_last_way_to_the_daemon_stay() {
+    let daemon = empty();
+    let ip = own_ip().replacen("127.90", "127.92", 1);
+    daemon.said(&["add", "iscsi", &format!("{ip}:3260")]);
+    daemon.said(&["add", "nvme-tcp", &format!("{ip}:4420")]);
+    daemon.said(&["add", "volume", "disk", "spec=mem:1m", "protocols=[\"iscsi\",\"nvme_tcp\"]"]);
+    let acl = "acl=[{\"InitiatorName\":\"iqn.a\"}]";
+    daemon.said(&["add", "iscsi-target", TARGET, "luns={\"0\":\"disk\"}", acl]);
+    let hosts = "hosts=[\"nqn.h\"]";
+    daemon.said(&["add", "nvme-subsystem", SUBSYSTEM, "namespaces={\"1\":\"disk\"}", hosts]);
+    let url = format!("iscsi://{ip}:3260/{TARGET}/0?initiator=iqn.b");
+    for words in [
+        &["remove", "iscsi-target", TARGET, "acl", "iqn.a"][..],
+        &["set", "iscsi-target", TARGET, "acl=null"],
+        &["remove", "nvme-subsystem", SUBSYSTEM, "hosts", "nqn.h"],
+    ] {
+        let refusal = daemon.refusal(words);
+        assert!(refusal.contains("everybody would have access") && refusal.contains("--force"), "{refusal}");
+        assert!(!blockmux(["info", &url]).status.success());
+    }
+    daemon.said(&["set", "iscsi-target", TARGET, "acl=null", "allow=[]"]);
+    assert!(!blockmux(["info", &url]).status.success());
+    let refusal = daemon.refusal(&["set", "daemon", "settings", "control=null"]);
+    assert!(refusal.contains("no command reaches the daemon after its next start"), "{refusal}");
+}
+
+#[test]
 fn words_that_are_no_object_are_refused_with_what_to_write() {
     let daemon = Controlled::serve(&["root=mem:1m"]);
     for (words, expected) in [
@@ -314,10 +344,8 @@ fn commands_without_an_address_are_for_the_daemon_of_the_environment() {
     assert_eq!(limit(&[]), "all clients  none\neach client  none\n");
     limit(&["iops=500"]);
     assert_eq!(limit(&[]), "all clients  iops=500\neach client  none\n");
-    assert_eq!(
-        limit(&["--json"]),
-        "{\n  \"limits\": {\n    \"iops\": 500\n  },\n  \"client_limits\": null\n}\n"
-    );
+    let shown: Value = serde_json::from_str(&limit(&["--json"])).unwrap();
+    assert_eq!(shown, json!({"limits": {"iops": 500}, "client_limits": null}));
     let wrong = ctl("http://x", &["status"]);
     assert!(text(&wrong.stderr).contains("BLOCKMUX_CONTROL=http://x: write the daemon's address"));
 }

@@ -521,7 +521,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
     if let Request::Limit { name, limits: None, client_limits: None } = request {
         return show_limits(&client, name, args.json).map(|()| ExitCode::SUCCESS);
     }
-    let mut answer = actions::ask(&client, request)?;
+    let mut answer = match request {
+        Request::List { path, query } => objects::ask_all(&client, path, query)?,
+        request => actions::ask(&client, request)?,
+    };
     if let Answer::Noted { answer: own, note } = answer {
         tracing::warn!("{}", printable(&note));
         answer = *own;

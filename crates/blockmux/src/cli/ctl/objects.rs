@@ -1,13 +1,14 @@
 //! `blockmux ctl list`, `show`, `add`, `set` and `remove`: objects of the running config by their
 //! place in it.
 
-use super::Request;
+use super::{Answer, Request, actions};
 use crate::api::bodies::{SecretInfo, SecretText};
-use crate::api::client::{Call, segment};
+use crate::api::client::{Call, Client, segment};
 use crate::api::edit::{
     ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
 use crate::api::limits;
+use crate::failure::Failure;
 use crate::output::printable;
 use crate::spec_text::SpecText;
 use blockmux_volume::Limits;
@@ -30,7 +31,7 @@ pub(super) enum ObjectCommand {
     /// Show an object of the config
     Show {
         /// Key of the config file and name; within a target, also a key and a name there
-        #[arg(value_name = "KIND NAME", num_args = 2..=4)]
+        #[arg(value_name = "KIND NAME", num_args = 2..=4, required = true)]
         words: Vec<String>,
     },
     /// Export a new volume, or add any other object to the config
@@ -46,8 +47,9 @@ pub(super) enum ObjectCommand {
     },
     /// Change keys of an object of the config
     Set {
-        /// Kind and name, then keys with their new values; KEY=null removes a key
-        #[arg(value_name = "KIND NAME KEY=VALUE", num_args = 2..)]
+        /// Kind and name, then keys with their new values: JSON, as KEY=["a","b"], or else a text;
+        /// KEY=null removes a key
+        #[arg(value_name = "KIND NAME KEY=VALUE", num_args = 2.., required = true)]
         words: Vec<String>,
         #[command(flatten)]
         options: EditArgs,
@@ -55,11 +57,8 @@ pub(super) enum ObjectCommand {
     /// Stop exporting a volume, or remove any other object from the config
     Remove {
         /// Name of the volume, or kind and name of an object
-        #[arg(value_name = "VOLUME | KIND NAME", num_args = 1..=4)]
+        #[arg(value_name = "VOLUME | KIND NAME", num_args = 1..=4, required = true)]
         words: Vec<String>,
-        /// Also if sessions use it; their I/O fails
-        #[arg(long)]
-        force: bool,
         #[command(flatten)]
         options: EditArgs,
     },
@@ -102,6 +101,9 @@ pub(super) struct EditArgs {
     /// Only show what would change
     #[arg(long)]
     dry_run: bool,
+    /// Also if sessions use what changes, whose I/O fails, or everybody gets access
+    #[arg(long)]
+    force: bool,
 }
 
 impl ObjectCommand {
@@ -110,14 +112,21 @@ impl ObjectCommand {
     /// # Errors
     /// If the words are no object, or no keys with values.
     pub(super) fn request(&self) -> Result<Request, String> {
-        let edit = |words: &[String], operation, options: &EditArgs, force| {
-            let options = EditOptions { force, dry_run: options.dry_run, if_match: None };
+        let edit = |words: &[String], operation, options: &EditArgs| {
+            let EditArgs { dry_run, force } = *options;
+            let options = EditOptions { force, dry_run, if_match: None };
             Request::Edit(ConfigEdit { path: object_path(words), operation, options })
         };
         if let Some(request) = self.secret_request()? {
             return Ok(request);
         }
         Ok(match self {
+            ObjectCommand::List { words, .. } if words.len() == 2 => {
+                return Err(format!(
+                    "{} {} is an object: use show, or name one of its lists",
+                    words[0], words[1]
+                ));
+            }
             ObjectCommand::List { words, filter } => {
                 let query = ListQuery { filter: filter.clone(), ..ListQuery::default() };
                 Request::List { path: object_path(words), query }
@@ -133,7 +142,7 @@ impl ObjectCommand {
                 }
                 words => {
                     let (place, keys) = split(words);
-                    edit(place, EditOperation::Add(object(keys)?), options, false)
+                    edit(place, EditOperation::Add(object(keys)?), options)
                 }
             },
             ObjectCommand::Set { words, options } => {
@@ -141,14 +150,14 @@ impl ObjectCommand {
                 if keys.is_empty() {
                     return Err("write the keys to change behind the name, as KEY=VALUE".to_owned());
                 }
-                edit(place, EditOperation::Set(object(keys)?), options, false)
+                edit(place, EditOperation::Set(object(keys)?), options)
             }
-            ObjectCommand::Remove { words, force, options } => match &words[..] {
+            ObjectCommand::Remove { words, options } => match &words[..] {
                 [name] if options.dry_run => {
                     return Err(format!("{name}: --dry-run is for objects; write remove volume {name}"));
                 }
-                [name] => Request::Remove { name: name.clone(), force: *force },
-                words => edit(words, EditOperation::Remove, options, *force),
+                [name] => Request::Remove { name: name.clone(), force: options.force },
+                words => edit(words, EditOperation::Remove, options),
             },
         })
     }
@@ -250,9 +259,29 @@ pub(super) fn path(ObjectPath(path): &ObjectPath) -> String {
     path.iter().fold("/v1/objects".to_owned(), |all, name| format!("{all}/{}", segment(name)))
 }
 
-pub(super) fn list_path(of: &ObjectPath, ListQuery { filter, .. }: &ListQuery) -> String {
-    let query = if filter.is_empty() { String::new() } else { format!("?filter={}", segment(filter)) };
-    path(of) + &query
+pub(super) fn list_path(of: &ObjectPath, ListQuery { filter, after, .. }: &ListQuery) -> String {
+    let filter = (!filter.is_empty()).then(|| format!("filter={}", segment(filter)));
+    let after = after.as_ref().map(|after| format!("after={}", segment(after)));
+    let query: Vec<_> = filter.into_iter().chain(after).collect();
+    path(of) + if query.is_empty() { "" } else { "?" } + &query.join("&")
+}
+
+/// Asks for all objects of a list, part by part.
+pub(super) fn ask_all(client: &Client, path: &ObjectPath, query: &ListQuery) -> Result<Answer, Failure> {
+    let mut all = ObjectList { items: Vec::new(), next: None };
+    loop {
+        let query = ListQuery { after: all.next.take(), ..query.clone() };
+        match actions::ask(client, &Request::List { path: path.clone(), query })? {
+            Answer::Objects(ObjectList { items, next }) => {
+                all.items.extend(items);
+                all.next = next;
+            }
+            answer => return Ok(answer),
+        }
+        if all.next.is_none() {
+            return Ok(Answer::Objects(all));
+        }
+    }
 }
 
 /// The HTTP request of an edit.

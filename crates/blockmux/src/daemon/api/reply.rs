@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use blockmux_volume::spec::with_hidden_secrets;
 use serde::Serialize;
@@ -18,13 +18,18 @@ pub(super) struct Body<T>(pub(super) T);
 /// Extracts the parameters of the path.
 pub(super) struct Param<T>(pub(super) T);
 
+/// The media type of a JSON merge patch (RFC 7396 §4).
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
-        if kind.is_none_or(|kind| kind != "application/json") {
+        let is_patch = request.method() == Method::PATCH;
+        let is_json = |kind: String| kind == "application/json" || is_patch && kind == MERGE_PATCH;
+        if !kind.is_some_and(is_json) {
             let text = "the body must be JSON; send `Content-Type: application/json`";
             return Err(ApiError::new(ErrorCode::UnsupportedMediaType, text));
         }

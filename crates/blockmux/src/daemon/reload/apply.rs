@@ -345,7 +345,7 @@ impl Reloader {
         // The sizes stay.
         resized.0.clear();
         detached.keep();
-        let mut warnings = Vec::new();
+        let mut warnings = plan.report.warnings.clone();
         let live_protocols = self.live_protocols.get();
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());

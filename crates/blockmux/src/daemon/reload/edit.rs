@@ -12,8 +12,10 @@ use crate::cli::ctl::PlanReport;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
+use crate::daemon::role::API_CERTIFICATES;
 use crate::daemon::setup::{Setup, VOLUMES};
 use serde_json::Value as Json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use toml::{Table, Value};
 
@@ -121,6 +123,10 @@ pub(super) fn edited(
             "this is the last listener, and a daemon without any listens on loopback; add another one first";
         return Err(ApiError::new(ErrorCode::Conflict, text));
     }
+    check_not_cut_off(&config.desired.table, &table)?;
+    if !options.force {
+        check_not_opened(&schema, &config.desired.table, &table)?;
+    }
     let (table, mut specs) = with_absolute_paths(table, &current_directory()).map_err(ApiError::invalid)?;
     // What was shown without its password, and came back so, is the same.
     specs.retain(|name, spec| {
@@ -128,6 +134,49 @@ pub(super) fn edited(
         own != Some(spec.to_string())
     });
     setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)
+}
+
+/// Checks that commands still reach the daemon after its next start.
+fn check_not_cut_off(before: &Table, after: &Table) -> Result<(), ApiError> {
+    let is_reached = |table: &Table| ["control", "api"].iter().any(|key| table.contains_key(*key));
+    match is_reached(before) && !is_reached(after) {
+        true => {
+            let text =
+                "without `control` and `api` no command reaches the daemon after its next start; keep one";
+            Err(ApiError::new(ErrorCode::Conflict, text))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Checks that no list of those who have access loses its last entry: without the list everybody
+/// has access.
+fn check_not_opened(schema: &Schema, before: &Table, after: &Table) -> Result<(), ApiError> {
+    // Also an empty list of names closes.
+    let is_closed =
+        |owner: &Table, lists: &[&str]| lists.iter().any(|key| owner.get(*key).is_some_and(Value::is_array));
+    let refusal = |what: &str, keys: &[&str]| {
+        let text = format!(
+            "{what}: without an entry in {} everybody would have access; close it by `allow`, or write --force (API: \
+             ?force=true)",
+            keys.join(" or ")
+        );
+        ApiError::new(ErrorCode::Conflict, text)
+    };
+    let certificates = [API_CERTIFICATES.0, "api_tls_subject"];
+    if is_closed(before, &certificates) && !is_closed(after, &certificates) && after.contains_key("api") {
+        return Err(refusal("the API", &certificates));
+    }
+    for (list, peers) in schema.peers() {
+        for (name, owner) in schema.entries(before, list) {
+            let opened = schema.entries(after, list).find(|(own, _)| *own == name);
+            let opened = opened.filter(|(_, now)| is_closed(owner, &peers) && !is_closed(now, &peers));
+            if opened.is_some_and(|(_, now)| now.get("allow").is_none()) {
+                return Err(refusal(&format!("{list} {name}"), &peers));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Number of listeners that a config names.
@@ -151,15 +200,15 @@ fn name_usual_listeners(schema: &Schema, config: &RunningConfig, table: &mut Tab
 /// Checks that an edit may do what its plan says.
 ///
 /// # Errors
-/// If it removes what sessions use without being forced to.
+/// If it takes away what sessions use without being forced to.
 pub(super) fn check_consent(edit: &ConfigEdit, report: &PlanReport) -> Result<(), ApiError> {
-    let is_removal = edit.operation == EditOperation::Remove;
-    let affected: Vec<String> = report.changes.iter().flat_map(|change| change.affected.clone()).collect();
-    if !is_removal || edit.options.force || affected.is_empty() {
+    let affected = report.changes.iter().flat_map(|change| &change.affected);
+    let affected: Vec<String> = affected.cloned().collect::<BTreeSet<_>>().into_iter().collect();
+    if edit.options.force || affected.is_empty() {
         return Ok(());
     }
     let text = format!(
-        "{}: is in use by {}; disconnect them, or remove it with --force (API: ?force=true), which makes their I/O fail",
+        "{}: is in use by {}; disconnect them, or write --force (API: ?force=true), which makes their I/O fail",
         edit.path,
         named_sessions(&affected)
     );

@@ -40,7 +40,7 @@ fn toml_of(key: &str, value: Json) -> Result<Value, String> {
         }
         Json::Bool(is_on) => is_on.into(),
         Json::String(text) => text.into(),
-        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+        Json::Number(number) => match (number.as_i64(), number.as_f64().filter(|_| number.is_f64())) {
             (Some(whole), _) => whole.into(),
             (None, Some(number)) => number.into(),
             (None, None) => return Err(format!("{key}: {number} is too large")),

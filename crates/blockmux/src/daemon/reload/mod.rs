@@ -728,6 +728,9 @@ impl Reloader {
         let mut report = report(&schema, &changes, &steps, &sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
         report.next_start.extend(renamed(&config.running, desired, &steps));
+        let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name)?)));
+        let line = |(name, bytes)| format!("volume {name}: its {bytes} bytes in RAM are lost");
+        report.warnings.extend(lost.map(line));
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
         Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }

@@ -118,6 +118,22 @@ impl Schema {
         })
     }
 
+    /// The lists of targets, each with the keys of its lists of initiators or hosts.
+    pub(super) fn peers(&self) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+        self.targets.iter().map(|own| (own.key, own.peers.iter().map(|(key, _)| *key).collect()))
+    }
+
+    /// The entries of a list of targets, by name.
+    pub(super) fn entries<'a>(
+        &self,
+        table: &'a Table,
+        list: &str,
+    ) -> impl Iterator<Item = (&'a str, &'a Table)> {
+        let name_key = self.target(list).map_or("", |own| own.name);
+        let entries = table.get(list).and_then(Value::as_array).into_iter().flatten();
+        entries.filter_map(move |entry| Some((entry.get(name_key)?.as_str()?, entry.as_table()?)))
+    }
+
     /// Whether the key has a list of listeners.
     pub(super) fn is_listeners(&self, key: &str) -> bool {
         self.listeners.iter().any(|own| own == key)

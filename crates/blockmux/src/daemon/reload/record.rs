@@ -54,7 +54,7 @@ impl Reloader {
 
     /// A note about the config file for the user, after changes that were applied.
     pub(in crate::daemon) fn note_of_applied(&self, report: &PlanReport) -> Option<String> {
-        (self.has_file() && !report.changes.is_empty()).then(|| NOT_IN_FILE.to_owned())
+        (self.has_file() && !report.is_empty()).then(|| NOT_IN_FILE.to_owned())
     }
 
     /// The spec of a volume; `None` if no volume has the name.
