@@ -23,6 +23,8 @@ pub(crate) struct EditOptions {
     /// The tag that the object must have, so that the edit overwrites no change that its author has
     /// not seen.
     pub(crate) if_match: Option<String>,
+    /// The tags that the object must not have; `*`: it must not exist.
+    pub(crate) if_none_match: Option<String>,
 }
 
 /// What happens to an object.

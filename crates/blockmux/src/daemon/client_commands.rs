@@ -8,6 +8,7 @@ use crate::api::ApiError;
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::cli::ctl::Answer;
 use blockmux_engine::serve::sessions::SessionInfo;
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,26 +19,43 @@ impl ControlServer {
         self.reloader.blocking.run(STATE, move || secrets.list(&config))?
     }
 
-    /// Writes a secret; what uses it reads it again.
+    /// Writes a secret; what uses it reads it again. If that is refused, the value before is back.
     pub(super) fn write_secret(
         &self,
         name: &str,
         value: &SecretText,
         caller: &Caller,
     ) -> Result<Changed, ApiError> {
+        let _writing = self.writes_secrets.lock().unwrap_or_else(PoisonError::into_inner);
         let (secrets, config) = (self.secrets.clone(), self.reloader.config_table());
         let (own, value) = (name.to_owned(), value.clone());
-        let write = move || secrets.write(&own, &value.0, &config);
-        let written = self.reloader.blocking.run(STATE, write)??;
+        let write = move || {
+            let kept = secrets.keep(&own)?;
+            secrets.write(&own, &value.0, &config).map(|written| (written, kept))
+        };
+        let (written, kept) = self.reloader.blocking.run(STATE, write)??;
         let mut effects = vec![format!("~ secret {name}: new content")];
         if !written.used_by.is_empty() {
-            effects.extend(edit::read_secrets(&self.reloader, caller)?.lines());
+            let read = edit::read_secrets(&self.reloader, caller);
+            let refused = |error: ApiError| {
+                let (secrets, own) = (self.secrets.clone(), name.to_owned());
+                let restored =
+                    self.reloader.blocking.run(STATE, move || secrets.restore(&own, kept.as_ref()));
+                match restored.map_err(ApiError::from).flatten() {
+                    Ok(()) => error,
+                    Err(also) => ApiError::failed(format!("{error}; and the secret before is lost: {also}")),
+                }
+            };
+            effects.extend(read.map_err(refused)?.lines());
         }
         Ok(Changed { answer: Answer::Secrets(vec![written]), effects })
     }
 
     /// Removes a secret that the config does not use.
-    pub(super) fn remove_secret(&self, name: &str) -> Result<Changed, ApiError> {
+    pub(super) fn remove_secret(&self, name: &str, caller: &Caller) -> Result<Changed, ApiError> {
+        let _writing = self.writes_secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        // No edit begins to use it meanwhile.
+        let _guard = self.reloader.lock_reloads_for(&format!("remove secret {name}"), caller)?;
         let (secrets, own, config) = (self.secrets.clone(), name.to_owned(), self.reloader.config_table());
         self.reloader.blocking.run(STATE, move || secrets.remove(&own, &config))??;
         Ok(Changed { answer: Answer::Done, effects: vec![format!("- secret {name}")] })

@@ -208,6 +208,8 @@ pub(super) struct ControlServer {
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
     pub(super) secrets: Secrets,
+    /// Held while a secret is written or removed, which changes nothing else.
+    pub(super) writes_secrets: Mutex<()>,
     pub(super) reloader: Arc<Reloader>,
 }
 
@@ -332,7 +334,7 @@ impl ControlServer {
             Request::DetachDisk { volume, force } => self.detach_disk(request, volume, *force),
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
-            Request::RemoveSecret { name } => self.remove_secret(name),
+            Request::RemoveSecret { name } => self.remove_secret(name, caller),
             Request::Change(change) => {
                 let files = self.read_files(change)?;
                 self.at_once(request, |served| self.change_target(served, change, files))

@@ -1,6 +1,7 @@
 //! Secrets that clients of the API have written: one file each in the state directory, which the
 //! config names by its path. They are never read back; only what uses them reads the files.
 
+use super::config::current_directory;
 use super::setup::check_name;
 use crate::api::bodies::SecretInfo;
 use crate::api::{ApiError, ErrorCode};
@@ -10,6 +11,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use toml::{Table, Value};
+use zeroize::Zeroizing;
 
 /// The directory of the secrets; `None` for a daemon whose config names no state directory: the
 /// default one may be another daemon's, too.
@@ -19,7 +21,31 @@ pub(super) struct Secrets(Option<PathBuf>);
 impl Secrets {
     /// The secrets below a state directory.
     pub(super) fn below(state: Option<&Path>) -> Secrets {
-        Secrets(state.map(|state| state.join("secrets")))
+        Secrets(state.map(|state| current_directory().join(state).join("secrets")))
+    }
+
+    /// The value of a secret, to be restored; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn keep(&self, name: &str) -> Result<Option<Zeroizing<String>>, ApiError> {
+        check(name)?;
+        let path = self.directory()?.join(name);
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            read => read.map(|text| Some(Zeroizing::new(text))).map_err(|error| cannot(&path, &error)),
+        }
+    }
+
+    /// Writes what [`Secrets::keep`] has returned.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn restore(&self, name: &str, kept: Option<&Zeroizing<String>>) -> Result<(), ApiError> {
+        match kept {
+            Some(value) => self.write(name, value, &Table::new()).map(drop),
+            None => self.remove(name, &Table::new()),
+        }
     }
 
     /// All secrets by name, each with what uses it in a config. It reads the directory.
@@ -57,8 +83,9 @@ impl Secrets {
         let put = || -> io::Result<()> {
             let mut builder = DirBuilder::new();
             builder.recursive(true).mode(0o700).create(directory)?;
+            remove_leftovers(directory)?;
             // Only this user can read it.
-            let mut file = NamedTempFile::with_prefix_in(".new-", directory)?;
+            let mut file = NamedTempFile::with_prefix_in(NEW, directory)?;
             file.write_all(value.as_bytes())?;
             if !value.ends_with('\n') {
                 file.write_all(b"\n")?;
@@ -98,6 +125,21 @@ impl Secrets {
     }
 }
 
+/// Removes what writes have left that were killed before they were done. One secret is written at a
+/// time.
+fn remove_leftovers(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(NEW.as_bytes()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// The beginning of the names of files that are being written.
+const NEW: &str = ".new-";
+
 fn check(name: &str) -> Result<(), ApiError> {
     let is_hidden = name.starts_with('.');
     check_name(name).map_err(ApiError::invalid)?;
@@ -124,7 +166,7 @@ fn uses(config: &Table, path: &str) -> Vec<String> {
 
 fn find(value: &Value, path: &str, place: &str, found: &mut Vec<String>) {
     match value {
-        Value::String(text) if text == path => found.push(place.to_owned()),
+        Value::String(text) if names(text, path) => found.push(place.to_owned()),
         Value::Array(items) => items.iter().for_each(|item| find(item, path, place, found)),
         Value::Table(table) => {
             // The name of an entry is its first text, whatever its key is.
@@ -136,6 +178,12 @@ fn find(value: &Value, path: &str, place: &str, found: &mut Vec<String>) {
         }
         _ => {}
     }
+}
+
+/// Whether a text is the path or has it, as the URL of a volume.
+fn names(text: &str, path: &str) -> bool {
+    let is_part = |next: char| next.is_ascii_alphanumeric() || "-_.".contains(next);
+    text.match_indices(path).any(|(at, _)| !text[at + path.len()..].starts_with(is_part))
 }
 
 /// The keys of the names of entries that have secrets.

@@ -248,6 +248,9 @@ impl ListenerEntry {
     /// # Errors
     /// If the object has another address, or a parameter is no text and no list of texts.
     pub(crate) fn text(address: &str, object: &Map<String, Json>) -> Result<String, String> {
+        if split_parameters(address).is_some() {
+            return Err(format!("`{address}` is an address with parameters; write them as keys"));
+        }
         let mut parameters = Vec::new();
         for (key, value) in object {
             match value {
@@ -257,10 +260,14 @@ impl ListenerEntry {
                         return Err(format!("{ADDRESS} is {value}; remove this listener and add another"));
                     }
                 }
-                Json::String(text) => parameters.push(format!("{key}={text}")),
+                Json::String(text) if !text.contains(['&', '?', '=']) => {
+                    parameters.push(format!("{key}={text}"))
+                }
                 Json::Array(items) => {
                     let items: Option<Vec<&str>> = items.iter().map(Json::as_str).collect();
-                    let items = items.ok_or_else(|| format!("{key}: write a list of texts"))?;
+                    let items =
+                        items.filter(|items| !items.iter().any(|item| item.contains([',', '&', '?', '='])));
+                    let items = items.ok_or_else(|| format!("{key}: write a list of names or networks"))?;
                     parameters.push(format!("{key}={}", items.join(",")));
                 }
                 _ => return Err(format!("{key}: write a text, or a list of texts")),

@@ -100,14 +100,14 @@ fn a_daemon_that_starts_with_nothing_gets_every_kind_of_object_and_saves_it() {
     for line in [
         format!("remove iscsi-target {TARGET} acl iqn.2026-11.test:i --force"),
         format!("remove iscsi-target {TARGET}"),
-        format!("remove nvme-subsystem {SUBSYSTEM}"),
+        format!("remove nvme-subsystem {SUBSYSTEM} --force"),
         format!("remove srp-target {PORT}"),
         "remove volume disk".to_owned(),
         "remove volume ram".to_owned(),
         format!("remove srp {}", at(5555)),
     ] {
         let words = words(&line);
-        again.ctl(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        again.said(&words.iter().map(String::as_str).collect::<Vec<_>>());
     }
     let left: Vec<String> =
         again.said(&["list"]).lines().filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect();
@@ -150,6 +150,13 @@ fn objects_are_resources_with_tags_that_keep_changes_from_being_lost() {
     let new = format!("{json_body}If-None-Match: *\r\n");
     assert_eq!(call("PUT", root, &new, json!({"spec": "mem:2m"})).0, 412);
     assert_eq!(call("PUT", "/v1/objects/volume/more", &new, json!({"spec": "mem:2m"})).0, 201);
+    for headers in [
+        format!("{json_body}If-Match: \u{e9}\r\n"),
+        format!("{json_body}If-Match: \"x\"\r\nIf-None-Match: *\r\n"),
+        format!("{json_body}If-None-Match: \"x\", {}\r\n", tag_of(&socket, root)),
+    ] {
+        assert_eq!(call("PATCH", root, &headers, json!({"description": "x"})).0, 412, "{headers}");
+    }
     let (status, planned) = call("DELETE", "/v1/objects/volume/more?dry_run=true", "", Value::Null);
     assert_eq!((status, &planned["applied"]), (200, &json!(false)));
     let (_, list) = call("GET", "/v1/objects/volume?limit=1", "", Value::Null);
@@ -167,6 +174,8 @@ fn objects_are_resources_with_tags_that_keep_changes_from_being_lost() {
         ("PUT", "/v1/objects/volume/new", json!({"name": "other", "spec": "mem:1m"}), 422),
         ("PUT", "/v1/objects/iscsi_target/iqn.a/luns/0", json!({"volume": "root"}), 404),
         ("DELETE", "/v1/objects/daemon/settings", Value::Null, 422),
+        ("PUT", "/v1/objects/nbd/127.0.0.1:1", json!({"volumes": ["a&allow=::1"]}), 422),
+        ("PUT", "/v1/objects/volume/new", json!({"spec": "null:1m", "limits": {"iops": 1u64 << 63}}), 422),
     ] {
         assert_eq!(call(method, path, json_body, body).0, expected, "{method} {path}");
     }
@@ -298,12 +307,23 @@ fn a_secret_is_written_used_replaced_and_removed_and_never_shown() {
         listed.contains("used by iscsi_target iqn.2026-11.test:t acl iqn.2026-11.test:i secret_file"),
         "{listed}"
     );
+    // What its users would refuse is not written.
+    let (status, _) = ask(
+        &daemon.socket(),
+        "PUT",
+        "/v1/secrets/host1",
+        "Content-Type: application/json\r\n",
+        "{\"value\": \"short\"}",
+    );
+    assert!(status == 422 && login("the first secret"));
     said_with(&daemon, &["set", "secret", "host1"], "another secret!!");
     assert!(!login("the first secret") && login("another secret!!"));
     let refusal = daemon.refusal(&["remove", "secret", "host1"]);
     assert!(refusal.contains("is used by iscsi_target"), "{refusal}");
     let output = daemon.ctl(&["show", "secret", "host1"]);
     assert!(!output.status.success() && text(&output.stderr).contains("secrets are never shown"));
+    let refusal = daemon.refusal(&["remove", "iscsi-target", TARGET]);
+    assert!(refusal.contains("everybody would have access"), "{refusal}");
     daemon.said(&["remove", "iscsi-target", TARGET, "--force"]);
     daemon.said(&["remove", "secret", "host1"]);
     assert!(!Path::new(&path).exists());

@@ -114,7 +114,7 @@ impl ObjectCommand {
     pub(super) fn request(&self) -> Result<Request, String> {
         let edit = |words: &[String], operation, options: &EditArgs| {
             let EditArgs { dry_run, force } = *options;
-            let options = EditOptions { force, dry_run, if_match: None };
+            let options = EditOptions { force, dry_run, ..EditOptions::default() };
             Request::Edit(ConfigEdit { path: object_path(words), operation, options })
         };
         if let Some(request) = self.secret_request()? {

@@ -74,8 +74,6 @@ struct At {
     path: ObjectPath,
     query: ListQuery,
     options: EditOptions,
-    /// The object must not exist.
-    is_new: bool,
 }
 
 impl FromRequestParts<ApiState> for At {
@@ -84,11 +82,15 @@ impl FromRequestParts<ApiState> for At {
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<At, ApiError> {
         let path = RawPathParams::from_request_parts(parts, state).await.map_err(ApiError::not_found)?;
         let path = ObjectPath(path.iter().map(|(_, name)| name.to_owned()).collect());
-        let header = |name| parts.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        let is_new = header(header::IF_NONE_MATCH) == Some("*");
-        let if_match = header(header::IF_MATCH).map(str::to_owned);
-        let (mut query, mut options) =
-            (ListQuery::default(), EditOptions { if_match, ..EditOptions::default() });
+        // A tag that is no text is no tag of ours.
+        let tags = |name| {
+            let lines: Vec<_> =
+                parts.headers.get_all(name).iter().map(|line| line.to_str().unwrap_or_default()).collect();
+            (!lines.is_empty()).then(|| lines.join(","))
+        };
+        let (if_match, if_none_match) = (tags(header::IF_MATCH), tags(header::IF_NONE_MATCH));
+        let mut options = EditOptions { if_match, if_none_match, ..EditOptions::default() };
+        let mut query = ListQuery::default();
         let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
         for pair in pairs {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -113,7 +115,7 @@ impl FromRequestParts<ApiState> for At {
                 }
             }
         }
-        Ok(At { path, query, options, is_new })
+        Ok(At { path, query, options })
     }
 }
 
@@ -205,8 +207,7 @@ async fn put_object(
     at: At,
     Body(object): Body<Map<String, Value>>,
 ) -> Response {
-    let operation = if at.is_new { EditOperation::Add(object) } else { EditOperation::Put(object) };
-    shared.edit(asked, at, operation).await
+    shared.edit(asked, at, EditOperation::Put(object)).await
 }
 
 /// Change keys of an object of the running config
@@ -273,7 +274,8 @@ async fn remove_object(State(shared): State<ApiState>, asked: Asked, at: At) -> 
 
 impl ApiState {
     async fn edit(&self, asked: Asked, at: At, operation: EditOperation) -> Response {
-        let At { path, options, is_new, .. } = at;
+        let At { path, options, .. } = at;
+        let is_new = options.if_none_match.as_deref() == Some("*");
         let done = if is_new { StatusCode::CREATED } else { StatusCode::OK };
         self.run_action(Request::Edit(ConfigEdit { path, operation, options }), asked, done).await
     }

@@ -4,7 +4,7 @@
 use super::fragment::{setup_of, with_absolute_paths};
 use super::model::Model;
 use super::objects::{Objects, SETTINGS, tag};
-use super::plan::{Schema, named_sessions};
+use super::plan::{NETWORKS, Schema, named_sessions};
 use super::{LOCK_TIMEOUT, NewConfig, Reloader, RunningConfig, is_busy, record};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
@@ -14,6 +14,7 @@ use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
 use crate::daemon::setup::{Setup, VOLUMES};
+use blockmux_volume::Spec;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ pub(super) fn edited(
         name_usual_listeners(&schema, config, &mut table);
     }
     let options = &edit.options;
-    Objects::new(&schema, &mut table).edit(&edit.path, &edit.operation, options.if_match.as_deref())?;
+    Objects::new(&schema, &mut table).edit(&edit.path, &edit.operation, options)?;
     if let Some(name) = edit.removed_volume() {
         record::remove_uses(&mut table, &frontends, name);
     }
@@ -131,7 +132,8 @@ pub(super) fn edited(
     // What was shown without its password, and came back so, is the same.
     specs.retain(|name, spec| {
         let own = config.desired.volume(name).map(|own| own.entry.spec.to_string());
-        own != Some(spec.to_string())
+        let shown = spec.to_string();
+        own.as_deref() != Some(&*shown) || shown.parse::<Spec>().is_ok_and(|plain| plain != *spec)
     });
     setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)
 }
@@ -149,30 +151,40 @@ fn check_not_cut_off(before: &Table, after: &Table) -> Result<(), ApiError> {
     }
 }
 
-/// Checks that no list of those who have access loses its last entry: without the list everybody
-/// has access.
+/// Checks that no list of those who have access loses its last entry: without one, everybody has
+/// access. The same holds for the last of the targets that somebody has no access to, because
+/// without targets each volume has one for everybody.
 fn check_not_opened(schema: &Schema, before: &Table, after: &Table) -> Result<(), ApiError> {
-    // Also an empty list of names closes.
-    let is_closed =
-        |owner: &Table, lists: &[&str]| lists.iter().any(|key| owner.get(*key).is_some_and(Value::is_array));
-    let refusal = |what: &str, keys: &[&str]| {
+    let has_entry = |owner: &Table, key: &str| {
+        owner.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty())
+    };
+    // An empty list of names closes, an empty list of tables does not.
+    let is_closed = |owner: &Table, peers: &[(&str, &str)]| {
+        let closes =
+            |(key, name): &(&str, &str)| has_entry(owner, key) || name.is_empty() && owner.contains_key(*key);
+        owner.contains_key(NETWORKS) || peers.iter().any(closes)
+    };
+    let refusal = |what: &str| {
         let text = format!(
-            "{what}: without an entry in {} everybody would have access; close it by `allow`, or write --force (API: \
-             ?force=true)",
-            keys.join(" or ")
+            "{what}: everybody would have access; close it by `allow` first, or write --force (API: ?force=true)"
         );
         ApiError::new(ErrorCode::Conflict, text)
     };
-    let certificates = [API_CERTIFICATES.0, "api_tls_subject"];
-    if is_closed(before, &certificates) && !is_closed(after, &certificates) && after.contains_key("api") {
-        return Err(refusal("the API", &certificates));
+    let knows_clients =
+        |table: &Table| ["api_tls_subject", API_CERTIFICATES.0].iter().any(|key| has_entry(table, key));
+    if knows_clients(before) && !knows_clients(after) && after.contains_key("api") {
+        return Err(refusal("the API"));
     }
-    for (list, peers) in schema.peers() {
-        for (name, owner) in schema.entries(before, list) {
-            let opened = schema.entries(after, list).find(|(own, _)| *own == name);
-            let opened = opened.filter(|(_, now)| is_closed(owner, &peers) && !is_closed(now, &peers));
-            if opened.is_some_and(|(_, now)| now.get("allow").is_none()) {
-                return Err(refusal(&format!("{list} {name}"), &peers));
+    for tables in schema.targets() {
+        let closed = schema.entries(before, tables).filter(|(_, owner)| is_closed(owner, tables.peers));
+        for (name, _) in closed {
+            let now = schema.entries(after, tables).find(|(own, _)| *own == name);
+            let opens = now.map_or_else(
+                || !has_entry(after, tables.key) && has_entry(after, VOLUMES.0),
+                |(_, now)| !is_closed(now, tables.peers),
+            );
+            if opens {
+                return Err(refusal(&format!("{} {name}", tables.key)));
             }
         }
     }

@@ -523,6 +523,14 @@ impl Reloader {
         })
     }
 
+    /// Keeps other changes of the config from beginning; `what` names this one.
+    ///
+    /// # Errors
+    /// If another one is under way that takes long.
+    pub(super) fn lock_reloads_for(&self, what: &str, caller: &Caller) -> Result<NamedGuard, ApiError> {
+        self.reloads.take(what, caller, LOCK_TIMEOUT).map_err(is_busy)
+    }
+
     /// Waits for the lock of reloads, at most for `timeout`.
     fn lock_reloads(&self, caller: &Caller, timeout: Duration) -> Result<NamedGuard, ApiError> {
         let title = format!("a reload of {}", self.file_name());

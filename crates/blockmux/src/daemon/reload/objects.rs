@@ -7,7 +7,7 @@
 
 use super::json::{json_of, json_of_table, table_of};
 use super::plan::Schema;
-use crate::api::edit::{EditOperation, ListQuery, ObjectItem, ObjectList, ObjectPath};
+use crate::api::edit::{EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::daemon::config::current_directory;
 use crate::protocol::PROTOCOLS;
@@ -89,24 +89,23 @@ impl<'a> Objects<'a> {
         &mut self,
         path: &ObjectPath,
         operation: &EditOperation,
-        if_match: Option<&str>,
+        options: &EditOptions,
     ) -> Result<(), ApiError> {
         let before = self.find(&path.0)?;
-        if let Some(tags) = if_match {
-            let own = before.as_ref().map(tag);
+        let own = before.as_ref().map(tag);
+        let has_one_of = |tags: &String| {
             let mut tags = tags.split(',').map(str::trim);
-            if !tags.any(|tag| own.as_deref() == Some(tag) || tag == "*" && own.is_some()) {
-                let text = format!("{path}: has changed since it was read; read it again");
-                return Err(ApiError::new(ErrorCode::PreconditionFailed, text));
-            }
+            tags.any(|tag| own.as_deref() == Some(tag) || tag == "*" && own.is_some())
+        };
+        let failed = |what| Err(ApiError::new(ErrorCode::PreconditionFailed, format!("{path}: {what}")));
+        if options.if_match.as_ref().is_some_and(|tags| !has_one_of(tags)) {
+            return failed("has changed since it was read; read it again");
+        }
+        if options.if_none_match.as_ref().is_some_and(has_one_of) {
+            return failed("exists already; change it with 'ctl set'");
         }
         let after = match (operation, before) {
-            (EditOperation::Add(_), Some(_)) => {
-                return Err(ApiError::new(
-                    ErrorCode::PreconditionFailed,
-                    format!("{path}: exists already; change it with 'ctl set'"),
-                ));
-            }
+            (EditOperation::Add(_), Some(_)) => return failed("exists already; change it with 'ctl set'"),
             (EditOperation::Set(_) | EditOperation::Remove, None) => return Err(not_found(path)),
             (EditOperation::Add(object) | EditOperation::Put(object), _) => Some(object.clone()),
             (EditOperation::Set(patch), Some(before)) => {

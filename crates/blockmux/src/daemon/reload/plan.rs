@@ -118,20 +118,19 @@ impl Schema {
         })
     }
 
-    /// The lists of targets, each with the keys of its lists of initiators or hosts.
-    pub(super) fn peers(&self) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
-        self.targets.iter().map(|own| (own.key, own.peers.iter().map(|(key, _)| *key).collect()))
+    /// The structures of all lists of targets.
+    pub(super) fn targets(&self) -> impl Iterator<Item = &'static TargetTables> {
+        self.targets.iter().copied()
     }
 
     /// The entries of a list of targets, by name.
     pub(super) fn entries<'a>(
         &self,
         table: &'a Table,
-        list: &str,
+        tables: &'static TargetTables,
     ) -> impl Iterator<Item = (&'a str, &'a Table)> {
-        let name_key = self.target(list).map_or("", |own| own.name);
-        let entries = table.get(list).and_then(Value::as_array).into_iter().flatten();
-        entries.filter_map(move |entry| Some((entry.get(name_key)?.as_str()?, entry.as_table()?)))
+        let entries = table.get(tables.key).and_then(Value::as_array).into_iter().flatten();
+        entries.filter_map(|entry| Some((entry.get(tables.name)?.as_str()?, entry.as_table()?)))
     }
 
     /// Whether the key has a list of listeners.
@@ -343,7 +342,7 @@ fn join_place(place: &[&str]) -> String {
 }
 
 /// The key of the networks from which clients may connect.
-const NETWORKS: &str = "allow";
+pub(super) const NETWORKS: &str = "allow";
 
 /// The step of each changed volume. `is_resize` tells whether only the size of a volume's spec has
 /// changed.

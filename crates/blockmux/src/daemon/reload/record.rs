@@ -132,7 +132,7 @@ fn write_down(
             for tables in tables {
                 let Some(entry) = model.target(tables, target) else { continue };
                 let number = number.to_string();
-                remove_units(entry, tables.units, |own, _| own == number);
+                remove_from_target(entry, tables, |own, _| own == number);
                 return Some(true);
             }
             Some(false)
@@ -204,7 +204,7 @@ pub(super) fn remove_uses(table: &mut Table, frontends: &Frontends, name: &str) 
 
 /// Removes the units of a volume from a target, also from the maps of its peers.
 fn remove_volume(target: &mut Table, tables: &TargetTables, name: &str) {
-    remove_units(target, tables.units, |_, volume| volume == name);
+    remove_from_target(target, tables, |_, volume| volume == name);
     for (peers, _) in tables.peers {
         let list = target.get_mut(*peers).and_then(Value::as_array_mut);
         for peer in list.into_iter().flatten().filter_map(Value::as_table_mut) {
@@ -213,23 +213,47 @@ fn remove_volume(target: &mut Table, tables: &TargetTables, name: &str) {
     }
 }
 
-/// Removes the units of a target for which `is_removed` is true, given number and volume.
-fn remove_units(target: &mut Table, units: &[&str], is_removed: impl Fn(&str, &str) -> bool) {
+/// Removes units of a target, and their numbers from the lists of those that see them and of the
+/// groups that they are in.
+fn remove_from_target(target: &mut Table, tables: &TargetTables, is_removed: impl Fn(&str, &str) -> bool) {
+    let gone = remove_units(target, tables.units, is_removed);
+    for (key, _) in tables.peers.iter().chain(tables.parts) {
+        let list = target.get_mut(*key).and_then(Value::as_array_mut);
+        for entry in list.into_iter().flatten().filter_map(Value::as_table_mut) {
+            for units in tables.units {
+                let numbers = entry.get_mut(*units).and_then(Value::as_array_mut);
+                let is_kept =
+                    |number: &Value| !number.as_integer().is_some_and(|own| gone.contains(&own.to_string()));
+                numbers.into_iter().for_each(|numbers| numbers.retain(is_kept));
+            }
+        }
+    }
+}
+
+/// Removes the units of a target for which `is_removed` is true, given number and volume; returns
+/// their numbers.
+fn remove_units(target: &mut Table, units: &[&str], is_removed: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let mut gone = Vec::new();
     for key in units {
         match target.get_mut(*key) {
             Some(Value::Table(units)) => {
                 units.retain(|number, unit| {
                     let volume = unit.as_str().or_else(|| unit.get("volume")?.as_str());
-                    !is_removed(number, volume.unwrap_or_default())
+                    let is_gone = is_removed(number, volume.unwrap_or_default());
+                    gone.extend(is_gone.then(|| number.to_owned()));
+                    !is_gone
                 });
             }
             Some(Value::Array(entries)) => entries.retain(|entry| {
                 let number = entry.get("nsid").and_then(Value::as_integer).unwrap_or_default().to_string();
                 let volume = entry.get("volume").and_then(Value::as_str).unwrap_or_default();
                 // A peer's list of numbers names no volumes.
-                !entry.is_table() || !is_removed(&number, volume)
+                let is_gone = entry.is_table() && is_removed(&number, volume);
+                gone.extend(is_gone.then_some(number));
+                !is_gone
             }),
             _ => {}
         }
     }
+    gone
 }
