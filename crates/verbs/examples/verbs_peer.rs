@@ -9,7 +9,7 @@
 //! The client opens a buffer by a memory window and sends its address; the server reads it, says
 //! so, and writes the data into another window, whose key comes with the client's next message.
 //! With `--invalidate` the server's messages invalidate the window, otherwise the client does. Data
-//! that does not come back is an error.
+//! that does not come back is an error. A client whose queue pair is confined exposes buffers.
 #![forbid(unsafe_code)]
 
 use blockmux_verbs::connection::{Connection, ConnectionEvent, ConnectionOffer, Listener};
@@ -90,11 +90,7 @@ fn ping(address: SocketAddr, count: usize, len: usize) -> Result<(), Failure> {
         let data: Vec<u8> = (0..len).map(letter).collect();
         let (source, sink) = (Seg::from_slice(&data), Memory::from_heap(len).seg(0, len));
         for (memory, access) in [(&source, WindowAccess::Read), (&sink, WindowAccess::Write)] {
-            let key = peer.key;
-            // The low 8 bits are new with each use.
-            peer.key = key & !0xff | key.wrapping_add(1) & 0xff;
-            let key = peer.key;
-            peer.queue_pair.bind(0, key, memory, access)?;
+            let key = peer.open(memory, access)?;
             let mut message = (memory.as_ptr().addr() as u64).to_be_bytes().to_vec();
             message.extend(key.to_be_bytes());
             message.extend((len as u32).to_be_bytes());
@@ -102,12 +98,14 @@ fn ping(address: SocketAddr, count: usize, len: usize) -> Result<(), Failure> {
             match peer.message()?.1 {
                 Some(invalidated) if invalidated == key => remote_invalidations += 1,
                 Some(other) => return Err(format!("{other:#x} was invalidated and not {key:#x}").into()),
+                None if peer.is_confined => {}
                 None => {
                     peer.is_closed = false;
                     peer.queue_pair.close(0)?;
                     peer.until(|peer| peer.is_closed)?;
                 }
             }
+            peer.queue_pair.conceal(0);
         }
         if sink.to_vec() != data {
             return Err(format!("round {round} came back with other data").into());
@@ -127,6 +125,7 @@ struct Peer {
     messages: VecDeque<(Vec<u8>, Option<u32>)>,
     done: usize,
     key: u32,
+    is_confined: bool,
     is_established: bool,
     is_closed: bool,
     has_ended: bool,
@@ -134,16 +133,28 @@ struct Peer {
 
 impl Peer {
     fn new(queue_pair: QueuePair) -> Peer {
-        let key = queue_pair.window_keys().next().unwrap_or(0);
+        let key = queue_pair.window_keys().next();
         Peer {
+            is_confined: key.is_none(),
             queue_pair,
             messages: VecDeque::new(),
             done: 0,
-            key,
+            key: key.unwrap_or(0),
             is_established: false,
             is_closed: false,
             has_ended: false,
         }
+    }
+
+    /// Opens memory to the peer; returns its key.
+    fn open(&mut self, memory: &Seg, access: WindowAccess) -> Result<u32, Failure> {
+        if self.is_confined {
+            return Ok(self.queue_pair.expose(0, memory)?);
+        }
+        // The low 8 bits are new with each use.
+        self.key = self.key & !0xff | self.key.wrapping_add(1) & 0xff;
+        self.queue_pair.bind(0, self.key, memory, access)?;
+        Ok(self.key)
     }
 
     /// Sleeps until `is_so`, by file descriptors only.

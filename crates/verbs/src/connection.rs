@@ -450,8 +450,10 @@ impl CmEvent {
             RDMA_CM_EVENT_ROUTE_RESOLVED => Some(ConnectionEvent::RouteResolved),
             RDMA_CM_EVENT_ESTABLISHED => Some(ConnectionEvent::Established(self.into_request())),
             RDMA_CM_EVENT_REJECTED => Some(ConnectionEvent::Rejected {
-                // iWARP devices report an error number, and InfiniBand's have a reason.
-                is_by_program: self.status == CONSUMER_REJECT || self.status < 0,
+                // InfiniBand has reasons. iWARP has none, and no zeroes behind the private data, of
+                // which a reset of the TCP connection has none.
+                is_by_program: self.status == CONSUMER_REJECT
+                    || (self.status < 0 && !self.private_data.is_empty()),
                 private_data: self.private_data,
             }),
             RDMA_CM_EVENT_DISCONNECTED => Some(ConnectionEvent::Disconnected),
@@ -602,20 +604,26 @@ mod tests {
 
     #[test]
     fn rejections_of_a_program_are_told_from_those_of_the_kernel() {
-        let event = |status| CmEvent {
+        let event = |status, private_data| CmEvent {
             kind: RDMA_CM_EVENT_REJECTED,
             status,
             id: null_mut(),
-            private_data: vec![7],
+            private_data,
             reads: 0,
             peer_reads: 0,
         };
-        for (status, expected) in [(CONSUMER_REJECT, true), (8, false), (-libc::ECONNREFUSED, true)] {
-            let Some(ConnectionEvent::Rejected { private_data, is_by_program }) = event(status).into_event()
-            else {
+        let iwarp = -libc::ECONNREFUSED;
+        for (status, said, expected) in [
+            (CONSUMER_REJECT, vec![], true),
+            (8, vec![7], false),
+            (iwarp, vec![7], true),
+            (iwarp, vec![], false),
+        ] {
+            let found = event(status, said.clone()).into_event();
+            let Some(ConnectionEvent::Rejected { private_data, is_by_program }) = found else {
                 panic!("not a rejection")
             };
-            assert_eq!((private_data, is_by_program), (vec![7], expected), "{status}");
+            assert_eq!((private_data, is_by_program), (said, expected), "{status}");
         }
     }
 }

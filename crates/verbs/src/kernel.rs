@@ -89,6 +89,11 @@ impl KernelDevice {
             Transport::Other => "another transport",
         }
     }
+
+    /// Whether the addresses of its port show: only RoCE's tables of GIDs have them.
+    pub(crate) fn shows_addresses_of(&self, port: &KernelPort) -> bool {
+        self.transport == Transport::InfiniBand && port.link_layer == "Ethernet"
+    }
 }
 
 /// How a device transmits.

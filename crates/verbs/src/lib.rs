@@ -7,6 +7,7 @@
 //! | [`device`] | devices as rdma-core lists them, and what they can do |
 //! | [`connection`] | listeners and connections of librdmacm, with their events |
 //! | [`memory`] | registered memory, and windows that open parts of it to peers |
+//! | [`completion_queue`] | work that has completed, and the descriptor that says so |
 //! | [`queue_pair`] | work that a device executes, with its completions |
 //! | [`error`] | which call has failed, and why |
 //! | [`kernel`] | devices as the kernel lists them, also without rdma-core |
@@ -15,6 +16,7 @@
 //! `docs/decisions/0103-rdma-devices-by-rdma-core.md` has the reasons.
 
 pub mod abi;
+mod completion_queue;
 pub mod connection;
 pub mod device;
 pub mod error;

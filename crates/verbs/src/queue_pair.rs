@@ -4,6 +4,11 @@
 //! of a window until the window is invalid. What is left is kept until the queue pair is destroyed,
 //! after which the device touches none of it. So no caller can free memory that the device uses.
 //!
+//! A *confined* queue pair, whose device opens memory to peers by registrations, names only memory
+//! of its own in its work: data is copied there and back, and what it exposes to the peer was made
+//! for that ([`QueuePair::expose`]). So the peer reaches the data of its own connection and no
+//! other.
+//!
 //! All work is signalled, and so completes in its order. A window that the peer does not invalidate
 //! is closed by freeing it, once its bind has been executed: that takes effect before the call
 //! returns, which an invalidation as work of the queue does not. (Besides, rxe crashes the kernel
@@ -11,14 +16,14 @@
 #![expect(unsafe_code, reason = "calls libibverbs, and hands addresses of memory to the device")]
 
 use crate::abi::*;
-use crate::connection::{Connection, set_nonblocking};
-use crate::device::MemoryWindows;
+use crate::completion_queue::{BATCH, CompletionQueue, NO_COMPLETION};
+use crate::connection::Connection;
 use crate::error::VerbsError;
-use crate::memory::{Domain, NO_WINDOWS, Window};
+use crate::memory::{Domain, DomainUse, Window};
 use blockmux_volume::{Memory, Pool, ProtectionDomain, Seg};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// How much work a queue pair takes.
@@ -52,9 +57,21 @@ pub struct QueuePair {
     invalidated_flag: u32,
     /// Windows that were closed by this side, to be reported.
     closed: Vec<u32>,
+    /// If it is confined.
+    exposed: Option<ExposedMemory>,
     domain: Arc<Domain>,
     as_protection_domain: Arc<dyn ProtectionDomain>,
     connection: Connection,
+}
+
+/// Memory of a confined queue pair that the peer may reach.
+struct ExposedMemory {
+    domain: Arc<Domain>,
+    as_protection_domain: Arc<dyn ProtectionDomain>,
+    /// Buffers that RDMA Reads fill, which on iWARP devices the peer may write.
+    copies: Pool,
+    /// By their numbers.
+    buffers: Vec<Option<Seg>>,
 }
 
 /// A work request in flight.
@@ -169,13 +186,14 @@ impl QueuePair {
     /// Makes the queue pair of a connection whose device is known, with all receive buffers posted.
     ///
     /// # Errors
-    /// If the device has no room for it, or no memory windows although some are needed.
+    /// If the device has no room for it.
     pub fn new(connection: Connection, sizes: QueueSizes) -> Result<QueuePair, VerbsError> {
-        let domain = Domain::of(connection.id())?;
+        let shared = Domain::of(connection.id())?;
+        let (domain, exposed) = match DomainUse::of(shared, sizes.windows > 0)? {
+            DomainUse::Shared(domain) => (domain, None),
+            DomainUse::Confined { local, exposed } => (local, Some(ExposedMemory::new(exposed))),
+        };
         let attributes = domain.attributes();
-        if sizes.windows > 0 && attributes.windows == MemoryWindows::None {
-            return Err(NO_WINDOWS);
-        }
         let sends = sizes.sends.saturating_add(sizes.windows).saturating_add(RESERVE);
         let sends = sends.min(attributes.queue_depth);
         let receives = sizes.receives.max(1).min(attributes.queue_depth);
@@ -196,15 +214,27 @@ impl QueuePair {
             invalidated_flag,
             closed: Vec::new(),
             as_protection_domain: domain.clone(),
+            exposed,
             domain,
             connection,
         };
-        for _ in 0..sizes.windows {
+        let windows = if queue_pair.exposed.is_some() { 0 } else { sizes.windows };
+        for _ in 0..windows {
             let window = Some(Window::new(&queue_pair.domain)?);
             queue_pair.windows.push(BoundWindow { window, state: WindowState::Free, memory: None });
         }
         queue_pair.receive(receives)?;
         Ok(queue_pair)
+    }
+
+    /// Whether the queue pair of a connection, whose device is known, opens memory to the peer by
+    /// [`QueuePair::expose`], because the device has no memory windows, or needs registrations with
+    /// remote rights anyway. Otherwise it does so by [`QueuePair::bind`].
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn is_confined(connection: &Connection) -> Result<bool, VerbsError> {
+        Ok(Domain::of(connection.id())?.is_confining())
     }
 
     /// The connection.
@@ -219,7 +249,8 @@ impl QueuePair {
         &self.domain
     }
 
-    /// The keys of the windows. The next key of a window differs in the low 8 bits only.
+    /// The keys of the windows; a confined queue pair has none. The next key of a window differs in
+    /// the low 8 bits only.
     pub fn window_keys(&self) -> impl Iterator<Item = u32> {
         self.windows.iter().map(BoundWindow::key)
     }
@@ -279,7 +310,8 @@ impl QueuePair {
         let memory = &mut self.works[place as usize].memory;
         memory.extend(head);
         memory.extend(payload.iter().filter(|seg| !seg.is_empty()).cloned());
-        if !is_reachable(memory, self.max_segments)? {
+        let has_payload = !payload.iter().all(Seg::is_empty);
+        if !is_reachable(memory, self.max_segments)? || (self.exposed.is_some() && has_payload) {
             let whole = gathered(memory, &self.copies);
             *memory = vec![whole];
         }
@@ -301,8 +333,9 @@ impl QueuePair {
         let max_segments = self.max_segments;
         let posted = &mut self.works[place as usize];
         posted.memory.extend(local.iter().filter(|seg| !seg.is_empty()).cloned());
-        if !is_reachable(&posted.memory, max_segments)? {
-            posted.gathered = Some(whole_for(&posted.memory, &self.copies));
+        let copies = self.exposed.as_ref().map(|exposed| &exposed.copies);
+        if !is_reachable(&posted.memory, max_segments)? || copies.is_some() {
+            posted.gathered = Some(whole_for(&posted.memory, copies.unwrap_or(&self.copies)));
         }
         self.post_place(place, request)
     }
@@ -318,11 +351,38 @@ impl QueuePair {
         let max_segments = self.max_segments;
         let memory = &mut self.works[place as usize].memory;
         memory.extend(local.iter().filter(|seg| !seg.is_empty()).cloned());
-        if !is_reachable(memory, max_segments)? {
+        if !is_reachable(memory, max_segments)? || self.exposed.is_some() {
             let whole = gathered(memory, &self.copies);
             *memory = vec![whole];
         }
         self.post_place(place, request)
+    }
+
+    /// Exposes `memory` to the peer of a confined queue pair, for RDMA Reads and Writes; returns
+    /// its key. All of its block is exposed, until [`QueuePair::conceal`] or the end of the queue
+    /// pair: it was made for this connection, and has never held data of another.
+    ///
+    /// # Errors
+    /// If the memory cannot be registered, and if the queue pair is not confined.
+    pub fn expose(&mut self, number: u32, memory: &Seg) -> Result<u32, VerbsError> {
+        let exposed = self.exposed.as_mut().ok_or(NOT_CONFINED)?;
+        let local = memory.local_key(&exposed.as_protection_domain).map_err(|_| NO_REGISTRATION)?;
+        let region = exposed.domain.region(local).ok_or(NO_REGISTRATION)?;
+        let index = number as usize;
+        if exposed.buffers.len() <= index {
+            exposed.buffers.resize(index + 1, None);
+        }
+        exposed.buffers[index] = Some(memory.clone());
+        // SAFETY: the block keeps its region, and `memory` the block.
+        Ok(unsafe { region.as_ref() }.rkey)
+    }
+
+    /// Ends what [`QueuePair::expose`] has begun, once the caller has dropped the memory, too.
+    pub fn conceal(&mut self, number: u32) {
+        let exposed = self.exposed.as_mut();
+        if let Some(buffer) = exposed.and_then(|exposed| exposed.buffers.get_mut(number as usize)) {
+            *buffer = None;
+        }
     }
 
     /// Opens `memory` to the peer by a window that is not in use. The device does so before it
@@ -548,9 +608,13 @@ impl QueuePair {
         let mut segments = [NO_SEGMENT; MAX_SEGMENTS];
         let posted = &self.works[place as usize];
         let memory = posted.gathered.as_ref().map_or(&posted.memory[..], std::slice::from_ref);
+        let domain = match &self.exposed {
+            Some(exposed) if request.opcode == IBV_WR_RDMA_READ => &exposed.as_protection_domain,
+            _ => &self.as_protection_domain,
+        };
         let mut len = 0;
         for (segment, memory) in segments.iter_mut().zip(memory) {
-            *segment = segment_of(memory, &self.as_protection_domain)?;
+            *segment = segment_of(memory, domain)?;
             len += memory.len();
         }
         let copies = matches!(request.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE);
@@ -571,6 +635,17 @@ impl QueuePair {
         // The memory is kept until its completion, or until the queue pair is destroyed.
         let failed = unsafe { post(self.raw()?, request, &raw mut bad) };
         VerbsError::check_number("ibv_post_send", failed)
+    }
+}
+
+impl ExposedMemory {
+    fn new(domain: Arc<Domain>) -> ExposedMemory {
+        ExposedMemory {
+            as_protection_domain: domain.clone(),
+            domain,
+            copies: Pool::new(MAX_COPIES),
+            buffers: Vec::new(),
+        }
     }
 }
 
@@ -598,8 +673,8 @@ fn create_queue(
     let library = domain.library();
     let mut attributes = ibv_qp_init_attr {
         qp_context: null_mut(),
-        send_cq: completions.queue.as_ptr(),
-        recv_cq: completions.queue.as_ptr(),
+        send_cq: completions.raw(),
+        recv_cq: completions.raw(),
         srq: null_mut(),
         cap: ibv_qp_cap {
             max_send_wr: sends,
@@ -622,83 +697,6 @@ fn create_queue(
         Ok(()) => Ok(INLINE_LEN as usize),
         // Some devices have none.
         Err(_) => create(0).map(|()| 0),
-    }
-}
-
-/// A completion queue with its channel.
-struct CompletionQueue {
-    queue: NonNull<ibv_cq>,
-    channel: NonNull<ibv_comp_channel>,
-    domain: Arc<Domain>,
-}
-
-impl CompletionQueue {
-    fn new(domain: &Arc<Domain>, len: u32) -> Result<CompletionQueue, VerbsError> {
-        let (library, device) = (domain.library(), domain.device().as_ptr());
-        // SAFETY: the domain keeps the device open.
-        let channel = unsafe { (library.verbs.ibv_create_comp_channel)(device) };
-        let channel = NonNull::new(channel).ok_or_else(|| VerbsError::last("ibv_create_comp_channel"))?;
-        let len = c_int::try_from(len).unwrap_or(c_int::MAX);
-        // SAFETY: as above; the channel outlives the queue.
-        let queue = unsafe { (library.verbs.ibv_create_cq)(device, len, null_mut(), channel.as_ptr(), 0) };
-        let Some(queue) = NonNull::new(queue) else {
-            let error = VerbsError::last("ibv_create_cq");
-            // SAFETY: nothing uses the channel.
-            unsafe { (library.verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
-            return Err(error);
-        };
-        let queue = CompletionQueue { queue, channel, domain: domain.clone() };
-        set_nonblocking(queue.as_fd())?;
-        Ok(queue)
-    }
-
-    /// Returns how many were found.
-    fn poll(&mut self, found: &mut [ibv_wc; BATCH]) -> Result<usize, VerbsError> {
-        let poll = self.operations().poll_cq.ok_or(NO_OPERATION)?;
-        // SAFETY: the queue is valid, and there is room for as many.
-        let count = unsafe { poll(self.queue.as_ptr(), BATCH as c_int, found.as_mut_ptr()) };
-        usize::try_from(count).map_err(|_| VerbsError::last("ibv_poll_cq"))
-    }
-
-    fn notify(&mut self) -> Result<(), VerbsError> {
-        let (mut queue, mut context) = (null_mut(), null_mut());
-        let library = self.domain.library();
-        // SAFETY: the channel is valid, and does not block.
-        while unsafe {
-            (library.verbs.ibv_get_cq_event)(self.channel.as_ptr(), &raw mut queue, &raw mut context)
-        } == 0
-        {
-            // SAFETY: the queue is the channel's only one, and the event is acknowledged once.
-            unsafe { (library.verbs.ibv_ack_cq_events)(queue, 1) };
-        }
-        let notify = self.operations().req_notify_cq.ok_or(NO_OPERATION)?;
-        // SAFETY: the queue is valid.
-        let failed = unsafe { notify(self.queue.as_ptr(), 0) };
-        VerbsError::check_number("ibv_req_notify_cq", failed)
-    }
-
-    fn operations(&self) -> &ibv_context_ops {
-        // SAFETY: the domain keeps the device open.
-        unsafe { &(*self.domain.device().as_ptr()).ops }
-    }
-}
-
-impl AsFd for CompletionQueue {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel owns its descriptor, and `self` the channel.
-        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
-    }
-}
-
-impl Drop for CompletionQueue {
-    fn drop(&mut self) {
-        let library = self.domain.library();
-        // SAFETY: the queue pair is destroyed, all events are acknowledged, and the channel's only
-        // queue is destroyed before it.
-        unsafe {
-            (library.verbs.ibv_destroy_cq)(self.queue.as_ptr());
-            (library.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());
-        }
     }
 }
 
@@ -818,25 +816,8 @@ const HEAD_LEN: usize = 256;
 const RESERVE: u32 = 8;
 /// Bytes of buffers for copies that stay registered; others are registered for one transfer.
 const MAX_COPIES: usize = 16 << 20;
-/// Completions that are polled at a time.
-const BATCH: usize = 16;
 
 const NO_SEGMENT: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-const NO_COMPLETION: ibv_wc = ibv_wc {
-    wr_id: 0,
-    status: 0,
-    opcode: 0,
-    vendor_err: 0,
-    byte_len: 0,
-    invalidated_rkey: 0,
-    qp_num: 0,
-    src_qp: 0,
-    wc_flags: 0,
-    pkey_index: 0,
-    slid: 0,
-    sl: 0,
-    dlid_path_bits: 0,
-};
 
 const NO_OPERATION: VerbsError = VerbsError::Unsupported("the device lacks a function of queue pairs");
 const NO_REGISTRATION: VerbsError = VerbsError::Unsupported(
@@ -844,6 +825,7 @@ const NO_REGISTRATION: VerbsError = VerbsError::Unsupported(
 );
 const READ_ONLY: VerbsError = VerbsError::Unsupported("the device may not write to memory that is read-only");
 const WRONG_WINDOW: VerbsError = VerbsError::Unsupported("the memory window has another key or is in use");
+const NOT_CONFINED: VerbsError = VerbsError::Unsupported("memory of this queue pair is opened by windows");
 const FULL: VerbsError = VerbsError::Unsupported("the send queue is full");
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which RDMA devices of this machine could be used, what keeps the others from it, and what to do.
 
-use crate::device::{DeviceAttributes, DeviceList, ListError, PortAttributes};
+use crate::device::{DeviceAttributes, DeviceList, ListError, MemoryWindows, PortAttributes};
 use crate::kernel::{self, KernelDevice, KernelPaths, Transport};
 use crate::library::{Library, LibraryError};
 use rustix::fs::{Access, AtFlags, CWD};
@@ -30,6 +30,16 @@ pub struct SurveyedDevice {
     pub details: Option<DeviceDetails>,
     /// What concerns only this device.
     pub obstacles: Vec<Obstacle>,
+}
+
+impl SurveyedDevice {
+    /// Whether peers reach only copies of data, and no memory windows: connections are confined
+    /// ([`crate::queue_pair`]).
+    #[must_use]
+    pub fn confines(&self) -> bool {
+        let windows = self.details.as_ref().map(|details| details.attributes.windows);
+        self.kernel.transport == Transport::Iwarp || windows == Some(MemoryWindows::None)
+    }
 }
 
 /// What a device says of itself.
@@ -94,14 +104,6 @@ pub enum Obstacle {
         device: String,
         /// The error.
         reason: String,
-    },
-    /// The device is one of iWARP.
-    #[error(
-        "{device} is an iWARP device, which rdma=verbs does not use in this version; use rdma=iwarp over its interface"
-    )]
-    Iwarp {
-        /// The device.
-        device: String,
     },
     /// No port is active.
     #[error(
@@ -217,9 +219,10 @@ fn address_obstacle(paths: &KernelPaths, address: IpAddr) -> Option<String> {
         return Some(obstacle.to_string());
     }
     // Only RoCE's tables of GIDs show the addresses.
-    let mut ports = devices.iter().flat_map(|device| &device.ports);
-    let has_it = ports.any(|port| {
-        port.link_layer != "Ethernet" || port.addresses.iter().any(|(known, _)| *known == address)
+    let has_it = devices.iter().any(|device| {
+        device.ports.iter().any(|port| {
+            !device.shows_addresses_of(port) || port.addresses.iter().any(|(known, _)| *known == address)
+        })
     });
     let is_known = address.is_unspecified() || has_it;
     (!is_known).then(|| format!("no RDMA device has the address {address}; see `blockmux rdma`"))
@@ -249,9 +252,6 @@ impl SurveyedDevice {
             }
             None => None,
         };
-        if kernel.transport == Transport::Iwarp {
-            obstacles.push(Obstacle::Iwarp { device: device.clone() });
-        }
         obstacles.extend(link_obstacle(&kernel));
         SurveyedDevice { kernel, details, obstacles }
     }
@@ -274,10 +274,7 @@ fn link_obstacle(device: &KernelDevice) -> Option<Obstacle> {
     if active.peek().is_none() {
         return Some(Obstacle::NoActivePort { device: name() });
     }
-    // Only RoCE's tables of GIDs show the addresses.
-    let needs_address =
-        |link_layer: &str| device.transport == Transport::InfiniBand && link_layer == "Ethernet";
-    let lacks_address = active.all(|port| needs_address(&port.link_layer) && port.addresses.is_empty());
+    let lacks_address = active.all(|port| device.shows_addresses_of(port) && port.addresses.is_empty());
     lacks_address.then(|| Obstacle::NoAddress { device: name() })
 }
 
@@ -306,7 +303,6 @@ fn locked_memory_limit() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::MemoryWindows;
     use crate::kernel::testing::TestKernel;
 
     const MODULES: &str = "kernel/drivers/infiniband/core/ib_core.ko.xz:\n";
@@ -456,10 +452,14 @@ mod tests {
     }
 
     #[test]
-    fn an_iwarp_device_is_listed_and_not_ready() {
+    fn an_iwarp_device_is_as_ready_as_others() {
         let kernel = ready();
         kernel.write("sys/class/infiniband/rxe0/node_type", "4: RNIC");
-        assert_eq!(survey(&kernel, listed()).1, [Obstacle::Iwarp { device: "rxe0".to_owned() }]);
+        let (device, obstacles) = survey(&kernel, listed());
+        assert!(device.unwrap().confines() && obstacles.is_empty());
+        assert!(!survey(&ready(), listed()).0.unwrap().confines());
+        // Its addresses do not show.
+        assert_eq!(address_obstacle(&kernel.paths, "192.0.2.2".parse().unwrap()), None);
     }
 
     #[test]

@@ -11,7 +11,15 @@ use blockmux_volume::{Memory, Seg, SgList};
 /// The endpoint of a queue pair whose owner is a [`QueuePairOwner`].
 pub(crate) fn endpoint() -> Endpoint {
     let private_data = vec![1; 8];
-    Endpoint { receives: 3, receive_len: MAX_MESSAGE, sends: 4, reads: 2, regions: 4, private_data }
+    Endpoint {
+        receives: 3,
+        receive_len: MAX_MESSAGE,
+        sends: 4,
+        reads: 2,
+        regions: 4,
+        private_data,
+        without_invalidation: None,
+    }
 }
 
 /// An address for an access of `len` bytes, which `offset` selects: a few bytes before or behind

@@ -75,7 +75,7 @@ fn device_lines(device: &SurveyedDevice) -> Vec<String> {
     }
     if let Some(DeviceDetails { attributes, .. }) = details {
         lines.extend(row("queues", &queues_text(attributes)));
-        lines.extend(row("memory", &memory_text(attributes)));
+        lines.extend(row("memory", &memory_text(attributes, device.confines())));
     }
     lines
 }
@@ -97,10 +97,10 @@ fn queues_text(attributes: &DeviceAttributes) -> String {
     format!("{queue_pairs} queue pairs of {queue_depth} requests, {reads} RDMA Reads at a time")
 }
 
-fn memory_text(attributes: &DeviceAttributes) -> String {
+fn memory_text(attributes: &DeviceAttributes, confines: bool) -> String {
     let windows = match windows(attributes.windows) {
-        Some(windows) => format!("opened to peers by windows of type {windows}"),
-        None => "opened to peers by registrations".to_owned(),
+        Some(windows) if !confines => format!("opened to peers by windows of type {windows}"),
+        _ => "peers reach copies of data".to_owned(),
     };
     format!("{} registrations, {windows}", attributes.registrations)
 }

@@ -75,6 +75,7 @@ impl Application for ControlConnection {
             reads: 1,
             regions: 0,
             private_data: Vec::new(),
+            without_invalidation: None,
         }
     }
 
@@ -120,6 +121,7 @@ impl Application for TestConnection {
             reads: 16,
             regions: 1,
             private_data: Vec::new(),
+            without_invalidation: None,
         }
     }
 

@@ -183,6 +183,7 @@ fn endpoint(receives: u32) -> Endpoint {
         reads: 1,
         regions: 2,
         private_data: Vec::new(),
+        without_invalidation: None,
     }
 }
 

@@ -29,8 +29,15 @@ pub(crate) fn iwarp(has_crc: bool, is_plain: bool) -> IwarpFabric {
     let fabric = IwarpFabric::new(has_crc);
     if is_plain {
         let (receives, receive_len, sends) = (1, 64, 1);
-        let endpoint =
-            Endpoint { receives, receive_len, sends, reads: 0, regions: 0, private_data: Vec::new() };
+        let endpoint = Endpoint {
+            receives,
+            receive_len,
+            sends,
+            reads: 0,
+            regions: 0,
+            private_data: Vec::new(),
+            without_invalidation: None,
+        };
         let (pool, now) = (Pool::new(1 << 20), Instant::now());
         let unanswered = fabric
             .connect(&endpoint, Setup { pool, seed: [0; 32], transport: TransportInfo::default(), now });

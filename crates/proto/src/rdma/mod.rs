@@ -225,6 +225,9 @@ pub struct Endpoint {
     pub regions: u32,
     /// Private data of the connecting side, at most [`MAX_PRIVATE_DATA`] bytes.
     pub private_data: Vec<u8>,
+    /// Private data instead, if it is other, where [`QueuePair::is_invalidated_by_peers`] is not
+    /// so.
+    pub without_invalidation: Option<Vec<u8>>,
 }
 
 /// The calls of a session to its queue pair.
@@ -245,6 +248,12 @@ pub trait QueuePair {
     /// The number of unsent bytes that hold memory and cause no completion event.
     fn unsent(&self) -> usize {
         0
+    }
+
+    /// Whether messages of the peer should invalidate memory of this side (Send with Invalidate).
+    /// Where they do nevertheless, the connection may end.
+    fn is_invalidated_by_peers(&self) -> bool {
+        true
     }
 
     /// Accepts the connection of [`Event::Requested`], with at most [`MAX_PRIVATE_DATA`] bytes for

@@ -186,7 +186,16 @@ impl TargetMover {
 
 /// The requirements of a target for its queue pair. It registers no memory.
 pub(crate) fn endpoint(receives: u32, receive_len: u32, sends: u32) -> Endpoint {
-    Endpoint { receives, receive_len, sends, reads: READS, regions: 0, private_data: Vec::new() }
+    let reads = READS;
+    Endpoint {
+        receives,
+        receive_len,
+        sends,
+        reads,
+        regions: 0,
+        private_data: Vec::new(),
+        without_invalidation: None,
+    }
 }
 
 /// High half of the `WorkId` of an RDMA Read; the low half is its task.

@@ -231,7 +231,15 @@ fn observed(event: Event) -> Observed {
 
 /// An endpoint with enough of everything.
 pub(super) fn ample() -> Endpoint {
-    Endpoint { receives: 64, receive_len: 4096, sends: 64, reads: 8, regions: 16, private_data: Vec::new() }
+    Endpoint {
+        receives: 64,
+        receive_len: 4096,
+        sends: 64,
+        reads: 8,
+        regions: 16,
+        private_data: Vec::new(),
+        without_invalidation: None,
+    }
 }
 
 /// Part of registered memory.

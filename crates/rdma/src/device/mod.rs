@@ -12,9 +12,13 @@
 //! Memory is opened to the peer by memory windows, whose keys are known when the connection is
 //! established. A window takes effect before any later message is sent. One that the session
 //! invalidates is closed when the owner takes the record, at the end of the turn: until then the
-//! peer can reach the memory, which is kept (decision 103).
+//! peer can reach the memory, which is kept.
+//!
+//! A *confined* connection has no windows. It exposes buffers of its own to the peer instead, and
+//! copies data there and back ([`staging`]). Decision 103 says which bytes a peer can reach.
 
 pub mod records;
+mod staging;
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "a mistake fails the test")]
 mod tests;
@@ -30,6 +34,7 @@ use blockmux_volume::{Chunk, Seg, SgList};
 use records::{
     DeviceEvent, DeviceFailure, DeviceQueues, DeviceRemote, EVENT_LEN, EventRecord, WorkRecord, WorkVerb,
 };
+use staging::{Growth, Staging};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use windows::{Binding, Windows};
@@ -43,7 +48,9 @@ pub struct DeviceQueuePair {
     /// Sends, reads and writes in flight, which complete in this order.
     pending: VecDeque<WorkId>,
     windows: Windows,
-    /// Registrations that wait for a connection or for a window.
+    /// If the connection is confined.
+    staging: Option<Staging>,
+    /// Registrations that wait for a connection, for a window, or for a buffer.
     waiting: VecDeque<(WorkId, SgList, RemoteRights)>,
     /// RDMA Reads that may be in flight.
     reads: u32,
@@ -59,6 +66,8 @@ pub struct DeviceQueuePair {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceState {
+    /// Active: the device is not known.
+    Resolving,
     /// Passive: no request has arrived.
     Listening,
     /// Passive: the session has to accept or reject.
@@ -77,11 +86,7 @@ impl DeviceQueuePair {
     /// The active side, which requests the connection.
     #[must_use]
     pub fn active(endpoint: &Endpoint, now: Instant) -> DeviceQueuePair {
-        let mut queue_pair = DeviceQueuePair::new(endpoint, DeviceState::Connecting, now);
-        let queues = queue_pair.queues(endpoint.reads);
-        let private_data = endpoint.private_data.clone();
-        queue_pair.push(WorkVerb::Connect(queues), WorkId(0), &private_data, &SgList::default());
-        queue_pair
+        DeviceQueuePair::new(endpoint, DeviceState::Resolving, now)
     }
 
     /// The passive side. Its first record is the request.
@@ -98,6 +103,7 @@ impl DeviceQueuePair {
             events: VecDeque::new(),
             pending: VecDeque::new(),
             windows: Windows::default(),
+            staging: None,
             waiting: VecDeque::new(),
             reads: endpoint.reads,
             receives: endpoint.receives,
@@ -113,9 +119,14 @@ impl DeviceQueuePair {
             sends: self.endpoint.sends,
             receives: self.receives,
             receive_len: self.endpoint.receive_len,
-            windows: self.endpoint.regions.min(MAX_WINDOWS),
+            windows: self.regions(),
             reads,
         }
+    }
+
+    /// Registrations that may be valid.
+    fn regions(&self) -> u32 {
+        self.endpoint.regions.min(MAX_WINDOWS)
     }
 
     fn is_connected(&self) -> bool {
@@ -155,13 +166,39 @@ impl DeviceQueuePair {
     }
 
     fn open(&mut self, local: &mut SgList, access: RemoteRights) -> Option<Remote> {
+        if let Some(staging) = &mut self.staging {
+            let opened = staging.open(local, access);
+            if opened.is_none()
+                && let Some(Growth { retired, number, memory }) = staging.grow(local.len())
+            {
+                retired.into_iter().for_each(|number| self.conceal(number));
+                self.push(WorkVerb::Expose { number }, WorkId(0), &[], &SgList::one(memory));
+            }
+            return opened;
+        }
         let Binding { window, key, memory, remote } = self.windows.open(local, access)?;
         let is_write = access == RemoteRights::RemoteWrite;
         self.push(WorkVerb::Bind { window, key, is_write }, WorkId(0), &[], &SgList::one(memory));
         Some(remote)
     }
 
-    /// Makes the registrations that a window has become free for.
+    fn conceal(&mut self, number: u32) {
+        self.push(WorkVerb::Conceal { number }, WorkId(0), &[], &SgList::default());
+    }
+
+    /// Handles the invalidation of a key by the peer; `false` if no memory is open by it.
+    fn on_invalidated(&mut self, key: u32) -> bool {
+        let Some(staging) = &mut self.staging else { return self.windows.on_invalidated(key) };
+        let retired = staging.on_invalidated(key);
+        retired.into_iter().for_each(|number| self.conceal(number));
+        retired.is_some()
+    }
+
+    fn confine(&mut self, is_confined: bool) {
+        self.staging = is_confined.then(|| Staging::new(self.regions()));
+    }
+
+    /// Makes the registrations that a window or a buffer has become free for.
     fn open_waiting(&mut self) {
         while self.is_connected()
             && let Some((id, mut local, access)) = self.waiting.pop_front()
@@ -178,8 +215,18 @@ impl DeviceQueuePair {
         let data = || input.unread().get(bytes.clone()).unwrap_or_default();
         match (event, self.state) {
             (_, DeviceState::Over) => {}
-            (DeviceEvent::Requested { reads }, DeviceState::Listening) => {
+            (DeviceEvent::Resolved { is_confined }, DeviceState::Resolving) => {
+                self.state = DeviceState::Connecting;
+                self.confine(is_confined);
+                let Endpoint { private_data, without_invalidation, .. } = &self.endpoint;
+                let other = without_invalidation.as_ref().filter(|_| is_confined);
+                let private_data = other.unwrap_or(private_data).clone();
+                let queues = self.queues(self.reads);
+                self.push(WorkVerb::Connect(queues), WorkId(0), &private_data, &SgList::default());
+            }
+            (DeviceEvent::Requested { reads, is_confined }, DeviceState::Listening) => {
                 self.state = DeviceState::Requested;
+                self.confine(is_confined);
                 self.reads = self.endpoint.reads.min(reads);
                 let (private_data, reads) = (data().to_vec(), self.reads);
                 self.events.push_back(Event::Requested { private_data, reads });
@@ -198,7 +245,7 @@ impl DeviceQueuePair {
                 self.end(Some(Event::Refused { private_data: data().to_vec() }));
             }
             (DeviceEvent::Received { invalidated }, _) => {
-                if invalidated.is_some_and(|key| !self.windows.on_invalidated(key)) {
+                if invalidated.is_some_and(|key| !self.on_invalidated(key)) {
                     self.fault = self.fault.or(Some(Fault::Peer(Violation::Access)));
                     return self.end(None);
                 }
@@ -214,8 +261,20 @@ impl DeviceQueuePair {
                 self.windows.on_closed(window, key);
                 self.open_waiting();
             }
+            (DeviceEvent::Exposed { number, key }, _) => {
+                if let Some(staging) = &mut self.staging {
+                    staging.on_exposed(number, key);
+                }
+                self.open_waiting();
+            }
             (DeviceEvent::Broken(failure), _) => self.note_fault(failure),
-            (DeviceEvent::Requested { .. } | DeviceEvent::Connected { .. } | DeviceEvent::Refused, _) => {}
+            (
+                DeviceEvent::Resolved { .. }
+                | DeviceEvent::Requested { .. }
+                | DeviceEvent::Connected { .. }
+                | DeviceEvent::Refused,
+                _,
+            ) => {}
         }
     }
 
@@ -260,6 +319,7 @@ impl DeviceQueuePair {
             return;
         }
         self.windows.close_all();
+        self.staging.iter_mut().for_each(Staging::close_all);
         let registrations = self.waiting.drain(..).map(|(id, _, _)| id);
         let flushed = self.pending.drain(..).chain(registrations);
         self.events.extend(flushed.map(|id| Event::Done { id, result: Err(WorkError::Flushed) }));
@@ -375,7 +435,10 @@ impl QueuePair for DeviceQueuePair {
                 }
             }
             WorkRequest::Invalidate { stag } => {
-                if let Some(window) = self.windows.close(stag) {
+                if let Some(staging) = &mut self.staging {
+                    staging.close(stag);
+                    self.open_waiting();
+                } else if let Some(window) = self.windows.close(stag) {
                     let verb = WorkVerb::Close { window };
                     self.push(verb, WorkId(0), &[], &SgList::default());
                 }
@@ -394,12 +457,16 @@ impl QueuePair for DeviceQueuePair {
     fn receive(&mut self, count: u32) {
         match self.state {
             // The queue pair is made with as many.
-            DeviceState::Listening | DeviceState::Requested => {
+            DeviceState::Resolving | DeviceState::Listening | DeviceState::Requested => {
                 self.receives = self.receives.saturating_add(count);
             }
             DeviceState::Over => {}
             _ => self.push(WorkVerb::Receive(count), WorkId(0), &[], &SgList::default()),
         }
+    }
+
+    fn is_invalidated_by_peers(&self) -> bool {
+        self.staging.is_none()
     }
 
     fn send(&mut self, head: &[u8], payload: &SgList, invalidate: Option<Stag>) {

@@ -57,6 +57,17 @@ pub enum WorkVerb {
         /// The number of the window.
         window: u32,
     },
+    /// Exposes the memory, one segment of a block of its own, to the peer;
+    /// [`DeviceEvent::Exposed`] follows.
+    Expose {
+        /// Its number.
+        number: u32,
+    },
+    /// Ends that.
+    Conceal {
+        /// The number of the memory.
+        number: u32,
+    },
     /// Ends the connection.
     Disconnect,
 }
@@ -97,10 +108,17 @@ pub struct EventRecord {
 /// An event of an [`EventRecord`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
+    /// The device of the peer's address is known, and the connection can be requested.
+    Resolved {
+        /// The connection is confined: memory is exposed to the peer and not opened by windows.
+        is_confined: bool,
+    },
     /// The peer requests the connection, with private data.
     Requested {
         /// RDMA Reads that this side may have in flight.
         reads: u32,
+        /// As in [`DeviceEvent::Resolved`].
+        is_confined: bool,
     },
     /// The connection is established. The keys of the windows follow, then private data.
     Connected {
@@ -128,6 +146,13 @@ pub enum DeviceEvent {
         /// The number of the window.
         window: u32,
         /// Its new key.
+        key: u32,
+    },
+    /// Memory is exposed.
+    Exposed {
+        /// Its number.
+        number: u32,
+        /// Its key.
         key: u32,
     },
     /// The queue pair has failed.
@@ -178,6 +203,8 @@ impl WorkRecord {
             WorkVerb::Bind { window, key, is_write } => (8, u8::from(*is_write), [*window, *key, 0, 0, 0]),
             WorkVerb::Close { window } => (9, 0, [*window, 0, 0, 0, 0]),
             WorkVerb::Disconnect => (10, 0, [0; 5]),
+            WorkVerb::Expose { number } => (11, 0, [*number, 0, 0, 0, 0]),
+            WorkVerb::Conceal { number } => (12, 0, [*number, 0, 0, 0, 0]),
         };
         let mut record = [0; WORK_LEN];
         let mut fields = RecordFields(&mut record);
@@ -221,6 +248,8 @@ impl WorkRecord {
             8 => WorkVerb::Bind { window: first, key: second, is_write: flags & 1 != 0 },
             9 => WorkVerb::Close { window: first },
             10 => WorkVerb::Disconnect,
+            11 => WorkVerb::Expose { number: first },
+            12 => WorkVerb::Conceal { number: first },
             _ => return None,
         };
         let (bytes, memory) = (u16::from_be_bytes(*bytes), u32::from_be_bytes(*memory));
@@ -233,7 +262,7 @@ impl EventRecord {
     #[must_use]
     pub fn to_bytes(&self) -> [u8; EVENT_LEN] {
         let (event, flag, value) = match &self.event {
-            DeviceEvent::Requested { reads } => (1, 0, u64::from(*reads)),
+            DeviceEvent::Requested { reads, is_confined } => (1, u8::from(*is_confined), u64::from(*reads)),
             DeviceEvent::Connected { windows, reads } => {
                 (2, 0, u64::from(*windows) << 32 | u64::from(*reads))
             }
@@ -244,6 +273,8 @@ impl EventRecord {
             DeviceEvent::Done { id, result } => (5, result.err().map_or(0, DeviceFailure::code), *id),
             DeviceEvent::Closed { window, key } => (6, 0, u64::from(*window) << 32 | u64::from(*key)),
             DeviceEvent::Broken(failure) => (7, failure.code(), 0),
+            DeviceEvent::Resolved { is_confined } => (8, u8::from(*is_confined), 0),
+            DeviceEvent::Exposed { number, key } => (9, 0, u64::from(*number) << 32 | u64::from(*key)),
         };
         let mut record = [0; EVENT_LEN];
         let mut fields = RecordFields(&mut record);
@@ -261,7 +292,7 @@ impl EventRecord {
         let value = u64::from_be_bytes(*rest.first_chunk()?);
         let low = value as u32;
         let event = match *event {
-            1 => DeviceEvent::Requested { reads: low },
+            1 => DeviceEvent::Requested { reads: low, is_confined: *flag != 0 },
             2 => DeviceEvent::Connected { windows: (value >> 32) as u32, reads: low },
             3 => DeviceEvent::Refused,
             4 => DeviceEvent::Received { invalidated: (*flag != 0).then_some(low) },
@@ -271,6 +302,8 @@ impl EventRecord {
             }
             6 => DeviceEvent::Closed { window: (value >> 32) as u32, key: low },
             7 => DeviceEvent::Broken(DeviceFailure::from_code(*flag)?),
+            8 => DeviceEvent::Resolved { is_confined: *flag != 0 },
+            9 => DeviceEvent::Exposed { number: (value >> 32) as u32, key: low },
             _ => return None,
         };
         Some(EventRecord { event, bytes: u32::from_be_bytes(*bytes) })
@@ -334,6 +367,8 @@ mod tests {
             WorkVerb::Bind { window: 1, key: 2, is_write: false },
             WorkVerb::Close { window: 3 },
             WorkVerb::Disconnect,
+            WorkVerb::Expose { number: 4 },
+            WorkVerb::Conceal { number: 5 },
         ];
         for verb in verbs {
             let record = WorkRecord { verb, id: u64::MAX - 1, bytes: 12, memory: 1 << 20 };
@@ -354,7 +389,10 @@ mod tests {
         ];
         let failed = failures.map(|failure| DeviceEvent::Done { id: 3, result: Err(failure) });
         let events = [
-            DeviceEvent::Requested { reads: 8 },
+            DeviceEvent::Resolved { is_confined: true },
+            DeviceEvent::Requested { reads: 8, is_confined: false },
+            DeviceEvent::Requested { reads: 8, is_confined: true },
+            DeviceEvent::Exposed { number: 3, key: u32::MAX },
             DeviceEvent::Connected { windows: 128, reads: 4 },
             DeviceEvent::Refused,
             DeviceEvent::Received { invalidated: Some(0) },

@@ -13,6 +13,8 @@ struct TestEnd {
     receives: u32,
     /// Key of each window, with the memory that it opens and whether it may be written.
     windows: Vec<(u32, Option<(Seg, bool)>)>,
+    /// Keys of exposed memory by its number.
+    exposed: Vec<(u32, Option<Seg>)>,
     /// Whether the device executes its work.
     is_running: bool,
 }
@@ -21,6 +23,9 @@ struct TestPair {
     ends: [TestEnd; 2],
     /// Work that the device has taken and not executed, of each end.
     taken: [VecDeque<(WorkRecord, Vec<u8>, SgList)>; 2],
+    is_confined: bool,
+    /// Of memory that is exposed next.
+    next_key: u32,
 }
 
 const ACTIVE: usize = 0;
@@ -28,23 +33,37 @@ const PASSIVE: usize = 1;
 
 impl TestPair {
     fn new(active: &Endpoint, passive: &Endpoint) -> TestPair {
+        TestPair::over(false, active, passive)
+    }
+
+    /// By devices without windows if `is_confined`.
+    fn over(is_confined: bool, active: &Endpoint, passive: &Endpoint) -> TestPair {
         let now = Instant::now();
         let queue_pairs = [DeviceQueuePair::active(active, now), DeviceQueuePair::passive(passive, now)];
         let ends = queue_pairs.map(|queue_pair| TestEnd {
             queue_pair,
             receives: 0,
             windows: Vec::new(),
+            exposed: Vec::new(),
             is_running: true,
         });
-        TestPair { ends, taken: [VecDeque::new(), VecDeque::new()] }
+        let taken = [VecDeque::new(), VecDeque::new()];
+        let mut pair = TestPair { ends, taken, is_confined, next_key: 0x40 };
+        pair.report(ACTIVE, DeviceEvent::Resolved { is_confined }, &[]);
+        pair
     }
 
     /// A connection, with all events of its beginning checked.
     fn connected(endpoint: &Endpoint) -> TestPair {
-        let mut pair = TestPair::new(endpoint, endpoint);
+        TestPair::new(endpoint, endpoint).connect(&endpoint.private_data)
+    }
+
+    /// Connects, with the private data that the passive side is to see.
+    fn connect(self, said: &[u8]) -> TestPair {
+        let mut pair = self;
         pair.run();
         let [Event::Requested { private_data, reads }] = &pair.events(PASSIVE)[..] else { panic!() };
-        assert_eq!((&private_data[..], *reads), (&endpoint.private_data[..], endpoint.reads));
+        assert_eq!((&private_data[..], *reads), (said, endpoint().reads));
         pair.post(PASSIVE, WorkRequest::Accept { private_data: b"welcome".to_vec() });
         pair.run();
         let [Event::Connected { private_data }] = &pair.events(ACTIVE)[..] else { panic!() };
@@ -133,7 +152,8 @@ impl TestPair {
         match record.verb {
             WorkVerb::Connect(queues) => {
                 self.make(side, &queues);
-                self.report(other, DeviceEvent::Requested { reads: queues.reads }, bytes);
+                let is_confined = self.is_confined;
+                self.report(other, DeviceEvent::Requested { reads: queues.reads, is_confined }, bytes);
             }
             WorkVerb::Accept(queues) => {
                 self.make(side, &queues);
@@ -186,6 +206,16 @@ impl TestPair {
                 let key = *key;
                 self.report(side, DeviceEvent::Closed { window, key }, &[]);
             }
+            WorkVerb::Expose { number } => {
+                let exposed = &mut self.ends[side].exposed;
+                exposed.resize(exposed.len().max(number as usize + 1), (0, None));
+                assert!(exposed[number as usize].1.is_none(), "its place is vacant");
+                let key = self.next_key;
+                self.next_key += 1;
+                exposed[number as usize] = (key, memory.segs().first().cloned());
+                self.report(side, DeviceEvent::Exposed { number, key }, &[]);
+            }
+            WorkVerb::Conceal { number } => self.ends[side].exposed[number as usize].1 = None,
             WorkVerb::Disconnect => {
                 for side in [side, other] {
                     self.ends[side].queue_pair.on_end(Instant::now()).unwrap();
@@ -196,7 +226,8 @@ impl TestPair {
 
     fn make(&mut self, side: usize, queues: &DeviceQueues) {
         self.ends[side].receives += queues.receives;
-        self.ends[side].windows = (1..=queues.windows).map(|index| (index << 8, None)).collect();
+        let windows = if self.is_confined { 0 } else { queues.windows };
+        self.ends[side].windows = (1..=windows).map(|index| (index << 8, None)).collect();
     }
 
     fn remote(
@@ -209,14 +240,24 @@ impl TestPair {
         let windows = self.ends[side].windows.iter();
         let found = windows.filter(|(key, _)| *key == remote.key).find_map(|(_, opened)| opened.as_ref());
         let found = found.filter(|(_, may_be_written)| *may_be_written == is_write);
-        let (seg, _) = found.ok_or(DeviceFailure::RemoteAccess)?;
+        let exposed = self.ends[side].exposed.iter().find(|(key, _)| *key == remote.key);
+        let exposed = exposed.and_then(|(_, seg)| seg.as_ref());
+        let seg = found.map(|(seg, _)| seg).or(exposed).ok_or(DeviceFailure::RemoteAccess)?;
         let start = remote.address - seg.as_ptr().addr() as u64;
         Ok(seg.slice(start as usize, len))
     }
 }
 
 fn endpoint() -> Endpoint {
-    Endpoint { receives: 2, receive_len: 64, sends: 4, reads: 2, regions: 1, private_data: b"hello".to_vec() }
+    Endpoint {
+        receives: 2,
+        receive_len: 64,
+        sends: 4,
+        reads: 2,
+        regions: 1,
+        private_data: b"hello".to_vec(),
+        without_invalidation: None,
+    }
 }
 
 fn memory(bytes: &[u8]) -> SgList {
@@ -398,4 +439,82 @@ fn a_peer_without_a_receive_buffer_is_this_sides_fault() {
     (0..3).for_each(|_| pair.send(ACTIVE, b"message", None));
     pair.run();
     assert_eq!(pair.ends[ACTIVE].queue_pair.fault(), Some(Fault::Ours(Violation::NoReceive)));
+}
+
+/// An endpoint with two registrations, on devices without windows.
+fn confined() -> TestPair {
+    let endpoint = Endpoint { regions: 2, without_invalidation: Some(b"keep".to_vec()), ..endpoint() };
+    TestPair::over(true, &endpoint, &endpoint).connect(b"keep")
+}
+
+#[test]
+fn a_confined_connection_gives_its_peer_copies() {
+    let mut pair = confined();
+    let queue_pair = &mut pair.ends[ACTIVE].queue_pair;
+    assert!(!queue_pair.is_invalidated_by_peers());
+    let source = memory(b"0123456789");
+    for id in [WorkId(1), WorkId(2)] {
+        assert_eq!(queue_pair.register(id, &mut source.clone(), RemoteRights::RemoteRead), None);
+    }
+    pair.run();
+    let events = pair.events(ACTIVE);
+    let [Event::Registered { id: WorkId(1), remote }, Event::Registered { id: WorkId(2), remote: other }] =
+        &events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_ne!(remote.stag, other.stag);
+    let local = blank(4);
+    let part = Remote { address: remote.address + 3, len: 4, ..*remote };
+    pair.post(PASSIVE, WorkRequest::Read { id: WorkId(3), local: local.clone(), remote: part });
+    pair.run();
+    assert_eq!(local.to_vec(), b"3456");
+    // A buffer that is free again is opened at once, with the key that it has.
+    pair.post(ACTIVE, WorkRequest::Invalidate { stag: other.stag });
+    let target = blank(5);
+    let sink = pair.register(ACTIVE, &target, RemoteRights::RemoteWrite);
+    assert_eq!(sink.stag, other.stag);
+    pair.post(PASSIVE, WorkRequest::Write { id: WorkId(4), local: memory(b"abcde"), remote: sink });
+    pair.run();
+    assert_eq!(target.to_vec(), [0; 5]);
+    pair.post(ACTIVE, WorkRequest::Invalidate { stag: sink.stag });
+    assert_eq!(target.to_vec(), b"abcde");
+}
+
+#[test]
+fn registrations_of_a_confined_connection_wait_for_one_that_ends() {
+    let mut pair = confined();
+    for id in 1..=3 {
+        let access = RemoteRights::RemoteRead;
+        pair.post(ACTIVE, WorkRequest::Register { id: WorkId(id), local: memory(b"data"), access });
+    }
+    pair.run();
+    let events = pair.events(ACTIVE);
+    let [Event::Registered { remote, .. }, Event::Registered { .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    pair.post(ACTIVE, WorkRequest::Invalidate { stag: remote.stag });
+    assert!(matches!(&pair.events(ACTIVE)[..], [Event::Registered { id: WorkId(3), .. }]));
+}
+
+#[test]
+fn a_buffer_whose_key_the_peer_invalidates_is_replaced() {
+    let mut pair = confined();
+    let target = blank(5);
+    let access = RemoteRights::RemoteWrite;
+    pair.post(ACTIVE, WorkRequest::Register { id: WorkId(1), local: target.clone(), access });
+    pair.run();
+    let events = pair.events(ACTIVE);
+    let [Event::Registered { remote, .. }] = &events[..] else { panic!("{events:?}") };
+    pair.post(PASSIVE, WorkRequest::Write { id: WorkId(2), local: memory(b"abcde"), remote: *remote });
+    pair.send(PASSIVE, b"done", Some(remote.stag));
+    pair.run();
+    assert_eq!(target.to_vec(), b"abcde");
+    assert!(pair.ends[ACTIVE].exposed[0].1.is_none(), "the owner is told");
+    assert!(matches!(&pair.events(ACTIVE)[..], [Event::Received { invalidated: Some(_), .. }]));
+    pair.post(ACTIVE, WorkRequest::Register { id: WorkId(3), local: target, access });
+    pair.run();
+    let events = pair.events(ACTIVE);
+    let [Event::Registered { id: WorkId(3), remote: other }] = &events[..] else { panic!("{events:?}") };
+    assert_ne!(other.stag, remote.stag);
 }

@@ -468,6 +468,7 @@ mod tests {
                 reads: 0,
                 regions: 1,
                 private_data: Vec::new(),
+                without_invalidation: None,
             }
         }
 

@@ -62,6 +62,7 @@ pub(crate) fn endpoint() -> Endpoint {
         reads: 16,
         regions: 64,
         private_data: Vec::new(),
+        without_invalidation: None,
     }
 }
 

@@ -47,6 +47,7 @@ pub(crate) fn endpoint() -> Endpoint {
         reads: 8,
         regions: 8,
         private_data: b"private data".to_vec(),
+        without_invalidation: None,
     }
 }
 

@@ -65,8 +65,10 @@ impl ConnectionQueues {
         let (connection, request) = incoming.open();
         let reads = DeviceReads { own: request.reads.into(), peers: request.peer_reads.into() };
         let address = connection.local_address();
+        // A device that cannot be used is an error of `open`.
+        let is_confined = QueuePair::is_confined(&connection).unwrap_or(false);
         let mut queues = ConnectionQueues::new(Phase::Known(connection), reads, address);
-        let event = DeviceEvent::Requested { reads: reads.own };
+        let event = DeviceEvent::Requested { reads: reads.own, is_confined };
         queues.events.push(event, &[&request.private_data]);
         queues
     }
@@ -203,7 +205,11 @@ impl ConnectionQueues {
         match event {
             ConnectionEvent::RouteResolved => {
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Over) {
-                    Phase::Resolving(connection) => Phase::Known(connection),
+                    Phase::Resolving(connection) => {
+                        let is_confined = QueuePair::is_confined(&connection).map_err(explained)?;
+                        self.events.push(DeviceEvent::Resolved { is_confined }, &[]);
+                        Phase::Known(connection)
+                    }
                     other => other,
                 };
             }
@@ -302,7 +308,9 @@ impl ConnectionQueues {
             _ => {}
         }
         // Work behind the end was flushed by the session's queue pair.
-        let ConnectionQueues { phase: Phase::Open(queue_pair), memory, .. } = self else { return Ok(()) };
+        let ConnectionQueues { phase: Phase::Open(queue_pair), memory, events, .. } = self else {
+            return Ok(());
+        };
         match record.verb {
             WorkVerb::Connect(_) | WorkVerb::Accept(_) | WorkVerb::Reject => Ok(()),
             WorkVerb::Receive(count) => queue_pair.receive(count),
@@ -317,6 +325,16 @@ impl ConnectionQueues {
                 queue_pair.bind(window, key, &whole, access)
             }
             WorkVerb::Close { window } => queue_pair.close(window),
+            WorkVerb::Expose { number } => {
+                let Some(whole) = memory.first() else { return Ok(()) };
+                let key = queue_pair.expose(number, whole)?;
+                events.push(DeviceEvent::Exposed { number, key }, &[]);
+                Ok(())
+            }
+            WorkVerb::Conceal { number } => {
+                queue_pair.conceal(number);
+                Ok(())
+            }
             WorkVerb::Disconnect => queue_pair.connection().disconnect(),
         }
     }

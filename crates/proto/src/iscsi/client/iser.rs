@@ -18,7 +18,7 @@ use crate::iscsi::name::Name;
 use crate::iscsi::node::Chap;
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
 use blockmux_volume::{Chunk, Pool, Seg};
-use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_ZERO_BASED_ADDRESSES};
+use blockmux_wire::iser::{CmHeader, HEADER_LEN, NO_REMOTE_INVALIDATION, NO_ZERO_BASED_ADDRESSES};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
@@ -251,14 +251,15 @@ impl RdmaSession for IscsiDiscoverySession {
 
 /// Queue pair parameters for this many commands in flight.
 fn endpoint(commands: u32) -> Endpoint {
-    let header = CmHeader { flags: NO_ZERO_BASED_ADDRESSES, reserved: [0; 3] };
+    let header = |flags| CmHeader { flags, reserved: [0; 3] }.as_bytes().to_vec();
     Endpoint {
         receives: commands.saturating_add(MAX_UNEXPECTED),
         receive_len: RECEIVE_LEN,
         sends: commands.saturating_add(MAX_UNEXPECTED),
         reads: READS,
         regions: commands,
-        private_data: header.as_bytes().to_vec(),
+        private_data: header(NO_ZERO_BASED_ADDRESSES),
+        without_invalidation: Some(header(NO_ZERO_BASED_ADDRESSES | NO_REMOTE_INVALIDATION)),
     }
 }
 

@@ -156,7 +156,10 @@ impl ExposedCommand for Sqe {
         queue_pair: &mut impl QueuePair,
     ) {
         self.dptr = match exposed {
-            Some((remote, _)) => SglDescriptor::keyed(remote.address, remote.len, remote.stag.0, true),
+            Some((remote, _)) => {
+                let invalidates = queue_pair.is_invalidated_by_peers();
+                SglDescriptor::keyed(remote.address, remote.len, remote.stag.0, invalidates)
+            }
             None if payload.is_empty() => SglDescriptor::keyed(0, 0, 0, false),
             None => SglDescriptor::in_capsule(0, payload.len() as u32),
         };
@@ -284,6 +287,7 @@ fn endpoint(shape: QueueShape) -> Endpoint {
         reads: READS,
         regions: entries,
         private_data: cm::request(shape),
+        without_invalidation: None,
     }
 }
 

@@ -598,6 +598,7 @@ fn endpoint(private_data: Vec<u8>) -> Endpoint {
         reads: READS,
         regions: MAX_COMMANDS,
         private_data,
+        without_invalidation: None,
     }
 }
 

@@ -174,7 +174,15 @@ impl CaptureReplay {
 }
 
 fn endpoint(reads: u32) -> Endpoint {
-    Endpoint { receives: 64, receive_len: 16 << 10, sends: 64, reads, regions: 64, private_data: Vec::new() }
+    Endpoint {
+        receives: 64,
+        receive_len: 16 << 10,
+        sends: 64,
+        reads,
+        regions: 64,
+        private_data: Vec::new(),
+        without_invalidation: None,
+    }
 }
 
 /// This implementation in place of the kernel's target.

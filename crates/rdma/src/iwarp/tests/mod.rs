@@ -278,6 +278,7 @@ pub(super) fn ample() -> Endpoint {
         reads: 8,
         regions: 16,
         private_data: Vec::new(),
+        without_invalidation: None,
     }
 }
 

@@ -59,6 +59,7 @@ fn endpoint() -> Endpoint {
         reads: 128,
         regions: 4,
         private_data: Vec::new(),
+        without_invalidation: None,
     }
 }
 

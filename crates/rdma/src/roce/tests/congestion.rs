@@ -121,6 +121,7 @@ fn connected(guids: [u64; 2]) -> ([Roce; 2], Instant) {
         reads: 1,
         regions: 1,
         private_data: Vec::new(),
+        without_invalidation: None,
     };
     let now = Instant::now();
     let settings = PairSettings { mtu: 1024, window: 64, keep_alive: None, guids };

@@ -26,8 +26,15 @@ struct Victim {
 
 impl Victim {
     fn new() -> Victim {
-        let endpoint =
-            Endpoint { receives: 3, receive_len: 600, sends: 4, reads: 2, regions: 4, private_data: vec![1] };
+        let endpoint = Endpoint {
+            receives: 3,
+            receive_len: 600,
+            sends: 4,
+            reads: 2,
+            regions: 4,
+            private_data: vec![1],
+            without_invalidation: None,
+        };
         let mut pair = RocePair::new([&endpoint, &endpoint], MTU as u16, 16, PERFECT, 2);
         while pair.turn() {}
         assert!(matches!(pair.ends[1].poll(), Some(Event::Requested { .. })));

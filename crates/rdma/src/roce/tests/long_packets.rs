@@ -17,6 +17,7 @@ fn the_longest_packet_is_what_both_ends_allow() {
         reads: 1,
         regions: 1,
         private_data: Vec::new(),
+        without_invalidation: None,
     };
     let own = [guid(0), guid(1)];
     for (guids, mtus, longest) in [

@@ -40,6 +40,7 @@ fn endpoint() -> Endpoint {
         reads: 1,
         regions: 1,
         private_data: b"hello".to_vec(),
+        without_invalidation: None,
     }
 }
 

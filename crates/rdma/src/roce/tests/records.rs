@@ -126,7 +126,15 @@ impl Wire for RecordPair {
 }
 
 fn endpoint() -> Endpoint {
-    Endpoint { receives: 4, receive_len: 64, sends: 4, reads: 1, regions: 1, private_data: Vec::new() }
+    Endpoint {
+        receives: 4,
+        receive_len: 64,
+        sends: 4,
+        reads: 1,
+        regions: 1,
+        private_data: Vec::new(),
+        without_invalidation: None,
+    }
 }
 
 /// Both ends of an established connection.

@@ -9,7 +9,15 @@ use blockmux_volume::{Memory, SgList};
 use std::time::Duration;
 
 fn endpoint(receives: u32) -> Endpoint {
-    Endpoint { receives, receive_len: 5000, sends: 64, reads: 4, regions: 4, private_data: Vec::new() }
+    Endpoint {
+        receives,
+        receive_len: 5000,
+        sends: 64,
+        reads: 4,
+        regions: 4,
+        private_data: Vec::new(),
+        without_invalidation: None,
+    }
 }
 
 /// A connection over a network with these conditions.

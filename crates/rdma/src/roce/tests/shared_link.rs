@@ -109,6 +109,7 @@ impl SharedLink {
             reads: DEPTH,
             regions: 4,
             private_data: Vec::new(),
+            without_invalidation: None,
         };
         let guids = [guid(1), guid(2)];
         let settings = PairSettings { mtu, window, keep_alive: None, guids };
