@@ -183,7 +183,7 @@ fn needs_siw(script: &str) -> bool {
 const SCRIPTS: &str = "tests/vm";
 const LIBRARY: &str = "lib.sh";
 /// Parts of the names of scripts that need siw, unless they use rxe.
-const OVER_SIW: &[&str] = &["iser", "rdma", "srp"];
+const OVER_SIW: &[&str] = &["iser", "rdma", "siw", "srp"];
 /// Scripts that need the TLS handshake helper (tlshd).
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Scripts that run the file-system study.
@@ -221,6 +221,7 @@ mod tests {
         assert!(scripts.iter().any(|script| needs_siw(script)));
         assert!(scripts.iter().any(|script| script == "roce-iser.sh"));
         assert!(!needs_siw("roce-iser.sh"));
+        assert!(needs_siw("verbs-siw.sh") && !needs_siw("verbs-storage.sh"));
     }
 
     #[test]

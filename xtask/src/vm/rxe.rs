@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Whether a script needs rxe.
 pub(crate) fn is_used_by(script: &str) -> bool {
-    script.starts_with("roce") || script.starts_with("verbs-")
+    script.starts_with("roce") || (script.starts_with("verbs-") && !script.contains("siw"))
 }
 
 /// What such a script needs and this machine lacks, as half a sentence.
