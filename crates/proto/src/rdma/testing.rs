@@ -10,12 +10,14 @@ pub struct Recorder {
     pub works: VecDeque<WorkRequest>,
     /// How many further sends, reads and writes the session may post.
     pub room: usize,
+    /// Whether the peer should leave the keys of this side's memory valid.
+    pub keeps_keys: bool,
 }
 
 impl Default for Recorder {
     /// A recorder without room, which does not allocate for the first thousand requests.
     fn default() -> Recorder {
-        Recorder { works: VecDeque::with_capacity(1024), room: 0 }
+        Recorder { works: VecDeque::with_capacity(1024), room: 0, keeps_keys: false }
     }
 }
 
@@ -32,6 +34,10 @@ impl Recorder {
 impl QueuePair for Recorder {
     fn room(&self) -> usize {
         self.room
+    }
+
+    fn is_invalidated_by_peers(&self) -> bool {
+        !self.keeps_keys
     }
 
     /// # Panics

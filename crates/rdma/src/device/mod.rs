@@ -45,7 +45,8 @@ pub struct DeviceQueuePair {
     state: DeviceState,
     outbox: Outbox,
     events: VecDeque<Event>,
-    /// Sends, reads and writes in flight, which complete in this order.
+    /// Sends, reads and writes in flight, in the order of posting. InfiniBand completes them in
+    /// this order; siw completes sends and writes that were posted behind a read before it.
     pending: VecDeque<WorkId>,
     windows: Windows,
     /// If the connection is confined.
@@ -279,13 +280,11 @@ impl DeviceQueuePair {
     }
 
     fn on_done(&mut self, id: WorkId, result: Result<(), DeviceFailure>) {
-        if self.pending.front() != Some(&id) {
-            return;
-        }
+        let Some(at) = self.pending.iter().position(|pending| *pending == id) else { return };
         if let Err(failure) = result {
             self.note_fault(failure);
         }
-        self.pending.pop_front();
+        self.pending.remove(at);
         let result = result.map_err(|failure| match failure {
             DeviceFailure::RemoteAccess => WorkError::RemoteAccess,
             DeviceFailure::Local => WorkError::Local,

@@ -365,6 +365,26 @@ fn a_disconnect_comes_after_all_posted_work() {
 }
 
 #[test]
+fn work_behind_a_read_may_complete_before_it() {
+    let mut pair = TestPair::connected(&endpoint());
+    let remote = pair.register(PASSIVE, &memory(b"data"), RemoteRights::RemoteRead);
+    pair.run();
+    pair.ends[ACTIVE].is_running = false;
+    pair.post(ACTIVE, WorkRequest::Read { id: WorkId(5), local: blank(4), remote });
+    pair.send(ACTIVE, b"behind", None);
+    pair.run();
+    let done = |id| DeviceEvent::Done { id, result: Ok(()) };
+    for (id, room) in [(0, 3), (5, 4)] {
+        pair.report(ACTIVE, done(id), &[]);
+        let events = pair.events(ACTIVE);
+        assert!(matches!(&events[..], [Event::Done { id: found, result: Ok(()) }] if found.0 == id));
+        assert_eq!(pair.ends[ACTIVE].queue_pair.room(), room);
+    }
+    pair.report(ACTIVE, done(5), &[]);
+    assert!(pair.events(ACTIVE).is_empty(), "it has completed before");
+}
+
+#[test]
 fn the_end_flushes_work_and_registrations_in_their_order() {
     let mut pair = TestPair::connected(&endpoint());
     pair.ends[ACTIVE].is_running = false;

@@ -285,3 +285,16 @@ const MAX_UNEXPECTED: u32 = 32;
 const READS: u32 = 32;
 
 const RECEIVE_LEN: u32 = (HEADERS_LEN + MAX_AHS) as u32 + DEFAULT_DATA_SEGMENT_LENGTH;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_learns_whether_it_should_invalidate_keys() {
+        let endpoint = endpoint(1);
+        let invalidates = |data: &[u8]| CmHeader::of(data).map(|header| header.invalidates());
+        assert_eq!(invalidates(&endpoint.private_data), Some(true));
+        assert_eq!(endpoint.without_invalidation.as_deref().and_then(invalidates), Some(false));
+    }
+}

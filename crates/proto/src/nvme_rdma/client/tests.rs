@@ -203,3 +203,16 @@ fn in_capsule_data_and_the_controller_itself_depend_on_its_sgl_support() {
     assert_eq!(refused, NvmeRefused::NoKeyedSgls(SGLS_ALIGNED_ANY | SGLS_OFFSET));
     assert!(refused.to_string().contains("no keyed SGLs") && !refused.is_retryable());
 }
+
+#[test]
+fn a_controller_is_to_invalidate_the_keys_of_memory_that_does_not_keep_them() {
+    let remote = Remote { stag: Stag(7), address: 4096, len: 512 };
+    let sent = |keeps_keys| {
+        let mut queue = Recorder { room: 1, keeps_keys, ..Recorder::default() };
+        let mut sqe = Sqe::new_zeroed();
+        sqe.send(&SgList::default(), Some((remote, RemoteRights::RemoteRead)), &mut queue);
+        sqe.dptr
+    };
+    assert_eq!(sent(false), SglDescriptor::keyed(4096, 512, 7, true));
+    assert_eq!(sent(true), SglDescriptor::keyed(4096, 512, 7, false));
+}
