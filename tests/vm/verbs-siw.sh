@@ -38,7 +38,21 @@ within 20 sh -c "verbs_peer ping $address --count 20 --size 6000 >pinged 2>&1" |
 wait $!
 grep '^20 rounds of 6000 bytes came back' pinged
 
+check a_peer_cannot_read_behind_the_memory_that_is_opened_to_it
+verbs_peer serve $address --trespass >served &
+within 20 grep ready served
+fails verbs_peer ping $address --size 70001
+wait $!
+grep '^memory behind the buffer cannot be read: ' served
+# RFC 5040: a remote protection error, base and bounds violation.
+dmesg | grep 'siw: got TERMINATE. layer 0, type 1, code 1'
+
 serve_disk mem:32m
+
+check the_ports_of_listeners_are_those_of_the_device
+rdma resource show cm_id | tee listening
+for port in 3260 4420 5555; do grep "state LISTEN .*src-addr $address:$port" listening; done
+fails grep 'not served' served
 
 check our_nvme_initiator_and_target_copy_over_an_iwarp_device
 url="nvme+rdma://$address:4420/$NQN/1?rdma=verbs"
@@ -120,7 +134,23 @@ grep 'Iface Transport: iser' session
 verified_io "$(iscsi_disk disk 0)" --size=8m
 over_iser --logout
 no_kernel_warnings .
+
+check a_removed_device_ends_its_connections
+blockmux bench "nvme+rdma://$address:4420/$NQN/1?rdma=verbs" --rw randread --bs 4k --iodepth 4 --runtime 60 --runs 1 --no_ceiling 2>benched &
+bench=$!
+connects() { rdma resource show cm_id | grep "state CONNECT .*dst-addr $address:4420"; }
+within 30 connects
+rdma link delete siw0 &
+deleting=$!
+within 30 grep 'the RDMA device was removed: no connections are accepted until one has the address again' served
+within 30 grep 'connection lost (the RDMA device was removed)' benched
+# The drivers of Linux's software devices wait for processes that have them open.
+kill -9 $bench
+wait $bench || true
 kill_server
+wait $deleting
+no_kernel_warnings .
+rdma link add siw0 type siw netdev eth1
 
 check our_nvme_initiator_copies_to_nvmet_over_an_iwarp_device
 . /nvmet-target.inc

@@ -32,6 +32,14 @@ within 20 sh -c "verbs_peer ping $address --count 20 --size 6000 >pinged 2>&1" |
 wait $!
 grep '^20 rounds of 6000 bytes came back, 0 windows invalidated by the peer$' pinged
 
+check a_peer_cannot_read_behind_the_memory_that_is_opened_to_it
+verbs_peer serve $address --trespass >served &
+within 20 grep ready served
+fails verbs_peer ping $address --size 70001
+wait $!
+grep '^memory behind the buffer cannot be read: work has failed: RemoteAccess$' served
+no_kernel_warnings 'make_send_cqe: non-flush error status'
+
 serve_disk mem:32m
 
 check our_nvme_initiator_and_target_copy_over_a_device
@@ -75,6 +83,27 @@ no_kernel_warnings 'nvme nvme'
 
 check nvme_continues_after_the_server_is_killed_and_restarted
 nvme_survives_a_kill
+disconnect $controller
+no_kernel_warnings .     # Linux logs every lost connection
+
+check a_port_that_is_down_for_a_moment_ends_nothing
+connect_nvme
+ip link set eth1 down
+within 20 grep 'port 1 of the RDMA device rxe0 is down' served
+ip link set eth1 up
+within 20 grep 'port 1 of the RDMA device rxe0 is up again' served
+verified_io "$disk" --size=4m
+test "$(cat /sys/class/nvme/$controller/state)" = live
+
+check a_port_that_stays_down_ends_its_connections
+ip link set eth1 down
+within 30 grep 'port 1 of the RDMA device rxe0 stays down: 3 connections end' served
+is_not_live() { ! is_live $controller; }
+within 30 is_not_live
+ip link set eth1 up
+within 20 has_gid
+within 60 is_live $controller
+verified_io "$disk" --size=4m
 disconnect $controller
 no_kernel_warnings .     # Linux logs every lost connection
 

@@ -1,7 +1,7 @@
 //! Either side of `rping` over an RDMA device: for tries of devices with programs of others.
 //!
 //! ```text
-//! verbs_peer serve ADDRESS [--count 10] [--invalidate]
+//! verbs_peer serve ADDRESS [--count 10] [--invalidate] [--trespass]
 //!     serves one client: rping -c, or `verbs_peer ping`
 //! verbs_peer ping PEER [--size 4096] [--count 10]
 //!     is a client of rping -s, or of `verbs_peer serve`
@@ -9,7 +9,8 @@
 //! The client opens a buffer by a memory window and sends its address; the server reads it, says
 //! so, and writes the data into another window, whose key comes with the client's next message.
 //! With `--invalidate` the server's messages invalidate the window, otherwise the client does. Data
-//! that does not come back is an error. A client whose queue pair is confined exposes buffers.
+//! that does not come back is an error. A client whose queue pair is confined exposes buffers. With
+//! `--trespass` the server reads behind the first buffer, which has to fail.
 #![forbid(unsafe_code)]
 
 use blockmux_verbs::connection::{Connection, ConnectionEvent, ConnectionOffer, Listener};
@@ -32,13 +33,16 @@ fn main() -> Result<(), Failure> {
     let address = SocketAddr::new(words.get(1).ok_or(USAGE)?.parse()?, PORT);
     let count = number("--count", 10)?;
     match words[0].as_str() {
-        "serve" => serve(address, count, words.iter().any(|word| word == "--invalidate")),
+        "serve" => {
+            let is_given = |name| words.iter().any(|word| word == name);
+            serve(address, count, is_given("--invalidate"), is_given("--trespass"))
+        }
         "ping" => ping(address, count, number("--size", 4096)?),
         _ => Err(USAGE.into()),
     }
 }
 
-fn serve(address: SocketAddr, count: usize, invalidates: bool) -> Result<(), Failure> {
+fn serve(address: SocketAddr, count: usize, invalidates: bool, trespasses: bool) -> Result<(), Failure> {
     let listener = Listener::bind(address)?;
     say("ready")?;
     let incoming = loop {
@@ -57,6 +61,13 @@ fn serve(address: SocketAddr, count: usize, invalidates: bool) -> Result<(), Fai
     for _ in 0..count {
         let (remote, len) = peer.buffer()?;
         let data = whole.seg(0, len);
+        if trespasses {
+            let behind = RemoteMemory { address: remote.address + MAX_LEN as u64, ..remote };
+            return match peer.transfer(|queue_pair| queue_pair.read(TRANSFER, &[data], behind)) {
+                Ok(()) => Err("memory behind the buffer could be read".into()),
+                Err(why) => say(&format!("memory behind the buffer cannot be read: {why}")),
+            };
+        }
         // In two pieces, as scattered buffers are.
         let pieces = [data.slice(0, len / 2), data.slice(len / 2, len - len / 2)];
         peer.transfer(|queue_pair| queue_pair.read(TRANSFER, &pieces, remote))?;

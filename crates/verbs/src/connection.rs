@@ -49,9 +49,13 @@ impl Listener {
     /// rejected.
     ///
     /// # Errors
-    /// If the system has no room for another connection.
+    /// If the system has no room for another connection, and [`VerbsError::Removed`] once, after
+    /// which nothing listens here any more.
     pub fn accept(&self) -> Result<Option<IncomingConnection>, VerbsError> {
         while let Some(event) = self.id.channel.next()? {
+            if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
+                return Err(VerbsError::Removed);
+            }
             if event.kind != RDMA_CM_EVENT_CONNECT_REQUEST {
                 continue;
             }

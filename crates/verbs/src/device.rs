@@ -253,7 +253,7 @@ fn checked(error: c_int) -> io::Result<()> {
 }
 
 /// A text that ends with a zero byte, or with its field.
-fn text(field: &[c_char]) -> String {
+pub(crate) fn text(field: &[c_char]) -> String {
     // `c_char` is signed on some architectures.
     let bytes: Vec<u8> = field.iter().map(|byte| byte.to_ne_bytes()[0]).collect();
     match CStr::from_bytes_until_nul(&bytes) {

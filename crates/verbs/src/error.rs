@@ -18,6 +18,9 @@ pub enum VerbsError {
         /// The error number that it returned or set.
         error: io::Error,
     },
+    /// The device is gone.
+    #[error("the RDMA device was removed")]
+    Removed,
     /// The device cannot do what is needed.
     #[error("{0}")]
     Unsupported(&'static str),
@@ -48,6 +51,7 @@ impl From<VerbsError> for io::Error {
         let kind = match &error {
             VerbsError::Call { error, .. } => error.kind(),
             VerbsError::Library(_) => io::ErrorKind::NotFound,
+            VerbsError::Removed => io::ErrorKind::ConnectionReset,
             VerbsError::Unsupported(_) => io::ErrorKind::Unsupported,
         };
         io::Error::new(kind, error)

@@ -152,6 +152,21 @@ pub fn devices(paths: &KernelPaths) -> io::Result<Vec<KernelDevice>> {
     devices.collect()
 }
 
+/// Whether the ports of an interface are those of an iWARP device.
+pub(crate) fn is_of_iwarp(paths: &KernelPaths, interface: u32) -> bool {
+    let is_it = |name: &String| {
+        value(&paths.sysfs.join("class/net").join(name).join("ifindex")) == interface.to_string()
+    };
+    let found = devices(paths).unwrap_or_default();
+    found.iter().filter(|device| device.transport == Transport::Iwarp).any(|device| {
+        let directory = paths.sysfs.join("class/infiniband").join(&device.name);
+        // From Linux 6.6 on, a port of iWARP names its interface, too.
+        let port = |port: &KernelPort| directory.join(format!("ports/{}/gid_attrs/ndevs/0", port.number));
+        let of_ports = device.ports.iter().map(|found| value(&port(found)));
+        of_ports.chain(names(&directory.join("device/net")).unwrap_or_default()).any(|name| is_it(&name))
+    })
+}
+
 /// Names of devices, each with its device node.
 fn nodes(paths: &KernelPaths) -> io::Result<Vec<(String, PathBuf)>> {
     let class = paths.sysfs.join("class/infiniband_verbs");
@@ -341,5 +356,21 @@ mod tests {
         let installed = ["ib_core", "rdma_rxe", "rdma_cm", "ib_uverbs", "core", "ib_cor"];
         let installed = installed.map(|module| kernel.paths.is_installed(module));
         assert_eq!(installed, [true, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn an_iwarp_device_has_the_ports_of_its_interface() {
+        let kernel = TestKernel::new();
+        kernel.add_device("siw0", "4: RNIC", "Ethernet", "4: ACTIVE");
+        kernel.add_device("rxe0", "1: CA", "Ethernet", "4: ACTIVE");
+        kernel.add_device("irdma0", "4: RNIC", "Ethernet", "4: ACTIVE");
+        kernel.write("sys/class/infiniband/siw0/ports/1/gid_attrs/ndevs/0", "eth1\n");
+        kernel.write("sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0", "eth2\n");
+        kernel.write("sys/class/infiniband/irdma0/device/net/eth3/address", "");
+        for interface in 1..=4 {
+            kernel.write(&format!("sys/class/net/eth{interface}/ifindex"), &format!("{}\n", interface + 10));
+        }
+        let found = [11, 12, 13, 14].map(|interface| is_of_iwarp(&kernel.paths, interface));
+        assert_eq!(found, [true, false, true, false]);
     }
 }

@@ -5,6 +5,7 @@
 //! | [`abi`] | the structures and numbers of rdma-core's headers |
 //! | [`library`] | rdma-core, loaded at run time |
 //! | [`device`] | devices as rdma-core lists them, and what they can do |
+//! | [`async_event`] | events of devices, ports and queues that no work causes |
 //! | [`connection`] | listeners and connections of librdmacm, with their events |
 //! | [`memory`] | registered memory, and windows that open parts of it to peers |
 //! | [`completion_queue`] | work that has completed, and the descriptor that says so |
@@ -16,6 +17,7 @@
 //! `docs/decisions/0103-rdma-devices-by-rdma-core.md` has the reasons.
 
 pub mod abi;
+pub mod async_event;
 mod completion_queue;
 pub mod connection;
 pub mod device;

@@ -12,7 +12,7 @@
 
 use crate::abi::*;
 use crate::connection::ConnectionId;
-use crate::device::{DeviceAttributes, MemoryWindows, attributes_of};
+use crate::device::{DeviceAttributes, MemoryWindows, attributes_of, text};
 use crate::error::VerbsError;
 use crate::library::Library;
 use blockmux_volume::{LocalKey, ProtectionDomain, RegistrationError};
@@ -23,9 +23,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device that connections use.
-struct OpenDevice {
-    library: &'static Library,
-    device: NonNull<ibv_context>,
+pub(crate) struct OpenDevice {
+    pub(crate) library: &'static Library,
+    pub(crate) device: NonNull<ibv_context>,
     attributes: DeviceAttributes,
     is_iwarp: bool,
     /// Keeps the device open: librdmacm closes one that is removed with its last identifier.
@@ -50,6 +50,12 @@ impl OpenDevice {
         let attributes = unsafe { attributes_of(library, device) }?;
         let is_iwarp = transport == IBV_TRANSPORT_IWARP;
         Ok(OpenDevice { library, device, attributes, is_iwarp, _keeps_open: own })
+    }
+
+    /// The kernel's name of the device.
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: the device is open, and its names do not change.
+        text(unsafe { &(*(*self.device.as_ptr()).device).name })
     }
 }
 
@@ -179,6 +185,10 @@ impl Domain {
 
     pub(crate) fn device(&self) -> NonNull<ibv_context> {
         self.raw.device.device
+    }
+
+    pub(crate) fn open_device(&self) -> &Arc<OpenDevice> {
+        &self.raw.device
     }
 
     /// The region with this local key, which its block keeps.

@@ -9,13 +9,15 @@
 //! for that ([`QueuePair::expose`]). So the peer reaches the data of its own connection and no
 //! other.
 //!
-//! All work is signalled, and so completes in its order. A window that the peer does not invalidate
-//! is closed by freeing it, once its bind has been executed: that takes effect before the call
-//! returns, which an invalidation as work of the queue does not. (Besides, rxe crashes the kernel
-//! if a window is invalidated by both sides: Linux 6.12, `rxe_do_invalidate_mw`.)
+//! All work is signalled, and completes in its order, except behind reads over siw. A window that
+//! the peer does not invalidate is closed by freeing it, once its bind has been executed: that
+//! takes effect before the call returns, which an invalidation as work of the queue does not.
+//! (Besides, rxe crashes the kernel if a window is invalidated by both sides: Linux 6.12,
+//! `rxe_do_invalidate_mw`.)
 #![expect(unsafe_code, reason = "calls libibverbs, and hands addresses of memory to the device")]
 
 use crate::abi::*;
+use crate::async_event::{DeviceHandle, QueueIdentity};
 use crate::completion_queue::{BATCH, CompletionQueue, NO_COMPLETION};
 use crate::connection::Connection;
 use crate::error::VerbsError;
@@ -243,6 +245,24 @@ impl QueuePair {
         &self.connection
     }
 
+    /// The device, with its events.
+    ///
+    /// # Errors
+    /// If its events would block.
+    pub fn device(&self) -> Result<DeviceHandle, VerbsError> {
+        DeviceHandle::new(self.domain.open_device().clone())
+    }
+
+    /// By what events of the device name this queue pair.
+    ///
+    /// # Errors
+    /// If there is no queue pair any more.
+    pub fn identity(&self) -> Result<QueueIdentity, VerbsError> {
+        // SAFETY: the queue pair and its identifier are valid.
+        let (queue_pair, port) = unsafe { ((*self.raw()?).qp_num, (*self.connection.id().raw()).port_num) };
+        Ok(QueueIdentity { queue_pair, completion_queue: self.completions.raw().addr(), port })
+    }
+
     /// The device's protection domain.
     #[must_use]
     pub fn domain(&self) -> &Domain {
@@ -302,6 +322,8 @@ impl QueuePair {
     ) -> Result<(), VerbsError> {
         let mut request = request(if invalidate.is_some() { IBV_WR_SEND_WITH_INV } else { IBV_WR_SEND });
         request.invalidate_rkey = invalidate.unwrap_or(0);
+        // From here rdma-core's siw takes it, up to version 65; others ignore it.
+        request.wr.rkey = request.invalidate_rkey;
         if is_solicited {
             request.send_flags |= IBV_SEND_SOLICITED;
         }

@@ -210,6 +210,13 @@ pub fn obstacle_at(address: IpAddr) -> Option<String> {
     library.or_else(|| address_obstacle(&KernelPaths::new(), address))
 }
 
+/// Whether the TCP ports of an interface, by its index, are those of an iWARP device: one that the
+/// device listens at has no other listener.
+#[must_use]
+pub fn has_device_with_tcp_ports(interface: u32) -> bool {
+    kernel::is_of_iwarp(&KernelPaths::new(), interface)
+}
+
 fn address_obstacle(paths: &KernelPaths, address: IpAddr) -> Option<String> {
     let devices = kernel::devices(paths).unwrap_or_default();
     if devices.is_empty() {

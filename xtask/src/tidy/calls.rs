@@ -42,6 +42,7 @@ const BANS: &[BannedWords] = &[
             ("crates/verbs/src/library", "loads a library in C"),
             ("crates/verbs/src/device", "calls a library in C"),
             ("crates/verbs/src/connection", "calls a library in C"),
+            ("crates/verbs/src/async_event", "calls a library in C"),
             ("crates/verbs/src/completion_queue", "calls a library in C"),
             ("crates/verbs/src/memory", "calls a library in C"),
             ("crates/verbs/src/queue_pair", "calls a library in C"),

@@ -54,6 +54,13 @@ pub(super) enum RdmaListener {
     Verbs(VerbsListener),
 }
 
+impl RdmaListener {
+    /// Whether nothing else can listen at the TCP port of the same number.
+    pub(super) fn takes_tcp_port(&self) -> bool {
+        matches!(self, RdmaListener::Verbs(listener) if listener.takes_tcp_port())
+    }
+}
+
 /// The configured listeners. Without any, one for each protocol that has a volume to export: a
 /// socket in the private directory, or the protocol's port on loopback.
 pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<PolicyListener>, Failure> {

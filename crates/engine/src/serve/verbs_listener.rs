@@ -4,14 +4,18 @@ use crate::core::reactor::{EngineCore, Inbox, Progress, Task};
 use crate::net::host::{ByteStream, Host, NetworkStream, SocketWatch};
 use crate::net::verbs::{VerbsHost, explained};
 use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
+use crate::sys;
 use blockmux_verbs::connection::{IncomingConnection, Listener};
-use blockmux_verbs::survey::obstacle_at;
+use blockmux_verbs::error::VerbsError;
+use blockmux_verbs::survey::{has_device_with_tcp_ports, obstacle_at};
+use blockmux_volume::{Core, Waker};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tracing::warn;
 
 /// An address of RDMA devices at which this process can listen.
@@ -31,11 +35,19 @@ impl VerbsListener {
             None => Ok(VerbsListener(address)),
         }
     }
+
+    /// Whether nothing else can listen at the TCP port of the same number.
+    #[must_use]
+    pub fn takes_tcp_port(&self) -> bool {
+        sys::interface_with(self.0.ip()).is_some_and(has_device_with_tcp_ports)
+    }
 }
 
 /// Passes connections to cores in turn.
 pub struct VerbsListenerTask {
-    listener: Listener,
+    address: SocketAddr,
+    /// `None` while its device is removed.
+    listener: Option<Listener>,
     end: ListenerEnd,
     cores: Vec<Inbox>,
     next_core: usize,
@@ -44,6 +56,7 @@ pub struct VerbsListenerTask {
     /// Connections on their way to a core.
     passed: Arc<AtomicUsize>,
     watch: SocketWatch,
+    waker: Waker,
     core: Rc<EngineCore>,
 }
 
@@ -60,9 +73,11 @@ impl VerbsListenerTask {
         serve: Serve<VerbsHost>,
         limit: ConnectionLimit,
     ) -> io::Result<()> {
-        let listener = Listener::bind(listener.0).map_err(explained)?;
+        let address = listener.0;
+        let listener = Listener::bind(address).map_err(explained)?;
         core.spawn(|waker| VerbsListenerTask {
-            listener,
+            address,
+            listener: Some(listener),
             end,
             cores,
             next_core: 0,
@@ -70,9 +85,33 @@ impl VerbsListenerTask {
             limit,
             passed: Arc::default(),
             watch: core.watch(waker),
+            waker: waker.clone(),
             core: core.clone(),
         });
         Ok(())
+    }
+
+    /// The listener; tries to listen again if its device was removed, and later once more.
+    fn listener(&mut self) -> Option<&Listener> {
+        if self.listener.is_none() {
+            match Listener::bind(self.address) {
+                Ok(listener) => {
+                    warn!(listener = %self.address, "listening again: an RDMA device has the address");
+                    self.listener = Some(listener);
+                }
+                Err(_) => self.core.wake_at(self.core.now() + RETRY, &self.waker),
+            }
+        }
+        self.listener.as_ref()
+    }
+
+    /// Nothing can be accepted until a device has the address again.
+    fn on_removed(&mut self) {
+        warn!(
+            listener = %self.address,
+            "the RDMA device was removed: no connections are accepted until one has the address again"
+        );
+        self.listener = None;
     }
 
     /// Passes a connection on. One that is not passed is rejected when it is dropped.
@@ -104,19 +143,28 @@ impl Task for VerbsListenerTask {
         if self.end.is_due() || self.core.is_stopping() {
             return Progress::Done;
         }
-        match self.listener.accept() {
+        let Some(listener) = self.listener() else { return Progress::Idle };
+        match listener.accept() {
             Ok(Some(incoming)) => {
                 self.pass(incoming);
                 return Progress::More;
             }
             Ok(None) => {}
+            Err(VerbsError::Removed) => {
+                self.on_removed();
+                return Progress::More;
+            }
             // The request is rejected, and the next may find room.
             Err(error) => warn!("a connection over an RDMA device is refused: {error}"),
         }
-        self.watch.wake_when(&self.listener.as_fd(), libc::POLLIN);
+        if let Some(listener) = &self.listener {
+            self.watch.wake_when(&listener.as_fd(), libc::POLLIN);
+        }
         Progress::Idle
     }
 }
 
 /// Connections of one listener that may be on their way to cores.
 const MAX_PASSED: usize = 64;
+/// How often to look for a removed device.
+const RETRY: Duration = Duration::from_secs(5);

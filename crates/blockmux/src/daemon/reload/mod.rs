@@ -185,7 +185,7 @@ struct RunningListener {
     asked: ListenerAddress,
     listener: PolicyListener,
     end: ListenerEnd,
-    /// The accepting socket; `None` for a network interface.
+    /// The accepting socket; `None` for a network interface, and at a port of an iWARP device.
     accepting: Option<Accepting>,
     /// Ends the listener of a fabric, if there is one.
     rdma_end: Option<(ListenerFabric, ListenerEnd)>,
@@ -330,11 +330,16 @@ impl Reloader {
         let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
             return Ok(RunningListener { asked, listener, end, accepting: None, rdma_end: None });
         };
+        let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
+        limit.listener().set_networks(listener.networks.clone());
+        if rdma.as_ref().is_some_and(RdmaListener::takes_tcp_port) {
+            drop(socket);
+            let rdma_end = rdma.and_then(|rdma| self.accept_rdma(&listener, rdma, &limit));
+            return Ok(RunningListener { asked, listener, end, accepting: None, rdma_end });
+        }
         let handle = socket.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", listener.place))
         })?;
-        let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
-        limit.listener().set_networks(listener.networks.clone());
         let rdma_end = rdma.and_then(|rdma| self.accept_rdma(&listener, rdma, &limit));
         let accepting = Some(Accepting { handle: Arc::new(handle), limit: limit.clone() });
         let (serve, inboxes, until) = (live.serve(&listener.place), self.cores.inboxes(), end.clone());
@@ -385,6 +390,12 @@ impl Reloader {
     fn settle_rdma(&self, own: &mut RunningListener) -> Result<(), Failure> {
         if own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric {
             return Ok(());
+        }
+        if own.accepting.is_none() {
+            let place = &own.listener.place;
+            return Err(Failure::request(format!(
+                "{place}: an RDMA device has this TCP port; restart the daemon to change its rdma="
+            )));
         }
         own.end_rdma();
         if let (Some(rdma), Some(accepting)) = (listen::bind_rdma(&own.listener)?, &own.accepting) {

@@ -32,8 +32,8 @@ impl VerbsHost {
 }
 
 impl VerbsConnector {
-    fn stream(&self, core: &EngineCore, queues: ConnectionQueues, peer: SocketAddr) -> VerbsStream {
-        VerbsStream::new(queues, self.signals.open(core.inbox()), peer)
+    fn stream(&self, core: &Rc<EngineCore>, queues: ConnectionQueues, peer: SocketAddr) -> VerbsStream {
+        VerbsStream::new(core, queues, self.signals.open(core.inbox()), peer)
     }
 }
 

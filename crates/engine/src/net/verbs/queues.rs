@@ -153,6 +153,14 @@ impl ConnectionQueues {
         self.look(true)
     }
 
+    /// The queue pair, once it is made and until it is destroyed.
+    pub(super) fn queue_pair(&self) -> Option<&QueuePair> {
+        match &self.phase {
+            Phase::Open(queue_pair) => Some(queue_pair),
+            Phase::Resolving(_) | Phase::Known(_) | Phase::Over => None,
+        }
+    }
+
     /// The descriptors of events and of completions.
     pub(super) fn descriptors(&self) -> (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>) {
         match &self.phase {
@@ -229,7 +237,7 @@ impl ConnectionQueues {
             }
             ConnectionEvent::DeviceRemoved => {
                 self.end();
-                return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the RDMA device was removed"));
+                return Err(VerbsError::Removed.into());
             }
             ConnectionEvent::Failed { event, error } => {
                 self.end();

@@ -1,10 +1,14 @@
 //! One connection over a device, as a stream of records.
 
+use super::device_watch::{self, DeviceMembership};
 use super::queues::ConnectionQueues;
 use super::signal::LocalSignal;
+use crate::core::reactor::EngineCore;
 use crate::net::host::{ByteStream, NetworkStream, SocketWatch, StreamEnd};
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
+use blockmux_verbs::error::VerbsError;
+use blockmux_verbs::queue_pair::QueuePair;
 use blockmux_volume::{Chunk, SgList, Waker};
 use std::cell::RefCell;
 use std::io;
@@ -18,7 +22,10 @@ pub struct VerbsStream(Rc<VerbsEnd>);
 
 /// What all owners of a connection share.
 struct VerbsEnd {
+    core: Rc<EngineCore>,
     queues: RefCell<ConnectionQueues>,
+    /// Once there is a queue pair.
+    membership: RefCell<Option<DeviceMembership>>,
     signal: LocalSignal,
     peer: Arc<str>,
     peer_ip: IpAddr,
@@ -32,9 +39,27 @@ pub struct VerbsWatch {
 }
 
 impl VerbsStream {
-    pub(super) fn new(queues: ConnectionQueues, signal: LocalSignal, peer: SocketAddr) -> VerbsStream {
-        let (queues, text) = (RefCell::new(queues), peer.to_string().into());
-        VerbsStream(Rc::new(VerbsEnd { queues, signal, peer: text, peer_ip: peer.ip() }))
+    pub(super) fn new(
+        core: &Rc<EngineCore>,
+        queues: ConnectionQueues,
+        signal: LocalSignal,
+        peer: SocketAddr,
+    ) -> VerbsStream {
+        VerbsStream(Rc::new(VerbsEnd {
+            core: core.clone(),
+            queues: RefCell::new(queues),
+            membership: RefCell::default(),
+            signal,
+            peer: peer.to_string().into(),
+            peer_ip: peer.ip(),
+        }))
+    }
+
+    /// Has events of the device end the connection.
+    fn join_device(&self, queue_pair: &QueuePair) -> Result<DeviceMembership, VerbsError> {
+        let (device, identity) = (queue_pair.device()?, queue_pair.identity()?);
+        let end = &self.0;
+        Ok(device_watch::join(&end.core, device, identity, (end.signal.signal.clone(), &end.peer)))
     }
 
     /// Wakes the task if something has happened, or else when it does. `is_connecting`: the task
@@ -118,10 +143,14 @@ impl ByteStream for VerbsStream {
     #[inline]
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
         let mut queues = self.0.queues.borrow_mut();
+        let looked = queues.look(false);
         if self.is_hung_up() {
             queues.end();
         }
-        let looked = queues.look(false);
+        if queues.has_ended() {
+            // Another queue pair may get the number of this one.
+            self.0.membership.take();
+        }
         let most = chunk.room().min(most);
         // What has happened before an error is reported before it.
         match queues.events.take(most, |bytes| chunk.extend(bytes)) {
@@ -145,7 +174,15 @@ impl ByteStream for VerbsStream {
 
     #[inline]
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        self.0.queues.borrow_mut().post_all(outbox)
+        let mut queues = self.0.queues.borrow_mut();
+        let posted = queues.post_all(outbox);
+        let mut membership = self.0.membership.borrow_mut();
+        if membership.is_none()
+            && let Some(queue_pair) = queues.queue_pair()
+        {
+            *membership = Some(self.join_device(queue_pair)?);
+        }
+        posted
     }
 
     fn wake_when_readable(&self, watch: &VerbsWatch) {
