@@ -81,7 +81,8 @@ grep -i 'refused' refused
 check blockmux_outside_copies_to_the_device_by_iwarp_in_software
 host run 'head -c 8M /dev/urandom >source.img
   truncate -s 32M source.img'
-url="iser://$GUEST:3261/$iqn/0?rdma=iwarp"
+# A connection that ends before its first message is a BUG of iw_cm in Linux 6.12 (cm_close_handler), so there is one that does not.
+url="iser://$GUEST:3261/$iqn/0?rdma=iwarp&connections=1"
 host run "blockmux copy --overwrite --verify file:source.img '$url'"
 host run "blockmux copy --overwrite '$url' file:back.img && cmp source.img back.img"
 
