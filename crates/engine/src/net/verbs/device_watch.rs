@@ -100,7 +100,7 @@ struct DeviceWatchTask {
     core: Rc<EngineCore>,
     waker: Waker,
     watch: SocketWatch,
-    /// Another task was first.
+    /// Another task was first, or this one has ended.
     is_needless: bool,
     /// The device has no more events.
     is_gone: bool,
@@ -135,6 +135,15 @@ impl DeviceWatchTask {
     }
 }
 
+impl Drop for DeviceWatchTask {
+    /// Its core has ended: the next connection has another task watch the device.
+    fn drop(&mut self) {
+        if !self.is_needless {
+            self.device.lock().wake = None;
+        }
+    }
+}
+
 impl Task for DeviceWatchTask {
     fn run(&mut self) -> Progress {
         if self.is_needless {
@@ -143,6 +152,7 @@ impl Task for DeviceWatchTask {
         let device = self.device.clone();
         let mut connections = device.lock();
         if connections.events.is_empty() || self.core.is_stopping() {
+            self.is_needless = true;
             connections.wake = None;
             return Progress::Done;
         }
