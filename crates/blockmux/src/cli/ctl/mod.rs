@@ -522,7 +522,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
         return show_limits(&client, name, args.json).map(|()| ExitCode::SUCCESS);
     }
     let mut answer = match request {
-        Request::List { path, query } => objects::ask_all(&client, path, query)?,
+        Request::List { path, query } => ask_all(&client, path, query)?,
         request => actions::ask(&client, request)?,
     };
     if let Answer::Noted { answer: own, note } = answer {
@@ -532,6 +532,24 @@ pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
     let differs = matches!((request, &answer), (Request::Diff { exit_code: true }, Answer::Plan(report)) if !report.is_empty());
     show(answer, request, args.json)?;
     Ok(ExitCode::from(u8::from(differs)))
+}
+
+/// Asks for all objects of a list, part by part.
+fn ask_all(client: &Client, path: &ObjectPath, query: &ListQuery) -> Result<Answer, Failure> {
+    let mut all = ObjectList { items: Vec::new(), next: None };
+    loop {
+        let query = ListQuery { after: all.next.take(), ..query.clone() };
+        match actions::ask(client, &Request::List { path: path.clone(), query })? {
+            Answer::Objects(ObjectList { items, next }) => {
+                all.items.extend(items);
+                all.next = next;
+            }
+            answer => return Ok(answer),
+        }
+        if all.next.is_none() {
+            return Ok(Answer::Objects(all));
+        }
+    }
 }
 
 /// Prints the limits of a volume.

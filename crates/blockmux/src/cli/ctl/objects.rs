@@ -1,14 +1,13 @@
 //! `blockmux ctl list`, `show`, `add`, `set` and `remove`: objects of the running config by their
 //! place in it.
 
-use super::{Answer, Request, actions};
+use super::Request;
 use crate::api::bodies::{SecretInfo, SecretText};
-use crate::api::client::{Call, Client, segment};
+use crate::api::client::{Call, segment};
 use crate::api::edit::{
     ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
 use crate::api::limits;
-use crate::failure::Failure;
 use crate::output::printable;
 use crate::spec_text::SpecText;
 use blockmux_volume::Limits;
@@ -264,24 +263,6 @@ pub(super) fn list_path(of: &ObjectPath, ListQuery { filter, after, .. }: &ListQ
     let after = after.as_ref().map(|after| format!("after={}", segment(after)));
     let query: Vec<_> = filter.into_iter().chain(after).collect();
     path(of) + if query.is_empty() { "" } else { "?" } + &query.join("&")
-}
-
-/// Asks for all objects of a list, part by part.
-pub(super) fn ask_all(client: &Client, path: &ObjectPath, query: &ListQuery) -> Result<Answer, Failure> {
-    let mut all = ObjectList { items: Vec::new(), next: None };
-    loop {
-        let query = ListQuery { after: all.next.take(), ..query.clone() };
-        match actions::ask(client, &Request::List { path: path.clone(), query })? {
-            Answer::Objects(ObjectList { items, next }) => {
-                all.items.extend(items);
-                all.next = next;
-            }
-            answer => return Ok(answer),
-        }
-        if all.next.is_none() {
-            return Ok(Answer::Objects(all));
-        }
-    }
 }
 
 /// The HTTP request of an edit.
