@@ -8,6 +8,7 @@ use super::sources::{INCLUDE, Sources};
 use crate::access::networks;
 use crate::api::ControlPath;
 use crate::api::limits;
+use crate::data::unit_identity;
 use crate::failure::Failure;
 use crate::process::dead_paths::look_at_all;
 use crate::process::poll::Poll;
@@ -15,6 +16,7 @@ use crate::protocol::address::ApiListener;
 use crate::protocol::{Frontends, KeyError, Protocol, by_name};
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::names::networks::AllowedNetworks;
+use blockmux_proto::names::unit_identity::GivenUnitIdentity;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limits, Spec, SpecError, VolumeLimits};
 use serde::{Deserialize, Deserializer, de};
@@ -87,6 +89,9 @@ pub(super) struct VolumeEntry {
     /// UUID is derived from the data.
     #[serde(default, deserialize_with = "parsed")]
     pub(super) uuid: Option<VolumeUuid>,
+    /// What SCSI initiators recognize it by, instead of what is derived from the UUID.
+    #[serde(default, deserialize_with = "unit_identity::read")]
+    pub(super) scsi: GivenUnitIdentity,
     /// Allow another process to export the same data, although reservations and locks are not
     /// shared between processes.
     #[serde(default)]
@@ -116,6 +121,7 @@ impl VolumeEntry {
         table.insert("name".to_owned(), name.into());
         table.insert("spec".to_owned(), self.spec.to_string().into());
         table.extend(self.uuid.map(|uuid| ("uuid".to_owned(), uuid.to_string().into())));
+        table.extend(unit_identity::table(&self.scsi).map(|own| ("scsi".to_owned(), own)));
         for (key, is_on) in [("shared", self.shared), ("read_only", self.read_only)] {
             table.extend(is_on.then(|| (key.to_owned(), true.into())));
         }
@@ -154,6 +160,7 @@ impl FromStr for VolumeEntry {
             name: name.map(str::to_owned),
             spec,
             uuid: None,
+            scsi: GivenUnitIdentity::default(),
             shared: false,
             read_only: false,
             description: String::new(),
@@ -378,6 +385,7 @@ mod tests {
             ("volume", "[[volume]]"),
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.limits]"),
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.client_limits]"),
+            ("volume.scsi", "[[volume]]\nspec = 'mem:1m'\n[volume.scsi]"),
             ("attachment", "[[attachment]]\nvolume = 'a'"),
             ("api_token", "[[api_token]]"),
             ("api_certificate", "[[api_certificate]]"),
@@ -417,11 +425,15 @@ mod tests {
                 "b.toml:3: 127.0.0.1:3260: unknown value `activ`, expected one of ",
             ),
             (
-                "[[volume]]\nspec = 'mem:1g'\nthreads = 1",
-                "b.toml:3: unknown key `threads`, expected one of `name`, `spec`, ",
+                "[[attachment]]\nvolume = 'a'\nthreads = 1",
+                "b.toml:3: unknown key `threads`, expected one of `volume`, `via`, ",
             ),
             ("[[volume]]\nname = 'a'", "b.toml:1: missing key `spec`"),
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
+            (
+                "[[volume]]\nspec = 'mem:1g'\n[volume.scsi]\nrevision = '1'\nnaa = '1'",
+                "b.toml:5: scsi: `1`: write 16 hexadecimal digits that begin with 2, 3 or 5, or 32 that begin with 6",
+            ),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is not a host"),
             ("[[attachment]]\nvolume = 'a'\nvia = 'wire'", "b.toml:3: via: unknown value `wire`, expected "),

@@ -112,7 +112,8 @@ impl VolumeOpener {
         }
         let target_name = target_name(named, uuid);
         let disk_number = data.as_ref().and_then(DataKey::disk_number);
-        let identity = VolumeIdentity { uuid, target_name, disk_number, claim: Box::new(claim) };
+        let unit = named.entry.scsi.clone();
+        let identity = VolumeIdentity { uuid, unit, target_name, disk_number, claim: Box::new(claim) };
         let directory = self.state.as_deref();
         let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
         volume_state.limiter().set_limits(named.entry.volume_limits());

@@ -14,7 +14,7 @@ use super::role::{API_CERTIFICATES, API_TOKENS};
 use super::sources::Sources;
 use super::state;
 use crate::api::ControlPath;
-use crate::data::layers;
+use crate::data::{layers, unit_identity};
 use crate::failure::Failure;
 use crate::process::poll::Poll;
 use crate::protocol::address::{ApiListener, ListenAddress};
@@ -29,7 +29,7 @@ use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -378,9 +378,10 @@ fn check_any(volumes: &[NamedVolume], has_api: bool) -> Result<(), Failure> {
     }
 }
 
-/// Names the unnamed volumes, and checks that names and UUIDs are unique.
+/// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
+    let mut units = HashMap::new();
     for mut entry in entries {
         let name = entry.name.clone().unwrap_or_else(|| {
             unnamed += 1;
@@ -396,6 +397,14 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
             return Err(Failure::request(format!(
                 "`{name}` has the UUID {twice} of another volume; hosts would treat both as one disk; change one UUID"
             )));
+        }
+        for (_, identifier) in unit_identity::unique(&entry.scsi) {
+            if let Some(other) = units.insert(identifier.clone(), name.clone()) {
+                return Err(Failure::request(format!(
+                    "volumes `{other}` and `{name}` have the SCSI {identifier}; initiators would treat both as one \
+                     disk; change it in one [volume.scsi]"
+                )));
+            }
         }
         entry.read_only |= read_only;
         named.push(NamedVolume { name, entry });
@@ -467,6 +476,28 @@ mod tests {
     #[test]
     fn unnamed_volumes_are_numbered() {
         assert_eq!(names(&["mem:1m", "a=mem:1m", "mem:1m"]).unwrap(), ["disk0", "a", "disk1"]);
+    }
+
+    #[test]
+    fn scsi_identifiers_are_unique() {
+        let said = |one: &str, other: &str| {
+            let entry = |(name, lines): (&str, &str)| {
+                toml::from_str::<VolumeEntry>(&format!("name = '{name}'\nspec = 'mem:1m'\n[scsi]\n{lines}"))
+                    .unwrap()
+            };
+            let entries = [("a", one), ("b", other)].map(entry).into();
+            name_all(entries, false).map(|_| ()).map_err(|failure| failure.to_string())
+        };
+        let [one, other] = ["naa = '500140550f7a9c1e'", "naa = '500140550f7a9c1f'"];
+        assert_eq!(said(one, other), Ok(()));
+        assert_eq!(said("vendor = 'x'\nproduct = 'y'", "vendor = 'x'\nproduct = 'y'"), Ok(()));
+        assert_eq!(
+            said(one, one).unwrap_err(),
+            "volumes `a` and `b` have the SCSI naa `500140550f7a9c1e`; initiators would treat both as one disk; \
+             change it in one [volume.scsi]"
+        );
+        let both = said("serial = '1'", "serial = '1'").unwrap_err();
+        assert!(both.contains("the SCSI serial `1` of vendor `BLOCKMUX` and product `VOLUME`;"), "{both}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::output::both_sizes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::initiator::UnitInfo;
 use blockmux_proto::scsi::{ListedTarget, LogicalUnit, MAX_LUN, TargetList, UnitChange, UnitIdentity};
 use serde_json::{Value, json};
@@ -56,9 +57,10 @@ impl LogicalUnits {
         let CreatedUnits { units, removable } = &mut *created;
         let unit = units.entry(volume).or_insert_with(|| {
             let Export { name, read_only, .. } = &*export;
-            let own = volume_state
-                .uuid()
-                .map_or_else(|| UnitIdentity::of(&format!("{PREFIX}{name}")), UnitIdentity::of_volume);
+            let uuid =
+                volume_state.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&format!("{PREFIX}{name}")]));
+            let given = volume_state.unit_identity().cloned().unwrap_or_default();
+            let own = UnitIdentity::given(uuid, &given);
             let identity = UnitIdentity { read_only: *read_only, removable: removable.contains(name), ..own };
             LogicalUnit::over(identity, &volume_state)
         });

@@ -85,5 +85,6 @@ mod takeover;
 mod timeouts;
 mod token_copy;
 mod trouble;
+mod unit_identity;
 mod vhost_user;
 mod zones;

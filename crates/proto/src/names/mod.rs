@@ -1,9 +1,10 @@
 //! Names: the URL of a volume ([`uri`]) and its RDMA fabric ([`rdma`]), the identity of its data
-//! ([`volume_uuid`]), the networks whose clients may use it ([`networks`]), and where they find it
-//! (`portal`).
+//! ([`volume_uuid`]) and the configured one of its logical unit ([`unit_identity`]), the networks
+//! whose clients may use it ([`networks`]), and where they find it (`portal`).
 
 pub mod networks;
 pub(crate) mod portal;
 pub mod rdma;
+pub mod unit_identity;
 pub mod uri;
 pub mod volume_uuid;

@@ -64,6 +64,7 @@ pub(crate) use reservations::{
 #[cfg(test)]
 pub(crate) use reservations::Registration;
 
+use crate::names::unit_identity::GivenUnitIdentity;
 use crate::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limiter, Resize, ResizeError, Volume, VolumeLimits};
 use change::ProposedChange;
@@ -100,6 +101,8 @@ pub struct VolumeState {
 pub struct VolumeIdentity {
     /// The UUID of its data.
     pub uuid: VolumeUuid,
+    /// The configured identifiers of its logical unit.
+    pub unit: GivenUnitIdentity,
     /// The name of the volume's default iSCSI target and NVM subsystem, without their prefixes.
     pub target_name: String,
     /// The number by which an attached disk finds the data again; `None` if the data is lost with
@@ -267,6 +270,12 @@ impl VolumeState {
     #[must_use]
     pub fn uuid(&self) -> Option<VolumeUuid> {
         self.identity.as_ref().map(|identity| identity.uuid)
+    }
+
+    /// The configured identifiers of its logical unit; `None` if the volume has no identity.
+    #[must_use]
+    pub fn unit_identity(&self) -> Option<&GivenUnitIdentity> {
+        self.identity.as_ref().map(|identity| &identity.unit)
     }
 
     /// The number by which an attached disk finds its data again; `None` if the data is lost with

@@ -200,6 +200,8 @@ pub const ASSOCIATION_PORT: u8 = 1 << 4;
 pub const ASSOCIATION_DEVICE: u8 = 2 << 4;
 /// DESIGNATOR TYPE: T10 vendor ID based.
 pub const DESIGNATOR_T10_VENDOR: u8 = 1;
+/// DESIGNATOR TYPE: EUI-64 based.
+pub const DESIGNATOR_EUI64: u8 = 2;
 /// DESIGNATOR TYPE: NAA.
 pub const DESIGNATOR_NAA: u8 = 3;
 /// DESIGNATOR TYPE: relative target port identifier.

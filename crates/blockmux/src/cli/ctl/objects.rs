@@ -234,12 +234,15 @@ fn object_path(words: &[String]) -> ObjectPath {
 }
 
 /// The object of `KEY=VALUE` words. A dot in a key leads into a table. A value is JSON, or else a
-/// text.
+/// text. So is a number that JSON would change, as the 32 digits of an NAA designator.
 fn object(words: &[String]) -> Result<Map<String, Value>, String> {
     let mut object = Map::new();
     for word in words {
         let (key, value) = word.split_once('=').ok_or_else(|| format!("`{word}`: write KEY=VALUE"))?;
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        let read = serde_json::from_str(value).ok();
+        let read =
+            read.filter(|own: &Value| own.as_number().is_none_or(|number| number.to_string() == value));
+        let value = read.unwrap_or_else(|| Value::from(value));
         let mut at = &mut object;
         let (above, last) = key.rsplit_once('.').map_or((None, key), |(above, last)| (Some(above), last));
         for table in above.into_iter().flat_map(|above| above.split('.')) {

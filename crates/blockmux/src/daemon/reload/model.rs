@@ -133,11 +133,15 @@ impl Model {
                 })
             };
             let (read_only, shared, uuid) = (waits("read_only"), waits("shared"), waits("uuid"));
+            let scsi = waits("scsi");
             if let Some(old) = before.volume(&named.name) {
                 let entry = &mut named.entry;
                 entry.read_only = if read_only { old.entry.read_only } else { entry.read_only };
                 entry.shared = if shared { old.entry.shared } else { entry.shared };
                 entry.uuid = if uuid { old.entry.uuid } else { entry.uuid };
+                if scsi {
+                    entry.scsi.clone_from(&old.entry.scsi);
+                }
                 // The names of the targets of a volume that stays open do not change.
                 if !plan.steps.iter().any(|(own, step)| *own == named.name && step.opens()) {
                     entry.name.clone_from(&old.entry.name);

@@ -6,6 +6,8 @@ use super::model::Model;
 use super::plan::VolumeStep;
 use crate::daemon::opening::NamedVolume;
 use crate::data::part::{Part, for_each_source};
+use crate::data::unit_identity;
+use blockmux_proto::names::unit_identity::GivenUnitIdentity;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::path::{Path, PathBuf};
@@ -19,10 +21,13 @@ pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired:
     for (name, step) in steps.iter_mut().filter(|(_, step)| step.opens()) {
         let Some(new) = desired.volume(name) else { continue };
         let opened = closed.iter().find_map(|own| Some((path_in_both(own, new)?, own.name.as_str())));
-        // Also one that stays has its UUID until the next start, and no config has a UUID twice.
+        // Also one that stays has its UUID and its SCSI identity until the next start, and no config
+        // has them twice.
         let stays = |own: &NamedVolume| !closed.iter().any(|closed| closed.name == own.name);
         let has_uuid = |own: &NamedVolume| new.entry.uuid.is_some() && own.entry.uuid == new.entry.uuid;
-        let is_same = |own: &&NamedVolume| is_same_disk(own, new) || has_uuid(own) && stays(own);
+        let is_unit = |own: &NamedVolume| is_same_unit(&own.entry.scsi, &new.entry.scsi);
+        let is_same =
+            |own: &&NamedVolume| is_same_disk(own, new) || (has_uuid(own) || is_unit(own)) && stays(own);
         let exported = || running.volumes.iter().find(is_same);
         let (what, why) = match opened {
             Some((path, owner)) => {
@@ -42,6 +47,11 @@ pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired:
 /// Whether both volumes claim the same identity.
 fn is_same_disk(own: &NamedVolume, new: &NamedVolume) -> bool {
     disk(own).is_some_and(|own| Some(own) == disk(new))
+}
+
+/// Whether initiators would take both units for one disk.
+fn is_same_unit(own: &GivenUnitIdentity, new: &GivenUnitIdentity) -> bool {
+    unit_identity::unique(own).any(|own| unit_identity::unique(new).any(|new| new == own))
 }
 
 /// The identity that a volume claims: its UUID, or what that is derived from.

@@ -373,7 +373,7 @@ pub(in crate::daemon) fn volume_steps(
 /// the volume is opened and the volume stays open.
 pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String, VolumeStep)]) -> bool {
     match change.of_volume() {
-        Some((name, Some("read_only" | "shared" | "uuid"))) => {
+        Some((name, Some("read_only" | "shared" | "uuid" | "scsi"))) => {
             let is_opened =
                 |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::Twice(_));
             !steps.iter().any(|(own, step)| own == name && is_opened(*step))

@@ -14,7 +14,6 @@ use crate::scsi::sense::Sense;
 use blockmux_volume::{MAX_TRANSFER, Op, Output};
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
-use blockmux_wire::scsi::vpd::{CODE_SET_ASCII, CODE_SET_BINARY, DESIGNATOR_NAA, DESIGNATOR_T10_VENDOR};
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32};
 
@@ -118,14 +117,10 @@ fn parse_cscds(cx: &CommandContext<'_>, list: &[u8]) -> Result<Vec<CopyUnit>, Se
 /// Whether the designator is one of the unit's in VPD page 83h.
 fn is_named(unit: &LogicalUnit, cscd: &IdentificationCscd) -> bool {
     let Some(designator) = cscd.designator.get(..cscd.designator_length.into()) else { return false };
-    match (cscd.association_and_type & 0x3f, cscd.code_set & 0x0f) {
-        (DESIGNATOR_NAA, CODE_SET_BINARY) => designator == unit.identity.naa.to_be_bytes(),
-        (DESIGNATOR_T10_VENDOR, CODE_SET_ASCII) => {
-            let serial = unit.identity.serial.as_bytes();
-            designator.strip_prefix(&unit.identity.vendor).is_some_and(|rest| rest == serial)
-        }
-        _ => false,
-    }
+    let (kind, code_set) = (cscd.association_and_type & 0x3f, cscd.code_set & 0x0f);
+    let own = unit.identity.designators.iter();
+    let mut own = own.filter(|own| own.designator_type() == kind && own.code_set() == code_set);
+    own.any(|own| own.bytes() == designator)
 }
 
 /// A segment in bytes; `from_unit` and `to_unit` are indexes of CSCD descriptors.
@@ -365,9 +360,14 @@ mod tests {
     use blockmux_volume::{Completion, IoError, MemVolume, Output, Seg, Tag};
     use std::sync::Arc;
 
+    /// The NAA designator of the unit with this name.
+    fn naa(name: &str) -> Vec<u8> {
+        UnitIdentity::of(name).designators[0].bytes().to_vec()
+    }
+
     fn cscd() -> Vec<u8> {
         let mut cscd = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
-        cscd.extend(UnitIdentity::of("a").naa.to_be_bytes());
+        cscd.extend(naa("a"));
         cscd.resize(30, 0);
         cscd.extend([2, 0]);
         cscd
@@ -487,7 +487,7 @@ mod tests {
                 Some((2, 0x040c)),
             ),
         ];
-        let other = [&cscd()[..8], &UnitIdentity::of("b").naa.to_be_bytes(), &cscd()[16..]].concat();
+        let other = [&cscd()[..8], &naa("b")[..], &cscd()[16..]].concat();
         let cscds = [cscd(), other].concat();
         for (take, status, sense) in takes {
             for [source, destination] in [[0, 1], [1, 0]] {

@@ -11,7 +11,6 @@ use super::unit::{LogicalUnit, UnitIdentity};
 use crate::volume_state::Watch;
 use blockmux_wire::scsi::copy::*;
 use blockmux_wire::scsi::sense::Asc;
-use blockmux_wire::scsi::vpd::DESIGNATOR_NAA;
 use sha2::{Digest, Sha256};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -171,17 +170,21 @@ pub(super) fn is_zero_token(bytes: &TokenBytes) -> bool {
     bytes.starts_with(&ROD_ZERO.to_be_bytes()) && bytes.iter().skip(8).all(|&byte| byte == 0)
 }
 
+/// The unit as the creator of a token, by its first designator that fits in the descriptor. If none
+/// does, the descriptor names no unit: only its vendor looks at that of a token.
 fn creator(identity: &UnitIdentity, block_len: u32) -> IdentificationCscd {
     let mut cscd = IdentificationCscd {
         descriptor_type: CSCD_IDENTIFICATION,
-        code_set: 1,
-        association_and_type: DESIGNATOR_NAA,
-        designator_length: 8,
         disk_block_length: U32::new(block_len),
         ..IdentificationCscd::new_zeroed()
     };
-    let naa = identity.naa.to_be_bytes();
-    cscd.designator.iter_mut().zip(naa).for_each(|(place, byte)| *place = byte);
+    let own = identity.designators.iter().find(|own| own.bytes().len() <= cscd.designator.len());
+    if let Some(own) = own {
+        cscd.code_set = own.code_set();
+        cscd.association_and_type = own.designator_type();
+        cscd.designator_length = own.bytes().len() as u8;
+        cscd.designator.iter_mut().zip(own.bytes()).for_each(|(place, byte)| *place = *byte);
+    }
     cscd
 }
 

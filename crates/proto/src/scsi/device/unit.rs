@@ -14,6 +14,7 @@ use super::nexus::{ItNexus, TargetPort};
 use super::sanitize::{EraseRecord, Sanitize};
 use super::tokens::Tokens;
 use super::view::NexusView;
+use crate::names::unit_identity::{DEFAULT_PRODUCT, DEFAULT_VENDOR, GivenUnitIdentity, UnitDesignator};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{BlockAccess, Change, Holder, Notice, Registrant, VolumeState, Watcher};
@@ -39,28 +40,39 @@ pub struct UnitIdentity {
     pub removable: bool,
     /// Writes are rejected even if the volume is writable.
     pub read_only: bool,
-    /// NAA locally assigned identifier (SPC-5); the upper 4 bits are 3.
-    pub naa: u64,
+    /// Designators of the unit (SPC-5, Device Identification VPD page).
+    pub designators: Vec<UnitDesignator>,
 }
 
 impl UnitIdentity {
     /// The identity of a volume that is known only by name.
     #[must_use]
     pub fn of(name: &str) -> UnitIdentity {
-        UnitIdentity::of_volume(VolumeUuid::of_texts(&[name]))
+        UnitIdentity::given(VolumeUuid::of_texts(&[name]), &GivenUnitIdentity::default())
     }
 
-    /// The identity of the volume with this UUID.
+    /// The configured identity, completed by what is derived from the volume's UUID. Derived
+    /// designators are complete by themselves, so they are left out if there is a configured one:
+    /// an initiator could otherwise prefer a designator that the unit did not have before.
     #[must_use]
-    pub fn of_volume(uuid: VolumeUuid) -> UnitIdentity {
+    pub fn given(uuid: VolumeUuid, given: &GivenUnitIdentity) -> UnitIdentity {
+        let vendor = given.vendor.unwrap_or(DEFAULT_VENDOR);
+        let serial = given.serial.as_ref().map_or_else(|| uuid.scsi_serial(), |own| own.as_str().to_owned());
+        let derived = || {
+            let naa = UnitDesignator::naa(&uuid.naa().to_be_bytes());
+            // A serial number of more than 247 bytes fits in no designator.
+            let t10 = UnitDesignator::t10_vendor(&[&vendor[..], serial.as_bytes()].concat());
+            naa.into_iter().chain(t10).collect()
+        };
+        let designators = if given.designators.is_empty() { derived() } else { given.designators.clone() };
         UnitIdentity {
-            vendor: *b"BLOCKMUX",
-            product: *b"VOLUME          ",
-            revision: *b"0001",
-            serial: uuid.scsi_serial(),
+            vendor,
+            product: given.product.unwrap_or(DEFAULT_PRODUCT),
+            revision: given.revision.unwrap_or(*b"0001"),
+            serial,
             removable: false,
             read_only: false,
-            naa: uuid.naa(),
+            designators,
         }
     }
 }

@@ -52,9 +52,9 @@ fn designators(identity: &UnitIdentity, target: &str, nexus: &ItNexus) -> Vec<u8
         bytes.extend(header.as_bytes());
         bytes.extend(designator);
     };
-    add(CODE_SET_BINARY, ASSOCIATION_UNIT | DESIGNATOR_NAA, &identity.naa.to_be_bytes());
-    let vendor_specific = [&identity.vendor[..], identity.serial.as_bytes()].concat();
-    add(CODE_SET_ASCII, ASSOCIATION_UNIT | DESIGNATOR_T10_VENDOR, &vendor_specific);
+    for own in &identity.designators {
+        add(own.code_set(), ASSOCIATION_UNIT | own.designator_type(), own.bytes());
+    }
     let relative = u32::from(port.relative_id).to_be_bytes();
     add(CODE_SET_BINARY, ASSOCIATION_PORT | DESIGNATOR_RELATIVE_PORT, &relative);
     let group = u32::from(port.group).to_be_bytes();
@@ -211,8 +211,12 @@ const MAX_NAME: usize = 250;
 
 #[cfg(test)]
 mod tests {
+    use crate::names::unit_identity::{GivenUnitIdentity, UnitDesignator, UnitSerial, inquiry_field};
+    use crate::names::volume_uuid::VolumeUuid;
     use crate::scsi::device::testing::{DeviceBench, shaped};
-    use blockmux_volume::VolumeInfo;
+    use crate::scsi::{LogicalUnit, UnitIdentity};
+    use blockmux_volume::{MemVolume, VolumeInfo};
+    use std::sync::Arc;
 
     #[test]
     fn the_page_of_third_party_copies_has_each_descriptor_whole() {
@@ -274,6 +278,72 @@ mod tests {
             [(1, 3, 8), (2, 1, 40), (0x51, 0x94, 4), (0x51, 0x95, 4), (0x53, 0x98, 28), (0x53, 0xa8, 16)];
         assert_eq!(kinds, expected);
         assert_eq!(page[8] >> 4, 3);
+    }
+
+    #[test]
+    fn a_configured_identity_is_on_all_pages_and_replaces_the_derived_designators() {
+        let given = GivenUnitIdentity {
+            vendor: inquiry_field("LIO-ORG"),
+            product: inquiry_field("mail"),
+            revision: inquiry_field("4.0"),
+            serial: UnitSerial::new("5f7a9c1e-2b3d-4e5f-8a6b-7c8d9e0f1a2b"),
+            designators: Vec::new(),
+        };
+        let designators: Vec<_> = [
+            UnitDesignator::naa(&[
+                0x60, 1, 0x40, 0x55, 0xf7, 0xa9, 0xc1, 0xe2, 0xb3, 0xd4, 0xe5, 0xf8, 0xa6, 0xb7, 0xc8, 0xd9,
+            ]),
+            UnitDesignator::t10_vendor(b"LIO-ORG mail:5f7a"),
+            UnitDesignator::eui64(&[0, 0x14, 5, 1, 2, 3, 4, 5]),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        let pages = |given: &GivenUnitIdentity| {
+            let identity = UnitIdentity::given(VolumeUuid::of_texts(&["a"]), given);
+            let volume = Arc::new(MemVolume::new(1 << 20));
+            let mut client =
+                DeviceBench::around(LogicalUnit::new(identity, volume.clone()), volume).client("a");
+            [0, 0x80, 0x83].map(|page| client.run(&[0x12, u8::from(page != 0), page, 1, 0, 0]).good())
+        };
+        let [inquiry, serial, identification] = pages(&GivenUnitIdentity { designators, ..given.clone() });
+        assert_eq!(inquiry[8..36], *b"LIO-ORG mail            4.0 ");
+        assert_eq!(serial[..4], [0, 0x80, 0, 36]);
+        assert_eq!(serial[4..], *b"5f7a9c1e-2b3d-4e5f-8a6b-7c8d9e0f1a2b");
+        let naa = b"\x01\x03\x00\x10\x60\x01\x40\x55\xf7\xa9\xc1\xe2\xb3\xd4\xe5\xf8\xa6\xb7\xc8\xd9";
+        let own = [
+            &naa[..],
+            b"\x02\x01\x00\x11LIO-ORG mail:5f7a",
+            b"\x01\x02\x00\x08\x00\x14\x05\x01\x02\x03\x04\x05",
+        ];
+        let own = own.concat();
+        assert_eq!(identification[4..4 + own.len()], own);
+        let [.., derived] = pages(&GivenUnitIdentity::default());
+        assert_eq!(identification[4 + own.len()..], derived[4 + 12 + 44..], "those of port and target stay");
+        // Without configured designators, the derived ones have the configured texts.
+        let [.., identification] = pages(&given);
+        assert_eq!(identification[4..16], derived[4..16]);
+        assert_eq!(identification[16..20], [2, 1, 0, 44]);
+        assert_eq!(identification[20..64], *b"LIO-ORG 5f7a9c1e-2b3d-4e5f-8a6b-7c8d9e0f1a2b");
+    }
+
+    #[test]
+    fn a_serial_number_that_is_too_long_for_a_designator_is_only_on_its_page() {
+        let pages = |len: usize| {
+            let given = GivenUnitIdentity {
+                serial: UnitSerial::new(&"7".repeat(len)),
+                ..GivenUnitIdentity::default()
+            };
+            let identity = UnitIdentity::given(VolumeUuid::of_texts(&["a"]), &given);
+            let volume = Arc::new(MemVolume::new(1 << 20));
+            let mut client =
+                DeviceBench::around(LogicalUnit::new(identity, volume.clone()), volume).client("a");
+            [0x80, 0x83].map(|page| client.run(&[0x12, 1, page, 2, 0, 0]).good())
+        };
+        let ([serial, fits], [longest, too_long]) = (pages(247), pages(251));
+        assert_eq!((serial[3], longest[3], longest.len()), (247, 251, 255));
+        assert_eq!(fits[16..20], [2, 1, 0, 255]);
+        assert_eq!(too_long[16..18], [0x51, 0x94], "the port's designators are next");
     }
 
     #[test]

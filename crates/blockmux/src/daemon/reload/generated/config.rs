@@ -263,6 +263,7 @@ impl Volume {
 
 fn draw_volumes(ip: &str, part: impl Fn(usize) -> Dice) -> Vec<Volume> {
     let (mut volumes, mut files, mut uuids) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let mut units = BTreeSet::new();
     for nth in 0..MAX_VOLUMES {
         let mut dice = part(nth);
         if nth > 0 && dice.one_in(3) {
@@ -281,6 +282,14 @@ fn draw_volumes(ip: &str, part: impl Fn(usize) -> Dice) -> Vec<Volume> {
             let machine: String =
                 ip.split('.').map(|byte| format!("{:02x}", byte.parse().unwrap_or(0_u8))).collect();
             let _ = writeln!(lines, "uuid = '6f9a4c2e-1d3b-4f5a-8c7d-00{machine}{uuid:02x}'");
+        }
+        if dice.one_in(3) {
+            let wanted = nth + usize::from(dice.one_in(3));
+            let unit = if units.insert(wanted) { wanted } else { MAX_VOLUMES + nth };
+            units.insert(unit);
+            let own =
+                dice.pick(&["naa = '6001405000000000000000000000NN'", "serial = 'NN', revision = '4.0'"]);
+            let _ = writeln!(lines, "scsi = {{ {} }}", own.replace("NN", &format!("00{unit:02x}")));
         }
         let grows = ["f0", "f1", "f2"].iter().any(|file| spec.contains(file));
         for key in ["shared", "read_only"] {

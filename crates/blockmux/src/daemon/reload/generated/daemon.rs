@@ -174,8 +174,9 @@ impl TestDaemon {
             at.sort();
             let mut targets: Vec<_> = self.targets_of(&volume.name);
             targets.sort();
+            let unit = state.unit_identity();
             let own = format!(
-                "{spec:?} {:?} {:?} {:?} {uuid:?} {:?} {:?} {:?} {at:?} {targets:?} {:?}",
+                "{spec:?} {:?} {:?} {:?} {uuid:?} {unit:?} {:?} {:?} {:?} {at:?} {targets:?} {:?}",
                 export.description,
                 export.read_only,
                 export.volume.info(),

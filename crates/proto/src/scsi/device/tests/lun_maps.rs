@@ -151,7 +151,7 @@ fn copy(from: &LogicalUnit, to: &LogicalUnit) -> (Vec<u8>, Vec<u8>) {
     for unit in [from, to] {
         let end = list.len() + 32;
         list.extend([0xe4, 0, 0, 0, 1, 3, 0, 8]);
-        list.extend(unit.identity.naa.to_be_bytes());
+        list.extend(unit.identity.designators[0].bytes());
         list.resize(end - 2, 0);
         list.extend([2, 0]);
     }
