@@ -432,7 +432,7 @@ mod tests {
             ("[[volume]]\nspec = 'mem:1g'\nuuid = '1'", "b.toml:3: `1` is not a UUID: write 32 "),
             (
                 "[[volume]]\nspec = 'mem:1g'\n[volume.scsi]\nrevision = '1'\nnaa = '1'",
-                "b.toml:5: scsi: `1`: write 16 hexadecimal digits that begin with 2, 3 or 5, or 32 that begin with 6",
+                "b.toml:5: `1`: an NAA designator has 16 hexadecimal digits and begins with 2, 3 or 5, or 32 and ",
             ),
             ("[[volume]]\nspec = 'mem:x'", "b.toml:2: in `mem:x`: `x` is not a size"),
             ("nbd = ['10809']", "b.toml:1: `10809` is not a host"),

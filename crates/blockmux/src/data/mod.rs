@@ -1,5 +1,5 @@
-//! Which data a volume has: volumes may share files, devices and parts of both. Also what its clients
-//! recognize it by.
+//! Which data a volume has: volumes may share files, devices and parts of both. Also what its
+//! clients recognize it by.
 
 pub(crate) mod claim;
 pub(crate) mod key;

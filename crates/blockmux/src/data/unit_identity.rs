@@ -23,13 +23,14 @@ struct WrittenIdentity {
     eui64: Option<Written<Eui64>>,
 }
 
-/// A value that is written as text. Digits may be written as a number: `ctl set` takes them for one.
+/// A value that is written as text. Digits may be written as a number: `ctl set` takes them for
+/// one.
 struct Written<T>(T);
 
 /// A value of the table.
 trait IdentityValue: Sized {
     /// # Errors
-    /// Says what to write.
+    /// Says what is valid.
     fn parse(text: &str) -> Result<Self, String>;
 }
 
@@ -45,7 +46,8 @@ impl<const N: usize> IdentityValue for [u8; N] {
 
 impl IdentityValue for UnitSerial {
     fn parse(text: &str) -> Result<UnitSerial, String> {
-        UnitSerial::new(text).ok_or_else(|| format!("write 1 to {MAX_SERIAL} printable ASCII characters"))
+        UnitSerial::new(text)
+            .ok_or_else(|| format!("a serial number has 1 to {MAX_SERIAL} printable ASCII characters"))
     }
 }
 
@@ -53,7 +55,7 @@ impl IdentityValue for Naa {
     fn parse(text: &str) -> Result<Naa, String> {
         let naa = digits(text).and_then(|bytes| UnitDesignator::naa(&bytes));
         naa.map(Naa).ok_or_else(|| {
-            "write 16 hexadecimal digits that begin with 2, 3 or 5, or 32 that begin with 6".to_owned()
+            "an NAA designator has 16 hexadecimal digits and begins with 2, 3 or 5, or 32 and begins with 6".to_owned()
         })
     }
 }
@@ -61,7 +63,7 @@ impl IdentityValue for Naa {
 impl IdentityValue for T10Vendor {
     fn parse(text: &str) -> Result<T10Vendor, String> {
         UnitDesignator::t10_vendor(text.as_bytes()).map(T10Vendor).ok_or_else(|| {
-            "write a vendor of 8 characters, padded with spaces, and behind it 1 to 247 printable ASCII characters"
+            "a T10 designator has a vendor of 8 characters, padded with spaces, and 1 to 247 more, all printable ASCII"
                 .to_owned()
         })
     }
@@ -70,7 +72,9 @@ impl IdentityValue for T10Vendor {
 impl IdentityValue for Eui64 {
     fn parse(text: &str) -> Result<Eui64, String> {
         let eui64 = digits(text).and_then(|bytes| UnitDesignator::eui64(&bytes));
-        eui64.map(Eui64).ok_or_else(|| "write 16, 24 or 32 hexadecimal digits, not all 0".to_owned())
+        eui64
+            .map(Eui64)
+            .ok_or_else(|| "an EUI-64 designator has 16, 24 or 32 hexadecimal digits, not all 0".to_owned())
     }
 }
 
@@ -137,8 +141,8 @@ pub(crate) fn table(given: &GivenUnitIdentity) -> Option<Value> {
     (!table.is_empty()).then_some(Value::Table(table))
 }
 
-/// The identifiers of a configured identity that no two units may share: their keys, and their texts
-/// in messages.
+/// The identifiers of a configured identity that no two units may share: their keys, and their
+/// texts in messages.
 pub(crate) fn unique(given: &GivenUnitIdentity) -> impl Iterator<Item = (&'static str, String)> {
     let GivenUnitIdentity { vendor, product, serial, designators, .. } = given;
     // Initiators without designators combine these three, as names in /dev/disk/by-id do.
@@ -197,16 +201,16 @@ mod tests {
             ("vendor = 'BLOCKMUX9'", "`BLOCKMUX9`: write at most 8 printable ASCII characters"),
             ("product = 'a\u{e9}'", "write at most 16 printable"),
             ("revision = '1.2.3'", "write at most 4 printable"),
-            ("serial = ' '", "write 1 to 251 printable"),
-            (&long, "write 1 to 251 printable"),
+            ("serial = ' '", "a serial number has 1 to 251 printable"),
+            (&long, "a serial number has 1 to 251 printable"),
             (
                 "naa = '1001405000000001'",
-                "`1001405000000001`: write 16 hexadecimal digits that begin with 2, 3 or 5",
+                "`1001405000000001`: an NAA designator has 16 hexadecimal digits and begins with 2, 3 or 5",
             ),
-            ("naa = '6001405000000001'", "or 32 that begin with 6"),
-            ("naa = '0x500140550f7a9c1e'", "write 16 hexadecimal digits"),
-            ("eui64 = '00140511'", "write 16, 24 or 32 hexadecimal digits"),
-            ("t10 = 'LIO-ORG'", "write a vendor of 8 characters"),
+            ("naa = '6001405000000001'", "or 32 and begins with 6"),
+            ("naa = '0x500140550f7a9c1e'", "an NAA designator has 16 hexadecimal digits"),
+            ("eui64 = '00140511'", "an EUI-64 designator has 16, 24 or 32"),
+            ("t10 = 'LIO-ORG'", "a T10 designator has a vendor of 8"),
             ("wwn = 'x'", "unknown field `wwn`"),
             ("naa = true", "expected a string"),
         ] {

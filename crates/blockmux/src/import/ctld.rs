@@ -3,13 +3,14 @@
 use super::listeners::network;
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget,
-    ImportedVolume, ScsiIdentity,
+    ImportedVolume,
 };
 use super::notes::Notes;
 use super::source::SourceText;
 use super::specs::{self, StorageOptions};
 use super::tree::{Statement, SyntaxError, braces};
 use super::ucl;
+use super::unit_identity::{ScsiIdentity, digits, t10_designator};
 use crate::failure::Failure;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -189,7 +190,13 @@ impl CtldImport {
     fn volume(&mut self, name: &str, statement: &Statement) -> Option<String> {
         let mut options = StorageOptions::default();
         let mut notes = Notes::default();
-        let mut identity = ScsiIdentity::default();
+        let mut identity = ScsiIdentity {
+            vendor: Some("FREEBSD".to_owned()),
+            product: Some("CTLDISK".to_owned()),
+            revision: Some("0001".to_owned()),
+            ..ScsiIdentity::default()
+        };
+        let mut device_id = None;
         let (mut path, mut is_ram, mut is_read_only, mut is_disk) = (None, false, false, true);
         for own in &statement.below {
             let value = own.value();
@@ -198,7 +205,7 @@ impl CtldImport {
                 "size" => options.size = specs::size(&value),
                 "blocksize" => options.block_size = value.parse().ok(),
                 "serial" => identity.serial = Some(value),
-                "device-id" => identity.designator = Some(format!("T10 {value}")),
+                "device-id" => device_id = Some(value),
                 "backend" => is_ram = value == "ramdisk",
                 "device-type" => is_disk = ["0", "disk", "direct"].contains(&value.as_str()),
                 "option" => {
@@ -206,7 +213,8 @@ impl CtldImport {
                         ("vendor", value) => identity.vendor = Some(value.to_owned()),
                         ("product", value) => identity.product = Some(value.to_owned()),
                         ("revision", value) => identity.revision = Some(value.to_owned()),
-                        ("naa" | "eui", value) => identity.designator = Some(format!("naa {value}")),
+                        ("naa", value) => identity.naa = Some(digits(value)),
+                        ("eui", value) => identity.eui64 = Some(digits(value)),
                         ("readonly", value) => is_read_only = value == "on",
                         ("pblocksize", value) if value.parse::<u64>().is_ok() => {
                             options.physical_block_size = value.parse().ok();
@@ -233,6 +241,8 @@ impl CtldImport {
             return Some(known.name.clone());
         }
         let mut volume = ImportedVolume::new(self.imported.free_name(name), spec);
+        let vendor = identity.vendor.as_deref().unwrap_or_default();
+        identity.t10 = device_id.map(|own| t10_designator(vendor, &own));
         volume.identity = identity;
         volume.read_only = is_read_only;
         volume.notes = notes;

@@ -7,8 +7,9 @@ use super::model::{
 };
 use super::notes::Notes;
 use super::parameters;
-use super::scsi_names::{lio_designator, srp_initiator, srp_port};
+use super::scsi_names::{srp_initiator, srp_port};
 use super::specs::{self, StorageOptions};
+use super::unit_identity::{ScsiIdentity, lio_naa, t10_designator};
 use std::collections::BTreeMap;
 
 /// Reads the file's value.
@@ -64,15 +65,12 @@ fn storage_object(mut object: Members, imported: &mut Imported, names: &mut Obje
     };
     let mut volume = ImportedVolume::new(imported.free_name(&own_name), spec);
     volume.read_only = object.flag("readonly").unwrap_or(false);
-    volume.identity.vendor = Some("LIO-ORG".to_owned());
-    volume.identity.product = Some(own_name.chars().take(16).collect());
-    if let Some(serial) = object.filled("wwn") {
-        volume.identity.designator = Some(lio_designator(&serial));
-        if is_uuid(&serial) {
-            volume.uuid = Some(serial.clone());
-        }
-        volume.identity.serial = Some(serial);
-    }
+    let serial = object.filled("wwn");
+    // targetcli sets `emulate_model_alias`: the product is the name of the storage object.
+    let has_own_name = attributes.flag("emulate_model_alias").unwrap_or(true);
+    let product = if has_own_name { own_name.clone() } else { product_of(&plugin).to_owned() };
+    volume.identity = identity(product, serial.as_deref());
+    volume.uuid = serial.filter(|serial| is_uuid(serial));
     // Blockmux keeps writes of a client no longer than the client allows, so these change nothing.
     object.forget(&["write_back", "aio", "alua_tpgs", "prod_mode"]);
     object.finish(&mut notes);
@@ -82,6 +80,29 @@ fn storage_object(mut object: Members, imported: &mut Imported, names: &mut Obje
     volume.notes = notes;
     names.insert(format!("/backstores/{plugin}/{own_name}"), volume.name.clone());
     imported.volumes.push(volume);
+}
+
+/// INQUIRY data and designators of LIO's unit.
+fn identity(product: String, serial: Option<&str>) -> ScsiIdentity {
+    let product: String = product.chars().take(16).collect();
+    ScsiIdentity {
+        vendor: Some(VENDOR.to_owned()),
+        revision: Some("4.0".to_owned()),
+        serial: serial.map(str::to_owned),
+        naa: serial.map(lio_naa),
+        t10: serial.map(|serial| t10_designator(VENDOR, &format!("{product}:{serial}"))),
+        product: Some(product),
+        ..ScsiIdentity::default()
+    }
+}
+
+/// PRODUCT IDENTIFICATION of a back end whose storage objects do not show their names.
+fn product_of(plugin: &str) -> &'static str {
+    match plugin {
+        "block" => "IBLOCK",
+        "fileio" => "FILEIO",
+        _ => "RAMDISK-MCP",
+    }
 }
 
 fn is_uuid(text: &str) -> bool {
@@ -389,13 +410,13 @@ const DEVICE_PROPERTIES: [&str; 24] = [
     "emulate_fua_read",
     "emulate_dpo",
 ];
+/// T10 VENDOR IDENTIFICATION of LIO's units.
+const VENDOR: &str = "LIO-ORG";
 /// Attributes of storage objects whose default means what Blockmux does.
-const DEVICE_DEFAULTS: [(&str, &str); 19] = [
+const DEVICE_DEFAULTS: [(&str, &str); 17] = [
     ("emulate_3pc", "1"),
     ("emulate_caw", "1"),
     ("emulate_fua_write", "1"),
-    ("emulate_model_alias", "1"),
-    ("emulate_model_alias", "0"),
     ("emulate_pr", "1"),
     ("emulate_rest_reord", "0"),
     ("emulate_rsoc", "1"),

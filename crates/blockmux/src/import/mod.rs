@@ -23,6 +23,7 @@ mod specs;
 mod tgt;
 mod tree;
 mod ucl;
+mod unit_identity;
 mod write;
 
 use crate::failure::Failure;

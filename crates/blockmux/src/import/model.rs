@@ -7,6 +7,7 @@
 
 use super::listeners::Listeners;
 use super::notes::Notes;
+use super::unit_identity::ScsiIdentity;
 use blockmux_proto::scsi::MAX_LUN;
 use blockmux_volume::Spec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,17 +48,6 @@ pub(super) struct ImportedVolume {
     pub(super) protocols: BTreeSet<String>,
     pub(super) identity: ScsiIdentity,
     pub(super) notes: Notes,
-}
-
-/// What SCSI initiators recognize a logical unit by.
-#[derive(Default)]
-pub(super) struct ScsiIdentity {
-    pub(super) vendor: Option<String>,
-    pub(super) product: Option<String>,
-    pub(super) revision: Option<String>,
-    pub(super) serial: Option<String>,
-    /// The designator of the Device Identification VPD page, as `naa 6001405...`.
-    pub(super) designator: Option<String>,
 }
 
 impl ImportedVolume {
@@ -315,6 +305,7 @@ impl Imported {
             subsystem.settle(&self.listeners);
         }
         self.settle_protocols();
+        self.settle_identities();
     }
 
     /// Targets without LUNs and subsystems without namespaces become notes: our config has none.
@@ -375,6 +366,17 @@ impl Imported {
                 }
                 is_first
             });
+        }
+    }
+
+    /// Keeps what SCSI initiators recognize volumes by; the others have no such initiators.
+    fn settle_identities(&mut self) {
+        let mut taken = BTreeSet::new();
+        for volume in &mut self.volumes {
+            match ["iscsi", "srp"].iter().any(|word| volume.protocols.contains(*word)) {
+                true => volume.identity.settle(&mut taken, &mut volume.notes),
+                false => volume.identity = ScsiIdentity::default(),
+            }
         }
     }
 

@@ -1,11 +1,4 @@
-//! Names of SCSI devices and ports that foreign targets use.
-
-/// The NAA designator that LIO derives from a unit serial number: the IEEE number 00 14 05 and the
-/// first 25 hexadecimal digits of the serial number.
-pub(super) fn lio_designator(serial: &str) -> String {
-    let digits = serial.chars().filter(char::is_ascii_hexdigit).take(25);
-    format!("naa {:0<32}", "6001405".chars().chain(digits).collect::<String>().to_ascii_lowercase())
-}
+//! Names of SRP ports that foreign targets use.
 
 /// The identifier of an SRP target port of Linux's `ib_srpt`, which has its GUID twice, from the
 /// port's GID or GUID; `None` for another name.
@@ -56,11 +49,5 @@ mod tests {
             Some("0x0002c90300a1b2c3")
         );
         assert_eq!(srp_initiator("*"), None);
-    }
-
-    #[test]
-    fn a_designator_of_lio_is_its_ieee_number_and_the_serial_number() {
-        let designator = lio_designator("5F7A9C1E-2B3D-4E5F-8A6B-7C8D9E0F1A2B");
-        assert_eq!(designator, "naa 60014055f7a9c1e2b3d4e5f8a6b7c8d9");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedSrpTarget,
-    ImportedTarget, ImportedVolume, LunTable, ScsiIdentity,
+    ImportedTarget, ImportedVolume, LunTable,
 };
 use super::notes::Notes;
 use super::parameters;
@@ -10,6 +10,7 @@ use super::scsi_names::{srp_initiator, srp_port};
 use super::source::SourceText;
 use super::specs::{self, StorageOptions};
 use super::tree::{Statement, SyntaxError, braces};
+use super::unit_identity::{ScsiIdentity, digits, t10_designator};
 use crate::failure::Failure;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,8 +70,10 @@ fn device(kind: &str, statement: &Statement, imported: &mut Imported, names: &mu
     let mut options = StorageOptions::default();
     let (mut file, mut is_read_only, mut is_dummy) = (None, false, false);
     let (mut identity, mut notes) = (ScsiIdentity::default(), Notes::default());
-    identity.vendor = Some(if kind == "vdisk_blockio" { "SCST_BIO" } else { "SCST_FIO" }.to_owned());
-    identity.product = Some(own_name.to_owned());
+    let vendor = if kind == "vdisk_blockio" { "SCST_BIO" } else { "SCST_FIO" };
+    identity.vendor = Some(vendor.to_owned());
+    identity.product = Some(own_name.chars().take(16).collect());
+    let (mut t10_vendor, mut t10_text) = (vendor.to_owned(), None);
     for own in &statement.below {
         let (key, value) = (own.keyword(), own.value());
         let is_on = value == "1";
@@ -81,20 +84,21 @@ fn device(kind: &str, statement: &Statement, imported: &mut Imported, names: &mu
             "size_mb" => options.size = value.parse::<u64>().ok().and_then(|size| size.checked_mul(1 << 20)),
             "o_direct" if is_on => options.direct = Some(true),
             "read_only" => is_read_only = is_on,
-            "vend_id" | "t10_vend_id" => identity.vendor = Some(value),
+            "vend_id" => identity.vendor = Some(value),
+            "t10_vend_id" => t10_vendor = value,
             "prod_id" => identity.product = Some(value),
             "prod_rev_lvl" => identity.revision = Some(value),
             "usn" => identity.serial = Some(value),
-            "naa_id" | "eui64_id" => identity.designator = Some(format!("{key} {value}")),
-            "t10_dev_id" => {
-                identity.designator.get_or_insert(format!("{key} {value}"));
-            }
+            "naa_id" => identity.naa = Some(digits(&value)),
+            "eui64_id" => identity.eui64 = Some(digits(&value)),
+            "t10_dev_id" => t10_text = Some(value),
             "rotational" | "threads_num" | "threads_pool_type" | "numa_node_id" | "async" | "o_direct" => {}
             "nv_cache" | "write_through" | "removable" | "thin_provisioned" | "dummy" if !is_on => {}
             "dummy" => is_dummy = true,
             _ => notes.setting(key, &value),
         }
     }
+    identity.t10 = t10_text.map(|text| t10_designator(&t10_vendor, &text));
     let spec = match (kind, file) {
         ("vdisk_fileio" | "vdisk_blockio", Some(file)) => Some(specs::of_path(&file, options, &mut notes)),
         ("vdisk_nullio", _) if !is_dummy => {

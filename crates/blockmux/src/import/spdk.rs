@@ -10,6 +10,7 @@ use super::model::{
 };
 use super::notes::Notes;
 use super::specs::{self, StorageOptions};
+use super::unit_identity::{ScsiIdentity, spdk_naa};
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{MemSpec, SliceSpec, Url};
 use std::collections::{BTreeMap, BTreeSet};
@@ -245,9 +246,14 @@ impl SpdkImport {
         volume.read_only = device.is_read_only;
         volume.limits.clone_from(&device.limits);
         volume.notes.append(&mut device.notes);
-        // INQUIRY names the product of the device, and the serial number is its name.
-        volume.identity.vendor = Some("INTEL".to_owned());
-        volume.identity.serial = Some(device_name.to_owned());
+        // The product is the kind of the device, which is left out: INQUIRY shows another one.
+        volume.identity = ScsiIdentity {
+            vendor: Some("INTEL".to_owned()),
+            revision: Some("0001".to_owned()),
+            serial: Some(device_name.to_owned()),
+            naa: Some(spdk_naa(device_name)),
+            ..ScsiIdentity::default()
+        };
         self.imported.volumes.push(volume);
         Some(name)
     }

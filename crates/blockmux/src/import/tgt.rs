@@ -3,13 +3,14 @@
 use super::listeners::network;
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget,
-    ImportedVolume, ScsiIdentity,
+    ImportedVolume,
 };
 use super::notes::Notes;
 use super::parameters;
 use super::source::SourceText;
 use super::specs::{self, StorageOptions};
 use super::tree::{Statement, SyntaxError, tags};
+use super::unit_identity::{ScsiIdentity, tgt_naa};
 use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
@@ -134,8 +135,10 @@ fn target(statement: &Statement, imported: &mut Imported) {
     let mut luns: Vec<&Statement> = statement.below.iter().filter(is_lun).collect();
     // Given numbers are taken first; then tgt-admin numbers all backing stores, and then the rest.
     luns.sort_by_key(|lun| (lun_number(lun).is_none(), lun.keyword() == "direct-store"));
+    let tid = statement.below.iter().find(|own| own.keyword() == "controller_tid");
+    let tid = tid.and_then(|own| own.argument(0)?.parse().ok());
     for lun in luns {
-        logical_unit(lun, &shared, &mut target, imported);
+        logical_unit(lun, &shared, tid, &mut target, imported);
     }
     let others = statement.below.iter().filter(|own| !is_lun(own) && !is_option(own));
     others.for_each(|own| setting(own, &mut target, &mut initiators));
@@ -216,6 +219,7 @@ struct UnitOptions {
 fn logical_unit(
     statement: &Statement,
     shared: &[&Statement],
+    tid: Option<u32>,
     target: &mut ImportedTarget,
     imported: &mut Imported,
 ) {
@@ -226,7 +230,8 @@ fn logical_unit(
     for own in shared.iter().copied().chain(&statement.below) {
         unit_option(own, &mut options);
     }
-    if statement.keyword() == "direct-store" {
+    let is_direct = statement.keyword() == "direct-store";
+    if is_direct {
         options.notes.lost("direct-store: it showed the identity of the device");
     }
     if path.is_empty() {
@@ -236,30 +241,54 @@ fn logical_unit(
         return target.notes.lost(format!("backing store {path} of {kind}"));
     }
     let spec = specs::of_path(path, options.storage, &mut options.notes);
+    let lun = lun_number(statement).unwrap_or_else(|| target.luns.next_free(1));
     // One file in several targets is one volume.
     let known = imported.volumes.iter().find(|volume| volume.spec == spec).map(|volume| volume.name.clone());
     let name = known.unwrap_or_else(|| {
         let stem = Path::new(path).file_stem().unwrap_or_default().to_string_lossy();
         let mut volume = ImportedVolume::new(imported.free_name(&stem), spec);
-        volume.identity = options.identity;
+        let given = options.identity;
+        volume.identity = if is_direct { given } else { with_defaults(given, tid, lun) };
+        if volume.identity.t10.is_none() && !is_direct {
+            options.notes.remark(
+                "tgt derived the designators of this unit from the number of its target, which is not in the file: to \
+                 keep names by them, set naa as an initiator shows it",
+            );
+        }
         volume.notes.append(&mut options.notes);
         imported.volumes.push(volume);
         imported.volumes.last().map(|volume| volume.name.clone()).unwrap_or_default()
     });
-    let lun = lun_number(statement).unwrap_or_else(|| target.luns.next_free(1));
     target.luns.insert(lun, &name, options.is_read_only, &mut target.notes);
+}
+
+/// Completes the identity of a unit by tgt's defaults. Those of its serial number and its
+/// designators contain the number of the target, which tgt-admin chooses if the config has none.
+fn with_defaults(given: ScsiIdentity, tid: Option<u32>, lun: u64) -> ScsiIdentity {
+    let scsi_id = given.t10.or_else(|| tid.map(|tid| format!("IET     {tid:04x}{lun:04x}")));
+    ScsiIdentity {
+        vendor: given.vendor.or(Some("IET".to_owned())),
+        product: given.product.or(Some("VIRTUAL-DISK".to_owned())),
+        revision: given.revision.or(Some("0001".to_owned())),
+        serial: given.serial.or_else(|| tid.map(|tid| format!("beaf{tid}{lun}"))),
+        naa: scsi_id.as_deref().map(tgt_naa),
+        t10: scsi_id,
+        eui64: None,
+    }
 }
 
 fn unit_option(statement: &Statement, options: &mut UnitOptions) {
     let (keyword, value) = (statement.keyword(), statement.value());
     let UnitOptions { storage, is_read_only, foreign, identity, notes } = options;
+    // tgtadm cuts what is longer than its field.
+    let cut = |len: usize| Some(value.chars().take(len).collect::<String>());
     match (keyword, value.as_str()) {
         ("lun" | "allow-in-use" | "sense_format" | "online", _) => {}
-        ("vendor_id", _) => identity.vendor = Some(value),
-        ("product_id", _) => identity.product = Some(value),
-        ("product_rev", _) => identity.revision = Some(value),
-        ("scsi_sn", _) => identity.serial = Some(value),
-        ("scsi_id", _) => identity.designator = Some(value),
+        ("vendor_id", _) => identity.vendor = cut(8),
+        ("product_id", _) => identity.product = cut(16),
+        ("product_rev", _) => identity.revision = cut(4),
+        ("scsi_sn", _) => identity.serial = cut(36),
+        ("scsi_id", _) => identity.t10 = cut(36),
         ("readonly", "1" | "yes" | "on") => *is_read_only = true,
         ("readonly" | "removable", "0" | "no" | "off") => {}
         ("write-cache", "on") | ("bs-type", "rdwr" | "aio") | ("device-type", "disk") => {}

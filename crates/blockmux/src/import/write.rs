@@ -2,10 +2,11 @@
 
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedHost, ImportedPortal, ImportedSrpTarget,
-    ImportedSubsystem, ImportedTarget, ImportedVolume, LunTable, MappedVolume, ScsiIdentity,
+    ImportedSubsystem, ImportedTarget, ImportedVolume, LunTable, MappedVolume,
 };
 use super::notes::{Notes, comment};
 use super::secrets::SecretFiles;
+use super::unit_identity::ScsiIdentity;
 use crate::failure::Failure;
 use std::collections::BTreeSet;
 use toml::{Table, Value};
@@ -113,23 +114,7 @@ impl Page<'_> {
 
     fn volume(&mut self, volume: &ImportedVolume) {
         self.table("[[volume]]");
-        let mut notes = volume.notes.clone();
-        if volume.protocols.iter().any(|word| ["iscsi", "srp"].contains(&word.as_str())) {
-            let ScsiIdentity { vendor, product, revision, serial, designator } = &volume.identity;
-            let parts = [
-                ("vendor", vendor),
-                ("product", product),
-                ("revision", revision),
-                ("serial number", serial),
-                ("designator", designator),
-            ];
-            let parts = parts.iter().filter_map(|(what, value)| Some(format!("{what} {}", value.as_ref()?)));
-            let parts: Vec<_> = parts.collect();
-            if !parts.is_empty() {
-                notes.lost(format!("SCSI identity: {}", parts.join(", ")));
-            }
-        }
-        self.notes(&notes);
+        self.notes(&volume.notes);
         self.key("name", volume.name.as_str());
         self.key("spec", volume.spec.to_string());
         self.optional("uuid", volume.uuid.clone().map(Value::from));
@@ -141,6 +126,10 @@ impl Page<'_> {
         if !volume.limits.is_empty() {
             let limits = volume.limits.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
             self.key("limits", limits.collect::<Table>());
+        }
+        if volume.identity != ScsiIdentity::default() {
+            self.table("[volume.scsi]");
+            volume.identity.texts().for_each(|(key, text)| self.key(key, text));
         }
     }
 

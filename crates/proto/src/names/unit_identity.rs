@@ -1,7 +1,8 @@
 //! The configured identifiers of a logical unit: what SCSI initiators recognize it by.
 //!
-//! Without them a unit's identifiers are derived from its volume's UUID. A unit that moves here from
-//! another target keeps its old ones instead, so that its initiators see the disk that they know.
+//! Without them a unit's identifiers are derived from its volume's UUID. A unit that moves here
+//! from another target keeps its old ones instead, so that its initiators see the disk that they
+//! know.
 
 use blockmux_wire::scsi::vpd::{
     CODE_SET_ASCII, CODE_SET_BINARY, DESIGNATOR_EUI64, DESIGNATOR_NAA, DESIGNATOR_T10_VENDOR,
@@ -50,8 +51,8 @@ impl UnitSerial {
 }
 
 impl UnitDesignator {
-    /// An NAA designator: IEEE Extended (2), Locally Assigned (3) or IEEE Registered (5) of 8 bytes,
-    /// or IEEE Registered Extended (6) of 16 bytes. `None` for others.
+    /// An NAA designator: IEEE Extended (2), Locally Assigned (3) or IEEE Registered (5) of 8
+    /// bytes, or IEEE Registered Extended (6) of 16 bytes. `None` for others.
     #[must_use]
     pub fn naa(bytes: &[u8]) -> Option<UnitDesignator> {
         let naa = bytes.first()? >> 4;
@@ -67,9 +68,9 @@ impl UnitDesignator {
         is_valid.then(|| UnitDesignator::binary(DESIGNATOR_EUI64, bytes))
     }
 
-    /// A T10 vendor ID based designator: a vendor identification of 8 bytes, padded with spaces, and
-    /// text that is unique among that vendor's units. `None` if the text is missing, too long for a
-    /// designator, or not printable ASCII.
+    /// A T10 vendor ID based designator: a vendor identification of 8 bytes, padded with spaces,
+    /// and text that is unique among that vendor's units. `None` if the text is missing, too long
+    /// for a designator, or not printable ASCII.
     #[must_use]
     pub fn t10_vendor(bytes: &[u8]) -> Option<UnitDesignator> {
         let is_valid = (9..=MAX_DESIGNATOR).contains(&bytes.len()) && is_printable(bytes);
@@ -112,8 +113,8 @@ impl UnitDesignator {
     }
 }
 
-/// A field of the INQUIRY data of `N` bytes, padded with spaces; `None` if the text is longer or has
-/// other characters than printable ASCII.
+/// A field of the INQUIRY data of `N` bytes, padded with spaces; `None` if the text is longer or
+/// has other characters than printable ASCII.
 #[must_use]
 pub fn inquiry_field<const N: usize>(text: &str) -> Option<[u8; N]> {
     let text = text.trim_end_matches(' ').as_bytes();

@@ -21,8 +21,8 @@ pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired:
     for (name, step) in steps.iter_mut().filter(|(_, step)| step.opens()) {
         let Some(new) = desired.volume(name) else { continue };
         let opened = closed.iter().find_map(|own| Some((path_in_both(own, new)?, own.name.as_str())));
-        // Also one that stays has its UUID and its SCSI identity until the next start, and no config
-        // has them twice.
+        // Also one that stays has its UUID and its SCSI identity until the next start, and no
+        // config has them twice.
         let stays = |own: &NamedVolume| !closed.iter().any(|closed| closed.name == own.name);
         let has_uuid = |own: &NamedVolume| new.entry.uuid.is_some() && own.entry.uuid == new.entry.uuid;
         let is_unit = |own: &NamedVolume| is_same_unit(&own.entry.scsi, &new.entry.scsi);
