@@ -1,9 +1,8 @@
 //! `ctl.conf` of FreeBSD's ctld.
 
-use super::listeners::network;
+use super::access::{ADMITTED_NOBODY, AccessRules, begins};
 use super::model::{
-    ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget,
-    ImportedVolume,
+    ChapUser, Imported, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget, ImportedVolume,
 };
 use super::notes::Notes;
 use super::source::SourceText;
@@ -102,37 +101,48 @@ struct PortalGroupEntry {
 struct AuthGroup {
     /// `auth-type`; `None`: by what else the group has.
     kind: Option<String>,
-    chaps: Vec<ImportedChap>,
-    names: Vec<String>,
-    /// `None`: all.
-    networks: Option<Vec<String>>,
+    rules: AccessRules,
 }
 
 impl AuthGroup {
     /// Reads a statement of a group, or of a target; `false` if it is none.
     fn read(&mut self, statement: &Statement, notes: &mut Notes) -> bool {
-        let value = statement.value();
-        match statement.keyword() {
+        let (keyword, value) = (statement.keyword(), statement.value());
+        match keyword {
             "auth-type" => self.kind = Some(value),
             "chap" | "chap-mutual" => {
                 let user = |at: usize| {
                     let (name, secret) = (statement.argument(at)?, statement.argument(at + 1)?);
                     ChapUser::of(Some(name.to_owned()), Some(ImportedSecret::new(secret)))
                 };
-                let target = user(2).filter(|_| statement.keyword() == "chap-mutual");
-                self.chaps.extend(user(0).map(|user| ImportedChap { user, target }));
+                let target = user(2).filter(|_| keyword == "chap-mutual");
+                self.rules.add_user(keyword, user(0).map(|user| ImportedChap { user, target }), notes);
             }
-            "initiator-name" => self.names.push(value),
-            "initiator-portal" => match network(&value) {
-                Some(network) => self.networks.get_or_insert_default().push(network),
-                None => {
-                    self.networks.get_or_insert_default();
-                    notes.lost(format!("initiator-portal {value}"));
-                }
-            },
+            "initiator-name" => self.rules.add_name(&value, notes),
+            "initiator-portal" => self.rules.add_network(keyword, &value, notes),
+            _ if begins(keyword, &["auth", "chap", "initiator"]) => {
+                self.rules.close_for(keyword);
+                notes.lost(format!("{keyword} {}", statement.argument(0).unwrap_or_default()));
+            }
             _ => return false,
         }
         true
+    }
+
+    /// The rules of a target with this group. ctld denies access without any statement about it.
+    fn rules(self) -> AccessRules {
+        let AuthGroup { kind, mut rules } = self;
+        let has_users = rules.has_users();
+        match kind.as_deref() {
+            Some("none") => rules.forget_users(),
+            Some("chap" | "chap-mutual") if has_users => {}
+            None if !rules.is_empty() => {}
+            None | Some("deny" | "chap" | "chap-mutual") => {
+                rules.close(ADMITTED_NOBODY);
+            }
+            Some(_) => rules.close_for("auth-type"),
+        }
+        rules
     }
 }
 
@@ -215,7 +225,8 @@ impl CtldImport {
                         ("revision", value) => identity.revision = Some(value.to_owned()),
                         ("naa", value) => identity.naa = Some(digits(value)),
                         ("eui", value) => identity.eui64 = Some(digits(value)),
-                        ("readonly", value) => is_read_only = value == "on",
+                        // Initiators may not write where they perhaps could not before.
+                        ("readonly", value) => is_read_only = value != "off",
                         ("pblocksize", value) if value.parse::<u64>().is_ok() => {
                             options.physical_block_size = value.parse().ok();
                         }
@@ -260,7 +271,8 @@ impl CtldImport {
         for own in &statement.below {
             match own.keyword() {
                 "alias" => target.alias = own.value(),
-                "auth-group" => group = own.argument(0).map(str::to_owned),
+                // One without a name is no group, which admits nobody.
+                "auth-group" => group = Some(own.argument(0).unwrap_or_default().to_owned()),
                 "portal-group" => portals.push((own.argument(0).unwrap_or_default(), own.argument(1))),
                 "redirect" => target.redirect = Some(own.value()),
                 "lun" => self.lun(own, &name, &mut target, &mut notes),
@@ -292,7 +304,7 @@ impl CtldImport {
             }
             (Some(name), false) => self.auth_groups.get(name).cloned(),
         };
-        access(&mut target, auth.unwrap_or_default(), &mut notes);
+        (target.acl, target.allow) = auth.unwrap_or_default().rules().settle(&mut notes);
         target.notes.append(&mut notes);
         self.imported.targets.push(target);
     }
@@ -329,31 +341,6 @@ impl CtldImport {
         if target.redirect.is_none() {
             target.redirect.clone_from(&group.redirect);
         }
-    }
-}
-
-/// Sets who may log in to a target. ctld denies access without any statement about it.
-fn access(target: &mut ImportedTarget, auth: AuthGroup, notes: &mut Notes) {
-    let AuthGroup { kind, mut chaps, names, networks } = auth;
-    target.allow = networks;
-    let is_open = kind.as_deref() == Some("none");
-    let is_denied = kind.as_deref() == Some("deny");
-    let has_chap_type = kind.as_deref().is_some_and(|kind| kind.starts_with("chap"));
-    let has_entries = !chaps.is_empty() || !names.is_empty() || target.allow.is_some();
-    if is_denied || (has_chap_type && chaps.is_empty()) || (!is_open && !has_entries) {
-        notes.remark("nobody could log in: add an acl entry, and remove `allow`");
-        target.allow = Some(Vec::new());
-        return;
-    }
-    let first = (!chaps.is_empty() && !is_open).then(|| chaps.remove(0));
-    for chap in chaps {
-        notes.lost(format!("chap {}: an acl entry has one user; add entries by name", chap.user.name));
-    }
-    let entry = |initiator| ImportedAcl { initiator, chap: first.clone(), ..ImportedAcl::default() };
-    if names.is_empty() {
-        target.acl.extend(first.is_some().then(|| entry(None)));
-    } else {
-        target.acl = names.into_iter().map(|name| entry(Some(name))).collect();
     }
 }
 

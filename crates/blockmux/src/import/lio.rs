@@ -1,5 +1,6 @@
 //! `saveconfig.json` of targetcli: Linux's LIO target.
 
+use super::access::{AccessRules, DISABLED, UnreadableUser, optional_user, unknown_discovery_user};
 use super::members::Members;
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedSrpTarget,
@@ -64,7 +65,7 @@ fn storage_object(mut object: Members, imported: &mut Imported, names: &mut Obje
         return imported.notes.lost(format!("storage object {own_name}, plugin {plugin}"));
     };
     let mut volume = ImportedVolume::new(imported.free_name(&own_name), spec);
-    volume.read_only = object.flag("readonly").unwrap_or(false);
+    volume.read_only = object.access_flag("readonly", false, true, &mut notes);
     let serial = object.filled("wwn");
     // targetcli sets `emulate_model_alias`: the product is the name of the storage object.
     let has_own_name = attributes.flag("emulate_model_alias").unwrap_or(true);
@@ -117,12 +118,10 @@ fn fabric_module(mut module: Members, imported: &mut Imported) {
         ChapUser::of(user.filter(|user| user != "NULL"), secret)
     };
     let (user, target) = (chap(""), chap("mutual_"));
-    let is_enabled = module.flag("discovery_enable_auth").unwrap_or(false);
+    let is_enabled = module.access_flag("discovery_enable_auth", false, true, &mut imported.notes);
     if name == "iscsi" && is_enabled {
-        match user {
-            Some(user) => imported.discovery = Some(ImportedChap { user, target }),
-            None => imported.notes.lost("discovery_enable_auth without a user: nobody could discover"),
-        }
+        let unknown = || unknown_discovery_user("discovery_userid", &mut imported.notes);
+        imported.discovery = Some(ImportedChap { user: user.unwrap_or_else(unknown), target });
     }
     module.finish(&mut imported.notes);
 }
@@ -195,32 +194,36 @@ fn portal_group(mut group: Members, imported: &mut Imported, names: &ObjectNames
     set_parameters(&mut group, &mut target, &mut notes);
     let mut attributes = group.object("attributes");
     let login = TpgLogin {
-        needs_chap: attributes.flag("authentication").unwrap_or(true),
-        is_open: attributes.flag("generate_node_acls").unwrap_or(false),
-        is_protected: attributes.flag("demo_mode_write_protect").unwrap_or(true),
+        needs_chap: attributes.access_flag("authentication", true, true, &mut notes),
+        is_open: attributes.access_flag("generate_node_acls", false, false, &mut notes),
+        is_protected: attributes.access_flag("demo_mode_write_protect", true, true, &mut notes),
     };
     attributes.forget_defaults(&TPG_DEFAULTS);
     attributes.finish(&mut notes);
+    let mut rules = AccessRules::default();
     let everyone = chap(&mut group);
+    let mut is_whole = !group.has_odd_objects("node_acls");
+    let mut entries = Vec::new();
     for acl in group.objects("node_acls", &mut notes) {
-        target.acl.extend(node_acl(acl, &target.luns, &login, &mut notes));
+        let entry = node_acl(acl, &target.luns, &login, &mut notes);
+        is_whole &= entry.is_some();
+        entries.extend(entry);
     }
-    if login.is_open {
-        target.acl.extend(login.entry_of_everyone(&target.luns, everyone, &mut notes));
+    match is_whole {
+        true if login.is_open => {
+            entries.extend(login.entry_of_everyone(&target.luns, everyone, &mut notes));
+        }
+        // Its initiators would have the access of those without an ACL.
+        false if login.is_open => {
+            notes.lost("initiators without an ACL: one that has an ACL could not be kept");
+        }
+        _ => {}
     }
-    let is_enabled = group.flag("enable").unwrap_or(true);
-    if !is_enabled {
-        notes.remark("it was disabled: nobody may log in until `allow` is removed");
-    } else if target.acl.is_empty() {
-        notes.remark("nobody could log in: add an acl entry, and remove `allow`");
+    rules.add_entries(entries);
+    if !group.access_flag("enable", true, false, &mut notes) {
+        rules.close(DISABLED);
     }
-    if !is_enabled || target.acl.is_empty() {
-        target.allow = Some(Vec::new());
-    }
-    // One entry for everybody without anything is what a target without entries means.
-    if target.acl == [ImportedAcl::default()] {
-        target.acl.clear();
-    }
+    (target.acl, target.allow) = rules.settle(&mut notes);
     group.finish(&mut notes);
     if target.portals.is_empty() && target.allow.is_none() {
         notes.remark("it had no portals: it is reached through all listeners");
@@ -272,20 +275,30 @@ impl TpgLogin {
     fn entry_of_everyone(
         &self,
         luns: &LunTable,
-        chap: Option<ImportedChap>,
+        chap: Result<Option<ImportedChap>, UnreadableUser>,
         notes: &mut Notes,
     ) -> Option<ImportedAcl> {
         let mut acl = ImportedAcl::default();
         if self.is_protected && !luns.is_empty() {
             acl.luns = Some(luns.write_protected());
         }
-        acl.chap = chap;
-        self.has_chap(acl, "initiators without an ACL", notes)
+        self.with_chap(acl, chap, "initiators without an ACL", notes)
     }
 
     /// The entry if initiators could log in by it. LIO refuses everybody if it needs CHAP and has
     /// no user.
-    fn has_chap(&self, mut acl: ImportedAcl, who: &str, notes: &mut Notes) -> Option<ImportedAcl> {
+    fn with_chap(
+        &self,
+        mut acl: ImportedAcl,
+        chap: Result<Option<ImportedChap>, UnreadableUser>,
+        who: &str,
+        notes: &mut Notes,
+    ) -> Option<ImportedAcl> {
+        let Ok(chap) = chap else {
+            notes.lost(format!("{who}: CHAP needs a name and a secret"));
+            return None;
+        };
+        acl.chap = chap;
         match (&acl.chap, self.needs_chap) {
             (None, true) => {
                 notes.lost(format!(
@@ -303,38 +316,51 @@ impl TpgLogin {
 }
 
 /// CHAP of an ACL or of a portal group.
-fn chap(members: &mut Members) -> Option<ImportedChap> {
+fn chap(members: &mut Members) -> Result<Option<ImportedChap>, UnreadableUser> {
+    let is_odd = members.has_odd_text("chap_", &CHAP_KEYS);
     let mut user = |prefix: &str| {
         let name = members.text(&format!("chap_{prefix}userid"));
-        ChapUser::of(name, members.text(&format!("chap_{prefix}password")).map(ImportedSecret::new))
+        let secret = members.text(&format!("chap_{prefix}password")).map(ImportedSecret::new);
+        optional_user(name, secret)
     };
-    let (own, target) = (user(""), user("mutual_"));
-    Some(ImportedChap { user: own?, target })
+    let (own, target) = (user("")?, user("mutual_")?);
+    if is_odd {
+        return Err(UnreadableUser);
+    }
+    Ok(own.map(|user| ImportedChap { user, target }))
 }
 
 fn node_acl(mut acl: Members, luns: &LunTable, login: &TpgLogin, notes: &mut Notes) -> Option<ImportedAcl> {
-    let name = acl.text("node_wwn").unwrap_or_default();
-    let mut entry = ImportedAcl { initiator: Some(name.clone()), chap: chap(&mut acl), ..Default::default() };
+    let Some(name) = acl.filled("node_wwn") else {
+        notes.lost("an ACL without node_wwn");
+        return None;
+    };
+    let chap = chap(&mut acl);
+    let mut entry = ImportedAcl { initiator: Some(name.clone()), ..Default::default() };
     entry.luns = Some(mapped_luns(&mut acl, luns, &mut entry.notes)).filter(|own| own != luns);
     let mut attributes = acl.object("attributes");
     // An ACL may have its own setting; -1 is the portal group's.
-    let needs_chap = attributes.flag_unless("authentication", "-1").unwrap_or(login.needs_chap);
+    attributes.forget_defaults(&[("authentication", "-1")]);
+    let needs_chap = attributes.access_flag("authentication", login.needs_chap, true, &mut entry.notes);
     attributes.forget_defaults(&ACL_DEFAULTS);
     attributes.finish(&mut entry.notes);
     acl.forget(&["tag"]);
     acl.finish(&mut entry.notes);
-    TpgLogin { needs_chap, ..*login }.has_chap(entry, &format!("initiator {name}"), notes)
+    TpgLogin { needs_chap, ..*login }.with_chap(entry, chap, &format!("initiator {name}"), notes)
 }
 
 fn mapped_luns(acl: &mut Members, luns: &LunTable, notes: &mut Notes) -> LunTable {
     let mut table = LunTable::default();
     for mut mapped in acl.objects("mapped_luns", notes) {
         let index = mapped.number("index").unwrap_or(0);
-        let of_group = mapped.number("tpg_lun").unwrap_or(index);
-        let is_protected = mapped.flag("write_protect").unwrap_or(false);
-        match luns.volume_of(of_group) {
+        let of_group = mapped.number("tpg_lun");
+        let is_protected = mapped.access_flag("write_protect", false, true, notes);
+        match of_group.and_then(|lun| luns.volume_of(lun)) {
             Some(own) => table.insert(index, &own.volume, is_protected, notes),
-            None => notes.lost(format!("mapped LUN {index} of LUN {of_group}")),
+            None => {
+                let lun = of_group.map(|lun| lun.to_string()).unwrap_or_default();
+                notes.lost(format!("mapped LUN {index} of LUN {lun}"));
+            }
         }
         mapped.forget(&["alias"]);
         mapped.finish(notes);
@@ -361,11 +387,13 @@ fn srp_target(wwn: &str, mut members: Members, imported: &mut Imported, names: &
                 None => target.notes.lost(format!("initiator {name}: it is no port identifier")),
             }
         }
-        if target.acl.is_empty() {
-            target.notes.remark("nobody could log in: add an acl entry, and remove `allow`");
-            target.allow = Some(Vec::new());
+        let mut rules = AccessRules::default();
+        rules.add_entries(std::mem::take(&mut target.acl));
+        if !group.access_flag("enable", true, false, &mut target.notes) {
+            rules.close(DISABLED);
         }
-        group.forget(&["attributes", "parameters", "tag", "enable", "portals"]);
+        (target.acl, target.allow) = rules.settle(&mut target.notes);
+        group.forget(&["attributes", "parameters", "tag", "portals"]);
         group.finish(&mut target.notes);
         let Some(port_id) = &port_id else {
             imported.notes.lost(format!("SRP target {wwn}: it is no port identifier"));
@@ -382,6 +410,9 @@ fn srp_target(wwn: &str, mut members: Members, imported: &mut Imported, names: &
 
 /// Port on which SRP listens over RDMA/CM, as the examples of `ib_srpt` and our default.
 const SRP_PORT: u16 = 5555;
+
+/// Members of an ACL, or of a portal group, for CHAP.
+const CHAP_KEYS: [&str; 4] = ["chap_userid", "chap_password", "chap_mutual_userid", "chap_mutual_password"];
 
 /// Attributes that describe the device, or limits that Blockmux finds out itself.
 const DEVICE_PROPERTIES: [&str; 24] = [

@@ -19,8 +19,11 @@ impl Members {
         self.0.shift_remove(key).filter(|value| !value.is_null())
     }
 
-    /// Takes a text; numbers are texts in some versions of a format.
+    /// Takes a text; numbers are texts in some versions of a format. Lists and objects are left.
     pub(super) fn text(&mut self, key: &str) -> Option<String> {
+        if self.0.get(key).is_some_and(|value| value.is_array() || value.is_object()) {
+            return None;
+        }
         match self.take(key)? {
             Value::String(text) => Some(text),
             other => Some(other.to_string()),
@@ -48,21 +51,46 @@ impl Members {
         let flag = match self.0.get(key)? {
             Value::Bool(flag) => *flag,
             Value::Number(number) => number.as_i64().map(|number| number != 0)?,
-            Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
-                "1" | "yes" | "true" | "on" => true,
-                "0" | "no" | "false" | "off" | "" => false,
-                _ => return None,
-            },
+            Value::String(text) if text.is_empty() => false,
+            Value::String(text) => switch(text)?,
             _ => return None,
         };
         self.0.shift_remove(key);
         Some(flag)
     }
 
-    /// Takes a switch that may have a third value, for which the result is `None`.
-    pub(super) fn flag_unless(&mut self, key: &str, third: &str) -> Option<bool> {
-        self.forget_defaults(&[(key, third)]);
-        self.flag(key)
+    /// Takes a switch that decides about access: `missing` if there is none, and `unreadable` if its
+    /// value is none of a switch, or if its key only begins like this one. These become notes.
+    pub(super) fn access_flag(
+        &mut self,
+        key: &str,
+        missing: bool,
+        unreadable: bool,
+        notes: &mut Notes,
+    ) -> bool {
+        let is_empty = self.0.get(key).and_then(Value::as_str).is_some_and(|text| text.trim().is_empty());
+        if let Some(flag) = (!is_empty).then(|| self.flag(key)).flatten() {
+            return flag;
+        }
+        let alike: Vec<_> = self.0.keys().filter(|own| own.starts_with(key)).cloned().collect();
+        alike.iter().for_each(|own| notes.lost(format!("{own} (see the imported file)")));
+        self.0.retain(|own, _| !alike.contains(own));
+        if alike.is_empty() { missing } else { unreadable }
+    }
+
+    /// Whether a key that begins with `word` is none of `known`, or has a value that is no text.
+    pub(super) fn has_odd_text(&self, word: &str, known: &[&str]) -> bool {
+        self.0.iter().filter(|(key, _)| key.starts_with(word)).any(|(key, value)| {
+            let is_text = value.is_string() || value.is_number();
+            !is_text || !known.contains(&key.as_str())
+        })
+    }
+
+    /// Whether a key that begins with `key` is another one, or has a value that is no list of
+    /// objects.
+    pub(super) fn has_odd_objects(&self, key: &str) -> bool {
+        let is_list = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(Value::is_object));
+        self.0.iter().any(|(own, value)| own.starts_with(key) && (own != key || !is_list(value)))
     }
 
     /// Takes a list; another value is left.
@@ -140,6 +168,15 @@ impl Members {
                 value => notes.setting(&key, &plain(value)),
             }
         }
+    }
+}
+
+/// The value of a switch in a text.
+pub(super) fn switch(text: &str) -> Option<bool> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "yes" | "true" | "on" => Some(true),
+        "0" | "no" | "false" | "off" => Some(false),
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@
 //! common form in [`model`]; [`write`] writes that as our config. What our config cannot express
 //! becomes a comment beside its object. Decision 106 describes what is carried over.
 
+mod access;
 mod ctld;
 mod format;
 mod lio;
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     let written = write::write(&imported, &origin, &mut secrets)?;
     if let Some(file) = &file {
         make_config(file, || directory.iter().try_for_each(|there| secrets.write(there)), &written.text)?;
-        print(file.display())?;
+        print(wrote(file, directory.as_deref(), secrets.count()))?;
     } else {
         directory.iter().try_for_each(|there| secrets.write(there))?;
         print(written.text.trim_end())?;
@@ -112,6 +113,17 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
         lost => warn!("{lost} settings have no counterpart; they are comments"),
     }
     Ok(())
+}
+
+/// What was written, for a person.
+fn wrote(file: &Path, directory: Option<&Path>, secrets: usize) -> String {
+    let file = file.display();
+    match directory.filter(|_| secrets > 0) {
+        Some(directory) => {
+            format!("wrote {file}, {} in {}", count(secrets, "secret", "secrets"), directory.display())
+        }
+        None => format!("wrote {file}"),
+    }
 }
 
 fn count(number: usize, one: &str, more: &str) -> String {
@@ -160,5 +172,7 @@ Examples:
   blockmux import /etc/target/saveconfig.json --output /etc/blockmux/
   tgt-admin --dump | blockmux import - --output new.toml --secrets /etc/keys";
 
+#[cfg(test)]
+mod admission;
 #[cfg(test)]
 mod tests;

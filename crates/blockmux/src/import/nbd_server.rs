@@ -1,6 +1,8 @@
 //! The config of nbd-server: exports in sections.
 
+use super::access::begins;
 use super::listeners::network;
+use super::members::switch;
 use super::model::{Imported, ImportedVolume};
 use super::notes::Notes;
 use super::source::SourceText;
@@ -66,12 +68,13 @@ impl Generic {
                 "unixsock" => self.socket = Some(value),
                 "includedir" => self.include = Some(value),
                 "certfile" => self.certificate = Some(value),
-                "cacertfile" => self.authority = Some(value),
+                // Without it, TLS clients would need no certificate.
+                _ if begins(key, &["cacertfile"]) => self.authority = Some(value),
                 "keyfile" => {}
-                "force_tls" => self.demands_tls = is_on(&value),
+                key if begins(key, &["force_tls"]) => self.demands_tls |= switch(&value) != Some(false),
                 // Exports are listed to clients that ask, as by nbd-server with this option.
-                "allowlist" if is_on(&value) => {}
-                "oldstyle" if !is_on(&value) => {}
+                "allowlist" if switch(&value) == Some(true) => {}
+                "oldstyle" if switch(&value) == Some(false) => {}
                 _ => notes.setting(key, &value),
             }
         }
@@ -107,7 +110,10 @@ impl Generic {
         if let Some(socket) = &self.socket {
             imported.listeners.add_unix("nbd", socket);
         }
-        let Some(certificate) = self.certificate else { return };
+        if self.certificate.is_none() && !self.demands_tls {
+            return;
+        }
+        let certificate = self.certificate.unwrap_or_default();
         imported.notes.remark(format!(
             "TLS: copy certfile ({certificate}) to {TLS}/server-cert.pem, keyfile to {TLS}/server-key.pem (chmod 600) and \
              cacertfile to {TLS}/ca-cert.pem"
@@ -120,10 +126,6 @@ impl Generic {
     }
 }
 
-fn is_on(value: &str) -> bool {
-    ["true", "1", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
-}
-
 fn export(name: &str, section: &Statement, file: &Path, imported: &mut Imported) {
     let mut notes = Notes::default();
     let mut options = StorageOptions::default();
@@ -133,23 +135,30 @@ fn export(name: &str, section: &Statement, file: &Path, imported: &mut Imported)
         let (key, value) = (own.keyword(), own.value());
         match key {
             "exportname" => path = Some(value),
-            "readonly" => read_only = is_on(&value),
+            // Clients may not write where they perhaps could not before.
+            _ if begins(key, &["readonly"]) => read_only |= switch(&value) != Some(false),
             "filesize" => match specs::size(&value) {
                 Some(size) => options.size = Some(size),
                 None => notes.setting(key, &value),
             },
             "authfile" => allow = Some(networks(&value, file, &mut notes)),
+            _ if begins(key, &["authfile"]) => {
+                notes.setting(key, &value);
+                allow = Some(Vec::new());
+            }
             "comment" => description = value,
             // Writes would change the file, which nbd-server did not.
-            "copyonwrite" | "temporary" | "multifile" if is_on(&value) => {
-                lost = Some(format!("export {name}: {key}"));
+            _ if begins(key, &["copyonwrite", "temporary", "multifile"]) => {
+                if switch(&value) != Some(false) {
+                    lost = Some(format!("export {name} is left out, because of its {key}"));
+                }
             }
-            "copyonwrite" | "temporary" | "multifile" | "flush" | "fua" | "trim" | "rotational"
-            | "splice" | "sparse_conf" => {}
+            "flush" | "fua" | "trim" | "rotational" | "splice" | "sparse_conf" => {}
             _ => notes.setting(key, &value),
         }
     }
-    let lost = lost.or_else(|| path.is_none().then(|| format!("export {name}: it has no exportname")));
+    let lost =
+        lost.or_else(|| path.is_none().then(|| format!("export {name} is left out: it has no exportname")));
     let (Some(path), None) = (path, &lost) else {
         return lost.into_iter().for_each(|lost| imported.notes.lost(lost));
     };
@@ -173,7 +182,7 @@ fn export(name: &str, section: &Statement, file: &Path, imported: &mut Imported)
 fn networks(authfile: &str, config: &Path, notes: &mut Notes) -> Vec<String> {
     let path = config.parent().unwrap_or(Path::new("")).join(authfile);
     let Ok(source) = SourceText::of_file(&path) else {
-        notes.remark(format!("authfile {authfile} is not here: add its networks to `allow`"));
+        notes.lost(format!("authfile {authfile} is not here: add its networks to `allow`"));
         return Vec::new();
     };
     let mut networks = Vec::new();

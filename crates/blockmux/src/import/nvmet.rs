@@ -16,8 +16,8 @@ pub(super) fn read(mut file: Members) -> Imported {
     let mut notes = Notes::default();
     let mut hosts = BTreeMap::new();
     for host in file.objects("hosts", &mut notes) {
-        let host = read_host(host);
-        hosts.insert(host.nqn.clone(), host);
+        let host = read_host(host, &mut notes);
+        hosts.extend(host.map(|host| (host.nqn.clone(), host)));
     }
     let mut ana_groups = Vec::new();
     for subsystem in file.objects("subsystems", &mut notes) {
@@ -35,25 +35,31 @@ pub(super) fn read(mut file: Members) -> Imported {
     imported
 }
 
-fn read_host(mut members: Members) -> ImportedHost {
+/// Reads a host; `None` for one whose name or keys cannot be read: without its key, it would be let
+/// in without authentication.
+fn read_host(mut members: Members, notes: &mut Notes) -> Option<ImportedHost> {
+    let Some(nqn) = members.filled("nqn") else {
+        notes.lost("a host without nqn");
+        return None;
+    };
+    if members.has_odd_text("dhchap_", &DHCHAP_KEYS) {
+        notes.lost(format!("host {nqn}: its DH-HMAC-CHAP keys cannot be read"));
+        return None;
+    }
     let mut key = |name: &str| members.filled(name).map(|text| KeyPlace::Text(ImportedSecret::new(text)));
     let (dhchap_secret, dhchap_ctrl_secret) = (key("dhchap_key"), key("dhchap_ctrl_key"));
-    let mut host = ImportedHost {
-        nqn: members.text("nqn").unwrap_or_default(),
-        dhchap_secret,
-        dhchap_ctrl_secret,
-        ..ImportedHost::default()
-    };
+    let mut host = ImportedHost { nqn, dhchap_secret, dhchap_ctrl_secret, ..ImportedHost::default() };
     if host.dhchap_secret.is_some() {
         host.dhchap_hash = members.filled("dhchap_hash");
         // "null" is the default of nvmetcli and the weakest: the host chooses instead.
         host.dhchap_dhgroup = members.filled("dhchap_dhgroup").filter(|group| group != "null");
-    } else if host.dhchap_ctrl_secret.take().is_some() {
-        host.notes.lost("dhchap_ctrl_key without dhchap_key");
+    } else if host.dhchap_ctrl_secret.is_some() {
+        notes.lost(format!("host {}: dhchap_ctrl_key without dhchap_key", host.nqn));
+        return None;
     }
     members.forget(&["dhchap_hash", "dhchap_dhgroup"]);
     members.finish(&mut host.notes);
-    host
+    Some(host)
 }
 
 /// The ANA group of a namespace: NQN, NSID, group.
@@ -71,7 +77,7 @@ fn read_subsystem(
     let mut attributes = members.object("attr");
     subsystem.serial_number = attributes.filled("serial").map(|text| text.trim().to_owned());
     subsystem.model_number = attributes.filled("model").map(|text| text.trim().to_owned());
-    let is_open = attributes.flag("allow_any_host").unwrap_or(false);
+    let is_open = attributes.access_flag("allow_any_host", false, false, &mut notes);
     attributes.forget_defaults(&SUBSYSTEM_DEFAULTS);
     attributes.forget(&["version"]);
     attributes.finish(&mut notes);
@@ -81,11 +87,12 @@ fn read_subsystem(
             notes.remark("attr_allow_any_host: every host may connect, also those without a key");
         }
     } else {
-        let host = |nqn: &String| {
-            let plain = || ImportedHost { nqn: nqn.clone(), ..ImportedHost::default() };
-            hosts.get(nqn).cloned().unwrap_or_else(plain)
-        };
-        subsystem.hosts = Some(allowed.iter().map(host).collect());
+        let (known, unknown): (Vec<_>, Vec<_>) = allowed.iter().partition(|nqn| hosts.contains_key(*nqn));
+        for nqn in unknown {
+            // It may need a key.
+            notes.lost(format!("host {nqn}: the file has no such host with keys that can be read"));
+        }
+        subsystem.hosts = Some(known.into_iter().filter_map(|nqn| hosts.get(nqn).cloned()).collect());
     }
     for namespace in members.objects("namespaces", &mut notes) {
         read_namespace(namespace, &mut subsystem, imported, ana_groups, &mut notes);
@@ -112,7 +119,7 @@ fn read_namespace(
     if path.is_empty() || path == "(null)" {
         return notes.lost(format!("namespace {nsid}: it has no device"));
     }
-    if members.flag("enable") == Some(false) {
+    if !members.access_flag("enable", true, false, notes) {
         return notes.lost(format!("namespace {nsid} of {path}: it was disabled"));
     }
     if !(1..=MAX_NSID).contains(&nsid) {
@@ -180,7 +187,8 @@ fn read_port(mut port: Members, imported: &mut Imported, ana_groups: &[GroupedNa
     let Some(listener) = key.and_then(|key| imported.listeners.add(key, &host, number, is_rdma)) else {
         return notes.lost(format!("port {id}: {transport} {host} {service}"));
     };
-    if address.filled("treq").is_some_and(|treq| treq == "required") {
+    let is_odd = address.has_odd_text("treq", &["treq"]);
+    if is_odd || address.filled("treq").is_some_and(|treq| treq == "required") {
         imported.keys.retain(|(key, _)| *key != "nvme_tcp_treq");
         imported.keys.push(("nvme_tcp_treq", "required".into()));
         notes.remark(format!("port {id} demanded TLS: each host needs its tls_key_file"));
@@ -283,6 +291,8 @@ fn referrals(port: &mut Members, imported: &mut Imported, notes: &mut Notes) {
     }
 }
 
+/// Members of a host for its authentication.
+const DHCHAP_KEYS: [&str; 4] = ["dhchap_key", "dhchap_ctrl_key", "dhchap_hash", "dhchap_dhgroup"];
 /// Highest NSID of our subsystems.
 const MAX_NSID: u64 = 1024;
 /// Attributes of subsystems with the defaults of the kernel.

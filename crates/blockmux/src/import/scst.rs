@@ -1,5 +1,6 @@
 //! `scst.conf` of SCST.
 
+use super::access::{AccessRules, DISABLED, begins, unknown_discovery_user};
 use super::model::{
     ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedSrpTarget,
     ImportedTarget, ImportedVolume, LunTable,
@@ -54,8 +55,7 @@ pub(super) fn read(source: &SourceText) -> Result<Imported, Failure> {
             (keyword, _) => imported.notes.setting(keyword, &statement.value()),
         }
     }
-    let is_anywhere = |target: &ImportedTarget| target.portals.is_empty() && target.allow.is_none();
-    if imported.targets.iter().any(is_anywhere) {
+    if imported.targets.iter().any(|target| target.portals.is_empty()) {
         // iscsi-scstd listens there without options.
         imported.listeners.add("iscsi", "::", 3260, false);
     }
@@ -83,7 +83,8 @@ fn device(kind: &str, statement: &Statement, imported: &mut Imported, names: &mu
             "size" => options.size = specs::size(&value),
             "size_mb" => options.size = value.parse::<u64>().ok().and_then(|size| size.checked_mul(1 << 20)),
             "o_direct" if is_on => options.direct = Some(true),
-            "read_only" => is_read_only = is_on,
+            // Initiators may not write where they perhaps could not before.
+            key if begins(key, &["read_only"]) => is_read_only |= value != "0",
             "vend_id" => identity.vendor = Some(value),
             "t10_vend_id" => t10_vendor = value,
             "prod_id" => identity.product = Some(value),
@@ -122,32 +123,37 @@ struct LunGroup {
     name: String,
     luns: LunTable,
     initiators: Vec<String>,
+    /// All of its initiators could be read.
+    is_whole: bool,
 }
 
 /// Reads a `LUN` statement.
 fn lun(statement: &Statement, names: &DeviceNames, luns: &mut LunTable, notes: &mut Notes) {
     let device = statement.argument(1).unwrap_or_default();
-    let is_read_only = |own: &&Statement| own.keyword() == "read_only" && own.argument(0) == Some("1");
-    let is_protected = statement.below.iter().any(|own| is_read_only(&own));
+    let is_read_only = |own: &&Statement| begins(own.keyword(), &["read_only"]);
+    let is_protected = statement.below.iter().filter(is_read_only).any(|own| own.value() != "0");
     match (statement.argument(0).and_then(|number| number.parse().ok()), names.get(device)) {
         (Some(number), Some(volume)) => luns.insert(number, volume, is_protected, notes),
         _ => notes.lost(format!("LUN {}", statement.value())),
     }
-    for own in statement.below.iter().filter(|own| !is_read_only(own) && own.keyword() != "read_only") {
+    for own in statement.below.iter().filter(|own| !is_read_only(own)) {
         notes.setting(own.keyword(), &own.value());
     }
 }
 
 fn group(statement: &Statement, names: &DeviceNames, notes: &mut Notes) -> LunGroup {
     let name = statement.argument(0).unwrap_or_default().to_owned();
-    let mut group = LunGroup { name, ..LunGroup::default() };
+    let mut group = LunGroup { name, is_whole: true, ..LunGroup::default() };
     for own in &statement.below {
         match own.keyword() {
             "LUN" => lun(own, names, &mut group.luns, notes),
             "INITIATOR" => group.initiators.push(own.value()),
             "io_grouping_type" | "cpu_mask" | "black_hole" if own.value() == "0" || own.value() == "auto" => {
             }
-            key => notes.setting(key, &own.value()),
+            key => {
+                group.is_whole &= !begins(key, &["initiator"]);
+                notes.setting(key, &own.value());
+            }
         }
     }
     group
@@ -161,26 +167,39 @@ fn chap_user(statement: &Statement) -> Option<ChapUser> {
 }
 
 fn iscsi_driver(statement: &Statement, imported: &mut Imported, names: &DeviceNames) {
-    let (mut user, mut target_user) = (None, None);
+    let (mut users, mut target) = (Vec::new(), None);
     for own in &statement.below {
-        match (own.keyword(), own.argument(0)) {
-            ("TARGET", _) => iscsi_target(own, imported, names),
-            ("enabled", _) => {}
+        match own.keyword() {
+            "TARGET" => iscsi_target(own, imported, names),
+            "enabled" => {}
             // Those of the driver are for discovery.
-            ("IncomingUser", _) => user = chap_user(own),
-            ("OutgoingUser", _) => target_user = chap_user(own),
-            (key, _) => imported.notes.setting(key, &own.value()),
+            key if begins(key, &["incominguser"]) => {
+                let user = chap_user(own).filter(|_| is_incoming_user(key));
+                users.push(user.unwrap_or_else(|| unknown_discovery_user(key, &mut imported.notes)));
+            }
+            "OutgoingUser" => target = chap_user(own),
+            key => imported.notes.setting(key, &own.value()),
         }
     }
-    imported.discovery = user.map(|user| ImportedChap { user, target: target_user });
+    let mut users = users.into_iter();
+    imported.discovery = users.next().map(|user| ImportedChap { user, target });
+    for user in users {
+        imported.notes.lost(format!("discovery by CHAP user {}: Blockmux has one user for it", user.name));
+    }
+}
+
+/// Whether a keyword is `IncomingUser`, which has a number from the second user on.
+fn is_incoming_user(keyword: &str) -> bool {
+    let number = keyword.strip_prefix("IncomingUser");
+    number.is_some_and(|number| number.chars().all(|c| c.is_ascii_digit()))
 }
 
 fn iscsi_target(statement: &Statement, imported: &mut Imported, names: &DeviceNames) {
     let name = statement.argument(0).unwrap_or_default().to_owned();
     let mut target = ImportedTarget { name, ..ImportedTarget::default() };
     let mut notes = Notes::default();
-    let (mut groups, mut users, mut target_user) = (Vec::new(), Vec::new(), None);
-    let mut is_enabled = false;
+    let mut rules = AccessRules::default();
+    let (mut groups, mut target_user, mut is_enabled) = (Vec::new(), None, false);
     for own in &statement.below {
         let (key, value) = (own.keyword(), own.value());
         match key {
@@ -188,29 +207,30 @@ fn iscsi_target(statement: &Statement, imported: &mut Imported, names: &DeviceNa
             "GROUP" => groups.push(group(own, names, &mut notes)),
             "enabled" => is_enabled = value == "1",
             "alias" => target.alias = value,
-            "IncomingUser" | "IncomingUser1" | "IncomingUser2" => users.extend(chap_user(own)),
-            "OutgoingUser" => target_user = chap_user(own),
+            _ if is_incoming_user(key) => {
+                let chap = chap_user(own).map(|user| ImportedChap { user, target: None });
+                rules.add_user(key, chap, &mut notes);
+            }
+            "OutgoingUser" => match chap_user(own) {
+                Some(user) => target_user = Some(user),
+                None => notes.setting(key, &value),
+            },
             "allowed_portal" => allowed_portal(&value, &mut target, imported, &mut notes),
             "per_portal_acl" => {}
             "io_grouping_type" if value == "auto" => {}
             _ if parameters::set(&mut target, key, &value) => {}
-            _ => notes.setting(key, &value),
+            _ => rules.add_unknown(key, &value, &ACCESS_WORDS, &mut notes),
         }
     }
-    let first = (!users.is_empty()).then(|| users.remove(0));
-    for user in users {
-        notes.lost(format!("IncomingUser {}: an acl entry has one user; add entries by name", user.name));
-    }
-    let chap = first.map(|user| ImportedChap { user, target: target_user });
+    rules.set_target_user(target_user.as_ref());
     let initiators = groups.iter().flat_map(|group| &group.initiators);
     let portals: BTreeSet<_> = initiators.filter_map(|text| split_portal(text).1).collect();
     portals.into_iter().for_each(|portal| allowed_portal(portal, &mut target, imported, &mut notes));
-    let (acl, allow) = access(groups, &target.luns, chap, iscsi_initiator, &mut notes);
-    (target.acl, target.allow) = (acl, allow);
+    add_groups(groups, &target.luns, iscsi_initiator, &mut rules, &mut notes);
     if !is_enabled {
-        notes.remark("it was not enabled: nobody may log in until `allow` is removed");
-        target.allow = Some(Vec::new());
+        rules.close(DISABLED);
     }
+    (target.acl, target.allow) = rules.settle(&mut notes);
     target.notes.append(&mut notes);
     imported.targets.push(target);
 }
@@ -234,6 +254,7 @@ enum GroupInitiator {
 /// Reads the name of an iSCSI initiator; `None` for a pattern that our ACLs cannot express.
 fn iscsi_initiator(text: &str) -> Option<GroupInitiator> {
     match split_portal(text).0 {
+        "" => None,
         "*" => Some(GroupInitiator::All),
         name if name.contains(['*', '?', '!']) => None,
         name => Some(GroupInitiator::One(name.to_owned())),
@@ -248,18 +269,22 @@ fn split_portal(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// The ACL of a target. Initiators of a group see its LUNs, others those of the target; without
-/// such LUNs, others see nothing. `read` turns the name of an initiator into ours.
-fn access(
+/// Adds the initiators of groups, which see the LUNs of their group. Others see those of the target;
+/// without such LUNs, others see nothing. `read` turns the name of an initiator into ours.
+fn add_groups(
     groups: Vec<LunGroup>,
     luns: &LunTable,
-    chap: Option<ImportedChap>,
     read: impl Fn(&str) -> Option<GroupInitiator>,
+    rules: &mut AccessRules,
     notes: &mut Notes,
-) -> (Vec<ImportedAcl>, Option<Vec<String>>) {
-    let mut acl: Vec<ImportedAcl> = Vec::new();
-    let (has_groups, mut is_whole) = (!groups.is_empty(), true);
+) {
+    if groups.is_empty() && !luns.is_empty() {
+        return;
+    }
+    let mut entries: Vec<ImportedAcl> = Vec::new();
+    let mut is_whole = true;
     for group in groups {
+        is_whole &= group.is_whole;
         for text in &group.initiators {
             let initiator = match read(text) {
                 Some(GroupInitiator::All) => None,
@@ -270,24 +295,19 @@ fn access(
                     continue;
                 }
             };
-            let luns = Some(group.luns.clone());
-            let entry = ImportedAcl { initiator, luns, chap: chap.clone(), ..ImportedAcl::default() };
+            let entry = ImportedAcl { initiator, luns: Some(group.luns.clone()), ..ImportedAcl::default() };
             // Two portals of one initiator are one entry.
-            if !acl.contains(&entry) {
-                acl.push(entry);
+            if !entries.contains(&entry) {
+                entries.push(entry);
             }
         }
     }
-    let names_all = acl.iter().any(|entry| entry.initiator.is_none());
+    let names_all = entries.iter().any(|entry| entry.initiator.is_none());
     // Initiators that could not be kept must not see the LUNs of the others.
-    if is_whole && !names_all && !luns.is_empty() && (has_groups || chap.is_some()) {
-        acl.push(ImportedAcl { chap, ..ImportedAcl::default() });
+    if is_whole && !names_all && !luns.is_empty() {
+        entries.push(ImportedAcl::default());
     }
-    let is_closed = acl.is_empty() && (luns.is_empty() || !is_whole);
-    if is_closed {
-        notes.remark("nobody saw a LUN: add an acl entry, and remove `allow`");
-    }
-    (acl, is_closed.then(Vec::new))
+    rules.add_entries(entries);
 }
 
 fn srp_driver(statement: &Statement, imported: &mut Imported, names: &DeviceNames) {
@@ -308,19 +328,25 @@ fn srp_target(statement: &Statement, imported: &mut Imported, names: &DeviceName
     let name = statement.argument(0).unwrap_or_default();
     let mut target = ImportedSrpTarget::default();
     let mut notes = Notes::default();
-    let mut groups = Vec::new();
+    let mut rules = AccessRules::default();
+    let (mut groups, mut is_enabled) = (Vec::new(), false);
     for own in &statement.below {
         match own.keyword() {
             "LUN" => lun(own, names, &mut target.luns, &mut notes),
             "GROUP" => groups.push(group(own, names, &mut notes)),
-            "enabled" | "rel_tgt_id" => {}
-            key => notes.setting(key, &own.value()),
+            "enabled" => is_enabled = own.value() == "1",
+            "rel_tgt_id" => {}
+            key => rules.add_unknown(key, &own.value(), &ACCESS_WORDS, &mut notes),
         }
+    }
+    if !is_enabled {
+        rules.close(DISABLED);
     }
     let Some(port_id) = srp_port(name) else {
         return imported.notes.lost(format!("SRP target {name}: it is no port identifier"));
     };
-    let (mut acl, allow) = access(groups, &target.luns, None, srp_group_initiator, &mut notes);
+    add_groups(groups, &target.luns, srp_group_initiator, &mut rules, &mut notes);
+    let (mut acl, allow) = rules.settle(&mut notes);
     // An entry of ours has to name an initiator.
     if acl.iter().any(|entry| entry.initiator.is_none()) && acl.len() > 1 {
         notes.lost("LUNs of initiators that are in no group");
@@ -331,5 +357,7 @@ fn srp_target(statement: &Statement, imported: &mut Imported, names: &DeviceName
     imported.srp_targets.push(ImportedSrpTarget { port_id, acl, allow, notes, ..target });
 }
 
+/// How statements of targets about their initiators begin.
+const ACCESS_WORDS: [&str; 4] = ["group", "incominguser", "initiator", "security_group"];
 /// Size of a `vdisk_nullio` device without one, in bytes, as SCST makes it.
 const NULLIO_SIZE: u64 = 1 << 40;

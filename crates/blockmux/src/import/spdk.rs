@@ -1,12 +1,12 @@
 //! JSON of SPDK's `save_config`: methods with their parameters, in the order in which a start
 //! calls them.
 
+use super::access::{AccessRules, optional_user};
 use super::listeners::network;
 use super::members::Members;
 use super::model::{
-    ChapUser, Imported, ImportedAcl, ImportedAnaGroup, ImportedChap, ImportedHost, ImportedNamespace,
-    ImportedPortal, ImportedReferral, ImportedSecret, ImportedSubsystem, ImportedTarget, ImportedVolume,
-    KeyPlace,
+    Imported, ImportedAnaGroup, ImportedChap, ImportedHost, ImportedNamespace, ImportedPortal,
+    ImportedReferral, ImportedSecret, ImportedSubsystem, ImportedTarget, ImportedVolume, KeyPlace,
 };
 use super::notes::Notes;
 use super::specs::{self, StorageOptions};
@@ -48,7 +48,8 @@ struct SpdkImport {
     keys: BTreeMap<String, String>,
     portal_groups: BTreeMap<u64, Vec<String>>,
     initiator_groups: BTreeMap<u64, InitiatorGroup>,
-    auth_groups: BTreeMap<u64, Vec<ImportedChap>>,
+    /// CHAP users by the tag of their group; `None`: one that cannot be read.
+    auth_groups: BTreeMap<u64, Vec<Option<ImportedChap>>>,
     node_base: Option<String>,
     /// Methods of SPDK's own run time, which are named once.
     tuning: BTreeSet<String>,
@@ -148,7 +149,7 @@ impl SpdkImport {
         let physical_block_size = params.number("physical_block_size");
         let options = StorageOptions { size, block_size, physical_block_size, direct: None };
         let uuid = params.filled("uuid").filter(|uuid| uuid.chars().any(|c| !"0-".contains(c)));
-        let is_read_only = params.flag("readonly").unwrap_or(false);
+        let is_read_only = params.access_flag("readonly", false, true, &mut notes);
         let base = params.filled("base_bdev_name");
         let specs: Vec<(String, Option<Spec>)> = match method {
             "bdev_aio_create" | "bdev_uring_create" => {
@@ -263,12 +264,14 @@ impl SpdkImport {
     }
 
     fn create_subsystem(&mut self, mut params: Members) {
-        let is_open = params.flag("allow_any_host").unwrap_or(false);
+        let mut notes = Notes::default();
+        let is_open = params.access_flag("allow_any_host", false, false, &mut notes);
         let mut subsystem = ImportedSubsystem {
             nqn: params.filled("nqn").unwrap_or_default(),
             serial_number: params.filled("serial_number"),
             model_number: params.filled("model_number"),
             hosts: (!is_open).then(Vec::new),
+            notes,
             ..ImportedSubsystem::default()
         };
         params.forget(&[
@@ -321,8 +324,15 @@ impl SpdkImport {
 
     fn add_host(&mut self, mut params: Members) {
         let nqn = params.filled("nqn").unwrap_or_default();
-        let mut host =
-            ImportedHost { nqn: params.filled("host").unwrap_or_default(), ..ImportedHost::default() };
+        let name = params.filled("host").unwrap_or_default();
+        let is_odd = params.has_odd_text("psk", &["psk"])
+            || params.has_odd_text("dhchap_", &["dhchap_key", "dhchap_ctrlr_key"]);
+        if is_odd || name.is_empty() {
+            // Without its keys, it would be let in without authentication.
+            let what = format!("nvmf_subsystem_add_host {nqn} {name}: its name or its keys cannot be read");
+            return self.imported.notes.lost(what);
+        }
+        let mut host = ImportedHost { nqn: name, ..ImportedHost::default() };
         let mut notes = Notes::default();
         host.tls_key = self.key(params.filled("psk"), &mut notes);
         host.dhchap_secret = self.key(params.filled("dhchap_key"), &mut notes);
@@ -413,7 +423,9 @@ impl SpdkImport {
 
     fn create_portal_group(&mut self, mut params: Members) {
         let mut notes = Notes::default();
-        let tag = params.number("tag").unwrap_or(1);
+        let Some(tag) = params.number("tag") else {
+            return self.imported.notes.lost("a portal group without a tag");
+        };
         let mut addresses = Vec::new();
         for mut portal in params.objects("portals", &mut notes) {
             let host = portal.text("host").unwrap_or_default();
@@ -431,7 +443,9 @@ impl SpdkImport {
 
     fn create_initiator_group(&mut self, mut params: Members) {
         let mut notes = Notes::default();
-        let tag = params.number("tag").unwrap_or(1);
+        let Some(tag) = params.number("tag") else {
+            return self.imported.notes.lost("an initiator group without a tag");
+        };
         let mut names = params.texts("initiators", &mut notes);
         let is_wildcard = |name: &String| ["ANY", "ALL"].contains(&name.as_str());
         // Without the initiators that it keeps out, a group may not be for all.
@@ -461,12 +475,13 @@ impl SpdkImport {
         let mut notes = Notes::default();
         let tag = params.number("tag").unwrap_or(0);
         let mut all = Vec::new();
-        for mut secret in params.objects("secrets", &mut notes) {
+        for secret in params.list("secrets") {
+            let mut secret = Members::of(secret).unwrap_or_default();
             let mut user = |name: &str, key: &str| {
-                ChapUser::of(secret.text(name), secret.text(key).map(ImportedSecret::new))
+                optional_user(secret.text(name), secret.text(key).map(ImportedSecret::new)).ok().flatten()
             };
             let (own, target) = (user("user", "secret"), user("muser", "msecret"));
-            all.extend(own.map(|user| ImportedChap { user, target }));
+            all.push(own.map(|user| ImportedChap { user, target }));
         }
         self.auth_groups.insert(tag, all);
         self.imported.notes.append(&mut notes);
@@ -516,46 +531,51 @@ impl SpdkImport {
         if groups.len() > 1 {
             notes.lost("initiator groups by portal group: all portals are for all of them");
         }
-        let needs_chap = params.flag("require_chap").unwrap_or(false);
+        let mut rules = AccessRules::default();
+        let needs_chap = params.access_flag("require_chap", false, true, notes);
         let is_mutual = params.flag("mutual_chap").unwrap_or(false);
-        let is_without_chap = params.flag("disable_chap").unwrap_or(false);
-        let group = params.number("chap_group").filter(|group| *group > 0);
-        let mut users = group.and_then(|group| self.auth_groups.get(&group)).cloned().unwrap_or_default();
-        if is_without_chap {
-            users.clear();
-        }
-        let first = (!users.is_empty()).then(|| users.remove(0));
-        if is_mutual && first.as_ref().is_some_and(|chap| chap.target.is_none()) {
-            notes.lost("mutual CHAP: the group has no secret of the target");
-        }
-        for chap in users {
-            notes.lost(format!("CHAP user {}: an acl entry has one; add entries by name", chap.user.name));
-        }
-        if needs_chap && first.is_none() {
-            notes.remark(
-                "it required CHAP, but its secrets are in another file: add an acl entry, and remove `allow`",
-            );
-            target.allow = Some(Vec::new());
-            return;
-        }
-        let nobody = InitiatorGroup { names: Some(Vec::new()), networks: None };
-        let (mut is_any, mut is_everywhere, mut names, mut networks) = (false, false, Vec::new(), Vec::new());
-        for group in groups.iter().map(|group| self.initiator_groups.get(group).unwrap_or(&nobody)) {
-            is_any |= group.names.is_none();
-            is_everywhere |= group.networks.is_none();
-            names.extend(group.names.iter().flatten().cloned());
-            networks.extend(group.networks.iter().flatten().cloned());
-        }
-        target.allow = (!is_everywhere).then_some(networks);
-        let entry = |initiator| ImportedAcl { initiator, chap: first.clone(), ..ImportedAcl::default() };
-        if !is_any {
-            target.acl = names.into_iter().map(|name| entry(Some(name))).collect();
-            if target.acl.is_empty() {
-                notes.remark("nobody could log in: add an acl entry, and remove `allow`");
-                target.allow = Some(Vec::new());
+        let is_without_chap = params.access_flag("disable_chap", false, false, notes);
+        // A group that is not here has its secrets in another file.
+        let group = params.number("chap_group");
+        let is_odd = group.is_none() && params.has_odd_text("chap_group", &[]);
+        if !is_without_chap && (needs_chap || is_odd || group.is_some_and(|group| group > 0)) {
+            let users = group.and_then(|group| self.auth_groups.get(&group)).cloned().unwrap_or_default();
+            if is_mutual && users.iter().flatten().next().is_some_and(|chap| chap.target.is_none()) {
+                notes.lost("mutual CHAP: the group has no secret of the target");
             }
-        } else if first.is_some() {
-            target.acl.push(entry(None));
+            if users.is_empty() {
+                rules.close(
+                    "the secrets of its CHAP group are not in the file: add an acl entry, and remove `allow`",
+                );
+            }
+            users.into_iter().for_each(|chap| rules.add_user("a user of its CHAP group", chap, notes));
+        }
+        self.add_initiators(&groups, &mut rules, notes);
+        (target.acl, target.allow) = rules.settle(notes);
+    }
+
+    /// Adds the initiators of groups. Our targets have one list of names and one of networks.
+    fn add_initiators(&self, groups: &[u64], rules: &mut AccessRules, notes: &mut Notes) {
+        let groups: Vec<_> = groups.iter().filter_map(|group| self.initiator_groups.get(group)).collect();
+        let Some((first, others)) = groups.split_first() else {
+            return rules.add_entries(Vec::new());
+        };
+        let is_alike = others.iter().all(|group| group.names == first.names)
+            || others.iter().all(|group| group.networks == first.networks);
+        // Together, they would admit the names of one group from the networks of the other.
+        let groups = if is_alike { &groups[..] } else { &groups[..1] };
+        if !is_alike {
+            notes.lost("initiator groups with other names and networks than its first one");
+        }
+        if groups.iter().all(|group| group.names.is_some()) {
+            rules.add_entries(Vec::new());
+            groups.iter().filter_map(|group| group.names.as_ref()).flatten().for_each(|name| {
+                rules.add_name(name, notes);
+            });
+        }
+        if groups.iter().all(|group| group.networks.is_some()) {
+            let networks = groups.iter().filter_map(|group| group.networks.as_ref()).flatten();
+            rules.add_networks(networks.cloned().collect());
         }
     }
 }

@@ -18,7 +18,7 @@ const SAMPLES: [(&str, ForeignFormat); 8] = [
     ("ctl.ucl", ForeignFormat::Ctld),
 ];
 
-fn samples() -> PathBuf {
+pub(super) fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/import/samples")
 }
 
@@ -100,6 +100,13 @@ fn deep_and_unknown_files_are_refused_with_advice() {
 /// What cannot be expressed about initiators must keep everybody out.
 #[test]
 fn access_becomes_no_wider() {
+    let device = "HANDLER vdisk_fileio {\nDEVICE d {\nfilename /d\n}\n}\n";
+    let scst_user = |user: &str| {
+        format!("{device}TARGET_DRIVER iscsi {{\nTARGET iqn.a {{\nenabled 1\nLUN 0 d\n{user}\n}}\n}}\n")
+    };
+    let srp = format!(
+        "{device}TARGET_DRIVER ib_srpt {{\nTARGET fe80:0000:0000:0000:0002:c903:00a1:b2c3 {{\nenabled 0\nLUN 0 d\n}}\n}}"
+    );
     let scst = "HANDLER vdisk_fileio {\nDEVICE d {\nfilename /d\n}\n}\nTARGET_DRIVER iscsi {\nTARGET iqn.a {\nenabled 1\n\
                 LUN 0 d\nGROUP g {\nLUN 0 d\nINITIATOR iqn.b*\n}\n}\n}\n";
     let spdk = r#"{"subsystems": [{"subsystem": "iscsi", "config": [
@@ -126,6 +133,16 @@ fn access_becomes_no_wider() {
             closed,
             true,
         ),
+        ("<target iqn.a>\nbacking-store /d\nincominguser joe\n</target>", closed, true),
+        ("<target iqn.a>\nbacking-store /d\nincominguser joe \"\"\n</target>", closed, true),
+        (&scst_user("IncomingUser \"joe\""), closed, true),
+        (&scst_user("IncomingUser3 \"joe\""), closed, true),
+        (&scst_user("IncomingUser3 \"joe hunter-of-joe\""), "CHAP_N = \"joe\"", true),
+        (&scst_user("IncomingUsers \"joe hunter-of-joe\""), closed, true),
+        // A closed target is opened in the config, so its listener is there.
+        (&scst_user("IncomingUser \"joe\""), "iscsi = [\"[::]:3260\"]", true),
+        (&srp, closed, true),
+        ("[generic]\nforce_tls = true\n[d]\nexportname = /d\n", "nbd_tls = \"require\"", true),
         (scst, closed, true),
         (spdk, closed, true),
         (&lio("{}", "[]"), closed, true),
@@ -140,6 +157,7 @@ fn access_becomes_no_wider() {
         ),
     ] {
         let (_, written) = import(text.as_bytes()).unwrap();
+        assert!(!written.text.contains("hunter"), "{}", written.text);
         assert_eq!(written.text.contains(expected), is_in, "{text}\n{}", written.text);
     }
 }

@@ -1,9 +1,8 @@
 //! `targets.conf` of tgt, and the output of `tgt-admin --dump`, which has the same syntax.
 
-use super::listeners::network;
+use super::access::{AccessRules, begins, unknown_discovery_user};
 use super::model::{
-    ChapUser, Imported, ImportedAcl, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget,
-    ImportedVolume,
+    ChapUser, Imported, ImportedChap, ImportedPortal, ImportedSecret, ImportedTarget, ImportedVolume,
 };
 use super::notes::Notes;
 use super::parameters;
@@ -30,8 +29,7 @@ pub(super) fn is_own(statement: &Statement) -> bool {
 /// If a file does not follow the syntax.
 pub(super) fn read(source: &SourceText) -> Result<Imported, Failure> {
     let mut imported = Imported::default();
-    let mut left = MAX_FILES;
-    read_file(source, &mut imported, &mut left)?;
+    read_file(source, &mut imported, &mut Inclusion::default())?;
     let has_iser = imported.targets.iter_mut().any(|target| {
         // The driver's mark, which is not written.
         std::mem::take(&mut target.portals).iter().any(|portal| portal.address == ISER)
@@ -43,15 +41,24 @@ pub(super) fn read(source: &SourceText) -> Result<Imported, Failure> {
     Ok(imported)
 }
 
-fn read_file(source: &SourceText, imported: &mut Imported, left: &mut usize) -> Result<(), Failure> {
+/// The files that were included.
+#[derive(Default)]
+struct Inclusion {
+    files: usize,
+    /// Files that include the one that is read.
+    depth: usize,
+}
+
+fn read_file(source: &SourceText, imported: &mut Imported, inclusion: &mut Inclusion) -> Result<(), Failure> {
     let statements = tags(source.text()).map_err(|SyntaxError { line, what }| source.wrong(line, &what))?;
     for statement in &statements {
         match statement.keyword() {
             "target" if statement.is_block => target(statement, imported),
-            "include" => include(source, statement, imported, left)?,
-            "incomingdiscoveryuser" => {
-                let user = user(statement);
-                imported.discovery = user.map(|user| ImportedChap { user, target: None });
+            "include" => include(source, statement, imported, inclusion)?,
+            keyword if begins(keyword, &["incomingdiscoveryuser"]) => {
+                let user = user(statement).filter(|_| keyword == "incomingdiscoveryuser");
+                let user = user.unwrap_or_else(|| unknown_discovery_user(keyword, &mut imported.notes));
+                imported.discovery = Some(ImportedChap { user, target: None });
             }
             "outgoingdiscoveryuser" if imported.discovery.is_some() => {
                 let own = user(statement);
@@ -69,7 +76,7 @@ fn include(
     source: &SourceText,
     statement: &Statement,
     imported: &mut Imported,
-    left: &mut usize,
+    inclusion: &mut Inclusion,
 ) -> Result<(), Failure> {
     let Some(pattern) = statement.argument(0) else { return Ok(()) };
     let directory = source.path().parent().unwrap_or(Path::new(""));
@@ -78,13 +85,15 @@ fn include(
         imported.notes.remark(format!("include {pattern}: there is no such file here"));
     }
     for file in files {
-        if *left == 0 {
+        if inclusion.files == MAX_FILES || inclusion.depth == MAX_DEPTH {
             return Err(
                 source.wrong(statement.line, "there are too many included files, or they form a circle")
             );
         }
-        *left -= 1;
-        read_file(&SourceText::of_file(&file)?, imported, left)?;
+        inclusion.files += 1;
+        inclusion.depth += 1;
+        read_file(&SourceText::of_file(&file)?, imported, inclusion)?;
+        inclusion.depth -= 1;
     }
     Ok(())
 }
@@ -116,11 +125,9 @@ fn user(statement: &Statement) -> Option<ChapUser> {
 /// What a target says about its initiators.
 #[derive(Default)]
 struct Initiators {
-    names: Vec<String>,
-    /// `None`: all.
-    networks: Option<Vec<String>>,
+    rules: AccessRules,
+    /// One of its addresses is `ALL`.
     has_all: bool,
-    users: Vec<ChapUser>,
     target_user: Option<ChapUser>,
 }
 
@@ -130,7 +137,10 @@ fn target(statement: &Statement, imported: &mut Imported) {
     let mut initiators = Initiators::default();
     // Options of LUNs that are directly in the target are those of all its LUNs.
     let is_lun = |own: &&Statement| ["backing-store", "direct-store"].contains(&own.keyword());
-    let is_option = |own: &&Statement| LUN_OPTIONS.contains(&own.keyword()) && !own.is_block;
+    let is_option = |own: &&Statement| {
+        let keyword = own.keyword();
+        (LUN_OPTIONS.contains(&keyword) || begins(keyword, &["readonly"])) && !own.is_block
+    };
     let shared: Vec<&Statement> = statement.below.iter().filter(is_option).collect();
     let mut luns: Vec<&Statement> = statement.below.iter().filter(is_lun).collect();
     // Given numbers are taken first; then tgt-admin numbers all backing stores, and then the rest.
@@ -154,50 +164,34 @@ fn setting(statement: &Statement, target: &mut ImportedTarget, initiators: &mut 
         "driver" if value == "iser" => {
             target.portals.push(ImportedPortal { address: ISER.to_owned(), tag: None });
         }
-        "initiator-name" => initiators.names.push(value),
+        "initiator-name" => initiators.rules.add_name(&value, notes),
         "initiator-address" if value.eq_ignore_ascii_case("all") => initiators.has_all = true,
-        "initiator-address" => match network(&value) {
-            Some(network) => initiators.networks.get_or_insert_default().push(network),
-            None => {
-                // Leaving it out must not let everybody in.
-                initiators.networks.get_or_insert_default();
-                notes.setting(keyword, &value);
-            }
-        },
-        "incominguser" => match user(statement) {
-            Some(user) => initiators.users.push(user),
-            None => notes.setting(keyword, &value),
-        },
+        "initiator-address" => initiators.rules.add_network(keyword, &value, notes),
+        "incominguser" => {
+            let chap = user(statement).map(|user| ImportedChap { user, target: None });
+            initiators.rules.add_user(keyword, chap, notes);
+        }
         "outgoinguser" => match user(statement) {
             Some(user) => initiators.target_user = Some(user),
             None => notes.setting(keyword, &value),
         },
         "controller_tid" | "allow-in-use" => {}
         _ if parameters::set(target, keyword, &value) => {}
-        _ => target.notes.setting(keyword, &value),
+        _ => {
+            let words = ["initiator", "incominguser"];
+            initiators.rules.add_unknown(keyword, &value, &words, &mut target.notes);
+        }
     }
 }
 
 /// A target without addresses and names is open to all; with both, an initiator needs both.
 fn access(target: &mut ImportedTarget, initiators: Initiators) {
-    let Initiators { names, networks, has_all, mut users, target_user } = initiators;
-    target.allow = networks.filter(|_| !has_all);
-    if target.allow.as_ref().is_some_and(Vec::is_empty) {
-        target.notes.remark("none of its initiator addresses could be kept: add them to `allow`");
+    let Initiators { mut rules, has_all, target_user } = initiators;
+    if has_all {
+        rules.admit_all_networks();
     }
-    let first = (!users.is_empty()).then(|| users.remove(0));
-    for user in users {
-        target
-            .notes
-            .lost(format!("incominguser {}: an acl entry has one user; add entries by name", user.name));
-    }
-    let chap = first.map(|user| ImportedChap { user, target: target_user });
-    if names.is_empty() && chap.is_some() {
-        target.acl.push(ImportedAcl { chap, ..ImportedAcl::default() });
-        return;
-    }
-    let entry = |name| ImportedAcl { initiator: Some(name), chap: chap.clone(), ..ImportedAcl::default() };
-    target.acl = names.into_iter().map(entry).collect();
+    rules.set_target_user(target_user.as_ref());
+    (target.acl, target.allow) = rules.settle(&mut target.notes);
 }
 
 fn lun_number(statement: &Statement) -> Option<u64> {
@@ -301,7 +295,11 @@ fn unit_option(statement: &Statement, options: &mut UnitOptions) {
             Ok(size) => storage.block_size = Some(size),
             Err(_) => notes.setting(keyword, size),
         },
-        _ => notes.setting(keyword, &value),
+        _ => {
+            // Initiators may not write where they perhaps could not before.
+            *is_read_only |= begins(keyword, &["readonly"]);
+            notes.setting(keyword, &value);
+        }
     }
 }
 
@@ -331,6 +329,8 @@ const LUN_OPTIONS: [&str; 19] = [
 const ISER: &str = "iser";
 /// Maximum number of included files.
 const MAX_FILES: usize = 1024;
+/// Maximum number of files that include each other, which the stack has to hold.
+const MAX_DEPTH: usize = 16;
 
 #[cfg(test)]
 mod tests {

@@ -169,6 +169,9 @@ fn top_level(Member { line, key, value }: Member) -> Vec<Statement> {
 fn inner(Member { line, key, value }: Member) -> Vec<Statement> {
     match value {
         UclValue::Word(word) => vec![statement(line, vec![key, word], None)],
+        // Nothing is lost silently: a statement without words says that there was one.
+        UclValue::List(items) if items.is_empty() => vec![statement(line, vec![key], None)],
+        UclValue::Block(members) if members.is_empty() => vec![statement(line, vec![key], None)],
         UclValue::List(items) => {
             let one = |value| inner(Member { line, key: key.clone(), value });
             items.into_iter().flat_map(one).collect()

@@ -27,7 +27,13 @@ fn an_imported_config_is_valid_and_its_secrets_are_only_for_their_owner() {
         let said = text(&imported.stderr);
         assert!(imported.status.success() && !said.contains("hunter"), "{name}: {said}");
         let config = output.join("blockmux.toml");
-        assert_eq!(text(&imported.stdout), format!("{}\n", config.display()));
+        let secrets = output.join("secrets");
+        let count = fs::read_dir(&secrets).into_iter().flatten().count();
+        let wrote = text(&imported.stdout);
+        let beside = if count == 1 { "1 secret" } else { &format!("{count} secrets") };
+        let beside = format!(", {beside} in {}", secrets.display());
+        let beside = if count == 0 { "" } else { &beside };
+        assert_eq!(wrote, format!("wrote {}{beside}\n", config.display()));
         let written = fs::read_to_string(&config).unwrap();
         assert!(!written.contains("hunter"), "{name}: {written}");
         let lost = written.lines().filter(|line| line.starts_with("# no counterpart: ")).count();
