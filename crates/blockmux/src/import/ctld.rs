@@ -122,7 +122,7 @@ impl AuthGroup {
             "initiator-portal" => self.rules.add_network(keyword, &value, notes),
             _ if begins(keyword, &["auth", "chap", "initiator"]) => {
                 self.rules.close_for(keyword);
-                notes.lost(format!("{keyword} {}", statement.argument(0).unwrap_or_default()));
+                notes.setting(keyword, &value);
             }
             _ => return false,
         }

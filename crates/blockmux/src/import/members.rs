@@ -59,8 +59,8 @@ impl Members {
         Some(flag)
     }
 
-    /// Takes a switch that decides about access: `missing` if there is none, and `unreadable` if its
-    /// value is none of a switch, or if its key only begins like this one. These become notes.
+    /// Takes a switch that decides about access: `missing` if there is none, and `unreadable` if
+    /// its value is none of a switch, or if its key only begins like this one. These become notes.
     pub(super) fn access_flag(
         &mut self,
         key: &str,

@@ -269,8 +269,8 @@ fn split_portal(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Adds the initiators of groups, which see the LUNs of their group. Others see those of the target;
-/// without such LUNs, others see nothing. `read` turns the name of an initiator into ours.
+/// Adds the initiators of groups, which see the LUNs of their group. Others see those of the
+/// target; without such LUNs, others see nothing. `read` turns the name of an initiator into ours.
 fn add_groups(
     groups: Vec<LunGroup>,
     luns: &LunTable,
