@@ -12,7 +12,7 @@ use toml::Table;
 pub(super) enum Role {
     /// See everything, change nothing.
     Read,
-    /// Change what is running: limits, sizes, attached units and disks, sessions, log levels.
+    /// Change what is running: limits, sizes, attached disks, sessions, log levels.
     Operate,
     /// Change everything, also which data is served, and to whom.
     Administer,
