@@ -8,7 +8,7 @@
 //! | [`async_event`] | events of devices, ports and queues that no work causes |
 //! | [`connection`] | listeners and connections of librdmacm, with their events |
 //! | [`memory`] | registered memory, and windows that open parts of it to peers |
-//! | [`completion_queue`] | work that has completed, and the descriptor that says so |
+//! | `completion_queue` | work that has completed, and the descriptor that says so |
 //! | [`queue_pair`] | work that a device executes, with its completions |
 //! | [`error`] | which call has failed, and why |
 //! | [`kernel`] | devices as the kernel lists them, also without rdma-core |

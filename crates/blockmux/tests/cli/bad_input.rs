@@ -265,7 +265,7 @@ fn an_error_in_a_config_file_is_reported_with_file_and_line() {
         ),
         (
             "[[volume]]\nspec = 'mem:1m'\nsiez = 2\n",
-            ":3: unknown key `siez`, expected one of `name`, `spec`, ",
+            ":3: unknown key `siez`; remove it, docs/reference/config.md lists the keys",
         ),
         ("[[volume]]\nspec = 'disk.img'\n", ":2: `disk.img` does not say what kind of volume it is: "),
         ("nbd = 5\n", ":1: nbd: invalid type: integer `5`, expected a list, such as nbd = "),

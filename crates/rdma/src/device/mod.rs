@@ -15,7 +15,7 @@
 //! peer can reach the memory, which is kept.
 //!
 //! A *confined* connection has no windows. It exposes buffers of its own to the peer instead, and
-//! copies data there and back ([`staging`]). Decision 103 says which bytes a peer can reach.
+//! copies data there and back (`staging`). Decision 103 says which bytes a peer can reach.
 
 pub mod records;
 mod staging;
