@@ -1,8 +1,8 @@
 //! `blockmux import`: writes a config from that of another target.
 //!
 //! The format is recognized by the content of the file. Each format has a reader, which fills the
-//! common form in [`model`]; [`mod@write`] writes that as our config. What our config cannot express
-//! becomes a comment beside its object. Decision 106 describes what is carried over.
+//! common form in [`model`]; [`mod@write`] writes that as our config. What our config cannot
+//! express becomes a comment beside its object. Decision 106 describes what is carried over.
 
 mod access;
 mod ctld;
