@@ -29,8 +29,8 @@ grep '^50 rounds of 70001 bytes came back' pinged
 grep '^served 50 rounds$' served
 
 check rping_is_served_and_serves
-verbs_peer serve $address --count 20 >served &
-within 20 grep ready served
+verbs_peer serve $address --count 20 >served-rping &
+within 20 grep ready served-rping
 rping -c -a $address -C 20 -S 5000 -V
 wait $!
 rping -s -a $address -C 20 -S 60000 &
@@ -39,11 +39,11 @@ wait $!
 grep '^20 rounds of 6000 bytes came back' pinged
 
 check a_peer_cannot_read_behind_the_memory_that_is_opened_to_it
-verbs_peer serve $address --trespass >served &
-within 20 grep ready served
+verbs_peer serve $address --trespass >trespass &
+within 20 grep ready trespass
 fails verbs_peer ping $address --size 70001
 wait $!
-grep '^memory behind the buffer cannot be read: ' served
+grep '^memory behind the buffer cannot be read: ' trespass
 # RFC 5040: a remote protection error, base and bounds violation.
 dmesg | grep 'siw: got TERMINATE. layer 0, type 1, code 1'
 

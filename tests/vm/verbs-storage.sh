@@ -23,8 +23,8 @@ grep '^50 rounds of 70001 bytes came back, 100 windows invalidated by the peer$'
 grep '^served 50 rounds$' served
 
 check rping_is_served_and_serves
-verbs_peer serve $address --count 20 >served &
-within 20 grep ready served
+verbs_peer serve $address --count 20 >served-rping &
+within 20 grep ready served-rping
 rping -c -a $address -C 20 -S 5000 -V
 wait $!
 rping -s -a $address -C 20 -S 60000 &
@@ -33,11 +33,11 @@ wait $!
 grep '^20 rounds of 6000 bytes came back, 0 windows invalidated by the peer$' pinged
 
 check a_peer_cannot_read_behind_the_memory_that_is_opened_to_it
-verbs_peer serve $address --trespass >served &
-within 20 grep ready served
+verbs_peer serve $address --trespass >trespass &
+within 20 grep ready trespass
 fails verbs_peer ping $address --size 70001
 wait $!
-grep '^memory behind the buffer cannot be read: work has failed: RemoteAccess$' served
+grep '^memory behind the buffer cannot be read: work has failed: RemoteAccess$' trespass
 no_kernel_warnings 'make_send_cqe: non-flush error status'
 
 serve_disk mem:32m
