@@ -41,7 +41,7 @@ pub enum AsyncEvent {
     },
     /// A completion queue has failed, as [`QueueIdentity`] has it.
     CompletionQueue(usize),
-    /// A port does not transmit any more.
+    /// A port no longer transmits.
     PortDown(u8),
     /// A port transmits again.
     PortUp(u8),

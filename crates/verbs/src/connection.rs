@@ -50,7 +50,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the system has no room for another connection, and [`VerbsError::Removed`] once, after
-    /// which nothing listens here any more.
+    /// which nothing listens here now.
     pub fn accept(&self) -> Result<Option<IncomingConnection>, VerbsError> {
         while let Some(event) = self.id.channel.next()? {
             if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL {

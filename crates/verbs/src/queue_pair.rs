@@ -256,7 +256,7 @@ impl QueuePair {
     /// By what events of the device name this queue pair.
     ///
     /// # Errors
-    /// If there is no queue pair any more.
+    /// If the queue pair no longer exists.
     pub fn identity(&self) -> Result<QueueIdentity, VerbsError> {
         // SAFETY: the queue pair and its identifier are valid.
         let (queue_pair, port) = unsafe { ((*self.raw()?).qp_num, (*self.connection.id().raw()).port_num) };
