@@ -27,11 +27,19 @@ pub(crate) struct EditOptions {
     pub(crate) if_none_match: Option<String>,
 }
 
+impl EditOptions {
+    /// Whether the object must not exist.
+    pub(crate) fn must_be_new(&self) -> bool {
+        self.if_none_match.as_deref() == Some(ANY)
+    }
+}
+
+/// The tag that every object has.
+pub(crate) const ANY: &str = "*";
+
 /// What happens to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EditOperation {
-    /// It is created with these keys; it must not exist.
-    Add(Map<String, Value>),
     /// It has exactly these keys from now on, whether it exists or not.
     Put(Map<String, Value>),
     /// These keys of it change, as a JSON merge patch (RFC 7396): `null` removes a key.
@@ -56,7 +64,7 @@ impl fmt::Display for ObjectPath {
 impl fmt::Display for ConfigEdit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = match self.operation {
-            EditOperation::Add(_) => "add",
+            EditOperation::Put(_) if self.options.must_be_new() => "add",
             EditOperation::Put(_) => "put",
             EditOperation::Set(_) => "set",
             EditOperation::Remove => "remove",

@@ -1,16 +1,15 @@
 //! Commands about the clients of the daemon: the secrets that they prove themselves with, and their
 //! sessions.
 
-use super::config_audit::Caller;
+use super::blocking_work::Awaited;
+use super::config_audit::{self, Caller};
 use super::control::{Changed, ControlServer, REMOVE_TIMEOUT};
-use super::reload::{describe_session, edit, named_sessions};
+use super::reload::{describe_session, edit, named_sessions, wait};
 use crate::api::ApiError;
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::cli::ctl::Answer;
 use blockmux_engine::serve::sessions::SessionInfo;
-use std::sync::PoisonError;
-use std::thread;
-use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
 
 impl ControlServer {
     /// The secrets that were written through the API.
@@ -26,39 +25,68 @@ impl ControlServer {
         value: &SecretText,
         caller: &Caller,
     ) -> Result<Changed, ApiError> {
-        let _writing = self.writes_secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.secrets.lock(&format!("a write of secret {name}"), caller)?;
         let (secrets, config) = (self.secrets.clone(), self.reloader.config_table());
         let (own, value) = (name.to_owned(), value.clone());
-        let write = move || {
-            let kept = secrets.keep(&own)?;
-            secrets.write(&own, &value.0, &config).map(|written| (written, kept))
+        // Also a write that was given up ends before the next one begins.
+        let write = move |awaited: &Awaited| {
+            let write = || {
+                let kept = secrets.keep(&own)?;
+                awaited.begin()?;
+                secrets.write(&own, &value.0, &config).map(|written| (written, kept))
+            };
+            (write(), guard)
         };
-        let (written, kept) = self.reloader.blocking.run(STATE, write)??;
-        let mut effects = vec![format!("~ secret {name}: new content")];
+        let effect = format!("~ secret {name}: new content");
+        let late = late(caller, format!("write secret {name}"), effect.clone());
+        let (written, _guard) =
+            self.reloader.blocking.run_change(STATE, write, move |(written, guard)| {
+                late(written.map(drop));
+                drop(guard);
+            })?;
+        let (written, kept) = written?;
+        let mut effects = vec![effect];
         if !written.used_by.is_empty() {
             let read = edit::read_secrets(&self.reloader, caller);
-            let refused = |error: ApiError| {
-                let (secrets, own) = (self.secrets.clone(), name.to_owned());
-                let restored =
-                    self.reloader.blocking.run(STATE, move || secrets.restore(&own, kept.as_ref()));
-                match restored.map_err(ApiError::from).flatten() {
-                    Ok(()) => error,
-                    Err(also) => ApiError::failed(format!("{error}; and the secret before is lost: {also}")),
-                }
-            };
-            effects.extend(read.map_err(refused)?.lines());
+            effects.extend(read.map_err(|error| self.restore_secret(name, kept, error))?.lines());
         }
         Ok(Changed { answer: Answer::Secrets(vec![written]), effects })
     }
 
+    /// Writes the value back that a secret had before; returns why.
+    fn restore_secret(&self, name: &str, kept: Option<Zeroizing<String>>, why: ApiError) -> ApiError {
+        let (secrets, own) = (self.secrets.clone(), name.to_owned());
+        let restore = move |awaited: &Awaited| {
+            awaited.begin()?;
+            secrets.restore(&own, kept.as_ref())
+        };
+        let restored = self.reloader.blocking.run_change(STATE, restore, drop);
+        match restored.map_err(ApiError::from).flatten() {
+            Ok(()) => why,
+            Err(also) => ApiError::failed(format!("{why}; and the secret before is lost: {also}")),
+        }
+    }
+
     /// Removes a secret that the config does not use.
     pub(super) fn remove_secret(&self, name: &str, caller: &Caller) -> Result<Changed, ApiError> {
-        let _writing = self.writes_secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let what = format!("a removal of secret {name}");
         // No edit begins to use it meanwhile.
-        let _guard = self.reloader.lock_reloads_for(&format!("remove secret {name}"), caller)?;
+        let guards = (self.secrets.lock(&what, caller)?, self.reloader.lock_edits(&what, caller)?);
         let (secrets, own, config) = (self.secrets.clone(), name.to_owned(), self.reloader.config_table());
-        self.reloader.blocking.run(STATE, move || secrets.remove(&own, &config))??;
-        Ok(Changed { answer: Answer::Done, effects: vec![format!("- secret {name}")] })
+        let remove = move |awaited: &Awaited| {
+            let removed =
+                awaited.begin().map_err(ApiError::from).and_then(|()| secrets.remove(&own, &config));
+            (removed, guards)
+        };
+        let effect = format!("- secret {name}");
+        let late = late(caller, format!("remove secret {name}"), effect.clone());
+        let (removed, _guards) =
+            self.reloader.blocking.run_change(STATE, remove, move |(removed, guards)| {
+                late(removed);
+                drop(guards);
+            })?;
+        removed?;
+        Ok(Changed { answer: Answer::Done, effects: vec![effect] })
     }
 
     /// Ends the sessions of a client's address or of an initiator, as a stop does: I/O in flight
@@ -75,14 +103,21 @@ impl ControlServer {
         }
         let draining = sessions.drain(DISCONNECTED, is_meant);
         self.reloader.cores().wake_all();
-        let begun = Instant::now();
-        while !draining.left().is_empty() && begun.elapsed() < REMOVE_TIMEOUT {
-            thread::park_timeout(Duration::from_millis(1));
-        }
+        wait(REMOVE_TIMEOUT, || draining.left().is_empty());
         draining.close();
         self.reloader.cores().wake_all();
         let effects = meant.iter().map(|session| format!("- session {session}")).collect();
         Ok(Changed { answer: Answer::Message(format!("disconnected {}", named_sessions(&meant))), effects })
+    }
+}
+
+/// Logs what has happened after its command was given up.
+fn late(caller: &Caller, what: String, effect: String) -> impl FnOnce(Result<(), ApiError>) + Send + 'static {
+    let caller = caller.clone();
+    move |done| {
+        let effects = done.map(|()| [effect]);
+        let effects = effects.as_ref().map(<[String; 1]>::as_slice);
+        config_audit::log(&caller, &format!("{what}, given up before"), effects);
     }
 }
 

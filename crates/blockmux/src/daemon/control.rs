@@ -13,10 +13,10 @@ use super::disks::DiskInfo;
 use super::identity::{ServedData, served_data, warn_of_same_data};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::reload::edit;
-use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, named_sessions};
+use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, check_not_used, wait};
 use super::secrets::Secrets;
 use crate::access::networks;
-use crate::api::{ApiError, ErrorCode};
+use crate::api::ApiError;
 use crate::cli::ctl::{
     Answer, PlanReport, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
     ThrottleStatus, VolumeStatus,
@@ -41,8 +41,7 @@ use blockmux_volume::{Beyond, Limits, VolumeLimits};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::{info, warn};
 
 /// Changes log levels if some are given, and returns the levels of all areas.
@@ -208,8 +207,6 @@ pub(super) struct ControlServer {
     pub(super) frontends: Current<Frontends>,
     pub(super) policy: Policy,
     pub(super) secrets: Secrets,
-    /// Held while a secret is written or removed, which changes nothing else.
-    pub(super) writes_secrets: Mutex<()>,
     pub(super) reloader: Arc<Reloader>,
 }
 
@@ -730,31 +727,16 @@ impl ControlServer {
 
 /// Waits for the I/O in flight on volumes.
 fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &dyn Fn(String)) {
-    let (settling, begun): (Vec<_>, _) =
-        (volumes.iter().map(VolumeState::settling).collect(), Instant::now());
+    let settling: Vec<_> = volumes.iter().map(VolumeState::settling).collect();
     let is_over = || settling.iter().all(|settling| settling.is_over());
     if !is_over() {
         progress("waiting for I/O in flight".to_owned());
     }
-    while !is_over() && begun.elapsed() < REMOVE_TIMEOUT {
-        thread::park_timeout(Duration::from_millis(1));
-    }
+    wait(REMOVE_TIMEOUT, is_over);
     if !is_over() {
         let timeout = REMOVE_TIMEOUT.as_secs();
         warn!("{name}: I/O that was in flight when it was {done} has not ended after {timeout} s");
     }
-}
-
-fn check_not_used(name: &str, verb: &str, users: &[String]) -> Result<(), ApiError> {
-    if users.is_empty() {
-        return Ok(());
-    }
-    let shown = named_sessions(users);
-    let text = format!(
-        "{name}: is in use by {shown}; disconnect them, or {verb} it with --force (API: ?force=true), \
-         which makes their I/O fail"
-    );
-    Err(ApiError::new(ErrorCode::Conflict, text))
 }
 
 /// The answer to a change, and its effects in the words of a plan, for the audit log.

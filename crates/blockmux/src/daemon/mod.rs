@@ -74,8 +74,8 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use takeover::{Handover, Takeover, TakeoverServer};
@@ -330,7 +330,6 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         frontends: reloader.frontends.clone(),
         policy: setup.policy.clone(),
         secrets: Secrets::below(setup.asked_state.as_deref()),
-        writes_secrets: Mutex::default(),
         reloader: reloader.clone(),
     };
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);

@@ -2,6 +2,7 @@
 //! meanwhile, so others wait briefly and are then told who does what, and for how long.
 
 use super::config_audit::Caller;
+use crate::api::{ApiError, ErrorCode};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,6 +35,29 @@ struct Work {
 }
 
 impl NamedLock {
+    /// Takes the lock for a command, which waits briefly. `title` names its work in messages.
+    ///
+    /// # Errors
+    /// The errors of [`NamedLock::lock_within`].
+    pub(super) fn lock(&self, title: &str, caller: &Caller) -> Result<NamedGuard, ApiError> {
+        self.lock_within(title, caller, LOCK_TIMEOUT)
+    }
+
+    /// Takes the lock for a command that waits for `timeout`.
+    ///
+    /// # Errors
+    /// If other work is under way for longer; the message says whose, and what it is doing.
+    pub(super) fn lock_within(
+        &self,
+        title: &str,
+        caller: &Caller,
+        timeout: Duration,
+    ) -> Result<NamedGuard, ApiError> {
+        self.take(title, caller, timeout).map_err(|under_way| {
+            ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
+        })
+    }
+
     /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
     /// messages.
     ///
@@ -61,6 +85,9 @@ impl NamedLock {
         self.0.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Time for which a command waits for the work before it, which may hang in a path.
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Drop for NamedGuard {
     fn drop(&mut self) {

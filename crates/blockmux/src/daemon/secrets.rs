@@ -2,6 +2,8 @@
 //! config names by its path. They are never read back; only what uses them reads the files.
 
 use super::config::current_directory;
+use super::config_audit::Caller;
+use super::named_lock::{NamedGuard, NamedLock};
 use super::setup::check_name;
 use crate::api::bodies::SecretInfo;
 use crate::api::{ApiError, ErrorCode};
@@ -13,15 +15,28 @@ use tempfile::NamedTempFile;
 use toml::{Table, Value};
 use zeroize::Zeroizing;
 
-/// The directory of the secrets; `None` for a daemon whose config names no state directory: the
-/// default one may be another daemon's, too.
+/// The secrets of a daemon. There is no directory for them if the config names no state directory:
+/// the default one may be another daemon's, too.
 #[derive(Clone)]
-pub(super) struct Secrets(Option<PathBuf>);
+pub(super) struct Secrets {
+    directory: Option<PathBuf>,
+    /// They are written and removed one after the other.
+    changes: NamedLock,
+}
 
 impl Secrets {
     /// The secrets below a state directory.
     pub(super) fn below(state: Option<&Path>) -> Secrets {
-        Secrets(state.map(|state| current_directory().join(state).join("secrets")))
+        let directory = state.map(|state| current_directory().join(state).join("secrets"));
+        Secrets { directory, changes: NamedLock::default() }
+    }
+
+    /// Keeps other changes of secrets from beginning; `what` names this one.
+    ///
+    /// # Errors
+    /// If another one is under way that takes long.
+    pub(super) fn lock(&self, what: &str, caller: &Caller) -> Result<NamedGuard, ApiError> {
+        self.changes.lock(what, caller)
     }
 
     /// The value of a secret, to be restored; `None` if there is none.
@@ -53,7 +68,7 @@ impl Secrets {
     /// # Errors
     /// If the directory cannot be read.
     pub(super) fn list(&self, config: &Table) -> Result<Vec<SecretInfo>, ApiError> {
-        let Some(directory) = &self.0 else { return Ok(Vec::new()) };
+        let Some(directory) = &self.directory else { return Ok(Vec::new()) };
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             read => read.map_err(|error| cannot(directory, &error))?,
@@ -118,7 +133,7 @@ impl Secrets {
     }
 
     fn directory(&self) -> Result<&Path, ApiError> {
-        self.0.as_deref().ok_or_else(|| {
+        self.directory.as_deref().ok_or_else(|| {
             let text = "the config names no state directory for secrets; start the daemon with --state DIR";
             ApiError::new(ErrorCode::Conflict, text)
         })

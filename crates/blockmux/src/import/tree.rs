@@ -305,11 +305,11 @@ pub(super) const MAX_DEPTH: usize = 16;
 pub(super) const MAX_STATEMENTS: usize = 500_000;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Statements as text: words joined by `,`, blocks in parentheses.
-    fn shown(statements: &[Statement]) -> String {
+    pub(in crate::import) fn shown(statements: &[Statement]) -> String {
         let one = |statement: &Statement| {
             let words: Vec<_> = statement.words.iter().map(|word| word.as_str()).collect();
             let below = statement.is_block.then(|| format!("({})", shown(&statement.below)));

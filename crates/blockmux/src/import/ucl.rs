@@ -218,16 +218,8 @@ fn block(line: usize, key: Zeroizing<String>, mut members: Vec<Member>) -> Vec<S
 
 #[cfg(test)]
 mod tests {
+    use super::super::tree::tests::shown;
     use super::*;
-
-    fn shown(statements: &[Statement]) -> String {
-        let one = |statement: &Statement| {
-            let words: Vec<_> = statement.words.iter().map(|word| word.as_str()).collect();
-            let below = statement.is_block.then(|| format!("({})", shown(&statement.below)));
-            format!("{}:{}{}", statement.line, words.join(","), below.unwrap_or_default())
-        };
-        statements.iter().map(one).collect::<Vec<_>>().join(" ")
-    }
 
     #[test]
     fn members_become_statements_of_the_older_form() {

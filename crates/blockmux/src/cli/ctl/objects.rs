@@ -5,7 +5,7 @@ use super::Request;
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{Call, segment};
 use crate::api::edit::{
-    ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
+    ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
 use crate::api::limits;
 use crate::output::printable;
@@ -111,9 +111,10 @@ impl ObjectCommand {
     /// # Errors
     /// If the words are no object, or no keys with values.
     pub(super) fn request(&self) -> Result<Request, String> {
-        let edit = |words: &[String], operation, options: &EditArgs| {
+        let edit = |words: &[String], operation, options: &EditArgs, if_none_match: Option<&str>| {
             let EditArgs { dry_run, force } = *options;
-            let options = EditOptions { force, dry_run, ..EditOptions::default() };
+            let if_none_match = if_none_match.map(str::to_owned);
+            let options = EditOptions { force, dry_run, if_match: None, if_none_match };
             Request::Edit(ConfigEdit { path: object_path(words), operation, options })
         };
         if let Some(request) = self.secret_request()? {
@@ -141,7 +142,7 @@ impl ObjectCommand {
                 }
                 words => {
                     let (place, keys) = split(words);
-                    edit(place, EditOperation::Add(object(keys)?), options)
+                    edit(place, EditOperation::Put(object(keys)?), options, Some(ANY))
                 }
             },
             ObjectCommand::Set { words, options } => {
@@ -149,14 +150,14 @@ impl ObjectCommand {
                 if keys.is_empty() {
                     return Err("write the keys to change behind the name, as KEY=VALUE".to_owned());
                 }
-                edit(place, EditOperation::Set(object(keys)?), options)
+                edit(place, EditOperation::Set(object(keys)?), options, None)
             }
             ObjectCommand::Remove { words, options } => match &words[..] {
                 [name] if options.dry_run => {
                     return Err(format!("{name}: --dry-run is for objects; write remove volume {name}"));
                 }
                 [name] => Request::Remove { name: name.clone(), force: options.force },
-                words => edit(words, EditOperation::Remove, options),
+                words => edit(words, EditOperation::Remove, options, None),
             },
         })
     }
@@ -272,17 +273,17 @@ pub(super) fn list_path(of: &ObjectPath, ListQuery { filter, after, .. }: &ListQ
 pub(super) fn call(edit: &ConfigEdit) -> Call {
     let ConfigEdit { path: place, operation, options } = edit;
     let (method, body) = match operation {
-        EditOperation::Add(object) | EditOperation::Put(object) => ("PUT", Some(object)),
+        EditOperation::Put(object) => ("PUT", Some(object)),
         EditOperation::Set(patch) => ("PATCH", Some(patch)),
         EditOperation::Remove => ("DELETE", None),
     };
-    let is_new = matches!(operation, EditOperation::Add(_)).then(|| ("If-None-Match", "*".to_owned()));
+    let if_none_match = options.if_none_match.clone().map(|tag| ("If-None-Match", tag));
     let if_match = options.if_match.clone().map(|tag| ("If-Match", tag));
     let flags = [("force=true", options.force), ("dry_run=true", options.dry_run)];
     let flags: Vec<_> = flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect();
     let query = if flags.is_empty() { String::new() } else { format!("?{}", flags.join("&")) };
     let mut call = Call::new(method, path(place) + &query);
-    call.headers = is_new.into_iter().chain(if_match).collect();
+    call.headers = if_none_match.into_iter().chain(if_match).collect();
     call.body = body.cloned().map(Value::Object);
     call
 }

@@ -275,8 +275,7 @@ async fn remove_object(State(shared): State<ApiState>, asked: Asked, at: At) -> 
 impl ApiState {
     async fn edit(&self, asked: Asked, at: At, operation: EditOperation) -> Response {
         let At { path, options, .. } = at;
-        let is_new = options.if_none_match.as_deref() == Some("*");
-        let done = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+        let done = if options.must_be_new() { StatusCode::CREATED } else { StatusCode::OK };
         self.run_action(Request::Edit(ConfigEdit { path, operation, options }), asked, done).await
     }
 }

@@ -588,7 +588,7 @@ fn finish_removal(removed: &[Removed]) -> Vec<String> {
 }
 
 /// Waits until `is_over` is true, at most for `timeout`.
-fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
+pub(in crate::daemon) fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_over() && begun.elapsed() < timeout {
         thread::park_timeout(Duration::from_millis(1));

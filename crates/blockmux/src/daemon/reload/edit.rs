@@ -4,12 +4,12 @@
 use super::fragment::{setup_of, with_absolute_paths};
 use super::model::Model;
 use super::objects::{Objects, SETTINGS, tag};
-use super::plan::{NETWORKS, Schema, named_sessions};
-use super::{LOCK_TIMEOUT, NewConfig, Reloader, RunningConfig, is_busy, record};
+use super::plan::{NETWORKS, Schema, check_not_used};
+use super::{NewConfig, Reloader, RunningConfig, record};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
-use crate::daemon::blocking_work::Awaited;
+use crate::daemon::check::READ_TIMEOUT;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
@@ -70,19 +70,20 @@ pub(in crate::daemon) fn make(
     edit: &ConfigEdit,
     caller: &Caller,
 ) -> Result<PlanReport, ApiError> {
-    let guard = reloader.reloads.take(&edit.to_string(), caller, LOCK_TIMEOUT).map_err(is_busy)?;
     if !edit.options.dry_run {
+        let guard = reloader.lock_edits(&edit.to_string(), caller)?;
         return reloader.apply(&NewConfig::Edit(edit.clone()), guard);
     }
+    // A query, which waits for no change.
+    let _reading = reloader.begin_reading()?;
     let (config, planner, edit) = (reloader.config.get(), reloader.clone(), edit.clone());
-    let plan = move |awaited: &Awaited| {
-        awaited.check()?;
+    let plan = move || {
         let mut setup = edited(&planner, &config, &edit)?;
         planner.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
         Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edit.removed_volume()).report)
     };
-    reloader.blocking.run_change(&guard.step, plan, drop)?
+    reloader.blocking.within(READ_TIMEOUT).run("the files that the config names", plan)?
 }
 
 /// Reads the files of secrets and certificates again.
@@ -216,13 +217,8 @@ fn name_usual_listeners(schema: &Schema, config: &RunningConfig, table: &mut Tab
 pub(super) fn check_consent(edit: &ConfigEdit, report: &PlanReport) -> Result<(), ApiError> {
     let affected = report.changes.iter().flat_map(|change| &change.affected);
     let affected: Vec<String> = affected.cloned().collect::<BTreeSet<_>>().into_iter().collect();
-    if edit.options.force || affected.is_empty() {
-        return Ok(());
+    match edit.options.force {
+        true => Ok(()),
+        false => check_not_used(&edit.path.to_string(), "change", &affected),
     }
-    let text = format!(
-        "{}: is in use by {}; disconnect them, or write --force (API: ?force=true), which makes their I/O fail",
-        edit.path,
-        named_sessions(&affected)
-    );
-    Err(ApiError::new(ErrorCode::Conflict, text))
 }

@@ -24,11 +24,11 @@ mod record;
 mod save;
 mod signal;
 
-pub(super) use self::apply::check_not_deleted;
 use self::apply::check_paths;
+pub(super) use self::apply::{check_not_deleted, wait};
 use self::model::Model;
 use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
-pub(super) use self::plan::{describe_session, named_sessions};
+pub(super) use self::plan::{check_not_used, describe_session, named_sessions};
 pub(super) use self::record::Recorded;
 pub(super) use self::signal::ReloadRequests;
 use super::ServeArgs;
@@ -40,7 +40,7 @@ use super::control::ConnectionLimits;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener, RdmaListener};
-use super::named_lock::{NamedGuard, NamedLock};
+use super::named_lock::{LOCK_TIMEOUT, NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::{Setup, VOLUMES};
@@ -66,7 +66,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tracing::warn;
 
 /// A shared value that a reload replaces as a whole. Clones refer to the same value.
@@ -534,18 +534,18 @@ impl Reloader {
         })
     }
 
-    /// Keeps other changes of the config from beginning; `what` names this one.
+    /// Keeps reloads, applies and edits from beginning; `what` names what keeps them.
     ///
     /// # Errors
-    /// If another one is under way that takes long.
-    pub(super) fn lock_reloads_for(&self, what: &str, caller: &Caller) -> Result<NamedGuard, ApiError> {
-        self.reloads.take(what, caller, LOCK_TIMEOUT).map_err(is_busy)
+    /// If one is under way that takes long.
+    pub(super) fn lock_edits(&self, what: &str, caller: &Caller) -> Result<NamedGuard, ApiError> {
+        self.reloads.lock(what, caller)
     }
 
     /// Waits for the lock of reloads, at most for `timeout`.
     fn lock_reloads(&self, caller: &Caller, timeout: Duration) -> Result<NamedGuard, ApiError> {
         let title = format!("a reload of {}", self.file_name());
-        self.reloads.take(&title, caller, timeout).map_err(is_busy)
+        self.reloads.lock_within(&title, caller, timeout)
     }
 
     /// Loads the config file again and applies it. After an error nothing has changed.
@@ -567,7 +567,7 @@ impl Reloader {
         caller: &Caller,
     ) -> Result<PlanReport, ApiError> {
         let title = format!("an apply of {}", fragment.title().display());
-        let guard = self.reloads.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
+        let guard = self.reloads.lock(&title, caller)?;
         self.apply(&NewConfig::Fragment(fragment.clone(), prune), guard)
     }
 
@@ -576,11 +576,7 @@ impl Reloader {
     /// # Errors
     /// The errors of [`Reloader::reload`] that do not depend on opening or binding anything.
     pub(super) fn diff(self: &Arc<Reloader>) -> Result<PlanReport, ApiError> {
-        // The rest of the API's threads is for requests that read no file.
-        let _reading = self.readings.try_acquire().map_err(|_| {
-            let text = format!("{MAX_READINGS} requests read the config file already; try again later");
-            ApiError::new(ErrorCode::Busy, text)
-        })?;
+        let _reading = self.begin_reading()?;
         let reloader = self.clone();
         let read = move || {
             let setup = reloader.read_file()?;
@@ -605,6 +601,17 @@ impl Reloader {
     /// The desired config.
     pub(super) fn config_table(&self) -> toml::Table {
         self.config.get().desired.table.clone()
+    }
+
+    /// Begins a query that reads files: the rest of the API's threads is for others.
+    ///
+    /// # Errors
+    /// If too many such queries are under way.
+    fn begin_reading(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        self.readings.try_acquire().map_err(|_| {
+            let text = format!("{MAX_READINGS} requests read the config file already; try again later");
+            ApiError::new(ErrorCode::Busy, text)
+        })
     }
 
     /// The running config, as the text of a config file. During a reload it is the one before.
@@ -880,13 +887,6 @@ fn resize_between(before: &Spec, after: &Spec) -> Option<Resize> {
     }
 }
 
-/// Why a reload or a save cannot begin now.
-fn is_busy(under_way: String) -> ApiError {
-    ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
-}
-
-/// Time for which a command waits for the reload or save before it, which may hang in a path.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Names the check of paths in messages.
 const PATHS: &str = "the paths of the volumes";
 /// Maximum number of queries that read the config file at the same time. With the changes they take

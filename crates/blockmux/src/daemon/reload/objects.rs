@@ -7,7 +7,7 @@
 
 use super::json::{json_of, json_of_table, table_of};
 use super::plan::Schema;
-use crate::api::edit::{EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath};
+use crate::api::edit::{ANY, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::daemon::config::current_directory;
 use crate::protocol::PROTOCOLS;
@@ -95,7 +95,7 @@ impl<'a> Objects<'a> {
         let own = before.as_ref().map(tag);
         let has_one_of = |tags: &String| {
             let mut tags = tags.split(',').map(str::trim);
-            tags.any(|tag| own.as_deref() == Some(tag) || tag == "*" && own.is_some())
+            tags.any(|tag| own.as_deref() == Some(tag) || tag == ANY && own.is_some())
         };
         let failed = |what| Err(ApiError::new(ErrorCode::PreconditionFailed, format!("{path}: {what}")));
         if options.if_match.as_ref().is_some_and(|tags| !has_one_of(tags)) {
@@ -105,9 +105,8 @@ impl<'a> Objects<'a> {
             return failed("exists already; change it with 'ctl set'");
         }
         let after = match (operation, before) {
-            (EditOperation::Add(_), Some(_)) => return failed("exists already; change it with 'ctl set'"),
             (EditOperation::Set(_) | EditOperation::Remove, None) => return Err(not_found(path)),
-            (EditOperation::Add(object) | EditOperation::Put(object), _) => Some(object.clone()),
+            (EditOperation::Put(object), _) => Some(object.clone()),
             (EditOperation::Set(patch), Some(before)) => {
                 let mut object = before.as_object().cloned().unwrap_or_default();
                 merge(&mut object, patch);

@@ -6,6 +6,7 @@
 
 use super::json::json_of;
 use crate::access::networks;
+use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{PlanReport, PlannedChange};
 use crate::daemon::attachment::ATTACHMENTS;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS};
@@ -29,6 +30,9 @@ pub(in crate::daemon) struct Schema {
     /// Keys of the lists of listeners.
     listeners: Vec<String>,
 }
+
+/// The lists of objects that belong to no protocol: the key of each, and the key of the names.
+const OWN_LISTS: [(&str, &str); 4] = [VOLUMES, ATTACHMENTS, API_TOKENS, API_CERTIFICATES];
 
 /// One difference between two configs.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,8 +108,8 @@ impl Schema {
 
     /// The keys of all lists of objects.
     pub(super) fn lists(&self) -> impl Iterator<Item = &str> {
-        let own = [VOLUMES.0, ATTACHMENTS.0, API_TOKENS.0, API_CERTIFICATES.0];
-        let named = own.into_iter().chain(self.targets.iter().map(|own| own.key));
+        let own = OWN_LISTS.iter().map(|(key, _)| *key);
+        let named = own.chain(self.targets.iter().map(|own| own.key));
         named.chain(self.listeners.iter().map(String::as_str))
     }
 
@@ -141,11 +145,10 @@ impl Schema {
     /// The key of the entries' names in the list at this path; `None` if they have no names.
     pub(in crate::daemon) fn name_key(&self, path: &[String]) -> Option<&'static str> {
         match path {
-            [list] if list == VOLUMES.0 => Some(VOLUMES.1),
-            [list] if list == ATTACHMENTS.0 => Some(ATTACHMENTS.1),
-            [list] if list == API_TOKENS.0 => Some(API_TOKENS.1),
-            [list] if list == API_CERTIFICATES.0 => Some(API_CERTIFICATES.1),
-            [list] => self.target(list).map(|tables| tables.name),
+            [list] => {
+                let own = OWN_LISTS.iter().find(|(key, _)| key == list).map(|(_, name)| *name);
+                own.or_else(|| self.target(list).map(|tables| tables.name))
+            }
             [list, _, part] => {
                 let tables = self.target(list)?;
                 let all = tables.peers.iter().chain(tables.parts);
@@ -462,6 +465,22 @@ pub(in crate::daemon) fn would_lose_ram(name: &str, bytes: u64) -> String {
         "its {bytes} bytes are in RAM and would be lost; copy them with 'blockmux copy', or to discard them, use \
          'blockmux ctl remove {name}', with --force while it is in use, and reload then"
     )
+}
+
+/// Refuses to take away what these sessions use without being forced to; `verb` is what is refused.
+///
+/// # Errors
+/// If there are any; the message names them and says what to do.
+pub(in crate::daemon) fn check_not_used(name: &str, verb: &str, users: &[String]) -> Result<(), ApiError> {
+    if users.is_empty() {
+        return Ok(());
+    }
+    let shown = named_sessions(users);
+    let text = format!(
+        "{name}: is in use by {shown}; disconnect them, or {verb} it with --force (API: ?force=true), \
+         which makes their I/O fail"
+    );
+    Err(ApiError::new(ErrorCode::Conflict, text))
 }
 
 /// Sessions in a message, at most [`SHOWN_SESSIONS`] of them.

@@ -3,7 +3,7 @@
 
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
-use super::{LOCK_TIMEOUT, Reloader, RunningConfig, is_busy};
+use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::config::current_directory;
@@ -51,7 +51,7 @@ impl Reloader {
     pub(in crate::daemon) fn save(self: &Arc<Reloader>, caller: &Caller) -> Result<String, ApiError> {
         let title = format!("a save of {}", self.file_name());
         // It waits for no reload: it writes what runs now.
-        let guard = self.saves.take(&title, caller, LOCK_TIMEOUT).map_err(is_busy)?;
+        let guard = self.saves.lock(&title, caller)?;
         let config = self.config.get();
         let (reloader, before, step) = (self.clone(), config.clone(), guard.step.clone());
         let its_step = step.clone();

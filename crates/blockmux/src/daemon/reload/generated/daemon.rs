@@ -21,7 +21,7 @@ use blockmux_engine::serve::listener::ConnectionLimit;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -108,7 +108,6 @@ impl TestPlace {
             frontends: reloader.frontends.clone(),
             policy: setup.policy.clone(),
             secrets: Secrets::below(None),
-            writes_secrets: Mutex::default(),
             reloader,
         };
         Ok(TestDaemon { control, files: self.files.path().to_owned() })

@@ -3,7 +3,7 @@
 use super::config::seeds;
 use super::daemon::TestDaemon;
 use super::{Configs, assert_same, lines};
-use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectPath};
+use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectPath};
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::reload::edit;
 use crate::daemon::reload::objects::Objects;
@@ -51,9 +51,10 @@ impl Configs {
         let ObjectItem { name, object } = self.pick(&found)?.clone();
         path.push(name);
         let object = object.as_object().cloned().unwrap_or_default();
-        let operation = match self.random.below(4) {
+        let kind = self.random.below(4);
+        let operation = match kind {
             0 if is_own => EditOperation::Remove,
-            0 => EditOperation::Add(object),
+            0 => EditOperation::Put(object),
             1 => {
                 let without = |(key, _): (String, Value)| (key, Value::Null);
                 let key = object.into_iter().next_back().map(without);
@@ -62,7 +63,8 @@ impl Configs {
             2 => EditOperation::Set(object),
             _ => EditOperation::Put(object),
         };
-        let options = EditOptions { force: true, ..EditOptions::default() };
+        let if_none_match = (kind == 0 && !is_own).then(|| ANY.to_owned());
+        let options = EditOptions { force: true, if_none_match, ..EditOptions::default() };
         Some(ConfigEdit { path: ObjectPath(path), operation, options })
     }
 }
