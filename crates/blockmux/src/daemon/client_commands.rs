@@ -3,8 +3,8 @@
 
 use super::blocking_work::Awaited;
 use super::config_audit::{self, Caller};
-use super::control::{Changed, ControlServer, REMOVE_TIMEOUT};
-use super::reload::{describe_session, edit, named_sessions, wait};
+use super::control::{Changed, ControlServer};
+use super::reload::{DRAIN_TIMEOUT, describe_session, edit, named_sessions, wait};
 use crate::api::ApiError;
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::cli::ctl::Answer;
@@ -103,7 +103,7 @@ impl ControlServer {
         }
         let draining = sessions.drain(DISCONNECTED, is_meant);
         self.reloader.cores().wake_all();
-        wait(REMOVE_TIMEOUT, || draining.left().is_empty());
+        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         draining.close();
         self.reloader.cores().wake_all();
         let effects = meant.iter().map(|session| format!("- session {session}")).collect();

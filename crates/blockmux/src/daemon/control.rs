@@ -7,38 +7,29 @@
 
 use super::announce::{Announcement, ClientLocation};
 use super::attachment::Attachment;
-use super::config::{VolumeEntry, current_directory};
 use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
-use super::identity::{ServedData, served_data, warn_of_same_data};
-use super::opening::{NamedVolume, VolumeOpener};
-use super::reload::edit;
-use super::reload::{Changing, Current, Recorded, Reloader, check_not_deleted, check_not_used, wait};
+use super::opening::VolumeOpener;
+use super::reload::{Current, Reloader, commands, edit};
 use super::secrets::Secrets;
-use crate::access::networks;
 use crate::api::ApiError;
 use crate::cli::ctl::{
     Answer, PlanReport, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
     ThrottleStatus, VolumeStatus,
 };
-use crate::data::layers;
-use crate::data::part::DataPart;
 use crate::process::log::levels::{self, Levels};
-use crate::protocol::frontend::{Change, FilesRead, LiveFrontend, LiveProtocol, TargetPlace};
+use crate::protocol::frontend::{Change, LiveProtocol};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Frontends, Protocol, by_name};
-use crate::volume_kinds::flush;
-use crate::volume_kinds::open::Populate;
 use blockmux_engine::core::reactor::CoreStats;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
     ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
 };
 use blockmux_volume::{Beyond, Limits, VolumeLimits};
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -275,15 +266,15 @@ impl ControlServer {
         };
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
-            Request::Reload => self.reloader.reload(caller).map(planned),
+            Request::Reload => self.reloader.reload(caller, progress).map(planned),
             Request::Apply { fragment, prune } => {
-                self.reloader.apply_fragment(fragment, *prune, caller).map(noted)
+                self.reloader.apply_fragment(fragment, *prune, caller, progress).map(noted)
             }
             Request::Edit(edit) if edit.options.dry_run => {
-                let report = edit::make(&self.reloader, edit, caller)?;
+                let report = edit::make(&self.reloader, edit, caller, progress)?;
                 Ok(Changed { answer: Answer::Plan(report), effects: Vec::new() })
             }
-            Request::Edit(edit) => edit::make(&self.reloader, edit, caller).map(noted),
+            Request::Edit(edit) => edit::make(&self.reloader, edit, caller, progress).map(noted),
             Request::Save => self.reloader.save(caller).map(said),
             Request::Log { levels } => {
                 let before = log_levels(None)?.json();
@@ -294,48 +285,21 @@ impl ControlServer {
                 let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
                 self.resize(request, caller, name, *size, beyond)
             }
-            Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
-                let networks = networks::parse(allow.as_deref()).map_err(ApiError::invalid)?;
-                let entry: VolumeEntry = volume.as_written().parse().map_err(ApiError::invalid)?;
-                let read_only = *read_only || self.opener.get().read_only;
-                let entry = VolumeEntry {
-                    spec: entry.spec.below(&current_directory()),
-                    read_only,
-                    description: description.clone(),
-                    protocols: protocols.clone(),
-                    networks,
-                    limits: limits.unwrap_or_default(),
-                    client_limits: client_limits.unwrap_or_default(),
-                    ..entry
-                };
-                self.add(request, entry)
-            }
-            Request::Remove { name, force } => self.remove(request, name, *force, progress),
-            Request::Limit { name, limits, client_limits } => {
-                self.at_once(request, |_| self.limit(name, *limits, *client_limits))
-            }
-            Request::Attach { name, target, number, ana_group } => {
-                let place = TargetPlace { number: *number, ana_group: *ana_group };
-                self.at_once(request, |_| {
-                    self.attach(name, target, &place).map(|number| Answer::Attached { number })
-                })
-            }
-            Request::Detach { target, number, force } => {
-                self.detach(request, target, *number, *force, progress)
-            }
+            Request::Add { .. }
+            | Request::Remove { .. }
+            | Request::Limit { .. }
+            | Request::Attach { .. }
+            | Request::Detach { .. }
+            | Request::Change(_) => self.execute(request, caller, progress),
             Request::AttachDisk { volume, via, socket, name, read_only } => {
                 let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
                 let asked = Attachment { volume, via: *via, socket, name, read_only: *read_only };
-                self.attach_disk(request, asked)
+                self.attach_disk(asked)
             }
-            Request::DetachDisk { volume, force } => self.detach_disk(request, volume, *force),
+            Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
             Request::RemoveSecret { name } => self.remove_secret(name, caller),
-            Request::Change(change) => {
-                let files = self.read_files(change)?;
-                self.at_once(request, |served| self.change_target(served, change, files))
-            }
             Request::Status
             | Request::Sessions
             | Request::Diff { .. }
@@ -346,246 +310,48 @@ impl ControlServer {
         }
     }
 
-    /// Makes and records a change that opens no path and waits for no I/O.
-    fn at_once(
+    /// Executes a short command, which is one or more edits of the config.
+    fn execute(
         &self,
         request: &Request,
-        change: impl FnOnce(&[LiveProtocol]) -> Result<Answer, ApiError>,
+        caller: &Caller,
+        progress: &dyn Fn(String),
     ) -> Result<Changed, ApiError> {
-        let changing = self.reloader.begin_change();
-        let answer = change(&self.live_protocols.get())?;
-        Ok(self.recorded(&changing, request, answer, None))
+        let (report, answer) = commands::execute(&self.reloader, request, caller, progress)?;
+        let mut effects = report.lines();
+        match (request, &answer) {
+            // The config may say it already, or the command has written default targets into it.
+            (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
+                effects.push(format!("+ {target} {number}: {name}"));
+            }
+            (Request::Detach { target, number, .. }, _) => effects.push(format!("- {target} {number}")),
+            (Request::Change(change), _) => effects.push(format!("~ {}: {}", change.target, change.what)),
+            _ => {}
+        }
+        let answer = match (answer, request) {
+            (Answer::Added { name, .. }, Request::Add { protocols, .. }) => {
+                self.added(name, protocols.as_deref())
+            }
+            (answer, _) => answer,
+        };
+        report.warnings.iter().for_each(|what| warn!("{what}"));
+        let notes = report.warnings.iter().cloned().chain(self.reloader.note_of_applied(&report));
+        let notes: Vec<String> = notes.collect();
+        Ok(Changed { answer: answer.noted((!notes.is_empty()).then(|| notes.join("; "))), effects })
     }
 
-    /// Records a change in the running config; adds a note about the config file to its answer.
-    /// `opened` is the volume that it has added.
-    pub(super) fn recorded(
-        &self,
-        changing: &Changing<'_>,
-        request: &Request,
-        answer: Answer,
-        opened: Option<NamedVolume>,
-    ) -> Changed {
-        let Recorded { note, mut effects } = self.reloader.record(changing, request, &answer, opened);
-        if effects.is_empty() {
-            // The config has no key for it.
-            effects.extend(match (request, &answer) {
-                (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
-                    Some(format!("+ {target} {number}: {name}"))
-                }
-                (Request::Detach { target, number, .. }, _) => Some(format!("- {target} {number}")),
-                (Request::Change(change), _) => Some(format!("~ {}: {}", change.target, change.what)),
-                _ => None,
-            });
-        }
-        Changed { answer: answer.noted(note), effects }
-    }
-
-    /// Exports a new volume. It is opened without the right to change the daemon, because its path
-    /// or its server may hang.
-    fn add(&self, request: &Request, entry: VolumeEntry) -> Result<Changed, ApiError> {
-        let opener = self.opener.get();
-        let named = {
-            let mut changing = self.reloader.begin_change();
-            let name = entry.name.clone().unwrap_or_else(|| self.free_name(&changing));
-            self.check_is_free(&name, &changing)?;
-            let named = NamedVolume { name, entry };
-            opener.protocols.iter().try_for_each(|one| named.check_description(one))?;
-            // Checked before the volume is opened, which may create a file.
-            self.policy.add(&named.name, named.entry.protocols.clone())?;
-            changing.opening.insert(named.name.clone());
-            named
-        };
-        let opened = {
-            let (opener, named) = (opener.clone(), named.clone());
-            let what = format!("{}: {}", named.name, named.entry.spec);
-            let open = move || {
-                let (export, volume_state) = opener.open(&named, Populate::Behind)?;
-                Ok((export, volume_state, layers::of_spec(&named.entry.spec)))
-            };
-            self.reloader.blocking.run(what, open)
-        };
-        // A volume that is refused is closed, which may hang, after the right to change is given
-        // back.
-        let _closed_last = opened.iter().flatten().next().map(|(export, ..)| export.volume.clone());
-        let changing = {
-            let mut changing = self.reloader.begin_change();
-            changing.opening.remove(&named.name);
-            changing
-        };
-        let added = match opened {
-            Ok(Ok(opened)) => self.export_new(&named, opened, &changing),
-            Ok(Err(failure)) | Err(failure) => Err(failure.into()),
-        };
-        // A reload may have exported a volume with this name meanwhile.
-        if added.is_err() && self.exports.find(&named.name).is_none() {
-            self.policy.remove(&named.name);
-        }
-        Ok(self.recorded(&changing, request, added?, Some(named)))
-    }
-
-    /// Checks that no volume has this name.
-    fn check_is_free(&self, name: &str, changing: &Changing<'_>) -> Result<(), ApiError> {
-        if self.exports.find(name).is_some() {
-            return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
-        }
-        if changing.opening.contains(name) {
-            let text = format!("a volume with the name `{name}` is being opened; choose another name");
-            return Err(text.into());
-        }
-        Ok(())
-    }
-
-    /// Exports a volume that was opened.
-    fn export_new(
-        &self,
-        named: &NamedVolume,
-        (export, volume_state, parts): (Export, Arc<VolumeState>, Vec<DataPart>),
-        changing: &Changing<'_>,
-    ) -> Result<Answer, ApiError> {
-        let (name, entry) = (&named.name, &named.entry);
-        self.check_is_free(name, changing)?;
-        // The config may have changed while the volume was opened.
-        let (opener, served) = (self.opener.get(), self.live_protocols.get());
-        self.policy.add(name, entry.protocols.clone())?;
-        self.policy.set_networks(name, entry.networks.clone());
-        opener.check_blocks(named, &volume_state.volume().info())?;
-        self.policy.set_data(name, parts);
-        self.policy.check_same_data(name, |name| self.is_restricted(name, &served))?;
-        let all: Vec<_> = self.exports.iter().collect();
-        let mut all = served_data(&all, &self.exports, &self.policy);
-        all.push(ServedData { name, uuid: volume_state.uuid(), parts: self.policy.data_of(name) });
-        warn_of_same_data(&all, |pair| pair.contains(&name.as_str()));
-        let id = self.exports.add(export, volume_state);
-        let id = id.ok_or_else(|| "too many volumes; remove one".to_owned())?;
-        served.iter().for_each(|(_, live)| live.add(id));
+    /// The answer about a new volume.
+    fn added(&self, name: String, protocols: Option<&[String]>) -> Answer {
         let urls =
             Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
-        let without_listener = entry.protocols.iter().flatten().map(|word| word.replace('_', "-"));
+        let opener = self.opener.get();
+        let without_listener = protocols.into_iter().flatten().map(|word| word.replace('_', "-"));
         let without_listener = without_listener.filter(|word| {
             by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
         });
-        let (name, without_listener) = (name.clone(), without_listener.collect());
+        let without_listener = without_listener.collect();
         self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
-        Ok(Answer::Added { urls: urls.urls_of(&name), name, without_listener })
-    }
-
-    /// The first unused name of the form `diskN`.
-    fn free_name(&self, changing: &Changing<'_>) -> String {
-        let mut names = (0_u64..).map(|number| format!("disk{number}"));
-        names.find(|name| self.check_is_free(name, changing).is_ok()).unwrap_or_default()
-    }
-
-    /// Stops exporting a volume: waits for I/O in flight and flushes the volume. A volume that is
-    /// in use is removed only by `force`.
-    fn remove(
-        &self,
-        request: &Request,
-        name: &str,
-        force: bool,
-        progress: &dyn Fn(String),
-    ) -> Result<Changed, ApiError> {
-        let (_, checked) = self.find(name)?;
-        if !force {
-            let (named, checked) = (name.to_owned(), checked.clone());
-            let check = move || check_not_deleted(&named, &**checked.volume());
-            self.reloader.blocking.run(name, check)??;
-            check_not_used(name, "remove", &self.reloader.users_of(name))?;
-        }
-        // Dropped after the right to change, because that may attach the disk again.
-        let detached = self.detach_disks(name, force)?;
-        let changing = self.reloader.begin_change();
-        let (volume, volume_state) = self.find(name)?;
-        if !force {
-            if !Arc::ptr_eq(&checked, &volume_state) {
-                return Err(format!("{name}: was replaced at the same time; try again").into());
-            }
-            check_not_used(name, "remove", &self.reloader.users_of(name))?;
-        }
-        self.reloader.lift_limits(&[volume_state]);
-        self.live_protocols.get().iter().for_each(|(_, live)| live.remove(volume));
-        let removed = self
-            .exports
-            .remove(name)
-            .ok_or_else(|| ApiError::not_found(format!("`{name}` is already removed")))?;
-        self.policy.remove(name);
-        detached.keep();
-        self.reloader.cores().wake_all();
-        let changed = self.recorded(&changing, request, Answer::Done, None);
-        // Other commands need not wait for this volume's I/O.
-        drop(changing);
-        wait_for_io(name, "removed", std::slice::from_ref(&removed.volume_state), progress);
-        progress("flushing".to_owned());
-        let flushed = flush::each(&[removed.export]);
-        flushed.map_err(|failure| ApiError::failed(format!("{name} is removed, but {failure}")))?;
-        Ok(changed)
-    }
-
-    fn attach(&self, name: &str, target: &str, place: &TargetPlace) -> Result<u32, ApiError> {
-        let (volume, _) = self.find(name)?;
-        let served = self.live_protocols.get();
-        let (protocol, live) = self.with_target(&served, target)?;
-        let others: Vec<_> = served
-            .iter()
-            .flat_map(|(own, live)| live.targets_of(volume).into_iter().map(|access| (own.name, access)))
-            .collect();
-        if let Some(new) = live.access_of(target) {
-            self.policy.check_attach(name, (protocol.name, &new), &others)?;
-            let is_restricted =
-                |own: &str| own == name && new.public.is_restricted() || self.is_restricted(own, &served);
-            self.policy.check_same_data(name, is_restricted)?;
-        }
-        Ok(live.attach(target, volume, place)?)
-    }
-
-    /// Removes a unit from a target: waits for I/O in flight on its volume, so that a discard of
-    /// the old initiator does not meet the data of the next one. A unit of a target with sessions
-    /// is removed only by `force`.
-    fn detach(
-        &self,
-        request: &Request,
-        target: &str,
-        number: u32,
-        force: bool,
-        progress: &dyn Fn(String),
-    ) -> Result<Changed, ApiError> {
-        let mut volumes = Vec::new();
-        let changed = self.at_once(request, |served| {
-            let (_, live) = self.with_target(served, target)?;
-            if !force {
-                let unit = format!("{target} {number}");
-                check_not_used(&unit, "detach", &self.reloader.sessions_with(|own| own == target))?;
-            }
-            let has = |id: VolumeId| live.targets_of(id).iter().any(|access| access.target == target);
-            let of_target = self.exports.iter().filter(|(id, _)| has(*id));
-            volumes = of_target.filter_map(|(id, _)| self.exports.volume_state(id)).collect();
-            live.detach(target, number).map(|()| Answer::Done).map_err(ApiError::not_found)
-        })?;
-        wait_for_io(target, "detached", &volumes, progress);
-        Ok(changed)
-    }
-
-    /// The protocol that has a target with this name.
-    fn with_target<'a>(
-        &self,
-        live_protocols: &'a [LiveProtocol],
-        target: &str,
-    ) -> Result<(&'static Protocol, &'a dyn LiveFrontend), ApiError> {
-        let found = live_protocols.iter().find(|(_, live)| live.access_of(target).is_some());
-        found.map(|(protocol, live)| (*protocol, &**live)).ok_or_else(|| {
-            let of_volumes = self.exports.iter().flat_map(|(volume, _)| {
-                live_protocols.iter().flat_map(move |(_, live)| live.targets_of(volume))
-            });
-            let known: BTreeSet<_> = of_volumes.map(|access| access.target).collect();
-            let shown: Vec<_> = known.iter().take(SHOWN_TARGETS).map(String::as_str).collect();
-            let more = if known.len() > shown.len() { ", ..." } else { "" };
-            ApiError::not_found(match shown.join(", ") {
-                none if none.is_empty() => {
-                    format!("no target or subsystem `{target}`; no volume has one")
-                }
-                shown => format!("no target or subsystem `{target}`; choose one of {shown}{more}"),
-            })
-        })
+        Answer::Added { urls: urls.urls_of(&name), name, without_listener }
     }
 
     /// Whether a target that has the volume now restricts access to it.
@@ -594,34 +360,6 @@ impl ControlServer {
         live_protocols
             .iter()
             .any(|(_, live)| live.targets_of(volume).iter().any(|access| access.public.is_restricted()))
-    }
-
-    /// Reads the files that a command needs which is specific to the protocol of a target.
-    fn read_files(&self, change: &Change) -> Result<FilesRead, ApiError> {
-        let (served, change) = (self.live_protocols.get(), change.clone());
-        let read = move || {
-            let live = served.iter().find(|(_, live)| live.access_of(&change.target).is_some());
-            live.map_or_else(
-                || Ok(Box::new(()) as FilesRead),
-                |(_, live)| live.read_files(&change.target, &change.what),
-            )
-        };
-        Ok(self.reloader.blocking.run("the files of the command", read)??)
-    }
-
-    /// Executes a command that is specific to the protocol of a target.
-    fn change_target(
-        &self,
-        served: &[LiveProtocol],
-        Change { protocol, target, what }: &Change,
-        files: FilesRead,
-    ) -> Result<Answer, ApiError> {
-        let (own, live) = self.with_target(served, target)?;
-        if own.name != protocol {
-            let text = format!("{target}: belongs to {}, which does not support this command", own.title);
-            return Err(ApiError::invalid(text));
-        }
-        Ok(live.change(target, what, files)?.map_or(Answer::Done, Answer::Message))
     }
 
     pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
@@ -633,18 +371,6 @@ impl ControlServer {
                 false => format!("no volume has the name `{name}`; choose one of {}", names.join(", ")),
             })
         })
-    }
-
-    /// Changes the limits that are given.
-    fn limit(&self, name: &str, volume: Option<Limits>, client: Option<Limits>) -> Result<Answer, ApiError> {
-        let (_, volume_state) = self.find(name)?;
-        let now = volume_state.limiter().limits();
-        let (volume, client) = (volume.unwrap_or(now.volume), client.unwrap_or(now.client));
-        if volume_state.limiter().set_limits(VolumeLimits { volume, client }) {
-            // Requests that the old limits throttle may start.
-            self.reloader.cores().wake_all();
-        }
-        Ok(Answer::Done)
     }
 
     /// A snapshot of all counters.
@@ -725,27 +451,8 @@ impl ControlServer {
     }
 }
 
-/// Waits for the I/O in flight on volumes.
-fn wait_for_io(name: &str, done: &str, volumes: &[Arc<VolumeState>], progress: &dyn Fn(String)) {
-    let settling: Vec<_> = volumes.iter().map(VolumeState::settling).collect();
-    let is_over = || settling.iter().all(|settling| settling.is_over());
-    if !is_over() {
-        progress("waiting for I/O in flight".to_owned());
-    }
-    wait(REMOVE_TIMEOUT, is_over);
-    if !is_over() {
-        let timeout = REMOVE_TIMEOUT.as_secs();
-        warn!("{name}: I/O that was in flight when it was {done} has not ended after {timeout} s");
-    }
-}
-
 /// The answer to a change, and its effects in the words of a plan, for the audit log.
 pub(super) struct Changed {
     pub(super) answer: Answer,
     pub(super) effects: Vec<String>,
 }
-
-/// Maximum number of target names in a message.
-const SHOWN_TARGETS: usize = 8;
-/// Time for I/O in flight on a volume that is removed or detached.
-pub(super) const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,9 +3,9 @@
 use super::attachment::Attachment;
 use super::blocking_work::Awaited;
 use super::control::{Changed, ControlServer};
-use super::disks::DetachedDisks;
-use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{Answer, Request};
+use super::disks::{DetachedDisks, or_by_force};
+use crate::api::ApiError;
+use crate::cli::ctl::Answer;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::volume_state::VolumeState;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tracing::warn;
 
 impl ControlServer {
     /// Attaches a volume as a disk, without the right to change the daemon, because that may hang.
-    pub(super) fn attach_disk(&self, request: &Request, asked: Attachment) -> Result<Changed, ApiError> {
+    pub(super) fn attach_disk(&self, asked: Attachment) -> Result<Changed, ApiError> {
         let volume = &asked.volume;
         self.find(volume)?;
         let (disks, server, own) = (self.reloader.disks.clone(), self.reloader.disk_server(), asked.clone());
@@ -39,25 +39,21 @@ impl ControlServer {
             return Err(format!("{volume}: was removed or replaced at the same time; try again").into());
         }
         let device = device.display().to_string();
-        Ok(self.recorded(&changing, request, Answer::DiskAttached { device }, None))
+        let (effects, note) = self.reloader.record_attachment(&changing, volume, Some(&asked));
+        Ok(Changed { answer: Answer::DiskAttached { device }.noted(note), effects })
     }
 
     /// Detaches the disk of a volume, and records it.
-    pub(super) fn detach_disk(
-        &self,
-        request: &Request,
-        volume: &str,
-        force: bool,
-    ) -> Result<Changed, ApiError> {
+    pub(super) fn detach_disk(&self, volume: &str, force: bool) -> Result<Changed, ApiError> {
         if !self.reloader.disks.list().iter().any(|disk| disk.volume == volume) {
             self.find(volume)?;
             return Err(ApiError::not_found(format!("{volume}: is not attached as a disk")));
         }
         let detached = self.detach_disks(volume, force)?;
         let changing = self.reloader.begin_change();
-        let changed = self.recorded(&changing, request, Answer::Done, None);
+        let (effects, note) = self.reloader.record_attachment(&changing, volume, None);
         detached.keep();
-        Ok(changed)
+        Ok(Changed { answer: Answer::Done.noted(note), effects })
     }
 
     /// Detaches the disk of a volume, if it has one.
@@ -67,13 +63,6 @@ impl ControlServer {
         let detach = move |_: &Awaited| disks.detach_all(&server, &own, force);
         // A disk that is detached after all is attached again.
         let detached = self.reloader.blocking.run_change(format!("the disk of {volume}"), detach, drop)?;
-        detached.map_err(|error| match (error.code, force) {
-            (ErrorCode::Conflict, false) => {
-                let text =
-                    format!("{error}, or use --force (API: ?force=true), which makes its users' I/O fail");
-                ApiError::new(error.code, text)
-            }
-            _ => error,
-        })
+        detached.map_err(|error| if force { error } else { or_by_force(error) })
     }
 }

@@ -567,6 +567,17 @@ fn about(volume: &str, what: impl std::fmt::Display) -> Failure {
     Failure::request(format!("attachment `{volume}`: {what}"))
 }
 
+/// The refusal to detach a disk that is in use, for a command that can force it.
+pub(super) fn or_by_force(error: ApiError) -> ApiError {
+    match error.code {
+        ErrorCode::Conflict => {
+            let text = format!("{error}, or use --force (API: ?force=true), which makes its users' I/O fail");
+            ApiError::new(error.code, text)
+        }
+        _ => error,
+    }
+}
+
 fn cannot_detach(volume: &str, error: &DetachError) -> ApiError {
     let code = match error {
         DetachError::InUse { .. } | DetachError::Open { .. } | DetachError::Connected { .. } => {
@@ -615,7 +626,6 @@ mod tests {
             let files = tempfile::tempdir().unwrap();
             let opener = VolumeOpener {
                 protocols: Vec::new(),
-                read_only: false,
                 may_grow: false,
                 policy: Policy::default(),
                 state: None,

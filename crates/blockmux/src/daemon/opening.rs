@@ -33,8 +33,6 @@ pub(super) struct NamedVolume {
 pub(super) struct VolumeOpener {
     /// The protocols that export the volumes; may contain duplicates.
     pub(super) protocols: Vec<&'static Protocol>,
-    /// Refuse writes to all volumes.
-    pub(super) read_only: bool,
     /// The volumes can be resized while the daemon runs.
     pub(super) may_grow: bool,
     /// Decides which of the protocols export a volume.

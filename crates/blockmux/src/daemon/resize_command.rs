@@ -76,8 +76,11 @@ impl ControlServer {
             warn_of_same_data(&all, |pair| pair.contains(&name));
         }
         let changing = self.reloader.begin_change();
-        let changed = self.recorded(&changing, request, Answer::Resized { size }, None);
-        Ok(Changed { effects: vec![resized_line(name, before, size)], ..changed })
+        let note = self.reloader.record_size(&changing, name, size);
+        Ok(Changed {
+            answer: Answer::Resized { size }.noted(note),
+            effects: vec![resized_line(name, before, size)],
+        })
     }
 
     /// Checks that a shorter volume takes no data from others in the same file.
@@ -128,7 +131,7 @@ impl LateResize {
         // Another volume may have the name by now.
         if found.is_some_and(|found| Arc::ptr_eq(&found, &volume_state)) {
             reloader.policy.set_data(&name, parts);
-            reloader.record(&changing, &request, &Answer::Resized { size }, None);
+            reloader.record_size(&changing, &name, size);
         }
         config_audit::log(&caller, &what, Ok(&[resized_line(&name, before, size)]));
     }

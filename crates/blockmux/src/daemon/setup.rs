@@ -45,8 +45,6 @@ pub(super) struct Setup {
     pub(super) volumes: Vec<NamedVolume>,
     /// The volumes to attach as disks of this machine.
     pub(super) attachments: Vec<Attachment>,
-    /// Refuse writes to all volumes.
-    read_only: bool,
     /// The configured listeners. If it is empty, every protocol listens at its default address.
     pub(super) listeners: Vec<ConfiguredListener>,
     /// Protocols without a listener because the command line names listeners of others.
@@ -141,9 +139,8 @@ impl Setup {
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
         let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
         let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
-        let policy = policy.restricting_exports(frontends.restricting_exports());
         let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
-        let policy = policy.allowing(networks);
+        let policy = policy.with_access(networks, frontends.restricting_exports());
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -188,7 +185,6 @@ impl Setup {
         Ok(Setup {
             volumes,
             attachments,
-            read_only,
             listeners,
             not_served,
             frontends: Arc::new(frontends),
@@ -293,7 +289,6 @@ impl Setup {
     pub(super) fn opener(&self) -> VolumeOpener {
         VolumeOpener {
             protocols: protocols(&self.listeners).collect(),
-            read_only: self.read_only,
             may_grow: self.may_change(),
             policy: self.policy.clone(),
             state: self.state.clone(),

@@ -2,17 +2,17 @@
 //! commands, and changes at run time.
 
 use super::Protocol;
-use super::address::ListenerAddress;
+use super::address::{ListenerAddress, matches_listener};
 use super::keys::KeyError;
 use super::policy::{LiveAccess, Policy, TargetAccess};
 use super::units::LogicalUnits;
-pub(crate) use super::units::TargetPlace;
 use crate::failure::Failure;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::socket::Stream;
 use blockmux_engine::net::verbs::VerbsHost;
+use blockmux_engine::net::zone;
 use blockmux_engine::serve::listener::{Permit, Serve};
 use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -69,10 +69,24 @@ pub(crate) trait Frontend: Send + Sync {
         &[]
     }
 
-    /// Writes the change of a command of [`Frontend::commands`] into the target's table of a
-    /// config; returns whether a config can express the change.
-    fn record(&self, _what: &Value, _target: &mut toml::Table) -> bool {
-        false
+    /// The entry of a volume's own target in a config that names its targets; `None` for a protocol
+    /// without targets.
+    fn own_entry(&self, _named: &VolumeNames, _description: &str) -> Option<toml::Table> {
+        None
+    }
+
+    /// Writes a command of [`Frontend::commands`] into the entry of its target in a config; returns
+    /// a message for the user, if any. `listeners` are those of the protocol.
+    ///
+    /// # Errors
+    /// If the target does not fit the command; the message says what to do.
+    fn write_command(
+        &self,
+        _what: &Value,
+        _target: &mut toml::Table,
+        _listeners: &[NamedListener],
+    ) -> Result<Option<String>, String> {
+        Err("its protocol does not support this command".to_owned())
     }
 
     /// The frontend itself, for downcasts by the [`LiveFrontend`] of its protocol.
@@ -84,7 +98,7 @@ pub(crate) trait Frontend: Send + Sync {
     }
 
     /// Reads a command of [`Frontend::commands`]: the target, and the change for
-    /// [`LiveFrontend::change`].
+    /// [`Frontend::write_command`].
     ///
     /// # Errors
     /// If the command is invalid or belongs to another protocol.
@@ -152,6 +166,8 @@ pub(crate) struct TargetTables {
     pub(crate) name: &'static str,
     /// Keys of tables that map LUNs or NSIDs to volumes; `ctl` changes are written to the first.
     pub(crate) units: &'static [&'static str],
+    /// The lowest LUN or NSID.
+    pub(crate) first_unit: u32,
     /// Keys of lists of initiators or hosts, and the key of the name in their entries; it is empty
     /// if the entry itself is the name.
     pub(crate) peers: &'static [(&'static str, &'static str)],
@@ -218,9 +234,6 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// Disconnects the sessions that are no longer allowed and have not ended in time.
     fn disconnect_remaining(&self) {}
 
-    /// Exports a new volume by default, unless targets are configured.
-    fn add(&self, _volume: VolumeId) {}
-
     /// Removes a volume from all targets and notifies their clients.
     fn remove(&self, _volume: VolumeId) {}
 
@@ -244,44 +257,7 @@ pub(crate) trait LiveFrontend: Send + Sync {
     fn waits_for_start(&self, _policy: &Policy, _volume: &str) -> bool {
         false
     }
-
-    /// Adds a volume to a target as a logical unit or a namespace; returns the LUN or NSID.
-    ///
-    /// # Errors
-    /// If the number is in use or invalid; the message says what to do.
-    fn attach(&self, target: &str, _volume: VolumeId, _place: &TargetPlace) -> Result<u32, String> {
-        Err(format!("no target has the name `{target}`"))
-    }
-
-    /// Removes a logical unit or a namespace from a target.
-    ///
-    /// # Errors
-    /// If there is none with this number.
-    fn detach(&self, target: &str, _number: u32) -> Result<(), String> {
-        Err(format!("no target has the name `{target}`"))
-    }
-
-    /// Reads the files that a command needs, for [`LiveFrontend::change`]. It may hang in a path,
-    /// so it is called without the right to change the daemon, and holds no lock meanwhile.
-    ///
-    /// # Errors
-    /// If a file cannot be read; the message says what to do.
-    fn read_files(&self, _target: &str, _what: &Value) -> Result<FilesRead, String> {
-        Ok(Box::new(()))
-    }
-
-    /// Executes one of the frontend's own `ctl` commands, for which [`LiveFrontend::read_files`]
-    /// has returned `files`; returns a message for the user, if any.
-    ///
-    /// # Errors
-    /// If the command fails; the message says what to do.
-    fn change(&self, target: &str, _what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
-        Err(format!("no target has the name `{target}`"))
-    }
 }
-
-/// What [`LiveFrontend::read_files`] has read, in a type of the protocol.
-pub(crate) type FilesRead = Box<dyn Any + Send>;
 
 /// A protocol-specific command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,6 +268,34 @@ pub(crate) struct Change {
     pub(crate) target: String,
     /// The command, in the format of the protocol's frontend.
     pub(crate) what: Value,
+}
+
+/// A listener as a config has it, and the address to which it is bound. They differ if the config
+/// leaves the port to the system.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedListener {
+    pub(crate) written: SocketAddr,
+    pub(crate) address: SocketAddr,
+}
+
+impl NamedListener {
+    /// The one that is bound to the address.
+    ///
+    /// # Errors
+    /// If there is none; the message names those that there are.
+    pub(crate) fn find(all: &[NamedListener], at: SocketAddr) -> Result<NamedListener, String> {
+        let found = all.iter().find(|own| own.address == at).copied();
+        found.ok_or_else(|| {
+            let known: Vec<String> = all.iter().map(|own| zone::address_text(&own.address)).collect();
+            let at = zone::address_text(&at);
+            format!("{at} is not a listener; use one of {}", known.join(", "))
+        })
+    }
+
+    /// Whether an address in a config is the listener's.
+    pub(crate) fn is_at(&self, written: &SocketAddr) -> bool {
+        *written == self.written || matches_listener(written, &self.address)
+    }
 }
 
 /// A listener, and an address at which clients reach it. They differ if the listener is bound to

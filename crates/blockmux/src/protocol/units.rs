@@ -4,7 +4,7 @@ use crate::output::both_sizes;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::initiator::UnitInfo;
-use blockmux_proto::scsi::{ListedTarget, LogicalUnit, MAX_LUN, TargetList, UnitChange, UnitIdentity};
+use blockmux_proto::scsi::{LogicalUnit, UnitIdentity};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,15 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A volume with its logical unit. All targets of all protocols share the unit, and so its mode
 /// pages, unit attentions and identity.
 pub(super) type VolumeUnit = (VolumeId, Arc<LogicalUnit>);
-
-/// The position of a volume in a target.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TargetPlace {
-    /// LUN or NSID; `None` for the lowest free one.
-    pub(crate) number: Option<u32>,
-    /// ANAGRPID; `None` for no configured group.
-    pub(crate) ana_group: Option<u32>,
-}
 
 /// The logical units of a daemon's volumes. Each is created at its first use.
 pub(crate) struct LogicalUnits {
@@ -70,56 +61,6 @@ impl LogicalUnits {
     /// Removes the unit of a removed volume.
     pub(super) fn remove(&self, volume: VolumeId) {
         self.created.lock().unwrap_or_else(PoisonError::into_inner).units.remove(&volume);
-    }
-}
-
-/// Adds the unit to the views of a target that have no LUN map of their own, at the requested LUN
-/// or the first free one. Returns the LUN.
-///
-/// # Errors
-/// If the volume was removed, or the LUN does not exist, is in use, or no initiator would see it.
-pub(super) fn attach<T: ListedTarget>(
-    targets: &TargetList<T>,
-    of: &T,
-    unit: Option<VolumeUnit>,
-    place: &TargetPlace,
-) -> Result<u32, String> {
-    let (volume, unit) = unit.ok_or("the volume has been removed")?;
-    let target = of.name().to_string();
-    let views = || of.views().map(|(view, _)| view).filter(|view| !view.has_own_luns());
-    let number = match place.number {
-        Some(number) => u16::try_from(number).ok().filter(|number| *number <= MAX_LUN),
-        // A free LUN that an `acl` names is not used: the volume would be visible to its
-        // initiators, for which another volume was intended.
-        None => (0..=MAX_LUN).find(|number| !views().any(|view| view.has(*number) || view.is_named(*number))),
-    };
-    let number = number.ok_or_else(|| format!("{target}: use a LUN from 0 to {MAX_LUN}"))?;
-    if views().any(|view| view.has(number)) {
-        return Err(format!("{target}: LUN {number} is in use; use another number"));
-    }
-    if !views().any(|view| view.shows(number)) {
-        return Err(format!(
-            "{target}: no initiator would see LUN {number}, because every `acl` has its `luns`; use one of those, \
-             or add {number} in the config file and reload it"
-        ));
-    }
-    views().for_each(|view| {
-        view.add(number, volume, unit.clone());
-    });
-    targets.notify(UnitChange::Added(volume, &unit));
-    Ok(number.into())
-}
-
-/// Removes the unit with this LUN from the views of a target that have no LUN map of their own.
-///
-/// # Errors
-/// If there is none.
-pub(super) fn detach(of: &impl ListedTarget, number: u32) -> Result<(), String> {
-    let views = of.views().map(|(view, _)| view).filter(|view| !view.has_own_luns());
-    let gone = views.map(|view| view.remove(|own, _| u32::from(own) == number).len()).sum::<usize>();
-    match gone {
-        0 => Err(format!("{}: has no LUN {number}; 'ctl export' lists its LUNs", of.name().to_string())),
-        _ => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Access by network: programs connect from 127.0.0.1, raw clients from 127.0.0.2.
 
+use crate::control::eventually;
 use crate::daemon::Daemon;
 use crate::program::{blockmux, has, succeed, text};
 use crate::raw_client::RawClient;
@@ -213,15 +214,17 @@ fn the_networks_of_a_volume_apply_to_the_targets_that_have_it() {
     info(&other).unwrap();
     let srp = served.daemon.urls_of("srp");
     assert_eq!(srp.iter().filter(|url| info(url).is_ok()).count(), 1, "that of b: {srp:?}");
-    // A volume with a list cannot be attached to an open target.
     let attached = served.ctl(&["attach", "b", &format!("{SUBSYSTEM}x")]);
     assert!(!attached.status.success());
-    let refused = served.ctl(&["attach", "a", "nqn.2026-11.blockmux:b"]);
-    let said = text(&refused.stderr);
-    assert!(
-        said.contains("volume `a`: its `allow` list differs from that of target `nqn.2026-11.blockmux:b`"),
-        "{said}"
-    );
+    // A volume with a list closes the target that it is attached to, which must not have sessions
+    // from elsewhere.
+    let of_other = RawNvme::controller(&other, HOST);
+    let attach = ["attach", "a", "nqn.2026-11.blockmux:b"];
+    let said = text(&served.ctl(&attach).stderr);
+    assert!(said.contains("volume `a`: its `allow` list keeps out nvme-tcp "), "{said}");
+    drop(of_other);
+    eventually("the session has ended", || served.ctl(&attach).status.success());
+    assert!(info(&other).is_err());
     served.reload(&config("'127.0.0.1'"));
     for url in [&own, &iscsi, &other] {
         info(url).unwrap();

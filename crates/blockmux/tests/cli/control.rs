@@ -8,7 +8,6 @@ use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, Permissions};
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -423,7 +422,7 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
     assert!(can_read(&mut scsi, 0));
     controlled.said(&["remove", "b", "--force"]);
     assert_eq!(fs::read(&image).unwrap()[..512], block, "the write is in the file");
-    assert!(!can_read(&mut scsi, 0));
+    assert_eq!(scsi.event().0, 1, "it is asked to log out");
     for scheme in ["nbd", "iscsi", "nvme+tcp"] {
         assert!(info(of(scheme)).is_err(), "{scheme}");
     }
@@ -439,16 +438,18 @@ fn an_added_volume_is_exported_over_every_protocol_until_it_is_removed() {
 }
 
 #[test]
-fn requests_to_a_removed_volume_fail_and_the_log_names_the_volume() {
-    let mut controlled = Controlled::serve(&["a=mem:8m"]);
+fn a_volume_that_is_removed_by_force_takes_its_sessions_with_it() {
+    let controlled = Controlled::serve(&["a=mem:8m", "b=mem:1m"]);
     let mut nbd = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
-    controlled.said(&["remove", "a", "--force"]);
-    assert_ne!(nbd.write(0, 0, &[2; 512]), 0);
-    controlled.daemon.signal(Signal::TERM);
-    let mut said = String::new();
-    controlled.daemon.stderr.read_to_string(&mut said).unwrap();
-    assert!(said.contains(" a: requests are refused: the volume is no longer served"), "{said}");
+    let output = controlled.ctl(&["remove", "a", "--force"]);
+    let said = text(&output.stderr);
+    assert!(
+        output.status.success() && said.contains("volume a: its 8388608 bytes in RAM are lost"),
+        "{said}"
+    );
+    assert!(nbd.is_closed());
+    assert!(controlled.status()["volumes"].as_array().unwrap().iter().all(|one| one["name"] == "b"));
 }
 
 #[test]
@@ -461,10 +462,10 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert_eq!(controlled.said(&["attach", "b", nqn]), format!("{nqn}  2\n"));
     let second = format!("{}/2", nvme.strip_suffix("/1").unwrap());
     assert_eq!(info(&second).unwrap()["size"], 2 << 20);
-    assert!(controlled.refusal(&["attach", "b", nqn, "2"]).contains("there is a namespace 2 already"));
+    assert!(controlled.refusal(&["attach", "b", nqn, "2"]).contains("there is a unit 2 already"));
     controlled.said(&["detach", nqn, "2"]);
     assert!(info(&second).unwrap_err().contains("there is no namespace 2"));
-    assert!(controlled.refusal(&["detach", nqn, "2"]).contains("has no namespace 2"));
+    assert!(controlled.refusal(&["detach", nqn, "2"]).contains("has no unit 2"));
     // iSCSI initiators get a unit attention.
     let mut scsi = controlled.login();
     assert!(can_read(&mut scsi, 0));

@@ -91,6 +91,10 @@ fn a_host_and_its_keys_are_added_and_removed_at_run_time() {
     let (is_done, said) = ctl(&socket, &["read-keys", SUBSYSTEM, HOST]);
     assert!(!is_done && said.contains("is not DHHC-1"), "{said}");
     info(&proving).unwrap();
+    // No other change is made either: the daemon could not start with the result.
+    let (is_done, said) = ctl(&socket, &["add-host", SUBSYSTEM, OTHER]);
+    assert!(!is_done && said.contains("is not DHHC-1"), "{said}");
+    key_file(files.path(), "host", CTRL_SECRET);
 
     // The first host with a TLS key.
     let key = key_file(files.path(), "key", KEY).display().to_string();

@@ -111,11 +111,12 @@ impl Sessions {
 
     /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
     /// flight completes, new requests are refused, then the connection closes. Their tasks do so
-    /// when they run next; see [`crate::core::cores::Cores::wake_all`]. `reason` is for the log.
+    /// when they run next; see [`crate::core::cores::Cores::wake_all`]. Sessions that were closed
+    /// before, and whose I/O has not ended, are not among them. `reason` is for the log.
     #[must_use]
     pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
-        let meant = all.into_iter().filter(|session| is_meant(&session.info()));
+        let meant = all.into_iter().filter(|session| !session.must_close() && is_meant(&session.info()));
         let drain = |session: Arc<Session>| {
             let _ = session.end_reason.set(reason);
             session.end.fetch_max(DRAINING, Ordering::Relaxed);

@@ -741,7 +741,7 @@ Examples:
   blockmux ctl unix:/run/user/1000/blockmux.sock status
   blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
   blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
-  blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img
+  blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img --protocols nvme-tcp
   blockmux ctl unix:/run/user/1000/blockmux.sock list volume
   blockmux ctl unix:/run/user/1000/blockmux.sock set volume data description=new
   blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2

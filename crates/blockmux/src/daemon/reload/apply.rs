@@ -1,19 +1,19 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
-use super::edit::{check_consent, edited};
+use super::edit::{ChangeProgress, Edits, edited};
 use super::fragment;
 use super::model::Model;
 use super::plan::{named_sessions, would_lose_ram};
+use super::uses::detached_volumes;
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, resize_between,
 };
-use crate::api::edit::ConfigEdit;
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::access::plain_warning;
 use crate::daemon::blocking_work::Awaited;
-use crate::daemon::disks::DetachedDisks;
+use crate::daemon::disks::{DetachedDisks, or_by_force};
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::named_lock::{NamedGuard, WorkStep};
@@ -47,6 +47,26 @@ struct Prepared {
     policy: Policy,
     resized: ResizedVolumes,
     detached: DetachedDisks,
+}
+
+/// What a new config has changed.
+pub(super) struct Applied {
+    pub(super) report: PlanReport,
+    /// Whether all volumes that it has removed were flushed.
+    pub(super) flushed: Result<(), Failure>,
+}
+
+impl Applied {
+    /// The changes, if all steps have succeeded.
+    ///
+    /// # Errors
+    /// If a removed volume was not flushed.
+    pub(super) fn finished(self) -> Result<PlanReport, ApiError> {
+        match self.flushed {
+            Ok(()) => Ok(self.report),
+            Err(failure) => Err(ApiError::failed(format!("the change is made, but {failure}"))),
+        }
+    }
 }
 
 enum PreparedListener {
@@ -85,7 +105,8 @@ impl Reloader {
         self: &Arc<Reloader>,
         new: &NewConfig,
         guard: NamedGuard,
-    ) -> Result<PlanReport, ApiError> {
+        progress: &ChangeProgress<'_>,
+    ) -> Result<Applied, ApiError> {
         for _ in 0..MAX_ATTEMPTS {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
             let (before, step) = (config.clone(), guard.step.clone());
@@ -104,19 +125,33 @@ impl Reloader {
                     self.undo(prepared, &guard)?;
                     return Err(refused);
                 }
+                let detached = self.detached(&prepared.plan);
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
                 drop(changing);
                 report.warnings.extend(self.attach_missing(&guard.step));
                 drop(guard);
-                report.warnings.extend(finish_removal(&removed));
-                return Ok(report);
+                report.warnings.extend(wait_for_io(&detached, "detached", progress));
+                let (late, flushed) = finish_removal(&removed, progress);
+                report.warnings.extend(late);
+                return Ok(Applied { report, flushed });
             }
             drop(changing);
             self.undo(prepared, &guard)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
+    }
+
+    /// The volumes of which a plan takes units away from targets. A discard of the old initiator
+    /// must not meet the data of the next one.
+    fn detached(&self, plan: &Plan) -> Vec<NamedVolumeState> {
+        let names = detached_volumes(&plan.schema, &plan.changes).into_iter();
+        let found = names.filter_map(|name| {
+            let (id, _) = self.exports.find(&name)?;
+            Some((name, self.exports.volume_state(id)?))
+        });
+        found.collect()
     }
 
     /// Undoes what was prepared: closes volumes and resizes others, which may hang.
@@ -137,23 +172,24 @@ impl Reloader {
         let mut setup = match new {
             NewConfig::File => self.read_file()?,
             NewConfig::Fragment(fragment, prune) => fragment::merged(self, config, fragment, *prune)?,
-            NewConfig::Edit(edit) => edited(self, config, edit)?,
+            NewConfig::Edits(edits) => edited(self, config, edits)?,
         };
-        let edit = match new {
-            NewConfig::Edit(edit) => Some(edit),
+        let edits = match new {
+            NewConfig::Edits(edits) => Some(edits),
             NewConfig::File | NewConfig::Fragment(..) => None,
         };
-        let given_up = edit.and_then(ConfigEdit::removed_volume);
-        let is_forced = edit.is_some_and(|edit| edit.options.force);
+        let given_up = edits.and_then(Edits::removed_volume);
+        let is_forced = edits.is_some_and(|edits| edits.force);
         self.settle_policy(config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
         let mut plan = self.plan(config, &setup, &desired, given_up);
-        edit.map_or(Ok(()), |edit| check_consent(edit, &plan.report))?;
         let failed = |failure| ApiError::invalid(setup.located(failure));
         step.begin("looking at the volumes that it would close");
-        self.check_kept(config, &plan).map_err(|what| failed(Failure::request(what)))?;
+        self.check_kept(config, &plan, is_forced).map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
-        self.check_disks(config, &desired, &plan, is_forced).map_err(failed)?;
+        let force = edits.map(|edits| edits.force);
+        self.check_disks(config, &desired, &plan, force).map_err(failed)?;
+        edits.map_or(Ok(()), |edits| edits.check_consent(&plan.report))?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
@@ -175,16 +211,18 @@ impl Reloader {
     }
 
     /// Checks that no disk is in use that would be detached, unless that is forced, and that this
-    /// machine has the ways of new ones.
+    /// machine has the ways of new ones. `force` is absent if nobody can force it.
     fn check_disks(
         &self,
         config: &RunningConfig,
         desired: &Model,
         plan: &Plan,
-        is_forced: bool,
+        force: Option<bool>,
     ) -> Result<(), Failure> {
-        let mut leaving = plan.disks.iter().filter(|_| !is_forced);
-        leaving.try_for_each(|volume| self.disks.check_unused(volume)).map_err(Failure::request)?;
+        let refused =
+            |error: ApiError| Failure::request(if force.is_some() { or_by_force(error) } else { error });
+        let mut leaving = plan.disks.iter().filter(|_| force != Some(true));
+        leaving.try_for_each(|volume| self.disks.check_unused(volume)).map_err(refused)?;
         let before = config.running.attachments();
         let new = desired.attachments().into_iter().filter(|asked| !before.contains(asked));
         new.into_iter().try_for_each(|asked| self.disks.probe(&asked))
@@ -267,9 +305,10 @@ impl Reloader {
 
     /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not
     /// given up by a command of its own.
-    fn check_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
+    fn check_kept(&self, config: &RunningConfig, plan: &Plan, is_forced: bool) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
-        for (name, _) in plan.steps.iter().filter(|(_, step)| step.closes()) {
+        let is_lost = |name: &String| is_forced && plan.given_up.as_ref() == Some(name);
+        for (name, _) in plan.steps.iter().filter(|(name, step)| step.closes() && !is_lost(name)) {
             let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
         }
@@ -425,7 +464,9 @@ impl Reloader {
         };
         let draining = self.connection_limits.limit.sessions().drain(NOT_IN_CONFIG, must_go);
         self.cores.wake_all();
-        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
+        let is_forced = matches!(new, NewConfig::Edits(edits) if edits.force);
+        let timeout = if is_forced { FORCED_TIMEOUT } else { DRAIN_TIMEOUT };
+        wait(timeout, || draining.left().is_empty());
         let late = draining.left();
         if !late.is_empty() {
             draining.close();
@@ -434,7 +475,7 @@ impl Reloader {
                 let (peer, target) = (&session.peer, &session.login.target);
                 format!(
                     "{peer} did not end its session with {target} within {} s and was disconnected",
-                    DRAIN_TIMEOUT.as_secs()
+                    timeout.as_secs()
                 )
             }));
         }
@@ -452,7 +493,7 @@ impl Reloader {
         self.cores.wake_all();
         if !opened.is_empty() {
             // Late I/O must not meet that of new volumes with the same data.
-            wait_for_io(&removed);
+            settle(&removed.iter().map(|removed| removed.volume_state.clone()).collect::<Vec<_>>());
         }
         for named in &desired.volumes {
             let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
@@ -506,7 +547,7 @@ impl Reloader {
         let desired = Arc::new(desired);
         let (loaded, is_unsaved) = match new {
             NewConfig::File => (desired.clone(), false),
-            NewConfig::Fragment(..) | NewConfig::Edit(_) => (config.loaded.clone(), true),
+            NewConfig::Fragment(..) | NewConfig::Edits(_) => (config.loaded.clone(), true),
         };
         let mut report = PlanReport { applied: true, warnings, ..plan.report };
         let pending = report.next_start.clone();
@@ -534,7 +575,7 @@ impl Reloader {
 ///
 /// # Errors
 /// Names the file and what to do.
-pub(in crate::daemon) fn check_not_deleted(name: &str, volume: &dyn Volume) -> Result<(), String> {
+fn check_not_deleted(name: &str, volume: &dyn Volume) -> Result<(), String> {
     match volume.deleted_file() {
         Some(path) => Err(format!(
             "volume `{name}`: {} was deleted while it is served, and its data is lost when the volume is closed; copy \
@@ -565,27 +606,42 @@ pub(super) fn check_paths(exports: &Exports) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits for I/O in flight on removed volumes.
-fn wait_for_io(removed: &[Removed]) -> Vec<Settling> {
-    let settling: Vec<_> = removed.iter().map(|removed| removed.volume_state.settling()).collect();
+/// Waits for I/O in flight on volumes that were removed or detached; returns a warning for each
+/// whose I/O has not ended in time.
+fn wait_for_io(volumes: &[NamedVolumeState], what: &str, progress: &ChangeProgress<'_>) -> Vec<String> {
+    let states: Vec<_> = volumes.iter().map(|(_, state)| state.clone()).collect();
+    if !states.iter().all(|state| state.settling().is_over()) {
+        progress("waiting for I/O in flight".to_owned());
+    }
+    let late = volumes.iter().zip(settle(&states)).filter(|(_, settling)| !settling.is_over());
+    let warning = |((name, _), _): (&NamedVolumeState, Settling)| {
+        let seconds = DRAIN_TIMEOUT.as_secs();
+        format!("{name}: I/O that was in flight when it was {what} has not ended after {seconds} s")
+    };
+    late.map(warning).collect()
+}
+
+/// Waits for I/O in flight on volumes.
+fn settle(volumes: &[Arc<VolumeState>]) -> Vec<Settling> {
+    let settling: Vec<_> = volumes.iter().map(VolumeState::settling).collect();
     wait(DRAIN_TIMEOUT, || settling.iter().all(Settling::is_over));
     settling
 }
 
-/// Waits for I/O in flight on removed volumes and flushes them; returns warnings.
-fn finish_removal(removed: &[Removed]) -> Vec<String> {
-    let settling = wait_for_io(removed);
-    let late = removed.iter().zip(&settling).filter(|(_, settling)| !settling.is_over());
-    let mut wrong: Vec<String> = late
-        .map(|(removed, _)| {
-            let (name, seconds) = (&removed.export.name, DRAIN_TIMEOUT.as_secs());
-            format!("{name}: I/O that was in flight when it was removed has not ended after {seconds} s")
-        })
-        .collect();
+/// Waits for I/O in flight on removed volumes and flushes them; returns warnings, and whether all
+/// were flushed.
+fn finish_removal(removed: &[Removed], progress: &ChangeProgress<'_>) -> (Vec<String>, Result<(), Failure>) {
+    let states = removed.iter().map(|own| (own.export.name.clone(), own.volume_state.clone()));
+    let late = wait_for_io(&states.collect::<Vec<_>>(), "removed", progress);
     let exports: Vec<_> = removed.iter().map(|removed| removed.export.clone()).collect();
-    wrong.extend(flush::each(&exports).err().map(|failure| failure.to_string()));
-    wrong
+    if !exports.is_empty() {
+        progress("flushing".to_owned());
+    }
+    (late, flush::each(&exports))
 }
+
+/// A volume with its name.
+type NamedVolumeState = (String, Arc<VolumeState>);
 
 /// Waits until `is_over` is true, at most for `timeout`.
 pub(in crate::daemon) fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
@@ -599,5 +655,7 @@ pub(in crate::daemon) fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
 const MAX_ATTEMPTS: usize = 3;
 /// Time for requests to start that limits held back.
 const LIFT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for sessions to end that are no longer allowed, if that is forced.
+const FORCED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for sessions that are no longer allowed, and for I/O on removed volumes.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+pub(in crate::daemon) const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,11 +1,11 @@
-//! Changes single objects of the running config: an edit makes another config of it, which is
-//! planned and applied as any other.
+//! Changes objects of the desired config: edits make another config of it, which is planned and
+//! applied as any other.
 
 use super::fragment::{setup_of, with_absolute_paths};
 use super::model::Model;
 use super::objects::{Objects, SETTINGS, tag};
 use super::plan::{NETWORKS, Schema, check_not_used};
-use super::{NewConfig, Reloader, RunningConfig, record};
+use super::{NewConfig, Reloader, RunningConfig, uses};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
@@ -14,20 +14,96 @@ use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
 use crate::daemon::setup::{Setup, VOLUMES};
+use crate::protocol::Frontends;
 use blockmux_volume::Spec;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use toml::{Table, Value};
 
-impl ConfigEdit {
-    /// The volume that the edit removes. Nobody removes a volume without knowing that its data in
-    /// RAM goes with it.
-    pub(super) fn removed_volume(&self) -> Option<&str> {
-        match (&self.path.0[..], &self.operation) {
-            ([list, name], EditOperation::Remove) if list == VOLUMES.0 => Some(name),
-            _ => None,
+/// Changes of objects that take effect together.
+#[derive(Clone, Default)]
+pub(in crate::daemon) struct Edits {
+    pub(super) objects: Vec<(ObjectPath, EditOperation)>,
+    /// The tags that the first object must have and must not have.
+    pub(super) if_match: Option<String>,
+    pub(super) if_none_match: Option<String>,
+    /// Also if sessions use what changes, or everybody gets access.
+    pub(super) force: bool,
+    pub(super) consent: Consent,
+    /// A volume whose name is generated, which the config file does not get.
+    pub(super) unnamed: Option<String>,
+}
+
+/// Takes what a change waits for, for people.
+pub(in crate::daemon) type ChangeProgress<'a> = dyn Fn(String) + 'a;
+
+/// Whether edits that take away what sessions use must be forced.
+#[derive(Clone, Default)]
+pub(super) enum Consent {
+    /// They need not be.
+    #[default]
+    Given,
+    /// They must be; a refusal says this about them.
+    Asked { name: String, verb: &'static str },
+}
+
+impl From<&ConfigEdit> for Edits {
+    fn from(ConfigEdit { path, operation, options }: &ConfigEdit) -> Edits {
+        Edits {
+            objects: vec![(path.clone(), operation.clone())],
+            if_match: options.if_match.clone(),
+            if_none_match: options.if_none_match.clone(),
+            force: options.force,
+            consent: Consent::Asked { name: path.to_string(), verb: "change" },
+            unnamed: None,
         }
+    }
+}
+
+impl Edits {
+    /// The volume that they remove. Nobody removes a volume without knowing that its data in RAM
+    /// goes with it.
+    pub(super) fn removed_volume(&self) -> Option<&str> {
+        self.objects.iter().find_map(|(path, operation)| match (&path.0[..], operation) {
+            ([list, name], EditOperation::Remove) if list == VOLUMES.0 => Some(&**name),
+            _ => None,
+        })
+    }
+
+    /// Checks that they may do what their plan says.
+    ///
+    /// # Errors
+    /// If they take away what sessions use without being forced to.
+    pub(super) fn check_consent(&self, report: &PlanReport) -> Result<(), ApiError> {
+        let Consent::Asked { name, verb } = &self.consent else { return Ok(()) };
+        let affected = report.changes.iter().flat_map(|change| &change.affected);
+        let affected: Vec<String> = affected.cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        match self.force {
+            true => Ok(()),
+            false => check_not_used(name, verb, &affected),
+        }
+    }
+
+    /// Makes them in a config.
+    pub(super) fn write(
+        &self,
+        schema: &Schema,
+        frontends: &Frontends,
+        table: &mut Table,
+    ) -> Result<(), ApiError> {
+        for (nth, (path, operation)) in self.objects.iter().enumerate() {
+            let own = EditOptions {
+                if_match: self.if_match.clone().filter(|_| nth == 0),
+                if_none_match: self.if_none_match.clone().filter(|_| nth == 0),
+                ..EditOptions::default()
+            };
+            Objects::new(schema, table).edit(path, operation, &own)?;
+            if *operation == EditOperation::Remove {
+                uses::remove_uses(table, frontends, path);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -69,19 +145,21 @@ pub(in crate::daemon) fn make(
     reloader: &Arc<Reloader>,
     edit: &ConfigEdit,
     caller: &Caller,
+    progress: &ChangeProgress<'_>,
 ) -> Result<PlanReport, ApiError> {
+    let edits = Edits::from(edit);
     if !edit.options.dry_run {
         let guard = reloader.lock_edits(&edit.to_string(), caller)?;
-        return reloader.apply(&NewConfig::Edit(edit.clone()), guard);
+        return reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished();
     }
     // A query, which waits for no change.
     let _reading = reloader.begin_reading()?;
-    let (config, planner, edit) = (reloader.config.get(), reloader.clone(), edit.clone());
+    let (config, planner) = (reloader.config.get(), reloader.clone());
     let plan = move || {
-        let mut setup = edited(&planner, &config, &edit)?;
+        let mut setup = edited(&planner, &config, &edits)?;
         planner.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
-        Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edit.removed_volume()).report)
+        Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edits.removed_volume()).report)
     };
     reloader.blocking.within(READ_TIMEOUT).run("the files that the config names", plan)?
 }
@@ -96,37 +174,30 @@ pub(in crate::daemon) fn read_secrets(
 ) -> Result<PlanReport, ApiError> {
     let operation = EditOperation::Set(serde_json::Map::new());
     let path = ObjectPath(SETTINGS.map(str::to_owned).to_vec());
-    make(reloader, &ConfigEdit { path, operation, options: EditOptions::default() }, caller)
+    make(reloader, &ConfigEdit { path, operation, options: EditOptions::default() }, caller, &|_| {})
 }
 
-/// The setup of the running config after an edit.
+/// The setup of the desired config after edits.
 ///
 /// # Errors
-/// If the edit does not fit the config, or a start would refuse the result.
-pub(super) fn edited(
-    reloader: &Reloader,
-    config: &RunningConfig,
-    edit: &ConfigEdit,
-) -> Result<Setup, ApiError> {
+/// If the edits do not fit the config, or a start would refuse the result.
+pub(super) fn edited(reloader: &Reloader, config: &RunningConfig, edits: &Edits) -> Result<Setup, ApiError> {
     let frontends = reloader.frontends.get();
     let schema = Schema::new(&frontends);
     let mut table = config.desired.table.clone();
-    let is_about_listener = edit.path.0.first().is_some_and(|list| schema.is_listeners(list));
+    let mut lists = edits.objects.iter().filter_map(|(path, _)| path.0.first());
+    let is_about_listener = lists.any(|list| schema.is_listeners(list));
     if is_about_listener {
         name_usual_listeners(&schema, config, &mut table);
     }
-    let options = &edit.options;
-    Objects::new(&schema, &mut table).edit(&edit.path, &edit.operation, options)?;
-    if let Some(name) = edit.removed_volume() {
-        record::remove_uses(&mut table, &frontends, name);
-    }
+    edits.write(&schema, &frontends, &mut table)?;
     if is_about_listener && count_listeners(&schema, &table) == 0 {
         let text =
             "this is the last listener, and a daemon without any listens on loopback; add another one first";
         return Err(ApiError::new(ErrorCode::Conflict, text));
     }
     check_not_cut_off(&config.desired.table, &table)?;
-    if !options.force {
+    if !edits.force {
         check_not_opened(&schema, &config.desired.table, &table)?;
     }
     let (table, mut specs) = with_absolute_paths(table, &current_directory()).map_err(ApiError::invalid)?;
@@ -136,7 +207,10 @@ pub(super) fn edited(
         let shown = spec.to_string();
         own.as_deref() != Some(&*shown) || shown.parse::<Spec>().is_ok_and(|plain| plain != *spec)
     });
-    setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)
+    let mut setup = setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)?;
+    let unnamed = setup.volumes.iter_mut().find(|own| edits.unnamed.as_ref() == Some(&own.name));
+    unnamed.into_iter().for_each(|own| own.entry.name = None);
+    Ok(setup)
 }
 
 /// Checks that commands still reach the daemon after its next start.
@@ -207,18 +281,5 @@ fn name_usual_listeners(schema: &Schema, config: &RunningConfig, table: &mut Tab
     for (_, listener) in &config.listeners {
         let list = table.entry(listener.protocol.key()).or_insert_with(|| Value::Array(Vec::new()));
         list.as_array_mut().into_iter().for_each(|list| list.push(listener.place.to_string().into()));
-    }
-}
-
-/// Checks that an edit may do what its plan says.
-///
-/// # Errors
-/// If it takes away what sessions use without being forced to.
-pub(super) fn check_consent(edit: &ConfigEdit, report: &PlanReport) -> Result<(), ApiError> {
-    let affected = report.changes.iter().flat_map(|change| &change.affected);
-    let affected: Vec<String> = affected.cloned().collect::<BTreeSet<_>>().into_iter().collect();
-    match edit.options.force {
-        true => Ok(()),
-        false => check_not_used(&edit.path.to_string(), "change", &affected),
     }
 }

@@ -11,6 +11,7 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 mod apply;
+pub(super) mod commands;
 pub(super) mod edit;
 mod fragment;
 #[cfg(test)]
@@ -23,13 +24,14 @@ mod plan;
 mod record;
 mod save;
 mod signal;
+mod uses;
 
 use self::apply::check_paths;
-pub(super) use self::apply::{check_not_deleted, wait};
+pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
+use self::edit::{ChangeProgress, Edits};
 use self::model::Model;
 use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
-pub(super) use self::plan::{check_not_used, describe_session, named_sessions};
-pub(super) use self::record::Recorded;
+pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::signal::ReloadRequests;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
@@ -44,7 +46,6 @@ use super::named_lock::{LOCK_TIMEOUT, NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::{Setup, VOLUMES};
-use crate::api::edit::ConfigEdit;
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
 use crate::data::part::DataPart;
@@ -163,8 +164,6 @@ pub(super) type Changing<'a> = MutexGuard<'a, ChangeState>;
 #[derive(Default)]
 pub(super) struct ChangeState {
     listeners: Vec<RunningListener>,
-    /// Names of the volumes that `ctl add` is opening.
-    pub(super) opening: BTreeSet<String>,
 }
 
 /// Where a new config comes from.
@@ -175,8 +174,8 @@ enum NewConfig {
     /// A fragment that is merged into the running config; whether entries that its lists lack are
     /// removed.
     Fragment(Fragment, bool),
-    /// The running config after an edit.
-    Edit(ConfigEdit),
+    /// The desired config after edits.
+    Edits(Edits),
 }
 
 /// A listener that accepts connections, or a network interface that is served.
@@ -552,8 +551,12 @@ impl Reloader {
     ///
     /// # Errors
     /// The message names the file, the line and what to do.
-    pub(super) fn reload(self: &Arc<Reloader>, caller: &Caller) -> Result<PlanReport, ApiError> {
-        self.apply(&NewConfig::File, self.lock_reloads(caller, LOCK_TIMEOUT)?)
+    pub(super) fn reload(
+        self: &Arc<Reloader>,
+        caller: &Caller,
+        progress: &ChangeProgress<'_>,
+    ) -> Result<PlanReport, ApiError> {
+        self.apply(&NewConfig::File, self.lock_reloads(caller, LOCK_TIMEOUT)?, progress)?.finished()
     }
 
     /// Applies a fragment of a config. After an error nothing has changed.
@@ -565,10 +568,11 @@ impl Reloader {
         fragment: &Fragment,
         prune: bool,
         caller: &Caller,
+        progress: &ChangeProgress<'_>,
     ) -> Result<PlanReport, ApiError> {
         let title = format!("an apply of {}", fragment.title().display());
         let guard = self.reloads.lock(&title, caller)?;
-        self.apply(&NewConfig::Fragment(fragment.clone(), prune), guard)
+        self.apply(&NewConfig::Fragment(fragment.clone(), prune), guard, progress)?.finished()
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.

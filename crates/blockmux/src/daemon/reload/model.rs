@@ -7,7 +7,6 @@ use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
-use crate::protocol::frontend::TargetTables;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use toml::{Table, Value};
@@ -81,13 +80,6 @@ impl Model {
     /// The attachments.
     pub(super) fn attachments(&self) -> Vec<Attachment> {
         attachment::of_table(&self.table)
-    }
-
-    /// The entry with this name in a list of targets.
-    pub(super) fn target(&mut self, tables: &TargetTables, name: &str) -> Option<&mut Table> {
-        let list = self.table.get_mut(tables.key)?.as_array_mut()?;
-        let is_it = |entry: &&mut Value| entry.get(tables.name).and_then(Value::as_str) == Some(name);
-        list.iter_mut().find(is_it)?.as_table_mut()
     }
 
     /// A change as a config file has it: an added volume with a generated name has none there, so

@@ -471,7 +471,7 @@ pub(in crate::daemon) fn would_lose_ram(name: &str, bytes: u64) -> String {
 ///
 /// # Errors
 /// If there are any; the message names them and says what to do.
-pub(in crate::daemon) fn check_not_used(name: &str, verb: &str, users: &[String]) -> Result<(), ApiError> {
+pub(super) fn check_not_used(name: &str, verb: &str, users: &[String]) -> Result<(), ApiError> {
     if users.is_empty() {
         return Ok(());
     }

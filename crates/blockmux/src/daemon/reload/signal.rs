@@ -1,6 +1,7 @@
 //! Reloads that a signal requests. They have a thread of their own, because a reload may hang in a
 //! path and the main thread must not.
 
+use super::apply::Applied;
 use super::{NewConfig, Reloader};
 use crate::api::ApiError;
 use crate::cli::ctl::PlanReport;
@@ -35,13 +36,17 @@ impl ReloadRequests {
                 let caller = Caller::Signal(SIGNAL);
                 let guard = reloader.lock_reloads(&caller, Duration::MAX);
                 pending.store(false, Ordering::Release);
-                let outcome = guard.and_then(|guard| reloader.apply(&NewConfig::File, guard));
+                let outcome = guard.and_then(|guard| reloader.apply(&NewConfig::File, guard, &|_| {}));
                 let outcome = outcome.map_err(|error| ApiError {
                     message: format!(
                         "the config was not reloaded and nothing has changed: {}",
                         error.message
                     ),
                     ..error
+                });
+                let outcome = outcome.map(|Applied { mut report, flushed }| {
+                    report.warnings.extend(flushed.err().map(|failure| failure.to_string()));
+                    report
                 });
                 let lines = outcome.as_ref().map(PlanReport::lines);
                 config_audit::log(&caller, "reload", lines.as_deref().map_err(|error| *error));

@@ -129,10 +129,6 @@ impl LiveFrontend for LiveAoe {
         session.login.target.parse().is_ok_and(|address| self.disks.has(address))
     }
 
-    fn add(&self, _volume: VolumeId) {
-        self.renew_or_warn();
-    }
-
     fn remove(&self, volume: VolumeId) {
         self.disks.remove(volume);
     }
@@ -203,7 +199,8 @@ mod tests {
         for (name, _) in later {
             let export = export(name);
             let volume_state = VolumeState::new(export.volume.clone());
-            live.add(exports.add(export, volume_state).unwrap());
+            exports.add(export, volume_state).unwrap();
+            live.renew().unwrap();
         }
         assert_eq!([2, 3, 4].map(|id| disk(id).concat()), ["", "e7.9", ""]);
     }

@@ -2,7 +2,7 @@
 //!
 //! Keys have the names of RFC 7143 where it has one.
 
-use super::access::{GroupTags, ListenerStates, WrittenGroupTags};
+use super::access::{AccessStates, GroupTags, OneOrByListener};
 use super::{ISCSI, PREFIX};
 use crate::access::networks;
 use crate::access::secret;
@@ -17,7 +17,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{Chap, Redirect, offer};
 use blockmux_proto::names::networks::AllowedNetworks;
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -32,11 +32,12 @@ pub(super) struct TargetEntry {
     /// The listeners through which the target is reached; empty for all.
     #[serde(default)]
     portals: Vec<String>,
-    /// Access states by address of the listener; other listeners are active/optimized.
-    access_states: Option<BTreeMap<String, AluaStateName>>,
+    /// The access state of all portal groups, or states by address of the listener; other listeners
+    /// are active/optimized.
+    access_states: Option<OneOrByListener<AluaStateName>>,
     /// Portal group tags; without the key they are assigned.
     #[serde(rename = "TargetPortalGroupTag")]
-    group_tags: Option<WrittenGroupTags>,
+    group_tags: Option<OneOrByListener<u16>>,
     /// Volumes by LUN; empty if the target redirects logins, or each acl entry has its own.
     #[serde(default)]
     luns: LunMap,
@@ -164,7 +165,7 @@ pub(crate) struct ConfiguredTarget {
     /// The listeners through which the target is reached; empty for all.
     portals: Vec<SocketAddr>,
     /// Access states of the listeners. If set, each listener is its own portal group.
-    pub(super) access_states: Option<ListenerStates>,
+    pub(super) access_states: Option<AccessStates>,
     /// Portal group tags of the listeners, if they are configured.
     pub(super) group_tags: Option<GroupTags>,
     /// Volumes by LUN.
@@ -214,7 +215,7 @@ impl ConfiguredTarget {
         let portals =
             portals.collect::<Result<_, _>>().map_err(|error| wrong(format!("portals: {error}")))?;
         let access_states =
-            entry.access_states.as_ref().map(ListenerStates::prepare).transpose().map_err(wrong)?;
+            entry.access_states.as_ref().map(AccessStates::prepare).transpose().map_err(wrong)?;
         let group_tags =
             entry.group_tags.as_ref().map(|tags| GroupTags::prepare(tags, access_states.as_ref()));
         let group_tags = group_tags.transpose().map_err(wrong)?;
@@ -259,6 +260,11 @@ impl ConfiguredTarget {
         self.portals.is_empty() || self.portals.iter().any(|portal| matches_listener(portal, listener))
     }
 
+    /// Whether each listener may have an access state of its own.
+    pub(super) fn has_states_by_listener(&self) -> bool {
+        matches!(self.access_states, Some(AccessStates::ByListener(_)))
+    }
+
     /// The names of all volumes that initiators see as LUNs, with repetitions.
     pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
         self.luns.volumes().chain(self.acl.iter().flat_map(|acl| acl.luns.own_volumes()))
@@ -287,7 +293,7 @@ impl ConfiguredTarget {
             tables: self
                 .access_states
                 .iter()
-                .map(ListenerStates::listeners)
+                .filter_map(AccessStates::listeners)
                 .chain(self.group_tags.iter().filter_map(GroupTags::listeners))
                 .collect(),
             moved_to: self.redirect.as_ref().map(|redirect| redirect.address.clone()),

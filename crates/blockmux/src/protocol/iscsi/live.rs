@@ -1,26 +1,22 @@
-//! The running iSCSI targets, and changes of their logical units at run time.
+//! The running iSCSI targets.
 
-use super::node::{Portals, of_volume, wanted};
-use super::{Iscsi, IscsiCtlCommand, default_target, name};
+use super::node::{Portals, wanted};
+use super::{Iscsi, default_target, name};
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
-use crate::protocol::units::{self, LogicalUnits};
+use crate::protocol::units::LogicalUnits;
 use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
-use blockmux_engine::net::zone;
 use blockmux_engine::protocol::iscsi::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiNode, TargetNode};
-use serde::Deserialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The running frontend of iSCSI.
@@ -56,33 +52,6 @@ impl LiveTargets {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn target(&self, name: &str) -> Result<Arc<TargetNode>, String> {
-        let found = Name::new(name).ok().and_then(|name| self.node.targets.find(&name));
-        found.ok_or_else(|| format!("no target has the name `{name}`"))
-    }
-
-    /// The portal group of the listener `at`, or all portal groups of the target.
-    ///
-    /// # Errors
-    /// If `at` is not a listener of the target, or shares its portal group with other listeners.
-    fn groups(&self, target: &TargetNode, at: Option<SocketAddr>) -> Result<BTreeSet<u16>, String> {
-        let all = || target.portals.iter().map(|portal| portal.group_tag);
-        let Some(at) = at else { return Ok(all().collect()) };
-        let portals = &self.state().portals;
-        let own = portals.number_of(at).and_then(|listener| target.group_at(listener));
-        let at = zone::address_text(&at);
-        let own = own.ok_or_else(|| format!("{at} is not a listener; use one of {}", portals.list()))?;
-        match all().filter(|tag| *tag == own).count() {
-            1 => Ok([own].into()),
-            _ => Err(format!(
-                "{at} shares its portal group with other listeners; give each its own in the config file, with \
-                 `access_states` or `TargetPortalGroupTag`"
-            )),
-        }
-    }
-}
-
-impl LiveTargets {
     /// The number of a listener: each of the frontend has one.
     fn number_of(&self, place: &ListenerAddress) -> u16 {
         let state = self.state();
@@ -150,16 +119,6 @@ impl LiveFrontend for LiveTargets {
         }
     }
 
-    fn add(&self, volume: VolumeId) {
-        let state = self.state();
-        let Some(named) = VolumeNames::of(&self.exports, volume).filter(|_| state.has_default_targets) else {
-            return;
-        };
-        if let Some(target) = of_volume(&named, &self.exports, &self.units, &state.portals) {
-            self.node.targets.add(target.make(None, &self.node, &state.portals));
-        }
-    }
-
     fn remove(&self, volume: VolumeId) {
         if let Some(named) =
             VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets)
@@ -171,31 +130,10 @@ impl LiveFrontend for LiveTargets {
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        Some(lun_map::access_of(&*self.target(target).ok()?))
+        Some(lun_map::access_of(&*self.node.targets.find(&Name::new(target).ok()?)?))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         lun_map::targets_of(&self.node.targets, volume)
-    }
-
-    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
-        units::attach(&self.node.targets, &*self.target(target)?, self.units.of(volume), place)
-    }
-
-    fn detach(&self, target: &str, number: u32) -> Result<(), String> {
-        units::detach(&*self.target(target)?, number)
-    }
-
-    fn change(&self, target: &str, what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
-        let IscsiCtlCommand::Alua { state, at, .. } =
-            IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
-        let found = self.target(target)?;
-        let group_tags = self.groups(&found, at).map_err(|error| format!("{target}: {error}"))?;
-        for access in &found.access {
-            for group_tag in &group_tags {
-                access.target.set_access_state(found.port(access, *group_tag).group, state.access_state());
-            }
-        }
-        Ok(None)
     }
 }

@@ -11,7 +11,9 @@ mod node;
 mod remote;
 
 use super::alua::AluaStateName;
-use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
+use super::frontend::{
+    ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
+};
 use super::policy::TargetAccess;
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -176,22 +178,29 @@ impl Frontend for Iscsi {
             key: "iscsi_target",
             name: "TargetName",
             units: &["luns"],
+            first_unit: 0,
             peers: &[("acl", "InitiatorName")],
             parts: &[],
             port_name: Some(("TargetPortalGroupTag", ISCSI.port)),
         }]
     }
 
-    fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
-        let Ok(IscsiCtlCommand::Alua { state, at: Some(at), .. }) = IscsiCtlCommand::deserialize(what) else {
-            return false;
-        };
-        let states = target.get_mut("access_states").and_then(toml::Value::as_table_mut);
-        let Some((states, state)) = states.zip(toml::Value::try_from(state).ok()) else { return false };
-        let known =
-            states.keys().find(|key| tcp_address(key, ISCSI.port).is_ok_and(|own| own == at)).cloned();
-        states.insert(known.unwrap_or_else(|| zone::address_text(&at)), state);
-        true
+    fn own_entry(&self, named: &VolumeNames, description: &str) -> Option<toml::Table> {
+        let luns = toml::Table::from_iter([("0".to_owned(), named.export.as_str().into())]);
+        let alias = (!description.is_empty()).then(|| ("TargetAlias".to_owned(), description.into()));
+        let name = ("TargetName".to_owned(), default_target(&named.target).into());
+        Some([name, ("luns".to_owned(), luns.into())].into_iter().chain(alias).collect())
+    }
+
+    fn write_command(
+        &self,
+        what: &Value,
+        target: &mut toml::Table,
+        listeners: &[NamedListener],
+    ) -> Result<Option<String>, String> {
+        let IscsiCtlCommand::Alua { state, at, .. } =
+            IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
+        access::write_state(target, state, at, listeners).map(|()| None)
     }
 
     fn as_any(&self) -> &dyn Any {

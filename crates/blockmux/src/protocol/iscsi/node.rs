@@ -1,7 +1,7 @@
 //! Builds the running iSCSI targets from volumes and settings, at the start and when the config
 //! changes.
 
-use super::access::{GroupTags, ListenerStates};
+use super::access::{AccessStates, GroupTags};
 use super::config::{Acl, ConfiguredTarget};
 use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
@@ -11,7 +11,6 @@ use crate::protocol::lun_map::WantedLuns;
 use crate::protocol::policy::Policy;
 use crate::protocol::units::{LogicalUnits, VolumeUnit};
 use blockmux_engine::net::socket::Address;
-use blockmux_engine::net::zone;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::iscsi::login::operational::OperationalParameters;
 use blockmux_proto::iscsi::name::Name;
@@ -181,7 +180,7 @@ impl Portals {
         let tcp: Vec<SocketAddr> = service.places.iter().filter_map(ListenerAddress::tcp).collect();
         let is_one_group = tcp
             .iter()
-            .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && target.access_states.is_none()));
+            .all(|tcp| targets.iter().all(|target| target.is_at(tcp) && !target.has_states_by_listener()));
         let is_one_group = is_one_group && !policy.has_lists(&ISCSI);
         let known = |tcp: &SocketAddr| before.and_then(|before| before.portal_at(*tcp));
         let (mut groups, mut taken) = (BTreeMap::new(), BTreeSet::new());
@@ -251,16 +250,10 @@ impl Portals {
     /// The configured access state of each portal group of a target.
     fn states(&self, target: &ConfiguredTarget) -> impl Iterator<Item = (u16, AccessState)> {
         let own = move || self.portals.iter().filter(|(tcp, _)| target.is_at(tcp));
-        let of_portal = |states: &ListenerStates, (tcp, portal): &(SocketAddr, Portal)| {
+        let of_portal = |states: &AccessStates, (tcp, portal): &(SocketAddr, Portal)| {
             (tag_in(target, tcp, portal), states.of(tcp))
         };
         let states = target.access_states.iter();
         states.flat_map(move |states| own().map(move |portal| of_portal(states, portal)))
-    }
-
-    /// The addresses of all listeners, for messages.
-    pub(super) fn list(&self) -> String {
-        let all: Vec<_> = self.portals.iter().map(|(tcp, _)| zone::address_text(tcp)).collect();
-        all.join(", ")
     }
 }

@@ -309,21 +309,18 @@ impl ConfiguredSubsystem {
     /// Whether two configs of a subsystem agree in the values that its controllers report to hosts
     /// and that cannot change while a host is connected.
     pub(super) fn has_same_identity(&self, other: &ConfiguredSubsystem) -> bool {
-        let groups = |own: &ConfiguredSubsystem| {
-            own.ana_groups.iter().map(|group| (group.id, group.namespaces.clone())).collect::<Vec<_>>()
-        };
+        let groups =
+            |own: &ConfiguredSubsystem| own.ana_groups.iter().map(|group| group.id).collect::<Vec<_>>();
         let numbers = |own: &ConfiguredSubsystem| (own.serial_number.clone(), own.model_number.clone());
-        numbers(self) == numbers(other) && groups(self) == groups(other)
+        let mut both = self.namespaces.keys().filter(|nsid| other.namespaces.contains_key(nsid));
+        numbers(self) == numbers(other)
+            && groups(self) == groups(other)
+            && both.all(|nsid| self.ana_group_of(*nsid) == other.ana_group_of(*nsid))
     }
 
     /// The configured ANA group of a namespace; `None` for the default group.
     pub(super) fn ana_group_of(&self, nsid: u32) -> Option<u32> {
         self.ana_groups.iter().find(|group| group.namespaces.contains(&nsid)).map(|group| group.id)
-    }
-
-    /// Whether it has the ANA group.
-    pub(super) fn has_ana_group(&self, id: u32) -> bool {
-        self.ana_groups.iter().any(|group| group.id == id)
     }
 
     /// The keys and visible namespaces of a listed host.

@@ -1,7 +1,7 @@
 //! Hosts with keys or restricted namespaces: their entries in the config file and on the command
 //! line, and their state while the subsystem is served.
 
-use super::config::{ConfiguredSubsystem, Treq, read_name};
+use super::config::{ConfiguredSubsystem, Treq};
 use super::discovery_names;
 use crate::access::secret;
 use crate::failure::Failure;
@@ -50,13 +50,6 @@ pub(crate) struct HostEntry {
 pub(super) struct HostKeys {
     pub(super) access: HostAccess,
     pub(super) tls_key: Option<ConfiguredPsk>,
-}
-
-/// A host's files that were read again, with the entry that names them.
-pub(super) struct HostFiles {
-    host: Nqn,
-    entry: HostEntry,
-    keys: HostKeys,
 }
 
 /// The hosts of all subsystems, with their entries and TLS keys.
@@ -151,9 +144,11 @@ impl HostEntry {
         }
     }
 
-    fn has_files(&self) -> bool {
+    /// Whether it names files of secrets or keys.
+    pub(super) fn has_files(&self) -> bool {
         self.tls_key_file.is_some() || self.dhchap_secret_file.is_some()
     }
+
     fn secrets(&self) -> Result<Option<HostSecrets>, Failure> {
         let wrong = |what: String| Failure::request(format!("host `{}`: {what}", self.hostnqn));
         let hash = self.dhchap_hash.as_deref().map(|name| {
@@ -247,97 +242,9 @@ impl LiveHosts {
             if listed.contains(host) && is_same && is_same_entry {
                 continue;
             }
-            // This fails only for a subsystem that is open to all hosts.
-            let _ = self.set(&mut known, node, subsystem, (host, &entry, keys));
+            self.set(&mut known, node, subsystem, (host, &entry, keys));
         }
         gone
-    }
-
-    /// Allows a host to connect, or changes its keys and namespaces. `keys` are those that
-    /// [`HostEntry::read`] has read.
-    ///
-    /// # Errors
-    /// If the entry is invalid, or the subsystem is open to all hosts.
-    pub(super) fn add(
-        &self,
-        node: &NvmeNode,
-        subsystem: &Subsystem,
-        entry: &HostEntry,
-        keys: HostKeys,
-    ) -> Result<(), String> {
-        let host = read_name(&entry.hostnqn)?;
-        if keys.tls_key.is_some() && !(host.fits_tls_identity() && subsystem.nqn.fits_tls_identity()) {
-            return Err(format!("host `{host}`: {NO_TLS_IDENTITY}"));
-        }
-        let mut known = self.known();
-        self.set(&mut known, node, subsystem, (&host, entry, keys))
-    }
-
-    /// Removes a host and disconnects it.
-    ///
-    /// # Errors
-    /// If the host is not listed.
-    pub(super) fn remove(&self, node: &NvmeNode, subsystem: &Subsystem, host: &str) -> Result<(), String> {
-        let mut known = self.known();
-        let name = Nqn::new(host).filter(|name| node.remove_host(subsystem, name));
-        let name = name.ok_or_else(|| {
-            format!("{}: no host has the name `{host}`; 'ctl export' lists the hosts", subsystem.nqn)
-        })?;
-        known.remove(&(subsystem.nqn.clone(), name.clone()));
-        self.set_tls_keys(&known, node, subsystem, &name);
-        Ok(())
-    }
-
-    /// Reads the files of one host or of all hosts again, for [`LiveHosts::set_files`].
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub(super) fn read_files(
-        &self,
-        subsystem: &Subsystem,
-        only: Option<&str>,
-    ) -> Result<Vec<HostFiles>, String> {
-        let is_meant = |(of, host): &(Nqn, Nqn), known: &KnownHost| {
-            *of == subsystem.nqn && only.is_none_or(|only| host.as_str() == only) && known.entry.has_files()
-        };
-        let known = self.known();
-        let meant = known.iter().filter(|(key, known)| is_meant(key, known));
-        let meant: Vec<_> = meant.map(|((_, host), known)| (host.clone(), known.entry.clone())).collect();
-        // A path may hang.
-        drop(known);
-        if let Some(host) = only.filter(|_| meant.is_empty()) {
-            return Err(format!(
-                "{}: no host with key files has the name `{host}`; 'ctl export' lists the hosts",
-                subsystem.nqn
-            ));
-        }
-        let read = meant.into_iter().map(|(host, entry)| {
-            let keys = entry.read().map_err(|failure| failure.to_string())?;
-            Ok(HostFiles { host, entry, keys })
-        });
-        read.collect()
-    }
-
-    /// Sets the keys of hosts to the content of their files; returns their number.
-    ///
-    /// # Errors
-    /// If the subsystem is open to all hosts.
-    pub(super) fn set_files(
-        &self,
-        node: &NvmeNode,
-        subsystem: &Subsystem,
-        read: Vec<HostFiles>,
-    ) -> Result<usize, String> {
-        let (mut known, mut count) = (self.known(), 0);
-        for HostFiles { host, entry, keys } in read {
-            let key = (subsystem.nqn.clone(), host);
-            // The host may have been changed or removed since its files were read.
-            if known.get(&key).is_some_and(|known| known.entry == entry) {
-                self.set(&mut known, node, subsystem, (&key.1, &entry, keys))?;
-                count += 1;
-            }
-        }
-        Ok(count)
     }
 
     /// Sets a host's access. During the change, the host must authenticate at least as the old or
@@ -348,11 +255,7 @@ impl LiveHosts {
         node: &NvmeNode,
         subsystem: &Subsystem,
         (host, entry, HostKeys { access, tls_key }): (&Nqn, &HostEntry, HostKeys),
-    ) -> Result<(), String> {
-        let wrong = |problem: &dyn std::fmt::Display| format!("{}: {problem}", subsystem.nqn);
-        if subsystem.is_open() {
-            return Err(wrong(&blockmux_proto::nvme::hosts::OpenToAll));
-        }
+    ) {
         let has_keys = tls_key.is_some() || access.secrets.is_some();
         let key = (subsystem.nqn.clone(), host.clone());
         let had_tls = known.get(&key).is_some_and(|known| known.tls_key.is_some());
@@ -361,13 +264,13 @@ impl LiveHosts {
         if keeps_tls {
             self.set_tls_keys(known, node, subsystem, host);
         }
-        node.set_host(subsystem, host, access).map_err(|error| wrong(&error))?;
+        // This fails only for a subsystem that is open to all hosts.
+        let _ = node.set_host(subsystem, host, access);
         self.set_tls_keys(known, node, subsystem, host);
         if has_keys {
             let treq = *self.treq.lock().unwrap_or_else(PoisonError::into_inner);
             node.set_secure_channel(treq.secure_channel(true));
         }
-        Ok(())
     }
 
     /// Updates a host's TLS keys in the keyring: its key for the subsystem, and for discovery its

@@ -1,17 +1,16 @@
-//! The running NVMe subsystems, and changes of their namespaces and hosts at run time.
+//! The running NVMe subsystems.
 
 use super::config::{ConfiguredSubsystem, Treq};
-use super::hosts::{HostFiles, HostKeys, LiveHosts};
+use super::hosts::LiveHosts;
 use super::namespaces::ConfiguredNamespace;
-use super::{NvmeCtlCommand, NvmeTcp, default_nqn, of_volume};
+use super::{NvmeTcp, default_nqn, of_volume};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
-use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
 use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
-use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nvme::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
@@ -23,8 +22,6 @@ use blockmux_proto::nvme::identity::NamespaceIdentity;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
 use blockmux_wire::nvme::log::AnaState;
-use serde::Deserialize;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +35,8 @@ pub(super) struct NamespaceFactory {
     pub(super) has_default_targets: bool,
     /// The configured namespaces, by subsystem and NSID.
     pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
+    /// The first configured subsystem of each volume.
+    pub(super) first_of: BTreeMap<String, Nqn>,
 }
 
 /// The running frontend of NVMe.
@@ -91,16 +90,14 @@ impl NamespaceFactory {
     }
 
     /// Whether the volume's namespace in this subsystem has the volume's UUID: the subsystem is the
-    /// volume's own, or the only configured one with the volume. Namespaces of different subsystems
-    /// must have different UUIDs.
+    /// volume's own, or the first one of the config with the volume, so that a further one changes
+    /// nothing. Namespaces of different subsystems must have different UUIDs.
     fn has_volume_uuid(&self, nqn: &Nqn, volume: VolumeId) -> bool {
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return false };
-        if self.has_default_targets {
-            return nqn.as_str() == default_nqn(&named.target);
+        match self.has_default_targets {
+            true => nqn.as_str() == default_nqn(&named.target),
+            false => self.first_of.get(&named.export) == Some(nqn),
         }
-        let all = self.configured.iter().filter(|(_, namespace)| namespace.volume == named.export);
-        let subsystems: BTreeSet<&Nqn> = all.map(|((own, _), _)| own).collect();
-        subsystems.len() == 1 && subsystems.contains(nqn)
     }
 
     /// Creates a configured subsystem with those of its volumes that exist.
@@ -158,11 +155,6 @@ impl LiveSubsystems {
 
     fn state(&self) -> MutexGuard<'_, NvmeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn subsystem(&self, name: &str) -> Result<Arc<Subsystem>, String> {
-        let found = self.node.subsystems().into_iter().find(|subsystem| subsystem.nqn.as_str() == name);
-        found.ok_or_else(|| format!("no subsystem has the NQN `{name}`"))
     }
 
     /// Applies a new config to a running subsystem; its controllers stay connected.
@@ -246,7 +238,7 @@ impl LiveFrontend for LiveSubsystems {
         state.newly_authenticated.clear();
         self.node.set_places(state.ports.clone(), own.referrals.clone());
         state.volumes.has_default_targets = own.subsystems.is_empty();
-        state.volumes.configured = own.namespaces();
+        (state.volumes.configured, state.volumes.first_of) = (own.namespaces(), own.first_subsystems());
         let wanted: Vec<ConfiguredSubsystem> = if own.subsystems.is_empty() {
             let all = VolumeNames::all(&state.volumes.exports);
             all.iter().filter_map(|named| of_volume(&self.policy, &state.ports, named)).collect()
@@ -329,18 +321,6 @@ impl LiveFrontend for LiveSubsystems {
         }
     }
 
-    fn add(&self, volume: VolumeId) {
-        let mut state = self.state();
-        let state = &mut *state;
-        let named =
-            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
-        if let Some(named) = named {
-            let Some(configured) = of_volume(&self.policy, &state.ports, &named) else { return };
-            state.configured.insert(configured.nqn.clone(), configured.clone());
-            self.node.add(state.volumes.subsystem(configured, &state.ports));
-        }
-    }
-
     fn remove(&self, volume: VolumeId) {
         let state = self.state();
         let own =
@@ -354,85 +334,15 @@ impl LiveFrontend for LiveSubsystems {
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        let found = self.subsystem(target).ok()?;
-        Some(live_access(&found))
+        let found = self.node.subsystems().into_iter().find(|subsystem| subsystem.nqn.as_str() == target);
+        Some(live_access(&*found?))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
         subsystems.map(|subsystem| live_access(&subsystem)).collect()
     }
-
-    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
-        let subsystem = self.subsystem(target)?;
-        let nsid = place.number.or_else(|| subsystem.free_nsid());
-        let nsid = nsid.ok_or_else(|| format!("{target}: every NSID is in use; detach a namespace"))?;
-        let namespace = self.state().volumes.namespace(&subsystem.nqn, nsid, volume);
-        let namespace = namespace.ok_or("the volume has been removed")?;
-        subsystem.attach(namespace, place.ana_group).map_err(|error| format!("{target}: {error}"))?;
-        Ok(nsid)
-    }
-
-    fn detach(&self, target: &str, number: u32) -> Result<(), String> {
-        let gone = self.subsystem(target)?.detach(|namespace| namespace.nsid == number);
-        match gone.is_empty() {
-            true => Err(format!("{target}: has no namespace {number}; 'ctl export' lists its namespaces")),
-            false => Ok(()),
-        }
-    }
-
-    fn read_files(&self, target: &str, what: &Value) -> Result<FilesRead, String> {
-        Ok(match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
-            NvmeCtlCommand::AddHost { host, .. } => {
-                Box::new(host.read().map_err(|failure| failure.to_string())?)
-            }
-            NvmeCtlCommand::ReadKeys { hostnqn, .. } => {
-                let subsystem = self.subsystem(target)?;
-                Box::new(self.hosts.read_files(&subsystem, hostnqn.as_deref())?)
-            }
-            NvmeCtlCommand::RemoveHost { .. } | NvmeCtlCommand::Ana { .. } => Box::new(()),
-        })
-    }
-
-    fn change(&self, target: &str, what: &Value, files: FilesRead) -> Result<Option<String>, String> {
-        let subsystem = &*self.subsystem(target)?;
-        match NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())? {
-            NvmeCtlCommand::AddHost { host, .. } => {
-                let keys = files.downcast::<HostKeys>().map_err(|_| UNREAD)?;
-                self.hosts.add(&self.node, subsystem, &host, *keys)?;
-            }
-            NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
-                self.hosts.remove(&self.node, subsystem, &hostnqn)?
-            }
-            NvmeCtlCommand::ReadKeys { .. } => {
-                let read = files.downcast::<Vec<HostFiles>>().map_err(|_| UNREAD)?;
-                let hosts = self.hosts.set_files(&self.node, subsystem, *read)?;
-                let hosts = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
-                return Ok(Some(format!("reloaded the key files of {hosts}")));
-            }
-            NvmeCtlCommand::Ana { group, state, at, .. } => {
-                // A config has no key for the group of the namespaces that are in none.
-                let own = self.state().configured.get(&subsystem.nqn).map(|own| own.has_ana_group(group));
-                if own != Some(true) {
-                    return Err(format!("{target}: has no ana_group {group}; add it in the config file"));
-                }
-                let ports = self.state().ports.clone();
-                let own: Vec<&FabricsPort> =
-                    ports.iter().filter(|port| at.is_none_or(|at| at == port.address)).collect();
-                if own.is_empty() {
-                    let all: Vec<String> =
-                        ports.iter().map(|port| zone::address_text(&port.address)).collect();
-                    let at = at.as_ref().map(zone::address_text).unwrap_or_default();
-                    return Err(format!("{target}: {at} is not a listener; use one of {}", all.join(", ")));
-                }
-                own.iter().for_each(|port| subsystem.set_ana_state(group, port.id, state.ana_state()));
-            }
-        }
-        Ok(None)
-    }
 }
 
-/// The error of a command whose files were not read.
-const UNREAD: &str = "internal error: the files were not read";
 /// Maximum number of NVMe listeners with ANA states.
 pub(super) const MAX_PORTS: u16 = 64;

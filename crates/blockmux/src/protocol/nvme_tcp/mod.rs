@@ -12,7 +12,9 @@ mod referrals;
 mod remote;
 
 use super::address::ListenerAddress;
-use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
+use super::frontend::{
+    ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
+};
 use super::policy::{Policy, TargetAccess};
 use super::{Carrier, KeyError, Protocol};
 use crate::failure::Failure;
@@ -26,6 +28,7 @@ use blockmux_lab::ceiling::{MessageShape, Transport};
 use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode, Referral};
 use blockmux_proto::fabrics::url::NvmeUrl;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
+use blockmux_proto::nvme::hosts::OpenToAll;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
@@ -185,6 +188,7 @@ impl Frontend for NvmeTcp {
             key: "nvme_subsystem",
             name: "nqn",
             units: &["namespaces", "namespace"],
+            first_unit: 1,
             peers: &[("hosts", ""), ("host", "hostnqn")],
             parts: &[("namespace", "nsid"), ("ana_group", "ANAGRPID")],
             port_name: None,
@@ -195,8 +199,19 @@ impl Frontend for NvmeTcp {
         &["nvme_tcp_ktls", "nvme_in_capsule_data_size", "nvme_discovery.unique_subnqn"]
     }
 
-    fn record(&self, what: &Value, target: &mut toml::Table) -> bool {
-        NvmeCtlCommand::deserialize(what).is_ok_and(|command| command.record(target))
+    fn own_entry(&self, named: &VolumeNames, _description: &str) -> Option<toml::Table> {
+        let namespaces = toml::Table::from_iter([("1".to_owned(), named.export.as_str().into())]);
+        let nqn = default_nqn(&named.target).into();
+        Some(toml::Table::from_iter([("nqn".to_owned(), nqn), ("namespaces".to_owned(), namespaces.into())]))
+    }
+
+    fn write_command(
+        &self,
+        what: &Value,
+        target: &mut toml::Table,
+        listeners: &[NamedListener],
+    ) -> Result<Option<String>, String> {
+        NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())?.write(target, listeners)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -206,12 +221,12 @@ impl Frontend for NvmeTcp {
     fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let Service { exports, places, policy, .. } = *service;
         let machine = node_id(places);
-        let (has_default_targets, configured) = (self.subsystems.is_empty(), self.namespaces());
         let factory = NamespaceFactory {
             exports: exports.clone(),
             node: machine.clone(),
-            has_default_targets,
-            configured,
+            has_default_targets: self.subsystems.is_empty(),
+            configured: self.namespaces(),
+            first_of: self.first_subsystems(),
         };
         let node = NvmeNode::new(Vec::new(), Vec::new(), &machine);
         let node = match self.nvme_discovery.unique_subnqn {
@@ -280,51 +295,95 @@ impl NvmeTcp {
         });
         of_each.collect()
     }
+
+    /// The first subsystem of each volume.
+    fn first_subsystems(&self) -> BTreeMap<String, Nqn> {
+        let of_each = self.subsystems.iter().rev().flat_map(|subsystem| {
+            subsystem.namespaces.values().map(|namespace| (namespace.volume.clone(), subsystem.nqn.clone()))
+        });
+        of_each.collect()
+    }
 }
 
 impl NvmeCtlCommand {
-    /// Writes the change into the subsystem's table of the config; returns whether the config can
-    /// express it.
-    fn record(&self, target: &mut toml::Table) -> bool {
-        let is_of = |entry: &toml::Value, name: &str| {
-            entry.as_str() == Some(name) || entry.get("hostnqn").and_then(toml::Value::as_str) == Some(name)
-        };
-        let mut remove_host = |name: &str| {
-            for key in ["hosts", "host"] {
-                let list = target.get_mut(key).and_then(toml::Value::as_array_mut);
-                list.into_iter().for_each(|list| list.retain(|entry| !is_of(entry, name)));
-            }
-        };
+    /// Writes the command into the subsystem's entry; returns a message for the user, if any.
+    fn write(&self, target: &mut toml::Table, listeners: &[NamedListener]) -> Result<Option<String>, String> {
         match self {
             NvmeCtlCommand::AddHost { host, .. } => {
-                remove_host(&host.hostnqn);
-                let Ok(entry) = toml::Value::try_from(host) else { return false };
+                if !["hosts", "host"].iter().any(|key| target.contains_key(*key)) {
+                    return Err(OpenToAll.to_string());
+                }
+                remove_host(target, &host.hostnqn);
+                let entry = toml::Value::try_from(host).map_err(|error| error.to_string())?;
                 let list = target.entry("host").or_insert_with(|| toml::Value::Array(Vec::new()));
                 list.as_array_mut().into_iter().for_each(|list| list.push(entry.clone()));
             }
             NvmeCtlCommand::RemoveHost { hostnqn, .. } => {
-                remove_host(hostnqn);
+                if !remove_host(target, hostnqn) {
+                    return Err(format!("no host has the name `{hostnqn}`; 'ctl export' lists the hosts"));
+                }
                 // Without `hosts` and `host` the subsystem would be open to all hosts.
                 target.entry("hosts").or_insert_with(|| toml::Value::Array(Vec::new()));
             }
-            NvmeCtlCommand::ReadKeys { .. } => {}
+            // All files are read with each change.
+            NvmeCtlCommand::ReadKeys { hostnqn, .. } => return hosts_with_files(target, hostnqn.as_deref()),
             NvmeCtlCommand::Ana { group, state, at, .. } => {
-                let is_it = |entry: &&mut toml::Value| {
-                    entry.get("ANAGRPID").and_then(toml::Value::as_integer) == Some(i64::from(*group))
-                };
-                let groups = target.get_mut("ana_group").and_then(toml::Value::as_array_mut);
-                let entry = groups.into_iter().flatten().find(is_it);
-                let states =
-                    entry.and_then(|entry| entry.get_mut("states")).and_then(toml::Value::as_table_mut);
-                let word = toml::Value::try_from(*state).ok();
-                let Some(((states, word), at)) = states.zip(word).zip(*at) else { return false };
-                let is_at = |key: &&String| tcp_address(key, NVME_TCP.port).is_ok_and(|own| own == at);
-                let known = states.keys().find(is_at).cloned();
-                states.insert(known.unwrap_or_else(|| zone::address_text(&at)), word);
+                let of_one = at.map(|at| NamedListener::find(listeners, at).map(|own| vec![own]));
+                let chosen = of_one.unwrap_or_else(|| Ok(listeners.to_vec()));
+                let states = states_of_group(target, *group)?;
+                let word = toml::Value::try_from(*state).map_err(|error| error.to_string())?;
+                for listener in chosen? {
+                    let is_its =
+                        |key: &str| tcp_address(key, NVME_TCP.port).is_ok_and(|own| listener.is_at(&own));
+                    let known = states.keys().find(|key| is_its(key)).cloned();
+                    states
+                        .insert(known.unwrap_or_else(|| zone::address_text(&listener.written)), word.clone());
+                }
             }
         }
-        true
+        Ok(None)
     }
+}
+
+/// Removes a host from a subsystem's entry; returns whether it was there.
+fn remove_host(target: &mut toml::Table, name: &str) -> bool {
+    let is_it = |entry: &toml::Value| {
+        entry.as_str().or_else(|| entry.get("hostnqn").and_then(toml::Value::as_str)) == Some(name)
+    };
+    let mut count = 0;
+    for key in ["hosts", "host"] {
+        let Some(list) = target.get_mut(key).and_then(toml::Value::as_array_mut) else { continue };
+        count += list.len();
+        list.retain(|entry| !is_it(entry));
+        count -= list.len();
+    }
+    count > 0
+}
+
+/// Says of how many hosts files are read, of all or of `only` one.
+fn hosts_with_files(target: &toml::Table, only: Option<&str>) -> Result<Option<String>, String> {
+    let hosts = target.get("host").and_then(toml::Value::as_array).into_iter().flatten();
+    let hosts = hosts.filter_map(|host| HostEntry::deserialize(host.clone()).ok());
+    let count = hosts.filter(|host| only.is_none_or(|only| host.hostnqn == only) && host.has_files()).count();
+    match (count, only) {
+        (0, Some(host)) => {
+            Err(format!("no host with key files has the name `{host}`; 'ctl export' lists the hosts"))
+        }
+        (1, _) => Ok(Some("reloaded the key files of 1 host".to_owned())),
+        (count, _) => Ok(Some(format!("reloaded the key files of {count} hosts"))),
+    }
+}
+
+/// The states of an ANA group in a subsystem's entry.
+fn states_of_group(target: &mut toml::Table, group: u32) -> Result<&mut toml::Table, String> {
+    let is_it = |entry: &&mut toml::Value| {
+        entry.get("ANAGRPID").and_then(toml::Value::as_integer) == Some(i64::from(group))
+    };
+    let groups = target.get_mut("ana_group").and_then(toml::Value::as_array_mut);
+    let entry = groups.into_iter().flatten().find(is_it).and_then(|entry| entry.get_mut("states"));
+    // The config has no key for the group of the namespaces that are in none.
+    let missing = || format!("has no ana_group {group}; add it in the config file");
+    entry.and_then(toml::Value::as_table_mut).ok_or_else(missing)
 }
 
 /// The well-known and this daemon's unique NQN of the discovery subsystem.

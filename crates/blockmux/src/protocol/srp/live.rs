@@ -1,12 +1,12 @@
-//! The running SRP target ports, and changes of their logical units at run time.
+//! The running SRP target ports.
 
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::frontend::{FilesRead, Frontend, LiveFrontend, Service, TargetPlace, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, Policy};
-use crate::protocol::units::{self, LogicalUnits};
+use crate::protocol::units::LogicalUnits;
 use blockmux_engine::fabric::{FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::verbs::VerbsHost;
@@ -15,7 +15,6 @@ use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::srp::node::{SrpNode, SrpPortId, SrpTarget};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +30,6 @@ pub(super) struct LiveSrpTargets {
 /// The parts of the state that depend on the config.
 #[derive(Default)]
 struct SrpState {
-    places: Vec<ListenerAddress>,
     /// No target is configured: each volume has its own target port.
     has_default_targets: bool,
     /// The target ports before the last change of the config.
@@ -72,11 +70,6 @@ impl LiveSrpTargets {
         let unit = |volume: &str| self.units.of(*ids.get(volume)?);
         own.targets.iter().map(|target| target.wanted(unit, &self.policy)).collect()
     }
-
-    fn target(&self, id: &str) -> Result<Arc<SrpTarget>, String> {
-        let found = self.node.targets.all().into_iter().find(|target| target.id.to_string() == id);
-        found.ok_or_else(|| format!("no target has the port_id `{id}`"))
-    }
 }
 
 impl LiveFrontend for LiveSrpTargets {
@@ -95,11 +88,7 @@ impl LiveFrontend for LiveSrpTargets {
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<Srp>() else { return };
         let mut state = self.state();
-        *state = SrpState {
-            places: service.places.to_vec(),
-            has_default_targets: own.targets.is_empty(),
-            before: self.node.targets.all(),
-        };
+        *state = SrpState { has_default_targets: own.targets.is_empty(), before: self.node.targets.all() };
         let wanted = self.wanted(own, service.places);
         let ids: Vec<_> = wanted.iter().map(|target| target.id).collect();
         let stray = state.before.iter().filter(|target| !ids.contains(&target.id));
@@ -123,15 +112,6 @@ impl LiveFrontend for LiveSrpTargets {
         before.units_for(initiator).zip(now).is_some_and(|(before, now)| Arc::ptr_eq(before, now))
     }
 
-    fn add(&self, volume: VolumeId) {
-        let state = self.state();
-        let Some(unit) = self.units.of(volume).filter(|_| state.has_default_targets) else { return };
-        let Some(named) = VolumeNames::of(&self.exports, volume) else { return };
-        if state.places.iter().any(|place| self.policy.serves(&SRP, place, &named.export)) {
-            self.node.targets.add(own_target(&named, unit, &self.policy).make(None, &self.node));
-        }
-    }
-
     fn remove(&self, volume: VolumeId) {
         let own = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets);
         self.node.targets.remove_volume(volume);
@@ -142,22 +122,11 @@ impl LiveFrontend for LiveSrpTargets {
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        Some(lun_map::access_of(&*self.target(target).ok()?))
+        let all = self.node.targets.all();
+        Some(lun_map::access_of(&**all.iter().find(|own| own.id.to_string() == target)?))
     }
 
     fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
         lun_map::targets_of(&self.node.targets, volume)
-    }
-
-    fn attach(&self, target: &str, volume: VolumeId, place: &TargetPlace) -> Result<u32, String> {
-        units::attach(&self.node.targets, &*self.target(target)?, self.units.of(volume), place)
-    }
-
-    fn detach(&self, target: &str, number: u32) -> Result<(), String> {
-        units::detach(&*self.target(target)?, number)
-    }
-
-    fn change(&self, target: &str, _what: &Value, _files: FilesRead) -> Result<Option<String>, String> {
-        Err(format!("{target}: SRP targets do not support this command"))
     }
 }

@@ -119,10 +119,17 @@ impl Frontend for Srp {
             key: "srp_target",
             name: "port_id",
             units: &["luns"],
+            first_unit: 0,
             peers: &[("acl", "initiator_port")],
             parts: &[],
             port_name: None,
         }]
+    }
+
+    fn own_entry(&self, named: &VolumeNames, _description: &str) -> Option<toml::Table> {
+        let luns = toml::Table::from_iter([("0".to_owned(), named.export.as_str().into())]);
+        let id = own_id(&named.target).to_string().into();
+        Some(toml::Table::from_iter([("port_id".to_owned(), id), ("luns".to_owned(), luns.into())]))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -132,7 +132,7 @@ impl TestDaemon {
     }
 
     pub(super) fn reload(&self) -> Result<PlanReport, ApiError> {
-        self.control.reloader.reload(&CALLER)
+        self.control.reloader.reload(&CALLER, &|_| {})
     }
 
     /// Executes a command that changes something.

@@ -1,0 +1,389 @@
+//! The short commands of `ctl` as edits of the desired config, with their answers.
+//!
+//! `add`, `remove`, `limit`, `attach`, `detach` and the commands of protocols say in one word what
+//! several edits do. A command for a target that exists by default first writes the default targets
+//! of its protocol into the config: a config that names one target names all.
+
+use super::edit::{ChangeProgress, Consent, Edits};
+use super::json::{json_of, json_of_table};
+use super::plan::{describe_session, named_sessions};
+use super::{NewConfig, Reloader, RunningConfig};
+use crate::access::networks;
+use crate::api::edit::{EditOperation, ObjectPath};
+use crate::api::{ApiError, limits};
+use crate::cli::ctl::{Answer, PlanReport, Request};
+use crate::daemon::config::VolumeEntry;
+use crate::daemon::config_audit::Caller;
+use crate::daemon::setup::VOLUMES;
+use crate::protocol::frontend::{Change, NamedListener, TargetTables, VolumeNames};
+use crate::protocol::{Frontends, Protocol};
+use crate::spec_text::SpecText;
+use blockmux_engine::serve::sessions::SessionInfo;
+use blockmux_volume::Limits;
+use serde_json::{Map, Value as Json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use toml::{Table, Value};
+
+/// Executes a short command, which is one or more edits; returns what has changed, and the answer
+/// of the command. After an error nothing has changed.
+///
+/// # Errors
+/// If the config has not what the command names, or the new one is refused as that of a reload.
+pub(in crate::daemon) fn execute(
+    reloader: &Arc<Reloader>,
+    request: &Request,
+    caller: &Caller,
+    progress: &ChangeProgress<'_>,
+) -> Result<(PlanReport, Answer), ApiError> {
+    let guard = reloader.lock_edits(&request.to_string(), caller)?;
+    let (edits, answer) = edits_of(reloader, &reloader.config.get(), request)?;
+    let report = reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished()?;
+    Ok((report, answer))
+}
+
+/// The edits that a short command stands for in a config, and its answer when they are made.
+///
+/// # Errors
+/// If the config has not what the command names; the message says what to do.
+fn edits_of(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    request: &Request,
+) -> Result<(Edits, Answer), ApiError> {
+    let (frontends, table) = (reloader.frontends.get(), config.desired.table.clone());
+    let mut command = ShortCommand { reloader, config, frontends, table, edits: Edits::default() };
+    let answer = command.write(request)?;
+    Ok((command.edits, answer))
+}
+
+/// A command that is written as edits.
+struct ShortCommand<'a> {
+    reloader: &'a Reloader,
+    config: &'a RunningConfig,
+    frontends: Arc<Frontends>,
+    /// The desired config, with the default targets that the edits name.
+    table: Table,
+    edits: Edits,
+}
+
+impl ShortCommand<'_> {
+    fn write(&mut self, request: &Request) -> Result<Answer, ApiError> {
+        match request {
+            Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
+                let entry: VolumeEntry = volume.as_written().parse().map_err(ApiError::invalid)?;
+                let entry = VolumeEntry {
+                    read_only: *read_only,
+                    description: description.clone(),
+                    protocols: protocols.clone(),
+                    networks: networks::parse(allow.as_deref()).map_err(ApiError::invalid)?,
+                    limits: limits.unwrap_or_default(),
+                    client_limits: client_limits.unwrap_or_default(),
+                    ..entry
+                };
+                self.add(volume, &entry)
+            }
+            Request::Remove { name, force } => {
+                self.check_volume(name)?;
+                self.edits.force = *force;
+                self.edits.consent = Consent::Asked { name: name.clone(), verb: "remove" };
+                self.push(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), EditOperation::Remove);
+                Ok(Answer::Done)
+            }
+            Request::Limit { name, limits, client_limits } => {
+                self.check_volume(name)?;
+                let value = |limits: Limits| limits::table(&limits).as_ref().map_or(Json::Null, json_of);
+                let given = [("limits", limits), ("client_limits", client_limits)];
+                let given =
+                    given.into_iter().filter_map(|(key, limits)| Some((key.to_owned(), value((*limits)?))));
+                let path = ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]);
+                self.push(path, EditOperation::Set(given.collect()));
+                Ok(Answer::Done)
+            }
+            Request::Attach { name, target, number, ana_group } => {
+                self.check_volume(name)?;
+                let target = self.target(target)?;
+                self.attach(name, &target, *number, *ana_group)
+            }
+            Request::Detach { target, number, force } => {
+                let target = self.target(target)?;
+                let name = format!("{} {number}", target.name);
+                let of_it = target.units().into_iter().find(|(own, _)| own == number);
+                let (_, list) = of_it.ok_or_else(|| {
+                    let text = format!("{}: has no unit {number}; 'ctl export' lists its units", target.name);
+                    ApiError::not_found(text)
+                })?;
+                self.edits.force = *force;
+                self.edits.consent = Consent::Asked { name, verb: "detach" };
+                self.push(target.path(list, number), EditOperation::Remove);
+                Ok(Answer::Done)
+            }
+            Request::Change(change) => self.change(change),
+            _ => Err(ApiError::failed("internal error: a request is no edit")),
+        }
+    }
+
+    fn push(&mut self, path: ObjectPath, operation: EditOperation) {
+        self.edits.objects.push((path, operation));
+    }
+
+    /// Checks that the config has a volume with this name.
+    fn check_volume(&self, name: &str) -> Result<(), ApiError> {
+        let all = &self.config.desired.volumes;
+        if all.iter().any(|own| own.name == name) {
+            return Ok(());
+        }
+        let names: Vec<&str> = all.iter().map(|own| own.name.as_str()).collect();
+        Err(ApiError::not_found(match names.is_empty() {
+            true => format!("no volume has the name `{name}`; no volume is exported"),
+            false => format!("no volume has the name `{name}`; choose one of {}", shown(&names)),
+        }))
+    }
+
+    fn add(&mut self, written: &SpecText, entry: &VolumeEntry) -> Result<Answer, ApiError> {
+        let is_free = |name: &str| self.config.desired.volume(name).is_none();
+        let free = || (0_u64..).map(|number| format!("disk{number}")).find(|name| is_free(name));
+        let name = entry.name.clone().or_else(free).unwrap_or_default();
+        if !is_free(&name) {
+            return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
+        }
+        let Json::Object(mut object) = json_of_table(&entry.table(&name)) else { return Ok(Answer::Done) };
+        // The table has no passwords.
+        let spec = written.as_written();
+        let spec = entry.name.as_ref().map_or(spec, |name| &spec[name.len() + 1..]);
+        object.insert("spec".to_owned(), spec.into());
+        self.edits.unnamed = entry.name.is_none().then(|| name.clone());
+        self.push(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), EditOperation::Put(object));
+        Ok(Answer::Added { name, urls: Vec::new(), without_listener: Vec::new() })
+    }
+
+    fn attach(
+        &mut self,
+        volume: &str,
+        target: &Target,
+        number: Option<u32>,
+        ana_group: Option<u32>,
+    ) -> Result<Answer, ApiError> {
+        let name = &target.name;
+        let (units, peers) = (target.units(), target.peers());
+        let is_used = |number: u32| units.iter().any(|(own, _)| *own == number);
+        // A free number that a peer's list names is not used: the volume would be visible to that
+        // peer, for which another volume was intended.
+        let is_named = |number: u32| peers.iter().flatten().any(|listed| listed.contains(&number));
+        let free = || (target.tables.first_unit..).find(|number| !is_used(*number) && !is_named(*number));
+        let number = number.or_else(free).unwrap_or_default();
+        if is_used(number) {
+            let text = format!("{name}: there is a unit {number} already; use another number");
+            return Err(text.into());
+        }
+        if peers.iter().all(|listed| listed.as_ref().is_some_and(|listed| !listed.contains(&number))) {
+            let text = format!(
+                "{name}: nobody would see unit {number}, because each of those with access has a list of units; use \
+                 one of those, or add {number} to a list"
+            );
+            return Err(text.into());
+        }
+        self.check_networks(volume, name)?;
+        if let Some(group) = ana_group {
+            let path = target.path("ana_group", group);
+            let mut members = target.members_of(group)?;
+            members.push(number.into());
+            self.push(path, EditOperation::Set(object([("namespaces", members.into())])));
+        }
+        let list = target.tables.units.first().copied().unwrap_or_default();
+        self.push(target.path(list, number), EditOperation::Put(object([("volume", volume.into())])));
+        Ok(Answer::Attached { number })
+    }
+
+    /// Checks that a target has no sessions from networks that the volume does not allow: the
+    /// target would no longer allow them either.
+    fn check_networks(&self, volume: &str, target: &str) -> Result<(), ApiError> {
+        let Some(named) = self.config.desired.volume(volume) else { return Ok(()) };
+        let sessions = self.reloader.connection_limits.limit.sessions().list();
+        let is_kept_out = |session: &&SessionInfo| {
+            session.login.target == target && !named.entry.networks.admits(session.peer_ip())
+        };
+        let kept_out: Vec<String> = sessions.iter().filter(is_kept_out).map(describe_session).collect();
+        match kept_out.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "volume `{volume}`: its `allow` list keeps out {}; disconnect them from {target} first",
+                named_sessions(&kept_out)
+            )
+            .into()),
+        }
+    }
+
+    /// A command of a protocol.
+    fn change(&mut self, Change { protocol, target, what }: &Change) -> Result<Answer, ApiError> {
+        let mut target = self.target(target)?;
+        let own = target.protocol;
+        if own.name != protocol {
+            let text =
+                format!("{}: belongs to {}, which does not support this command", target.name, own.title);
+            return Err(ApiError::invalid(text));
+        }
+        let listeners = self.listeners(own);
+        let frontends = self.frontends.clone();
+        let frontend = frontends.of(own).ok_or_else(|| ApiError::failed("internal error: no frontend"))?;
+        let said = frontend.write_command(what, &mut target.entry, &listeners);
+        let said = said.map_err(|error| ApiError::from(format!("{}: {error}", target.name)))?;
+        if let Json::Object(entry) = json_of_table(&target.entry) {
+            let path = ObjectPath(vec![target.tables.key.to_owned(), target.name]);
+            self.push(path, EditOperation::Put(entry));
+        }
+        Ok(said.map_or(Answer::Done, Answer::Message))
+    }
+
+    /// The TCP listeners of a protocol.
+    fn listeners(&self, protocol: &Protocol) -> Vec<NamedListener> {
+        let own = self.config.listeners.iter().filter(|(_, own)| own.is_of(protocol.name));
+        let named = own.filter_map(|(written, own)| {
+            Some(NamedListener { written: written.tcp()?, address: own.place.tcp()? })
+        });
+        named.collect()
+    }
+
+    /// The target with this name, which the edits write into the config if it has it by default.
+    fn target(&mut self, name: &str) -> Result<Target, ApiError> {
+        let frontends = self.frontends.clone();
+        let mut known = BTreeSet::new();
+        for (protocol, tables) in frontends.target_tables() {
+            let configured = self.table.get(tables.key).and_then(Value::as_array);
+            let is_default = configured.is_none_or(Vec::is_empty);
+            let entries: Vec<Table> = match is_default {
+                true => self.own_entries(protocol),
+                false => configured.into_iter().flatten().filter_map(Value::as_table).cloned().collect(),
+            };
+            let name_of = |entry: &Table| entry.get(tables.name).and_then(Value::as_str).map(str::to_owned);
+            let found = entries.iter().find(|entry| name_of(entry).as_deref() == Some(name)).cloned();
+            let Some(entry) = found else {
+                known.extend(entries.iter().filter_map(name_of));
+                continue;
+            };
+            if is_default {
+                self.write_targets(protocol, tables, entries)?;
+            }
+            return Ok(Target { protocol, tables, name: name.to_owned(), entry });
+        }
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        Err(ApiError::not_found(match known.is_empty() {
+            true => format!("no target or subsystem `{name}`; no volume has one"),
+            false => format!("no target or subsystem `{name}`; choose one of {}", shown(&known)),
+        }))
+    }
+
+    /// The default targets of a protocol that are served, as a config has them.
+    fn own_entries(&self, protocol: &Protocol) -> Vec<Table> {
+        let exports = &self.reloader.exports;
+        let (served, Some(frontend)) = (self.reloader.live_protocols.get(), self.frontends.of(protocol))
+        else {
+            return Vec::new();
+        };
+        let Some(live) = super::live_of(&served, protocol) else { return Vec::new() };
+        let all = exports.iter().filter_map(|(id, export)| {
+            let named = VolumeNames::of(exports, id)?;
+            (!live.targets_of(id).is_empty()).then(|| frontend.own_entry(&named, &export.description))?
+        });
+        all.collect()
+    }
+
+    /// Writes the default targets of a protocol into the config.
+    fn write_targets(
+        &mut self,
+        protocol: &Protocol,
+        tables: &TargetTables,
+        entries: Vec<Table>,
+    ) -> Result<(), ApiError> {
+        if self.reloader.policy.has_lists(protocol) {
+            let text = format!(
+                "the listeners of {} have `?volumes=` lists, so its targets are no objects; name the targets with 'ctl add {}' \
+                 instead",
+                protocol.title, tables.key
+            );
+            return Err(text.into());
+        }
+        for entry in entries {
+            let name = entry.get(tables.name).and_then(Value::as_str).unwrap_or_default();
+            let path = ObjectPath(vec![tables.key.to_owned(), name.to_owned()]);
+            if let Json::Object(object) = json_of_table(&entry) {
+                self.push(path, EditOperation::Put(object));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A target of the config.
+struct Target {
+    protocol: &'static Protocol,
+    tables: &'static TargetTables,
+    name: String,
+    entry: Table,
+}
+
+impl Target {
+    /// The path of an object in one of its lists.
+    fn path(&self, list: &str, name: impl ToString) -> ObjectPath {
+        let words = [self.tables.key, &self.name, list].map(str::to_owned);
+        ObjectPath(words.into_iter().chain([name.to_string()]).collect())
+    }
+
+    /// The numbers of its units, each with the key of the map that has it.
+    fn units(&self) -> Vec<(u32, &'static str)> {
+        let of_map = |key: &&'static str| {
+            let key = *key;
+            let numbers: Vec<u32> = match self.entry.get(key) {
+                Some(Value::Table(units)) => units.keys().filter_map(|number| number.parse().ok()).collect(),
+                Some(Value::Array(units)) => {
+                    units.iter().filter_map(|unit| number(unit.get("nsid")?)).collect()
+                }
+                _ => Vec::new(),
+            };
+            numbers.into_iter().map(move |number| (number, key))
+        };
+        self.tables.units.iter().flat_map(of_map).collect()
+    }
+
+    /// For each of those with access that has no units of its own: the numbers that it sees, `None`
+    /// for all.
+    fn peers(&self) -> Vec<Option<BTreeSet<u32>>> {
+        let lists = self.tables.peers.iter().filter_map(|(key, _)| self.entry.get(*key)?.as_array());
+        let all: Vec<&Value> = lists.flatten().collect();
+        if all.is_empty() {
+            return vec![None];
+        }
+        let seen = |peer: &Value| match self.tables.units.iter().find_map(|units| peer.get(*units)) {
+            None => Some(None),
+            Some(Value::Array(numbers)) => Some(Some(numbers.iter().filter_map(number).collect())),
+            Some(_) => None,
+        };
+        all.into_iter().filter_map(seen).collect()
+    }
+
+    /// The members of an ANA group.
+    fn members_of(&self, group: u32) -> Result<Vec<Json>, ApiError> {
+        let groups = self.entry.get("ana_group").and_then(Value::as_array).into_iter().flatten();
+        let is_it = |entry: &&Value| entry.get("ANAGRPID").and_then(number) == Some(group);
+        let found = groups.clone().find(is_it).and_then(|entry| entry.get("namespaces")?.as_array());
+        let missing = || ApiError::from(format!("{}: has no ana_group {group}; add it first", self.name));
+        Ok(found.ok_or_else(missing)?.iter().map(json_of).collect())
+    }
+}
+
+fn number(value: &Value) -> Option<u32> {
+    value.as_integer()?.try_into().ok()
+}
+
+fn object<const N: usize>(keys: [(&str, Json); N]) -> Map<String, Json> {
+    keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Names in a message, at most [`SHOWN`] of them.
+fn shown(names: &[&str]) -> String {
+    let more = if names.len() > SHOWN { ", ..." } else { "" };
+    names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ") + more
+}
+
+/// Maximum number of names in a message.
+const SHOWN: usize = 8;
