@@ -67,8 +67,8 @@ fn page(results: &Value) -> Result<String> {
     for client in clients {
         let own: Vec<&Value> = cells.iter().filter(|cell| cell["client"] == client).collect();
         let _ = write!(out, "\n\n## Client {client}");
-        for (figure, title, _) in FIGURES {
-            if let Some(table) = table(&own, figure)? {
+        for (figures, title) in TABLES {
+            if let Some(table) = table(&own, figures)? {
                 let _ = write!(out, "\n\n{title}:\n\n{table}");
             }
         }
@@ -78,39 +78,51 @@ fn page(results: &Value) -> Result<String> {
     Ok(out)
 }
 
-/// A line for each job and a column for each server; `None` if no server has that figure.
-fn table(cells: &[&Value], figure: &str) -> Result<Option<String>> {
+/// A line for each job and a column for each server; `None` if no server has one of the figures.
+/// The table of IOPS also has our ratios.
+fn table(cells: &[&Value], figures: &[&str]) -> Result<Option<String>> {
+    let has = |row: &Value| figures.iter().any(|figure| !row[*figure].is_null());
     let mut servers: Vec<&str> = Vec::new();
+    let mut ratios: Vec<(&str, &str)> = Vec::new();
     for cell in cells {
-        for row in list(cell, "rows")?.iter().filter(|row| !row[figure].is_null()) {
+        for row in list(cell, "rows")? {
             let server = text_of(row, "server")?;
-            if !servers.contains(&server) {
+            if has(row) && !servers.contains(&server) {
                 servers.push(server);
             }
+            let own = RATIOS.iter().filter(|(key, _)| server == OURS && !row[*key].is_null());
+            ratios.extend(own.filter(|_| figures.contains(&"iops")));
         }
     }
     if servers.is_empty() {
         return Ok(None);
     }
-    let mut out = format!("| | {} |\n|---|{}\n", servers.join(" | "), "---:|".repeat(servers.len()));
+    ratios.sort_unstable();
+    ratios.dedup();
+    let columns: Vec<&str> = servers.iter().copied().chain(ratios.iter().map(|(_, title)| *title)).collect();
+    let mut out = format!("| | {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len()));
     for cell in cells {
         let _ = write!(out, "| {} |", text_of(cell, "job")?);
         let rows = list(cell, "rows")?;
+        let row_of = |server: &str| rows.iter().find(|row| row["server"] == server);
         for server in &servers {
-            let row = rows.iter().find(|row| row["server"] == *server);
-            let _ = write!(out, " {} |", row.and_then(|row| shown(row, figure)).unwrap_or_default());
+            let shown = row_of(server).map(|row| figures.iter().map(|figure| shown(row, figure)));
+            let shown: Vec<String> = shown.into_iter().flatten().flatten().collect();
+            let _ = write!(out, " {} |", shown.join(", "));
+        }
+        for (key, _) in &ratios {
+            let ratio = row_of(OURS).and_then(|row| row[*key].as_f64());
+            let _ = write!(out, " {} |", ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default());
         }
         out.push('\n');
     }
     Ok(Some(out.trim_end().to_owned()))
 }
 
+/// A figure with three digits, the IOPS with their spread.
 fn shown(row: &Value, figure: &str) -> Option<String> {
-    let value = row[figure].as_f64()?;
-    let (_, _, per) = FIGURES.iter().find(|(name, ..)| *name == figure)?;
-    let value = value / per;
+    let value = row[figure].as_f64()? / if figure == "iops" { 1000.0 } else { 1.0 };
     let digits = match value {
-        _ if figure.starts_with("of_") => 2,
         value if value >= 100.0 => 0,
         value if value >= 10.0 => 1,
         _ => 2,
@@ -127,14 +139,19 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a Vec<Value>> {
     value[key].as_array().with_context(|| format!("`{key}` is not a list"))
 }
 
-/// Each figure: its key in a data file, its title, and the divisor of its values.
-const FIGURES: [(&str, &str, f64); 5] = [
-    ("iops", "Thousands of IOPS, and half the range of the runs", 1000.0),
-    ("of_best_peer", "IOPS, as a multiple of the best other server's", 1.0),
-    ("of_ceiling", "IOPS, as a share of bare sockets with the same message sizes and polling", 1.0),
-    ("p99_us", "99th percentile of latency in µs", 1.0),
-    ("server_cpu_us", "CPU time of the server for each I/O in µs", 1.0),
+/// The tables of a client: the keys of their figures in a data file, and a title.
+const TABLES: [(&[&str], &str); 2] = [
+    (&["iops"], "Thousands of IOPS, and half the range of the runs"),
+    (
+        &["p99_us", "server_cpu_us"],
+        "99th percentile of latency if the client states it, and CPU time of the server for each I/O, in µs",
+    ),
 ];
+
+/// Ratios of the IOPS of `OURS`: their keys in a data file, and the titles of their columns.
+const RATIOS: [(&str, &str); 2] =
+    [("of_best_peer", "blockmux / best other"), ("of_ceiling", "blockmux / ceiling")];
+const OURS: &str = "blockmux";
 
 pub(crate) const DATA: &str = "docs/results/data";
 pub(crate) const PAGES: &str = "docs/results";
@@ -157,16 +174,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_has_a_table_for_each_figure_and_the_index_has_each_page() {
-        let rows = r#"[{"server": "a", "iops": 106804, "spread_percent": 16, "of_ceiling": 0.884}, {"server": "b", "iops": 950}]"#;
+    fn a_page_has_the_figures_of_each_client_and_the_index_has_each_page() {
+        let rows = r#"[{"server": "blockmux", "iops": 106804, "spread_percent": 16, "p99_us": 22.4, "server_cpu_us": 8.65,
+            "of_ceiling": 0.884}, {"server": "b", "iops": 950, "server_cpu_us": 119}]"#;
         let data = format!(
             r#"{{"title": "T", "machine": "M", "date": "2026-11-22", "command": "c", "method": "Medians.", "notes": ["n"],
             "cells": [{{"job": "4 KiB read", "client": "fio", "rows": {rows}}}]}}"#
         );
         let pages = pages(&BTreeMap::from([(format!("{DATA}/t.json"), data)])).unwrap();
         let page = &pages["docs/results/t.md"];
-        assert!(page.contains("| | a | b |\n|---|---:|---:|\n| 4 KiB read | 107 ±16% | 0.95 |"), "{page}");
-        assert!(page.contains("| | a |\n|---|---:|\n| 4 KiB read | 0.88 |"), "{page}");
+        let iops = "| | blockmux | b | blockmux / ceiling |\n|---|---:|---:|---:|\n\
+                    | 4 KiB read | 107 ±16% | 0.95 | 0.88 |";
+        assert!(page.contains(iops), "{page}");
+        assert!(
+            page.contains("| | blockmux | b |\n|---|---:|---:|\n| 4 KiB read | 22.4, 8.65 | 119 |"),
+            "{page}"
+        );
         assert!(pages["docs/results/README.md"].contains("| [T](t.md) | M | 2026-11-22 |"));
         let broken = BTreeMap::from([(format!("{DATA}/t.json"), "{}".to_owned())]);
         assert!(super::pages(&broken).unwrap_err().to_string().contains("t.json"));

@@ -29,8 +29,7 @@
 //! | [`protocol`] | the target and the initiator of each protocol |
 //! | `sim` | the simulator, for tests |
 //!
-//! Unsafe code is in [`sys`], [`sys::memory`], [`crate::core::ring`], `volume::file::kernel`,
-//! `net::frames::kernel`, `net::frames::ring` and `attach::ublk::kernel` alone.
+//! Unsafe code is in the files that `docs/internals/architecture.md` lists, and in no others.
 
 pub mod attach;
 pub mod carrier;
