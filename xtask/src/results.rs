@@ -100,9 +100,9 @@ fn table(cells: &[&Value], figures: &[&str]) -> Result<Option<String>> {
     ratios.sort_unstable();
     ratios.dedup();
     let columns: Vec<&str> = servers.iter().copied().chain(ratios.iter().map(|(_, title)| *title)).collect();
-    let mut out = format!("| | {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len()));
+    let mut out = format!("| {JOB} | {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len()));
     for cell in cells {
-        let _ = write!(out, "| {} |", text_of(cell, "job")?);
+        let _ = write!(out, "| {} |", in_fios_words(text_of(cell, "job")?));
         let rows = list(cell, "rows")?;
         let row_of = |server: &str| rows.iter().find(|row| row["server"] == server);
         for server in &servers {
@@ -117,6 +117,19 @@ fn table(cells: &[&Value], figures: &[&str]) -> Result<Option<String>> {
         out.push('\n');
     }
     Ok(Some(out.trim_end().to_owned()))
+}
+
+/// A job such as "4 KiB random read, depth 32 x 4" as the narrow `4k randread 32x4`.
+fn in_fios_words(job: &str) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        (" KiB", "k"),
+        (" MiB", "m"),
+        ("random ", "rand"),
+        ("sequential ", ""),
+        (", depth ", " "),
+        (" x ", "x"),
+    ];
+    WORDS.iter().fold(job.to_owned(), |job, (long, short)| job.replace(long, short))
 }
 
 /// A figure with three digits, the IOPS with their spread.
@@ -153,6 +166,9 @@ const RATIOS: [(&str, &str); 2] =
     [("of_best_peer", "blockmux / best other"), ("of_ceiling", "blockmux / ceiling")];
 const OURS: &str = "blockmux";
 
+/// What [`in_fios_words`] consists of.
+const JOB: &str = "block size, pattern, depth x connections";
+
 pub(crate) const DATA: &str = "docs/results/data";
 pub(crate) const PAGES: &str = "docs/results";
 
@@ -179,15 +195,17 @@ mod tests {
             "of_ceiling": 0.884}, {"server": "b", "iops": 950, "server_cpu_us": 119}]"#;
         let data = format!(
             r#"{{"title": "T", "machine": "M", "date": "2026-11-22", "command": "c", "method": "Medians.", "notes": ["n"],
-            "cells": [{{"job": "4 KiB read", "client": "fio", "rows": {rows}}}]}}"#
+            "cells": [{{"job": "4 KiB random read, depth 32 x 4", "client": "fio", "rows": {rows}}}]}}"#
         );
         let pages = pages(&BTreeMap::from([(format!("{DATA}/t.json"), data)])).unwrap();
         let page = &pages["docs/results/t.md"];
-        let iops = "| | blockmux | b | blockmux / ceiling |\n|---|---:|---:|---:|\n\
-                    | 4 KiB read | 107 ±16% | 0.95 | 0.88 |";
+        let iops = "| block size, pattern, depth x connections | blockmux | b | blockmux / ceiling |\n|---|---:|---:|---:|\n\
+                    | 4k randread 32x4 | 107 ±16% | 0.95 | 0.88 |";
         assert!(page.contains(iops), "{page}");
         assert!(
-            page.contains("| | blockmux | b |\n|---|---:|---:|\n| 4 KiB read | 22.4, 8.65 | 119 |"),
+            page.contains(
+                "connections | blockmux | b |\n|---|---:|---:|\n| 4k randread 32x4 | 22.4, 8.65 | 119 |"
+            ),
             "{page}"
         );
         assert!(pages["docs/results/README.md"].contains("| [T](t.md) | M | 2026-11-22 |"));
