@@ -132,7 +132,7 @@ fn in_fios_words(job: &str) -> String {
     WORDS.iter().fold(job.to_owned(), |job, (long, short)| job.replace(long, short))
 }
 
-/// A figure with three digits, the IOPS with their spread.
+/// A figure with three digits, the IOPS with their spread if it is large.
 fn shown(row: &Value, figure: &str) -> Option<String> {
     let value = row[figure].as_f64()? / if figure == "iops" { 1000.0 } else { 1.0 };
     let digits = match value {
@@ -140,7 +140,7 @@ fn shown(row: &Value, figure: &str) -> Option<String> {
         value if value >= 10.0 => 1,
         _ => 2,
     };
-    let spread = row["spread_percent"].as_f64().filter(|_| figure == "iops");
+    let spread = row["spread_percent"].as_f64().filter(|spread| figure == "iops" && *spread > LARGE_SPREAD);
     Some(format!("{value:.digits$}{}", spread.map(|spread| format!(" ±{spread}%")).unwrap_or_default()))
 }
 
@@ -154,7 +154,7 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a Vec<Value>> {
 
 /// The tables of a client: the keys of their figures in a data file, and a title.
 const TABLES: [(&[&str], &str); 2] = [
-    (&["iops"], "Thousands of IOPS, and half the range of the runs"),
+    (&["iops"], "Thousands of IOPS, and half the range of the runs where it is above 10%"),
     (
         &["p99_us", "server_cpu_us"],
         "99th percentile of latency if the client states it, and CPU time of the server for each I/O, in µs",
@@ -165,6 +165,9 @@ const TABLES: [(&[&str], &str); 2] = [
 const RATIOS: [(&str, &str); 2] =
     [("of_best_peer", "blockmux / best other"), ("of_ceiling", "blockmux / ceiling")];
 const OURS: &str = "blockmux";
+
+/// The spread in per cent from which on small differences mean nothing.
+const LARGE_SPREAD: f64 = 10.0;
 
 /// What [`in_fios_words`] consists of.
 const JOB: &str = "block size, pattern, depth x connections";
@@ -192,7 +195,7 @@ mod tests {
     #[test]
     fn a_page_has_the_figures_of_each_client_and_the_index_has_each_page() {
         let rows = r#"[{"server": "blockmux", "iops": 106804, "spread_percent": 16, "p99_us": 22.4, "server_cpu_us": 8.65,
-            "of_ceiling": 0.884}, {"server": "b", "iops": 950, "server_cpu_us": 119}]"#;
+            "of_ceiling": 0.884}, {"server": "b", "iops": 950, "spread_percent": 9, "server_cpu_us": 119}]"#;
         let data = format!(
             r#"{{"title": "T", "machine": "M", "date": "2026-11-22", "command": "c", "method": "Medians.", "notes": ["n"],
             "cells": [{{"job": "4 KiB random read, depth 32 x 4", "client": "fio", "rows": {rows}}}]}}"#
