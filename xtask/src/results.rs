@@ -101,7 +101,7 @@ fn table(cells: &[&Value], figures: &[&str]) -> Result<Option<String>> {
     ratios.sort_unstable();
     ratios.dedup();
     let columns: Vec<&str> = servers.iter().copied().chain(ratios.iter().map(|(_, title)| *title)).collect();
-    let mut out = format!("| {JOB} | {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len()));
+    let mut out = format!("| job | {} |\n|---|{}\n", columns.join(" | "), "---:|".repeat(columns.len()));
     for cell in cells {
         let _ = write!(out, "| {} |", in_fios_words(text_of(cell, "job")?));
         let rows = list(cell, "rows")?;
@@ -177,9 +177,6 @@ const OURS: &str = "blockmux";
 /// The spread in per cent from which on small differences mean nothing.
 const LARGE_SPREAD: f64 = 10.0;
 
-/// What [`in_fios_words`] consists of.
-const JOB: &str = "block size, pattern, depth x connections";
-
 pub(crate) const DATA: &str = "docs/results/data";
 pub(crate) const PAGES: &str = "docs/results";
 
@@ -190,7 +187,8 @@ const INDEX: &str = "\
 <!-- Made by `cargo xtask results` from docs/results/data; edit the data. -->
 
 Comparisons with other implementations. [Method](../benchmarking/method.md) says how they are measured, and
-[Results](../benchmarking/results.md) what stands out. The [data](data/) also has latency and CPU time of the ceilings and of all variants.
+[Results](../benchmarking/results.md) what stands out. A job is the
+block size, fio's pattern, the depth, and `xN` for several connections. The [data](data/) also has latency and CPU time of the ceilings and of all variants.
 
 | comparison | machine | date |
 |---|---|---|
@@ -211,13 +209,11 @@ mod tests {
         );
         let pages = pages(&BTreeMap::from([(format!("{DATA}/t.json"), data)])).unwrap();
         let page = &pages["docs/results/t.md"];
-        let iops = "| blockmux | b | blockmux-crc | blockmux / ceiling |\n|---|---:|---:|---:|---:|\n\
+        let iops = "| job | blockmux | b | blockmux-crc | blockmux / ceiling |\n|---|---:|---:|---:|---:|\n\
                     | 4k randread 32x4 | 107 ±16% | 0.95 | 9.50 | 0.88 |";
         assert!(page.contains(iops), "{page}");
         assert!(
-            page.contains(
-                "connections | blockmux | b |\n|---|---:|---:|\n| 4k randread 32x4 | 22.4, 8.65 | 119 |"
-            ),
+            page.contains("| job | blockmux | b |\n|---|---:|---:|\n| 4k randread 32x4 | 22.4, 8.65 | 119 |"),
             "{page}"
         );
         assert!(pages["docs/results/README.md"].contains("| [T](t.md) | M | 2026-11-22 |"));
