@@ -120,8 +120,8 @@ fn table(cells: &[&Value], figures: &[&str]) -> Result<Option<String>> {
     Ok(Some(out.trim_end().to_owned()))
 }
 
-/// Whether a page leaves the latency and the CPU time of a server to the data: those of ceilings, and
-/// of our variants that differ in more than polling.
+/// Whether a page leaves the latency and the CPU time of a server to the data: those of ceilings,
+/// and of our variants that differ in more than polling.
 fn is_in_data_only(server: &str) -> bool {
     server.starts_with("ceiling")
         || server.strip_prefix(OURS).is_some_and(|variant| !["", "-always", "-never"].contains(&variant))
