@@ -737,15 +737,15 @@ file. I/O on a removed volume fails, and the volume is flushed. The daemon reads
 secret files, so their paths are those of the daemon.
 
 Examples:
-  blockmux serve mem:1g --control unix:/run/user/1000/blockmux.sock
-  blockmux ctl unix:/run/user/1000/blockmux.sock status
-  blockmux ctl unix:/run/user/1000/blockmux.sock resize disk0 2g
-  blockmux ctl unix:/run/user/1000/blockmux.sock limit disk0 iops=500
-  blockmux ctl unix:/run/user/1000/blockmux.sock add data=file:/srv/data.img --protocols nvme-tcp
-  blockmux ctl unix:/run/user/1000/blockmux.sock list volume
-  blockmux ctl unix:/run/user/1000/blockmux.sock set volume data description=new
-  blockmux ctl unix:/run/user/1000/blockmux.sock attach data NQN 2
-  blockmux ctl unix:/run/user/1000/blockmux.sock attach-disk data
-  blockmux ctl unix:/run/user/1000/blockmux.sock ana NQN 1 inaccessible
-  blockmux ctl unix:/run/user/1000/blockmux.sock add-host NQN HOSTNQN
-  blockmux ctl unix:/run/user/1000/blockmux.sock alua IQN standby";
+  blockmux serve mem:1g --control unix:/run/blockmux/control
+  blockmux ctl unix:/run/blockmux/control status
+  blockmux ctl unix:/run/blockmux/control resize disk0 2g
+  blockmux ctl unix:/run/blockmux/control limit disk0 iops=500
+  blockmux ctl unix:/run/blockmux/control add data=mem:1g --protocols nvme-tcp
+  blockmux ctl unix:/run/blockmux/control list volume
+  blockmux ctl unix:/run/blockmux/control set volume data description=new
+  blockmux ctl unix:/run/blockmux/control attach data NQN 2
+  blockmux ctl unix:/run/blockmux/control attach-disk data
+  blockmux ctl unix:/run/blockmux/control ana NQN 1 inaccessible
+  blockmux ctl unix:/run/blockmux/control add-host NQN HOSTNQN
+  blockmux ctl unix:/run/blockmux/control alua IQN standby";

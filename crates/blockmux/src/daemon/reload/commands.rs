@@ -6,10 +6,11 @@
 
 use super::edit::{ChangeProgress, Consent, Edits};
 use super::json::{json_of, json_of_table};
+use super::objects::tag;
 use super::plan::{describe_session, named_sessions};
 use super::{NewConfig, Reloader, RunningConfig};
 use crate::access::networks;
-use crate::api::edit::{EditOperation, ObjectPath};
+use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
 use crate::api::{ApiError, limits};
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config::VolumeEntry;
@@ -36,7 +37,7 @@ pub(in crate::daemon) fn execute(
     caller: &Caller,
     progress: &ChangeProgress<'_>,
 ) -> Result<(PlanReport, Answer), ApiError> {
-    let guard = reloader.lock_edits(&request.to_string(), caller)?;
+    let guard = reloader.commands.lock(&request.to_string(), caller)?;
     let (edits, answer) = edits_of(reloader, &reloader.config.get(), request)?;
     let report = reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished()?;
     Ok((report, answer))
@@ -96,8 +97,12 @@ impl ShortCommand<'_> {
                 let given = [("limits", limits), ("client_limits", client_limits)];
                 let given =
                     given.into_iter().filter_map(|(key, limits)| Some((key.to_owned(), value((*limits)?))));
+                let given: Map<String, Json> = given.collect();
                 let path = ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]);
-                self.push(path, EditOperation::Set(given.collect()));
+                // Those that are given replace all of before.
+                let none = given.keys().map(|key| (key.clone(), Json::Null)).collect();
+                self.push(path.clone(), EditOperation::Set(none));
+                self.push(path, EditOperation::Set(given));
                 Ok(Answer::Done)
             }
             Request::Attach { name, target, number, ana_group } => {
@@ -124,7 +129,13 @@ impl ShortCommand<'_> {
     }
 
     fn push(&mut self, path: ObjectPath, operation: EditOperation) {
-        self.edits.objects.push((path, operation));
+        self.edits.objects.push(ConfigEdit { path, operation, options: EditOptions::default() });
+    }
+
+    /// Adds an object, which must not exist when the edit is made.
+    fn push_new(&mut self, path: ObjectPath, object: Map<String, Json>) {
+        let options = EditOptions { if_none_match: Some(ANY.to_owned()), ..EditOptions::default() };
+        self.edits.objects.push(ConfigEdit { path, operation: EditOperation::Put(object), options });
     }
 
     /// Checks that the config has a volume with this name.
@@ -153,7 +164,7 @@ impl ShortCommand<'_> {
         let spec = entry.name.as_ref().map_or(spec, |name| &spec[name.len() + 1..]);
         object.insert("spec".to_owned(), spec.into());
         self.edits.unnamed = entry.name.is_none().then(|| name.clone());
-        self.push(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), EditOperation::Put(object));
+        self.push_new(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), object);
         Ok(Answer::Added { name, urls: Vec::new(), without_listener: Vec::new() })
     }
 
@@ -191,7 +202,7 @@ impl ShortCommand<'_> {
             self.push(path, EditOperation::Set(object([("namespaces", members.into())])));
         }
         let list = target.tables.units.first().copied().unwrap_or_default();
-        self.push(target.path(list, number), EditOperation::Put(object([("volume", volume.into())])));
+        self.push_new(target.path(list, number), object([("volume", volume.into())]));
         Ok(Answer::Attached { number })
     }
 
@@ -226,11 +237,14 @@ impl ShortCommand<'_> {
         let listeners = self.listeners(own);
         let frontends = self.frontends.clone();
         let frontend = frontends.of(own).ok_or_else(|| ApiError::failed("internal error: no frontend"))?;
+        let before = tag(&json_of_table(&target.entry));
         let said = frontend.write_command(what, &mut target.entry, &listeners);
         let said = said.map_err(|error| ApiError::from(format!("{}: {error}", target.name)))?;
         if let Json::Object(entry) = json_of_table(&target.entry) {
             let path = ObjectPath(vec![target.tables.key.to_owned(), target.name]);
             self.push(path, EditOperation::Put(entry));
+            let last = self.edits.objects.last_mut();
+            last.into_iter().for_each(|edit| edit.options.if_match = Some(before.clone()));
         }
         Ok(said.map_or(Answer::Done, Answer::Message))
     }
@@ -307,7 +321,7 @@ impl ShortCommand<'_> {
             let name = entry.get(tables.name).and_then(Value::as_str).unwrap_or_default();
             let path = ObjectPath(vec![tables.key.to_owned(), name.to_owned()]);
             if let Json::Object(object) = json_of_table(&entry) {
-                self.push(path, EditOperation::Put(object));
+                self.push_new(path, object);
             }
         }
         Ok(())

@@ -24,10 +24,7 @@ use toml::{Table, Value};
 /// Changes of objects that take effect together.
 #[derive(Clone, Default)]
 pub(in crate::daemon) struct Edits {
-    pub(super) objects: Vec<(ObjectPath, EditOperation)>,
-    /// The tags that the first object must have and must not have.
-    pub(super) if_match: Option<String>,
-    pub(super) if_none_match: Option<String>,
+    pub(super) objects: Vec<ConfigEdit>,
     /// Also if sessions use what changes, or everybody gets access.
     pub(super) force: bool,
     pub(super) consent: Consent,
@@ -49,13 +46,11 @@ pub(super) enum Consent {
 }
 
 impl From<&ConfigEdit> for Edits {
-    fn from(ConfigEdit { path, operation, options }: &ConfigEdit) -> Edits {
+    fn from(edit: &ConfigEdit) -> Edits {
         Edits {
-            objects: vec![(path.clone(), operation.clone())],
-            if_match: options.if_match.clone(),
-            if_none_match: options.if_none_match.clone(),
-            force: options.force,
-            consent: Consent::Asked { name: path.to_string(), verb: "change" },
+            objects: vec![edit.clone()],
+            force: edit.options.force,
+            consent: Consent::Asked { name: edit.path.to_string(), verb: "change" },
             unnamed: None,
         }
     }
@@ -65,7 +60,7 @@ impl Edits {
     /// The volume that they remove. Nobody removes a volume without knowing that its data in RAM
     /// goes with it.
     pub(super) fn removed_volume(&self) -> Option<&str> {
-        self.objects.iter().find_map(|(path, operation)| match (&path.0[..], operation) {
+        self.objects.iter().find_map(|edit| match (&edit.path.0[..], &edit.operation) {
             ([list, name], EditOperation::Remove) if list == VOLUMES.0 => Some(&**name),
             _ => None,
         })
@@ -92,13 +87,8 @@ impl Edits {
         frontends: &Frontends,
         table: &mut Table,
     ) -> Result<(), ApiError> {
-        for (nth, (path, operation)) in self.objects.iter().enumerate() {
-            let own = EditOptions {
-                if_match: self.if_match.clone().filter(|_| nth == 0),
-                if_none_match: self.if_none_match.clone().filter(|_| nth == 0),
-                ..EditOptions::default()
-            };
-            Objects::new(schema, table).edit(path, operation, &own)?;
+        for ConfigEdit { path, operation, options } in &self.objects {
+            Objects::new(schema, table).edit(path, operation, options)?;
             if *operation == EditOperation::Remove {
                 uses::remove_uses(table, frontends, path);
             }
@@ -185,7 +175,7 @@ pub(super) fn edited(reloader: &Reloader, config: &RunningConfig, edits: &Edits)
     let frontends = reloader.frontends.get();
     let schema = Schema::new(&frontends);
     let mut table = config.desired.table.clone();
-    let mut lists = edits.objects.iter().filter_map(|(path, _)| path.0.first());
+    let mut lists = edits.objects.iter().filter_map(|edit| edit.path.0.first());
     let is_about_listener = lists.any(|list| schema.is_listeners(list));
     if is_about_listener {
         name_usual_listeners(&schema, config, &mut table);

@@ -125,6 +125,8 @@ pub(super) struct Reloader {
     changes: Mutex<ChangeState>,
     /// Reloads run one after the other, also while they open paths.
     reloads: NamedLock,
+    /// Short commands run one after the other, and beside reloads: one that hangs delays none.
+    pub(super) commands: NamedLock,
     /// Saves run one after the other.
     saves: NamedLock,
     /// Limits the queries that read the config file, which may hang.
@@ -246,6 +248,7 @@ impl Reloader {
             config: Current::new(Arc::new(config.clone())),
             changes: Mutex::default(),
             reloads: NamedLock::default(),
+            commands: NamedLock::default(),
             saves: NamedLock::default(),
             readings: Semaphore::new(MAX_READINGS),
         };
@@ -525,15 +528,15 @@ impl Reloader {
 
     /// What still uses the volumes, because it is under way or hangs, for a message.
     pub(super) fn under_way(&self) -> Option<String> {
-        let current = self.reloads.current().or_else(|| self.saves.current());
-        current.or_else(|| match self.blocking.running() {
+        let mut all = [&self.reloads, &self.commands, &self.saves].into_iter();
+        all.find_map(NamedLock::current).or_else(|| match self.blocking.running() {
             0 => None,
             1 => Some("an operation waits for a file system or a server".to_owned()),
             count => Some(format!("{count} operations wait for file systems or servers")),
         })
     }
 
-    /// Keeps reloads, applies and edits from beginning; `what` names what keeps them.
+    /// Keeps reloads, applies and edits of objects from beginning; `what` names what keeps them.
     ///
     /// # Errors
     /// If one is under way that takes long.
@@ -625,10 +628,8 @@ impl Reloader {
 
     /// The name of the config file, for messages.
     fn file_name(&self) -> String {
-        self.args
-            .config
-            .as_ref()
-            .map_or_else(|| "the config file".to_owned(), |path| path.display().to_string())
+        let path = self.args.config.as_ref();
+        path.map_or_else(|| "the config file".to_owned(), |path| path.display().to_string())
     }
 
     /// Reads the config file as it is now.

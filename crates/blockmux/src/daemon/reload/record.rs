@@ -5,7 +5,7 @@ use super::edit::Edits;
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Changing, Reloader, RunningConfig};
-use crate::api::edit::{EditOperation, ObjectPath};
+use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ObjectPath};
 use crate::cli::ctl::PlanReport;
 use crate::daemon::attachment::{ATTACHMENTS, Attachment};
 use crate::daemon::reload::json::json_of_table;
@@ -39,7 +39,8 @@ impl Reloader {
             _ => EditOperation::Remove,
         };
         let path = ObjectPath([ATTACHMENTS.0, volume].map(str::to_owned).to_vec());
-        let edits = Edits { objects: vec![(path, operation)], ..Edits::default() };
+        let edit = ConfigEdit { path, operation, options: EditOptions::default() };
+        let edits = Edits { objects: vec![edit], ..Edits::default() };
         let frontends = self.frontends.get();
         // It fails only where nothing is to be removed.
         self.record(changing, |model, schema| drop(edits.write(schema, &frontends, &mut model.table)))
