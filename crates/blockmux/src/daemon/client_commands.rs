@@ -71,11 +71,7 @@ impl ControlServer {
     pub(super) fn remove_secret(&self, name: &str, caller: &Caller) -> Result<Changed, ApiError> {
         let what = format!("a removal of secret {name}");
         // No edit begins to use it meanwhile.
-        let guards = (
-            self.secrets.lock(&what, caller)?,
-            self.reloader.lock_edits(&what, caller)?,
-            self.reloader.commands.lock(&what, caller)?,
-        );
+        let guards = (self.secrets.lock(&what, caller)?, self.reloader.lock_edits(&what, caller)?);
         let (secrets, own, config) = (self.secrets.clone(), name.to_owned(), self.reloader.config_table());
         let remove = move |awaited: &Awaited| {
             let removed =

@@ -53,9 +53,15 @@ impl NamedLock {
         caller: &Caller,
         timeout: Duration,
     ) -> Result<NamedGuard, ApiError> {
-        self.take(title, caller, timeout).map_err(|under_way| {
-            ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
-        })
+        self.take(title, caller, timeout).map_err(busy)
+    }
+
+    /// Takes the lock for work that holds another one already.
+    ///
+    /// # Errors
+    /// The errors of [`NamedLock::lock_within`].
+    pub(super) fn again(&self, guard: &NamedGuard) -> Result<NamedGuard, ApiError> {
+        self.take_for(guard.step.clone(), LOCK_TIMEOUT).map_err(busy)
     }
 
     /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
@@ -64,15 +70,19 @@ impl NamedLock {
     /// # Errors
     /// What is under way, for a message.
     pub(super) fn take(&self, title: &str, caller: &Caller, timeout: Duration) -> Result<NamedGuard, String> {
+        let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
+        self.take_for(WorkStep(Arc::new(Work { title, now: Mutex::new(now) })), timeout)
+    }
+
+    fn take_for(&self, step: WorkStep, timeout: Duration) -> Result<NamedGuard, String> {
         let current = self.current_work();
         let waited = self.0.ended.wait_timeout_while(current, timeout, |current| current.is_some());
         let (mut current, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(step) = &*current {
             return Err(step.describe());
         }
-        let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
-        let step = WorkStep(Arc::new(Work { title, now: Mutex::new(now) }));
         *current = Some(step.clone());
+        step.begin("beginning");
         Ok(NamedGuard { lock: self.clone(), step })
     }
 
@@ -84,6 +94,11 @@ impl NamedLock {
     fn current_work(&self) -> MutexGuard<'_, Option<WorkStep>> {
         self.0.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The refusal of work while other work is under way.
+fn busy(under_way: String) -> ApiError {
+    ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
 }
 
 /// Time for which a command waits for the work before it, which may hang in a path.

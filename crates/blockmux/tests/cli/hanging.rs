@@ -295,8 +295,10 @@ fn a_server_that_does_not_answer_delays_neither_other_commands_nor_the_end_of_th
     controlled.said(&["attach", "b", "iqn.2026-11.blockmux:a", "5"]);
     controlled.said(&["detach", "iqn.2026-11.blockmux:a", "5"]);
     controlled.said(&["remove", "b"]);
+    // The name is that of the volume which is open first.
+    controlled.said(&["add", "far=mem:1m"]);
     let twice = controlled.refusal(&["add", "far=mem:1m"]);
-    assert!(twice.contains("a volume with the name `far` is being opened"), "{twice}");
+    assert!(twice.contains("a volume with the name `far` exists already"), "{twice}");
     assert_eq!(action(&socket, "add far=").as_deref(), Some("running"));
     controlled.daemon.signal(Signal::TERM);
     assert!(controlled.daemon.wait().success());

@@ -270,7 +270,7 @@ impl fmt::Display for Request {
 }
 
 /// The daemon's answer to a [`Request`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Status(Status),
     Sessions(Vec<SessionStatus>),

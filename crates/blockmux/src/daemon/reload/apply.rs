@@ -1,6 +1,7 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
+use super::commands::edits_of;
 use super::edit::{ChangeProgress, Edits, edited};
 use super::fragment;
 use super::model::Model;
@@ -10,7 +11,7 @@ use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, resize_between,
 };
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::PlanReport;
+use crate::cli::ctl::{Answer, PlanReport};
 use crate::daemon::access::plain_warning;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::disks::{DetachedDisks, or_by_force};
@@ -38,6 +39,9 @@ use std::time::{Duration, Instant};
 
 /// The result of the steps that can fail. Dropping it undoes them.
 struct Prepared {
+    /// The edits that led to the new config, if there are any, and the answer about them.
+    edits: Option<Edits>,
+    answer: Answer,
     setup: Setup,
     desired: Model,
     plan: Plan,
@@ -52,6 +56,8 @@ struct Prepared {
 /// What a new config has changed.
 pub(super) struct Applied {
     pub(super) report: PlanReport,
+    /// The answer of a short command.
+    pub(super) answer: Answer,
     /// Whether all volumes that it has removed were flushed.
     pub(super) flushed: Result<(), Failure>,
 }
@@ -107,7 +113,8 @@ impl Reloader {
         guard: NamedGuard,
         progress: &ChangeProgress<'_>,
     ) -> Result<Applied, ApiError> {
-        for _ in 0..MAX_ATTEMPTS {
+        let (mut turn, is_command) = (None, matches!(new, NewConfig::Command(_)));
+        for _ in 0..if is_command { MAX_COMMAND_ATTEMPTS } else { MAX_ATTEMPTS } {
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
             let (before, step) = (config.clone(), guard.step.clone());
             let prepare = move |awaited: &Awaited| {
@@ -125,19 +132,23 @@ impl Reloader {
                     self.undo(prepared, &guard)?;
                     return Err(refused);
                 }
-                let detached = self.detached(&prepared.plan);
+                let detached = self.detached(&prepared.plan, prepared.edits.as_ref());
+                let answer = prepared.answer.clone();
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
                 drop(changing);
                 report.warnings.extend(self.attach_missing(&guard.step));
-                drop(guard);
+                drop((guard, turn));
                 report.warnings.extend(wait_for_io(&detached, "detached", progress));
                 let (late, flushed) = finish_removal(&removed, progress);
                 report.warnings.extend(late);
-                return Ok(Applied { report, flushed });
+                return Ok(Applied { report, answer, flushed });
             }
             drop(changing);
             self.undo(prepared, &guard)?;
+            if is_command && turn.is_none() {
+                turn = Some(self.commands.again(&guard)?);
+            }
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
@@ -145,9 +156,10 @@ impl Reloader {
 
     /// The volumes of which a plan takes units away from targets. A discard of the old initiator
     /// must not meet the data of the next one.
-    fn detached(&self, plan: &Plan) -> Vec<NamedVolumeState> {
-        let names = detached_volumes(&plan.schema, &plan.changes).into_iter();
-        let found = names.filter_map(|name| {
+    fn detached(&self, plan: &Plan, edits: Option<&Edits>) -> Vec<NamedVolumeState> {
+        let mut names = detached_volumes(&plan.schema, &plan.changes);
+        names.extend(edits.into_iter().flat_map(|edits| edits.detached.clone()));
+        let found = names.into_iter().filter_map(|name| {
             let (id, _) = self.exports.find(&name)?;
             Some((name, self.exports.volume_state(id)?))
         });
@@ -169,17 +181,22 @@ impl Reloader {
         (awaited, step): (&Awaited, &WorkStep),
     ) -> Result<Prepared, ApiError> {
         step.begin("reading the config and its files");
-        let mut setup = match new {
-            NewConfig::File => self.read_file()?,
-            NewConfig::Fragment(fragment, prune) => fragment::merged(self, config, fragment, *prune)?,
-            NewConfig::Edits(edits) => edited(self, config, edits)?,
+        let (edits, answer) = match new {
+            NewConfig::Command(request) => {
+                let (edits, answer) = edits_of(self, config, request)?;
+                (Some(edits), answer)
+            }
+            NewConfig::Edits(edits) => (Some(edits.clone()), Answer::Done),
+            NewConfig::File | NewConfig::Fragment(..) => (None, Answer::Done),
         };
-        let edits = match new {
-            NewConfig::Edits(edits) => Some(edits),
-            NewConfig::File | NewConfig::Fragment(..) => None,
+        let mut setup = match (new, &edits) {
+            (_, Some(edits)) => edited(self, config, edits)?,
+            (NewConfig::Fragment(fragment, prune), _) => fragment::merged(self, config, fragment, *prune)?,
+            _ => self.read_file()?,
         };
-        let given_up = edits.and_then(Edits::removed_volume);
-        let is_forced = edits.is_some_and(|edits| edits.force);
+        let given_up = edits.as_ref().and_then(Edits::removed_volume);
+        let force = edits.as_ref().map(|edits| edits.force);
+        let is_forced = force == Some(true);
         self.settle_policy(config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
         let mut plan = self.plan(config, &setup, &desired, given_up);
@@ -187,16 +204,25 @@ impl Reloader {
         step.begin("looking at the volumes that it would close");
         self.check_kept(config, &plan, is_forced).map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
-        let force = edits.map(|edits| edits.force);
         self.check_disks(config, &desired, &plan, force).map_err(failed)?;
-        edits.map_or(Ok(()), |edits| edits.check_consent(&plan.report))?;
+        edits.as_ref().map_or(Ok(()), |edits| edits.check_consent(&plan.report))?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
         let opened = self.open_new(&setup, &desired, &plan, (awaited, step)).map_err(failed)?;
         for named in &desired.volumes {
-            step.begin(format!("looking at {} (volume `{}`)", named.entry.spec, named.name));
-            policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
+            // The path of a volume that stays as it is may hang.
+            let stays = self.exports.find(&named.name).is_some()
+                && !plan.steps.iter().any(|(name, _)| *name == named.name);
+            policy.set_data(
+                &named.name,
+                if stays {
+                    self.policy.data_of(&named.name)
+                } else {
+                    step.begin(format!("looking at {} (volume `{}`)", named.entry.spec, named.name));
+                    layers::of_spec(&named.entry.spec)
+                },
+            );
         }
         let checked =
             desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
@@ -207,7 +233,7 @@ impl Reloader {
         step.begin("detaching disks");
         let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, is_forced);
         let detached = detached.map_err(|error| failed(Failure::request(error)))?;
-        Ok(Prepared { setup, desired, plan, places, opened, policy, resized, detached })
+        Ok(Prepared { edits, answer, setup, desired, plan, places, opened, policy, resized, detached })
     }
 
     /// Checks that no disk is in use that would be detached, unless that is forced, and that this
@@ -380,7 +406,9 @@ impl Reloader {
         prepared: Prepared,
         new: &NewConfig,
     ) -> (PlanReport, Vec<Removed>) {
-        let Prepared { setup, desired, plan, places, mut opened, policy, mut resized, detached } = prepared;
+        let Prepared {
+            edits, setup, desired, plan, places, mut opened, policy, mut resized, detached, ..
+        } = prepared;
         // The sizes stay.
         resized.0.clear();
         detached.keep();
@@ -464,7 +492,7 @@ impl Reloader {
         };
         let draining = self.connection_limits.limit.sessions().drain(NOT_IN_CONFIG, must_go);
         self.cores.wake_all();
-        let is_forced = matches!(new, NewConfig::Edits(edits) if edits.force);
+        let is_forced = edits.is_some_and(|edits| edits.force);
         let timeout = if is_forced { FORCED_TIMEOUT } else { DRAIN_TIMEOUT };
         wait(timeout, || draining.left().is_empty());
         let late = draining.left();
@@ -547,7 +575,9 @@ impl Reloader {
         let desired = Arc::new(desired);
         let (loaded, is_unsaved) = match new {
             NewConfig::File => (desired.clone(), false),
-            NewConfig::Fragment(..) | NewConfig::Edits(_) => (config.loaded.clone(), true),
+            NewConfig::Fragment(..) | NewConfig::Edits(_) | NewConfig::Command(_) => {
+                (config.loaded.clone(), true)
+            }
         };
         let mut report = PlanReport { applied: true, warnings, ..plan.report };
         let pending = report.next_start.clone();
@@ -653,6 +683,8 @@ pub(in crate::daemon) fn wait(timeout: Duration, is_over: impl Fn() -> bool) {
 
 /// Attempts to apply a config while other changes come in between.
 const MAX_ATTEMPTS: usize = 3;
+/// Attempts of a short command. From the second one on, those that were overtaken take turns.
+const MAX_COMMAND_ATTEMPTS: usize = 16;
 /// Time for requests to start that limits held back.
 const LIFT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for sessions to end that are no longer allowed, if that is forced.

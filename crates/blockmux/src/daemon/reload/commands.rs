@@ -8,6 +8,7 @@ use super::edit::{ChangeProgress, Consent, Edits};
 use super::json::{json_of, json_of_table};
 use super::objects::tag;
 use super::plan::{describe_session, named_sessions};
+use super::uses::volume_of;
 use super::{NewConfig, Reloader, RunningConfig};
 use crate::access::networks;
 use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
@@ -15,6 +16,7 @@ use crate::api::{ApiError, limits};
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config::VolumeEntry;
 use crate::daemon::config_audit::Caller;
+use crate::daemon::named_lock::NamedLock;
 use crate::daemon::setup::VOLUMES;
 use crate::protocol::frontend::{Change, NamedListener, TargetTables, VolumeNames};
 use crate::protocol::{Frontends, Protocol};
@@ -29,6 +31,9 @@ use toml::{Table, Value};
 /// Executes a short command, which is one or more edits; returns what has changed, and the answer
 /// of the command. After an error nothing has changed.
 ///
+/// Commands wait for no reload and for no other command, because a path may hang; one that another
+/// change has overtaken begins again.
+///
 /// # Errors
 /// If the config has not what the command names, or the new one is refused as that of a reload.
 pub(in crate::daemon) fn execute(
@@ -37,17 +42,18 @@ pub(in crate::daemon) fn execute(
     caller: &Caller,
     progress: &ChangeProgress<'_>,
 ) -> Result<(PlanReport, Answer), ApiError> {
-    let guard = reloader.commands.lock(&request.to_string(), caller)?;
-    let (edits, answer) = edits_of(reloader, &reloader.config.get(), request)?;
-    let report = reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished()?;
-    Ok((report, answer))
+    // It locks nobody out; the guard is for the messages about what is under way.
+    let guard = NamedLock::default().lock(&request.to_string(), caller)?;
+    let applied = reloader.apply(&NewConfig::Command(request.clone()), guard, progress)?;
+    let answer = applied.answer.clone();
+    Ok((applied.finished()?, answer))
 }
 
 /// The edits that a short command stands for in a config, and its answer when they are made.
 ///
 /// # Errors
 /// If the config has not what the command names; the message says what to do.
-fn edits_of(
+pub(super) fn edits_of(
     reloader: &Reloader,
     config: &RunningConfig,
     request: &Request,
@@ -118,6 +124,7 @@ impl ShortCommand<'_> {
                     let text = format!("{}: has no unit {number}; 'ctl export' lists its units", target.name);
                     ApiError::not_found(text)
                 })?;
+                self.edits.detached = target.volume(list, *number).into_iter().collect();
                 self.edits.force = *force;
                 self.edits.consent = Consent::Asked { name, verb: "detach" };
                 self.push(target.path(list, number), EditOperation::Remove);
@@ -357,6 +364,16 @@ impl Target {
             numbers.into_iter().map(move |number| (number, key))
         };
         self.tables.units.iter().flat_map(of_map).collect()
+    }
+
+    /// The volume of a unit in a list.
+    fn volume(&self, list: &str, number: u32) -> Option<String> {
+        let unit = match self.entry.get(list)? {
+            Value::Table(units) => units.get(&number.to_string())?,
+            Value::Array(units) => units.iter().find(|unit| unit.get("nsid") == Some(&number.into()))?,
+            _ => return None,
+        };
+        volume_of(unit).map(str::to_owned)
     }
 
     /// For each of those with access that has no units of its own: the numbers that it sees, `None`

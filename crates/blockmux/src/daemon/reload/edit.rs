@@ -30,6 +30,8 @@ pub(in crate::daemon) struct Edits {
     pub(super) consent: Consent,
     /// A volume whose name is generated, which the config file does not get.
     pub(super) unnamed: Option<String>,
+    /// Volumes that targets lose.
+    pub(super) detached: Vec<String>,
 }
 
 /// Takes what a change waits for, for people.
@@ -51,7 +53,7 @@ impl From<&ConfigEdit> for Edits {
             objects: vec![edit.clone()],
             force: edit.options.force,
             consent: Consent::Asked { name: edit.path.to_string(), verb: "change" },
-            unnamed: None,
+            ..Edits::default()
         }
     }
 }

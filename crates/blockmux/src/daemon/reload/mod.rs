@@ -47,7 +47,7 @@ use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::{Setup, VOLUMES};
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{Fragment, PlanReport, PlannedChange};
+use crate::cli::ctl::{Fragment, PlanReport, PlannedChange, Request};
 use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::address::{ListenerAddress, ListenerFabric};
@@ -125,8 +125,8 @@ pub(super) struct Reloader {
     changes: Mutex<ChangeState>,
     /// Reloads run one after the other, also while they open paths.
     reloads: NamedLock,
-    /// Short commands run one after the other, and beside reloads: one that hangs delays none.
-    pub(super) commands: NamedLock,
+    /// Short commands that another change has overtaken run one after the other.
+    commands: NamedLock,
     /// Saves run one after the other.
     saves: NamedLock,
     /// Limits the queries that read the config file, which may hang.
@@ -178,6 +178,8 @@ enum NewConfig {
     Fragment(Fragment, bool),
     /// The desired config after edits.
     Edits(Edits),
+    /// The desired config after a short command.
+    Command(Request),
 }
 
 /// A listener that accepts connections, or a network interface that is served.
@@ -493,9 +495,8 @@ impl Reloader {
     /// Says why the session cannot continue.
     pub(super) fn resume(&self, session: HandedSession) -> Result<(), String> {
         let changing = self.begin_change();
-        let own = changing.listeners.iter().find(|own| {
-            own.listener.protocol.name == session.protocol
-                && own.listener.place.to_string() == session.listener
+        let own = changing.listeners.iter().find(|RunningListener { listener: own, .. }| {
+            own.protocol.name == session.protocol && own.place.to_string() == session.listener
         });
         let (own, accepting) = own
             .and_then(|own| Some((own, own.accepting.as_ref()?)))

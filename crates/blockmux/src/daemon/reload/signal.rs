@@ -44,7 +44,7 @@ impl ReloadRequests {
                     ),
                     ..error
                 });
-                let outcome = outcome.map(|Applied { mut report, flushed }| {
+                let outcome = outcome.map(|Applied { mut report, flushed, .. }| {
                     report.warnings.extend(flushed.err().map(|failure| failure.to_string()));
                     report
                 });

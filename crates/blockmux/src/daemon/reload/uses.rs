@@ -124,6 +124,6 @@ fn units_of(units: &Value) -> Vec<&Value> {
 }
 
 /// The volume of a unit, which may be its name or a table with it.
-fn volume_of(unit: &Value) -> Option<&str> {
+pub(super) fn volume_of(unit: &Value) -> Option<&str> {
     unit.as_str().or_else(|| unit.get("volume")?.as_str())
 }
