@@ -1,13 +1,16 @@
 //! Errors that end the program: one line that names the thing and says what to do, and an exit
-//! status.
+//! status. With `--json` the line is an object in the format of the API's errors.
 
-use crate::output::{masked, printable, shell_word, shortened};
+use crate::output::{masked, printable, printable_json, shell_word, shortened};
 use blockmux_volume::spec::with_hidden_secrets;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::{Value, json};
 use std::error::Error;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An error that ends a command. The text names the thing and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +22,23 @@ pub(crate) enum Failure {
     /// The command has started and failed (exit status 1).
     #[error("{0}")]
     Run(String),
+    /// A daemon has refused a request, or failed to execute it (exit status 1).
+    #[error("{text}")]
+    Refused {
+        /// The code of the API.
+        code: String,
+        text: String,
+    },
+}
+
+/// Whether errors are printed as JSON.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Has errors of the whole process printed as JSON if the command line contains `--json`. It need
+/// not be valid: what is wrong with it is an error, too.
+pub(crate) fn print_as_json_if_asked(mut words: impl Iterator<Item = OsString>) {
+    let is_asked = words.by_ref().take_while(|word| word != "--").any(|word| word == "--json");
+    AS_JSON.store(is_asked, Ordering::Relaxed);
 }
 
 impl Failure {
@@ -36,11 +56,30 @@ impl Failure {
     pub(crate) fn report(&self) -> ExitCode {
         let text = self.to_string();
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let line = masked(&line);
         // A failure to print cannot be reported either.
-        let _ = writeln!(std::io::stderr(), "blockmux: {}", shortened(&printable(&masked(&line))));
+        let _ = match AS_JSON.load(Ordering::Relaxed) {
+            true => {
+                writeln!(std::io::stderr(), "{}", printable_json(&self.json(&shortened(&line)).to_string()))
+            }
+            false => writeln!(std::io::stderr(), "blockmux: {}", shortened(&printable(&line))),
+        };
         match self {
             Failure::Request(_) => ExitCode::from(2),
-            Failure::Run(_) => ExitCode::FAILURE,
+            Failure::Run(_) | Failure::Refused { .. } => ExitCode::FAILURE,
+        }
+    }
+
+    /// The error in the format of the API, whose text is this one.
+    fn json(&self, text: &str) -> Value {
+        let code = match self {
+            Failure::Request(_) => "invalid",
+            Failure::Run(_) => "failed",
+            Failure::Refused { code, .. } => code,
+        };
+        match text.split_once("; ") {
+            Some((message, hint)) => json!({ "error": { "code": code, "message": message, "hint": hint } }),
+            None => json!({ "error": { "code": code, "message": text } }),
         }
     }
 }
@@ -156,4 +195,19 @@ fn wrong_value(error: &clap::Error) -> Option<String> {
         (None, Some(ContextValue::Strings(known))) => named(&format!("not one of {}", known.join(", "))),
         (None, _) => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_as_json_has_a_code_and_the_advice_apart() {
+        let failure = Failure::request("a: is missing; create it; or not");
+        let expected = json!({ "code": "invalid", "message": "a: is missing", "hint": "create it; or not" });
+        assert_eq!(failure.json(&failure.to_string())["error"], expected);
+        let refused = Failure::Refused { code: "not_found".to_owned(), text: "no volume".to_owned() };
+        let expected = json!({ "code": "not_found", "message": "no volume" });
+        assert_eq!(refused.json(&refused.to_string())["error"], expected);
+    }
 }

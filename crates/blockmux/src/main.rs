@@ -127,6 +127,7 @@ fn main() -> ExitCode {
     if sys::address_space_left().is_some() {
         sys::share_one_heap();
     }
+    failure::print_as_json_if_asked(std::env::args_os().skip(1));
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return on_no_command(&error),

@@ -127,8 +127,17 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
         match failure {
             Failure::Request(text) => ApiError::invalid(text),
-            Failure::Run(text) => ApiError::failed(text),
+            Failure::Run(text) | Failure::Refused { text, .. } => ApiError::failed(text),
         }
+    }
+}
+
+/// The error of a client's command.
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Failure {
+        let code = serde_json::to_value(error.code).ok();
+        let code = code.as_ref().and_then(serde_json::Value::as_str).unwrap_or("failed").to_owned();
+        Failure::Refused { code, text: error.to_string() }
     }
 }
 

@@ -443,7 +443,8 @@ mod tests {
                 "nbd = ':10809'",
                 "b.toml:1: nbd: invalid type: string \":10809\", expected a list, such as nbd = [\":10809\"] or [[volume]]",
             ),
-            ("[volume]", "b.toml:1: invalid type: map, expected a list, such as nbd = "),
+            ("\n[volume]", "b.toml:2: [volume] is one table, and `volume` is a list; write [[volume]]"),
+            ("[nbd]", "b.toml:1: invalid type: map, expected a list, such as nbd = "),
             ("nbd = [\n':1',\n7]", "b.toml:3: nbd: invalid type: integer `7`, expected a string"),
             (
                 "[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x', 1 = 2 }",

@@ -7,6 +7,7 @@
 use super::setup::VOLUMES;
 use crate::failure::Failure;
 use crate::process::regular;
+use crate::protocol::by_name;
 use blockmux_lab::options::nearest;
 use blockmux_volume::units::human_size;
 use serde::Deserialize;
@@ -185,7 +186,11 @@ impl Sources {
         let start = span.map_or(0, |span| span.start);
         let Some((file, before)) = self.before(start) else { return Failure::request(what) };
         let line = before.matches('\n').count() + 1;
-        let what = plain_message(what);
+        let header = file.text.get(before.len()..).and_then(header_of_one_table);
+        let what = match header.filter(|_| what.contains(ONE_TABLE_FOR_A_LIST)) {
+            Some(key) => format!("[{key}] is one table, and `{key}` is a list; write [[{key}]]"),
+            None => plain_message(what),
+        };
         let is_about_value = ["invalid ", "unknown value "].iter().any(|begin| what.starts_with(begin));
         let key = key_before(before).filter(|_| is_about_value);
         let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
@@ -371,6 +376,13 @@ fn toml_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files.into_values().collect())
 }
 
+/// The key in the header of one table, as of `[volume]`, at the beginning of a text. Lists of
+/// addresses have none.
+fn header_of_one_table(text: &str) -> Option<&str> {
+    let (key, _) = text.strip_prefix('[')?.split_once(']')?;
+    (!key.starts_with('[') && by_name(&key.replace('_', "-")).is_none()).then_some(key)
+}
+
 /// Replaces serde's terms in a message of the TOML reader by those of config files.
 fn plain_message(what: &str) -> String {
     let what = what
@@ -420,6 +432,8 @@ const MAX_FILES: usize = 1024;
 const MAX_LISTED_KEYS: usize = 10;
 /// The page that describes all keys, as messages name it.
 pub(super) const REFERENCE_PAGE: &str = "docs/reference/config.md";
+/// serde's words for one table in place of a list.
+const ONE_TABLE_FOR_A_LIST: &str = "invalid type: map, expected a sequence";
 /// Replacements of serde's "map" and "sequence", with examples: the usual cause is a missing pair
 /// of brackets.
 const A_TABLE: &str = "expected a table, such as { 0 = \"disk0\" }";

@@ -85,7 +85,7 @@ impl FromStr for ListenAddress {
             };
         }
         if text.is_empty() {
-            return Err("an address is missing; write host:port, :port or unix:PATH".to_owned());
+            return Err(NO_ADDRESS.to_owned());
         }
         if text.contains("://") {
             return Err(format!("`{text}` is a URL; write only host:port, or unix:PATH"));
@@ -108,6 +108,11 @@ impl FromStr for ListenAddress {
                 return Err(brackets());
             }
             (host, port.strip_prefix(':'))
+        } else if let Some(port) = text.strip_prefix("*:") {
+            return Err(format!(
+                "`*` is not an address; write 0.0.0.0:{port} for all IPv4 addresses of this machine, [::]:{port} for all \
+                 IPv6 ones"
+            ));
         } else {
             match text.rsplit_once(':') {
                 Some((host, _)) if host.contains(':') => return Err(brackets()),
@@ -116,8 +121,12 @@ impl FromStr for ListenAddress {
             }
         };
         let number = |port: &str| {
-            let wrong = || {
-                format!("`{port}` is not a port; write a number from 0 to 65535, 0 to let the system choose")
+            let wrong = || match port {
+                "" => "no port follows the colon; write one, or leave out the colon for the default port"
+                    .to_owned(),
+                port => format!(
+                    "`{port}` is not a port; write a number from 0 to 65535, 0 to let the system choose"
+                ),
             };
             port.parse().map_err(|_| wrong())
         };
@@ -189,6 +198,9 @@ impl ListenerEntry {
     /// Parses a listener of a protocol over `carrier`.
     pub(crate) fn read(carrier: Carrier, text: &str) -> Result<ListenerEntry, String> {
         let (address, parameters) = match split_parameters(text) {
+            Some(("", _)) if carrier == Carrier::Stream => {
+                return Err(format!("{NO_ADDRESS} before the question mark"));
+            }
             Some((address, parameters)) => (address, read_parameters(text, parameters)?),
             None => (text, ListenerParameters::default()),
         };
@@ -289,7 +301,7 @@ impl ListenerEntry {
 fn split_parameters(text: &str) -> Option<(&str, &str)> {
     let (address, parameters) = text.rsplit_once('?')?;
     let is_known = [VOLUMES, ALLOW, RDMA].iter().any(|key| parameters.starts_with(key));
-    is_known.then_some((address, parameters))
+    (is_known || !address.starts_with("unix:")).then_some((address, parameters))
 }
 
 /// Reads the parameters of a listener.
@@ -397,6 +409,7 @@ const ADDRESS: &str = "address";
 const VOLUMES: &str = "volumes=";
 const ALLOW: &str = "allow=";
 const RDMA: &str = "rdma=";
+const NO_ADDRESS: &str = "an address is missing; write host:port, :port or unix:PATH";
 
 /// Resolves the TCP address by which a config refers to a listener.
 ///
@@ -540,7 +553,7 @@ mod tests {
             ("/run/nbd.sock", "`/run/nbd.sock` is a path; write unix:/run"),
             ("10809", "`10809` is not a host"),
             ("a:70000", "`70000` is not a port"),
-            ("a:", "`` is not a port"),
+            ("a:", "no port follows the colon"),
             ("::1:x", "`::1:x` is not an IPv6 address"),
             ("[::1", "`[::1` is not an IPv6 address"),
             ("[a]:1", "`[a]:1` is not an IPv6 address"),

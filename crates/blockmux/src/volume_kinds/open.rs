@@ -143,7 +143,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let options = BlockOptions { direct: block.direct, blocks: block.blocks, read_only };
             let volume = open_or_share(spec, read_only, how, || {
                 let volume = retry_while_held(|| FileVolume::open_block(&block.path, options), is_held);
-                volume.map_err(|error| cannot_open(error, how))
+                volume.map_err(|error| cannot_open(error, how, read_only))
             })?;
             note_raw(format, &*volume, data.as_ref(), how);
             Ok(local(volume, false, data))
@@ -240,7 +240,10 @@ fn open_mem(spec: &Spec, mem: MemSpec, how: Use<'_>) -> Result<Arc<dyn Volume>, 
     let most = memory_bytes().saturating_mul(MEMORY_TIMES);
     let too_large = || {
         let most = human_size(most);
-        Failure::request(format!("{spec}: is larger than this machine's memory allows; use at most {most}"))
+        let memory = human_size(memory_bytes());
+        Failure::request(format!(
+            "{spec}: is too large for this machine's {memory} of memory; use at most {most}"
+        ))
     };
     let refuse = || no_addresses(spec).unwrap_or_else(too_large);
     let len = usize::try_from(size).ok().filter(|_| size <= most).ok_or_else(too_large)?;
@@ -315,10 +318,17 @@ fn open_file(file: &FileSpec, how: Use<'_>) -> Result<FileVolume, Failure> {
     };
     let opened = retry_while_held(|| FileVolume::open(&file.path, options), is_held);
     let volume = opened.map_err(|error| match error {
-        OpenError::Missing(path) if options.read_only => {
-            Failure::request(format!("file:{}: does not exist; check its path", path.display()))
-        }
-        other => cannot_open(other, how),
+        OpenError::Missing(path) => match with_question_mark(&path) {
+            Some(meant) => Failure::request(format!(
+                "file:{}: does not exist; options follow a question mark, as in 'file:{meant}'",
+                path.display()
+            )),
+            None if options.read_only => {
+                Failure::request(format!("file:{}: does not exist; check its path", path.display()))
+            }
+            None => Failure::request(OpenError::Missing(path)),
+        },
+        other => cannot_open(other, how, options.read_only),
     })?;
     let found = file.path.metadata().ok();
     if let Some(rest) = found.as_ref().and_then(|found| unused_rest(file, found)) {
@@ -390,21 +400,32 @@ fn raw_note(data: &DataKey) -> String {
     format!("volume-{}.raw", VolumeUuid::of_texts(&["raw", &data.key]))
 }
 
-/// The error for a volume that cannot be opened for the intended use.
-fn cannot_open(error: OpenError, how: Use<'_>) -> Failure {
+/// The path and options that a user meant who has written the options behind a comma, as for QEMU.
+fn with_question_mark(path: &Path) -> Option<String> {
+    let (path, options) = path.to_str()?.split_once(',')?;
+    let keys = ["size=", "mode=", "direct=", "readonly=", "format=", "block_size=", "physical_block_size="];
+    let options: Vec<_> = options.split(',').map(str::trim).collect();
+    let are_options = options.iter().all(|option| keys.iter().any(|key| option.starts_with(key)));
+    are_options.then(|| format!("{path}?{}", options.join("&")))
+}
+
+/// The error for a volume that cannot be opened for the intended use, or not even read-only.
+fn cannot_open(error: OpenError, how: Use<'_>, read_only: bool) -> Failure {
+    let may_be_read_only = how.access != Access::Write && !read_only;
     if let OpenError::Locked(path) = &error
         && let Some(holder) = lock_holder(path)
     {
-        let advice = if how.access == Access::Write { "" } else { ", or give ?readonly=on" };
+        let advice = if may_be_read_only { ", or give ?readonly=on" } else { "" };
         return Failure::request(format!("{}: is locked by {holder}{advice}", path.display()));
     }
-    if how.access != Access::Write {
+    if may_be_read_only {
         return Failure::request(error);
     }
     match error {
         OpenError::Permission(path) => Failure::request(format!(
-            "{}: permission denied; run as a user who can read and write it",
-            path.display()
+            "{}: permission denied; run as a user who can {} it",
+            path.display(),
+            if read_only { "read" } else { "read and write" }
         )),
         OpenError::ReadOnly(path) => Failure::request(format!(
             "{}: is on a read-only file system or device; give another path",

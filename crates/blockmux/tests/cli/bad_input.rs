@@ -100,8 +100,27 @@ const WRONG: &[(&[&str], &str)] = &[
     (&["serve", "mem:1m", "--cores", "1000"], "1000 cores are too many; set at most 256"),
     (&["serve", "mem:1m", "--poll", "often"], "--poll often: not one of adaptive, always, never"),
     (
-        &["serve", "mem:1m", "--json", "--run", "true"],
-        "the argument '--json' cannot be used with '--run <CMD>'; --help lists the options",
+        &["serve", "file:/nowhere/disk.img,size=10m,direct=off", "--nbd", ":0"],
+        "file:/nowhere/disk.img,size=10m,direct=off: does not exist; options follow a question mark, as in \
+         'file:/nowhere/disk.img?size=10m&direct=off'",
+    ),
+    (
+        &["serve", "mem:1m", "--nbd", "*:10809"],
+        "--nbd '*:10809': `*` is not an address; write 0.0.0.0:10809 for all IPv4 addresses of this machine, [::]:10809 \
+         for all IPv6 ones",
+    ),
+    (
+        &["serve", "mem:1m", "--nbd", "?volumes=disk0"],
+        "--nbd '?volumes=disk0': an address is missing; write host:port, :port or unix:PATH before the question mark",
+    ),
+    (
+        &["serve", "mem:1m", "--iscsi", ":?rdma=roce"],
+        "--iscsi ':?rdma=roce': no port follows the colon; write one, or leave out the colon for the default port",
+    ),
+    (
+        &["serve", "mem:1m", "--nbd", ":0?volume=disk0"],
+        "--nbd ':0?volume=disk0': `:0?volume=disk0`: `volume=disk0` is not a parameter of a listener; write \
+         volumes=NAME,NAME, allow=NETWORK,NETWORK, rdma=roce or rdma=verbs",
     ),
     (
         &["serve", "file:/nowhere/disk.img", "--nbd", ":0"],
@@ -229,13 +248,48 @@ fn an_invalid_command_line_is_reported_in_one_line_with_status_2() {
 }
 
 #[test]
+fn with_json_an_error_is_one_object() {
+    for (args, code, message, hint) in [
+        (
+            &["info", "--json", "file:/nowhere/disk.img"][..],
+            "invalid",
+            "file:/nowhere/disk.img: does not exist",
+            Some("check its path"),
+        ),
+        (
+            &["ctl", "--json", "unix:/nowhere/control", "status"],
+            "invalid",
+            "/nowhere/control: cannot reach the daemon: No such file or directory (os error 2)",
+            None,
+        ),
+        (
+            &["serve", "mem:1m", "--json", "--run", "true"],
+            "invalid",
+            "the argument '--json' cannot be used with '--run <CMD>'",
+            Some("--help lists the options"),
+        ),
+    ] {
+        let output = blockmux(args);
+        let said = text(&output.stderr);
+        let error = &serde_json::from_str::<serde_json::Value>(&said).unwrap()["error"];
+        assert_eq!(
+            (error["code"].as_str(), error["message"].as_str()),
+            (Some(code), Some(message)),
+            "{said}"
+        );
+        assert!(hint.is_none() || error["hint"].as_str() == hint, "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(output.stdout.is_empty() && !output.status.success(), "{args:?}");
+    }
+}
+
+#[test]
 fn more_ram_than_the_machine_allows_is_refused() {
     let output = blockmux(["serve", "mem:4e", "--nbd", ":0"]);
     let said = text(&output.stderr);
-    assert!(
-        said.starts_with("blockmux: mem:4e: is larger than this machine's memory allows; use at most "),
-        "{said}"
-    );
+    let (before, most) = said.split_once(" of memory; use at most ").unwrap();
+    let memory = before.strip_prefix("blockmux: mem:4e: is too large for this machine's ").unwrap();
+    assert!(memory.ends_with("iB") && most.ends_with("iB\n"), "{said}");
     assert_eq!(output.status.code(), Some(2));
 }
 

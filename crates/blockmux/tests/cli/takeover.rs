@@ -303,7 +303,7 @@ fn a_takeover_is_refused_while_nbd_clients_use_tls() {
     let refused = place.try_to_take_over(&args);
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains(" TLS, and cannot be handed over; disconnect those clients"), "{said}");
+    assert!(said.contains(" TLS, and cannot be handed over") && said.contains("disconnect those clients"), "{said}");
     assert_eq!(client.write(0, 0, &[2; 512]), 0);
     drop((client, gateway));
     while !text(&place.ctl(&["status"]).stdout).starts_with("connections  0 ") {}
@@ -363,7 +363,7 @@ fn a_new_process_that_ends_before_ready_takes_nothing_over() {
                 successor.sees_the_offer();
                 let refused = place.try_to_take_over(&["a=file:DIR/a.img?size=1m"]);
                 let said = text(&refused.stderr);
-                assert!(said.contains("another process is taking over; try again"), "{said}");
+                assert!(said.contains("another process is taking over") && said.contains("try again"), "{said}");
                 place.daemon.wait_for_line("a takeover was refused");
                 successor.0.write_all(b"no message of ours").unwrap();
             }
@@ -452,7 +452,7 @@ fn the_api_is_taken_over_and_a_new_volume_and_a_new_listener_are_served() {
     let mut before = place.take_over();
     assert!(before.wait().success());
     let status = text(&place.ctl(&["status"]).stdout);
-    assert!(status.contains("\nb  2097152 (2 MiB)"), "{status}");
+    assert!(status.lines().any(|line| line.starts_with("b ") && line.contains("  2 MiB  ")), "{status}");
     assert_eq!(place.daemon.urls_of("nvme+tcp").len(), 2);
     assert!(!blockmux(["info", &gone[0]]).status.success(), "that listener is not in the new config");
     let output = blockmux(["info", &place.daemon.urls_of("nvme+tcp")[1]]);

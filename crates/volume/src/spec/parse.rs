@@ -110,9 +110,14 @@ impl<'a> Parser<'a> {
         if text.is_empty() {
             return Err(self.missing("size", "a size after the colon, as in mem:1g"));
         }
-        match self.size(text)? {
-            0 => Err(self.value("size", text, "a volume has at least one block, as in mem:1g")),
-            size => Ok(size),
+        match self.size(text) {
+            // As QEMU and nbdkit write options.
+            Err(_) if text.split(',').skip(1).any(|option| option.contains('=')) => {
+                Err(self.value("size", text, "options follow a question mark, as in mem:1g?block_size=4096"))
+            }
+            Err(error) => Err(error),
+            Ok(0) => Err(self.value("size", text, "a volume has at least one block, as in mem:1g")),
+            Ok(size) => Ok(size),
         }
     }
 

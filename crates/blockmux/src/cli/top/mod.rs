@@ -82,7 +82,7 @@ fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Failure> {
     match client.call(&Call::new("GET", path)) {
         Ok(reply) => serde_json::from_value(reply.body)
             .map_err(|error| Failure::run(format!("{path}: {error}; the daemon may have another version"))),
-        Err(CallError::Refused(error)) => Err(Failure::run(error)),
+        Err(CallError::Refused(error)) => Err(error.into()),
         Err(CallError::NoAnswer(failure)) => Err(failure),
     }
 }

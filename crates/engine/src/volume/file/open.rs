@@ -77,6 +77,11 @@ pub enum OpenError {
         "{0}: permission denied; run as a user who may read and write it, or give ?readonly=on if it may be read"
     )]
     Permission(PathBuf),
+    /// The kernel refuses to open the device, although the file's permissions may allow it.
+    #[error(
+        "{0}: the kernel denies this process the device; allow it in the device list of the container or service, as by `docker run --device` or `DeviceAllow=`"
+    )]
+    DeviceDenied(PathBuf),
     /// The file system is mounted read-only, or the device is write-protected.
     #[error("{0}: is on a read-only file system or device; give ?readonly=on")]
     ReadOnly(PathBuf),
@@ -368,6 +373,10 @@ fn set_direct(
 
 fn system_error(path: &Path, action: &'static str, source: io::Error) -> OpenError {
     match source.raw_os_error() {
+        // Missing permissions are EACCES. A control group has a list of devices, for root, too.
+        Some(libc::EPERM) if type_of(path).is_ok_and(|kind| kind == FileType::BlockDevice) => {
+            OpenError::DeviceDenied(path.into())
+        }
         Some(libc::EACCES | libc::EPERM) => OpenError::Permission(path.into()),
         Some(libc::EROFS) => OpenError::ReadOnly(path.into()),
         _ => OpenError::System { path: path.into(), action, source },
