@@ -3,7 +3,7 @@
 mod remote;
 mod tls;
 
-use super::address::ListenerAddress;
+use super::address::{ListenerAddress, is_local};
 use super::frontend::{
     ConnectInfo, Frontend, HandedSession, LiveFrontend, Portal, Resume, Service, VolumeNames,
 };
@@ -27,7 +27,7 @@ use std::any::Any;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use tls::{CLIENT_DIRECTORY, TlsSettings};
+use tls::{CLIENT_DIRECTORY, CLIENT_KEYS, TlsSettings};
 use toml::de::Deserializer;
 
 pub(crate) const NBD: Protocol = Protocol {
@@ -208,7 +208,11 @@ impl Frontend for Nbd {
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
         let Some(address) = portal.reached_at.socket() else { return Vec::new() };
-        let with_tls = self.client_tls.clone().map(|tls| connect_info(address, named, Some(tls)));
+        let client_tls = self.client_tls.clone();
+        // Other machines have no files of this one.
+        let client_tls =
+            client_tls.map(|tls| if is_local(address) { tls } else { tls::of_other_machine(tls) });
+        let with_tls = client_tls.map(|tls| connect_info(address, named, Some(tls)));
         let is_required = self.tls.as_ref().is_some_and(|tls| tls.policy.mode == TlsMode::Required);
         let plain = (!is_required).then(|| connect_info(address, named, None));
         with_tls.into_iter().chain(plain).collect()
@@ -266,6 +270,9 @@ fn tls_commands(uri: &NbdUri, tls: &UriTls) -> Vec<String> {
         commands.push(format!(
             "# {CLIENT_DIRECTORY}: a directory of the client with ca-cert.pem, client-cert.pem and client-key.pem"
         ));
+    }
+    if matches!(&tls.credentials, TlsFiles::Psk { file, .. } if file == Path::new(CLIENT_KEYS)) {
+        commands.push(format!("# {CLIENT_KEYS}: a file of the client with its line of the keys"));
     }
     commands
 }

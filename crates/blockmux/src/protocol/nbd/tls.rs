@@ -170,8 +170,20 @@ impl TlsSettings {
     }
 }
 
-/// Stands for the client's directory of certificates if the server's has none for a client.
+/// The TLS part of URLs for clients on other machines: their files have other paths.
+pub(super) fn of_other_machine(own: UriTls) -> UriTls {
+    let credentials = match own.credentials {
+        TlsFiles::Psk { username, .. } => TlsFiles::Psk { file: CLIENT_KEYS.into(), username },
+        TlsFiles::Certificates(own) => TlsFiles::Certificates(own.map(|_| CLIENT_DIRECTORY.into())),
+    };
+    UriTls { credentials, ..own }
+}
+
+/// Stands for the client's directory of certificates if the server's has none for a client, or the
+/// client is on another machine.
 pub(super) const CLIENT_DIRECTORY: &str = "CLIENT_CERTIFICATES";
+/// Stands for the file of keys of a client on another machine.
+pub(super) const CLIENT_KEYS: &str = "CLIENT_KEYS/keys.psk";
 
 /// The first user in a file of pre-shared keys.
 fn first_user(file: &Path) -> Option<String> {
@@ -253,6 +265,22 @@ mod tests {
             let settings = settings(text);
             assert_eq!((settings.mode(), settings.is_restricted()), (mode, is_restricted), "{text}");
             assert_eq!(settings.is_set(), !text.is_empty());
+        }
+    }
+
+    #[test]
+    fn urls_for_other_machines_name_no_file_of_this_one() {
+        for (text, expected) in [
+            ("nbd_tls_certificates = ['/etc/server']\nnbd_tls_verify_peer = false", CLIENT_DIRECTORY),
+            ("nbd_tls_psk = '/etc/server/keys.psk'", CLIENT_KEYS),
+        ] {
+            let files = |tls: UriTls| match tls.credentials {
+                TlsFiles::Psk { file, .. } => file,
+                TlsFiles::Certificates(directory) => directory.unwrap(),
+            };
+            let own = settings(text).of_client();
+            assert!(files(own.clone()).starts_with("/etc/server"), "{text}");
+            assert_eq!(files(of_other_machine(own)), Path::new(expected));
         }
     }
 
