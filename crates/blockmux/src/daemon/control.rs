@@ -9,6 +9,7 @@ use super::announce::{Announcement, ClientLocation};
 use super::attachment::Attachment;
 use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
+use super::exported::ExportedBy;
 use super::opening::VolumeOpener;
 use super::reload::{Current, Reloader, commands, edit};
 use super::secrets::Secrets;
@@ -404,15 +405,19 @@ impl ControlServer {
     }
 
     fn status(&self) -> Status {
+        let exported = ExportedBy::new(&self.policy, self.frontends.get(), self.live_protocols.get());
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let state = self.exports.volume_state(id)?;
             let (info, traffic, orphaned) = (state.volume().info(), state.traffic(), state.orphans());
             let VolumeLimits { volume: limits, client: client_limits } = state.limiter().limits();
             let some = |limits: Limits| (!limits.is_unlimited()).then(|| limits.into());
+            let (protocols, targets) = exported.of(id, &export.name);
             Some(VolumeStatus {
                 name: export.name.clone(),
                 size: info.size,
                 read_only: export.read_only || info.read_only,
+                protocols,
+                targets,
                 allow: self.policy.networks_of(&export.name).networks().map(|own| own.to_string()).collect(),
                 users: traffic.users.saturating_sub(orphaned as u64),
                 orphaned_connections: orphaned,

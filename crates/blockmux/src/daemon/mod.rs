@@ -18,6 +18,7 @@ mod control;
 mod disk_commands;
 mod disk_setup;
 mod disks;
+mod exported;
 mod identity;
 mod idle;
 mod inherited;

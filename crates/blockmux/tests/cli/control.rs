@@ -8,6 +8,7 @@ use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -204,7 +205,8 @@ fn the_status_counts_connections_and_io() {
         serde_json::json!([{"name": "nbd", "connections": 1}, {"name": "iscsi", "connections": 1}]);
     assert_eq!(status["protocols"], protocols);
     let expected = serde_json::json!({
-        "name": "a", "size": 8 << 20, "read_only": true, "users": 2, "orphaned_connections": 0, "reads": 2, "read_bytes": 4096 + 512,
+        "name": "a", "size": 8 << 20, "read_only": true, "protocols": ["nbd", "iscsi", "iser"],
+        "targets": ["iqn.2026-11.blockmux:a"], "users": 2, "orphaned_connections": 0, "reads": 2, "read_bytes": 4096 + 512,
         "writes": 0, "written_bytes": 0, "others": 1, "failed": 0,
     });
     assert_eq!(status["volumes"][0], expected);
@@ -217,12 +219,44 @@ fn the_status_counts_connections_and_io() {
         (&0.into(), &2.into())
     );
     let shown = controlled.said(&["status"]);
-    assert!(
-        shown.starts_with("connections  0 of 4096\n  nbd connections  0\n  iscsi connections  0\na  8388608 (8 MiB)  read-only\n"),
-        "{shown}"
-    );
+    let words: Vec<_> =
+        shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let head = ["connections 0 of 4096", "VOLUME SIZE RW CONNS READS WRITES FAILED PROTOCOLS"];
+    assert_eq!(words[..2], head);
+    assert_eq!(words[2], "a 8 MiB ro 0 2 0 0 nbd,iscsi");
+    let shown = controlled.said(&["status", "a"]);
+    let head = "a  8388608 (8 MiB)  read-only\n  protocols    nbd, iscsi, iser\n  target       iqn.2026-11.blockmux:a\n";
+    assert!(shown.starts_with(head), "{shown}");
     assert!(shown.contains("\n  reads        2 (4.50 KiB)\n"), "{shown}");
     assert!(!shown.contains("lost  "), "{shown}");
+    let none = controlled.ctl(&["status", "x"]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(text(&none.stderr).contains("no volume has `x` in its name; "), "{}", text(&none.stderr));
+}
+
+#[test]
+fn the_status_is_watched_until_nobody_reads_it() {
+    let controlled = Controlled::serve(&["a=mem:8m", "b=mem:8m?populate=off"]);
+    let socket = format!("unix:{}", controlled.socket().display());
+    for json in [false, true] {
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["ctl", &socket, "status", "b", "--watch"]).args(json.then_some("--json"));
+        let mut watching = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+        let mut next = || lines.next().unwrap().unwrap();
+        if json {
+            let first: Value = serde_json::from_str(&next()).unwrap();
+            assert_eq!(first["volumes"].as_array().unwrap().len(), 1, "{first}");
+            next();
+        } else {
+            assert!(next().starts_with("connections  "));
+            assert!(next().contains("  r/s     w/s  "), "rates in place of counters");
+            assert!(next().starts_with("b  "));
+            assert!(next().starts_with("connections  "), "the next table");
+        }
+        drop(lines);
+        assert!(watching.wait().unwrap().success(), "it ends when its reader has gone");
+    }
 }
 
 #[test]
@@ -231,7 +265,7 @@ fn the_status_shows_how_much_ram_is_populated() {
     let whole = serde_json::json!({"bytes": 64 << 20, "of": 64 << 20});
     eventually("it is populated", || controlled.status()["volumes"][0]["populated"] == whole);
     assert_eq!(controlled.status()["volumes"][1].get("populated"), None);
-    assert!(controlled.said(&["status"]).contains("  populated    64 MiB of 64 MiB"));
+    assert!(controlled.said(&["status", "a"]).contains("  populated    64 MiB of 64 MiB"));
     controlled.said(&["add", "c=mem:8m"]);
     let whole = serde_json::json!({"bytes": 8 << 20, "of": 8 << 20});
     eventually("it is populated, too", || controlled.status()["volumes"][2]["populated"] == whole);
@@ -251,9 +285,10 @@ fn the_status_counts_lost_connections_with_io_in_flight() {
     assert_eq!(status["connections"], 1);
     assert_eq!((counts(&status["volumes"][0]), counts(&status["volumes"][1])), ([1, 2], [0, 0]));
     let shown = controlled.said(&["status"]);
-    let head =
-        "connections  1 of 4096\n  nbd connections  1\nlost         2, with I/O that has not ended\ndisk0  ";
+    let head = "connections  1 of 4096: nbd 1\nlost         2, with I/O that has not ended\nVOLUME ";
     assert!(shown.starts_with(head), "{shown}");
+    assert!(shown.contains("\n  2 lost connections with I/O\nb "), "{shown}");
+    let shown = controlled.said(&["status", "disk0"]);
     let volume = "\n  connections  1\n  lost         2, with I/O that has not ended\n  reads        2 ";
     assert!(shown.contains(volume), "{shown}");
 }

@@ -256,7 +256,7 @@ fn limits_are_shown_planned_exported_saved_and_checked() {
     let volume = || served.status()["volumes"][0].clone();
     assert_eq!(volume()["limits"], json!({ "iops": 600, "burst_ms": 2000 }));
     assert_eq!(volume()["client_limits"], json!({ "read_iops": 7 }));
-    let status = served.said(&["status"]);
+    let status = served.said(&["status", "a"]);
     assert!(status.contains("  limits       iops=600,burst=2s\n"), "{status}");
     assert!(status.contains("  each client  read_iops=7\n"), "{status}");
     // Over the API, limits that are left out stay.

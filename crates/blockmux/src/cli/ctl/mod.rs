@@ -11,6 +11,7 @@ mod objects;
 mod plan;
 mod routes;
 mod sessions;
+mod status;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
 pub(crate) use self::attachments::AttachmentStatus;
@@ -19,6 +20,7 @@ pub(crate) use self::history::{History, Rates, Series};
 use self::objects::ObjectCommand;
 pub(crate) use self::plan::{PlanReport, PlannedChange};
 pub(crate) use self::sessions::SessionStatus;
+use self::status::StatusArgs;
 use crate::access::{certificates, secret};
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{ApiCredentials, Client};
@@ -61,6 +63,8 @@ pub(crate) struct CtlArgs {
 /// A command of the command line.
 #[derive(clap::Subcommand)]
 enum CtlCommand {
+    /// Show volumes with their protocols, clients and I/O counters
+    Status(StatusArgs),
     #[command(flatten)]
     Request(Request),
     #[command(flatten)]
@@ -85,7 +89,8 @@ pub(crate) struct DaemonArgs {
 /// A command to a daemon, from the command line or the API.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub(crate) enum Request {
-    /// Show volumes, clients and I/O counters
+    /// Show volumes, clients and I/O counters.
+    #[command(skip)]
     Status,
     /// Show logged-in sessions with their start times and I/O counters
     Sessions,
@@ -393,6 +398,12 @@ pub(crate) struct VolumeStatus {
     /// In bytes.
     pub(crate) size: u64,
     pub(crate) read_only: bool,
+    /// Protocols over which it is exported.
+    #[serde(default)]
+    pub(crate) protocols: Vec<String>,
+    /// iSCSI names, subsystem NQNs and SRP ports that have it.
+    #[serde(default)]
+    pub(crate) targets: Vec<String>,
     /// Networks from which clients may use it, if not all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow: Vec<String>,
@@ -515,6 +526,9 @@ fn checked_levels(text: &str) -> Result<String, String> {
 pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
     let client = args.daemon.client()?;
     let request = match &args.command {
+        CtlCommand::Status(status) => {
+            return status::run(&client, status, args.json).map(|()| ExitCode::SUCCESS);
+        }
         CtlCommand::Request(request) => request,
         CtlCommand::Objects(command) => &command.request().map_err(Failure::request)?,
     };
@@ -574,7 +588,7 @@ fn show_limits(client: &Client, name: &str, json: bool) -> Result<(), Failure> {
 /// Prints an answer to a request.
 fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure> {
     match (answer, request) {
-        (Answer::Failed(error), _) => Err(Failure::run(error)),
+        (Answer::Failed(error), _) => Err(error.into()),
         (answer, _) if is_json => print_json(&answer.json()),
         (Answer::Resized { size }, Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
@@ -611,7 +625,6 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
         }
         (Answer::Message(text), _) => print(printable(&text)),
         (Answer::Done, _) => Ok(()),
-        (Answer::Status(status), Request::Status) => print(status_text(&status)),
         (Answer::Sessions(sessions), Request::Sessions) => print(sessions::text(sessions)),
         _ => Err(Failure::run("unexpected answer from the daemon; it may have another version")),
     }
@@ -686,49 +699,6 @@ pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> 
     let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
     text.map(|text| Zeroizing::new(text.to_owned()))
         .ok_or("is not a token of ASCII characters without spaces; create one with `openssl rand -hex 32`")
-}
-
-fn status_text(status: &Status) -> String {
-    let mut lines = vec![format!("connections  {} of {}", status.connections, status.max_connections)];
-    let of_protocol = |ProtocolStatus { name, connections }: &ProtocolStatus| {
-        format!("  {name} connections  {connections}")
-    };
-    lines.extend(status.protocols.iter().map(of_protocol));
-    lines.extend(lost_connections("", status.orphaned_connections));
-    for volume in &status.volumes {
-        let read_only = if volume.read_only { "  read-only" } else { "" };
-        lines.push(format!("{}  {}{read_only}", printable(&volume.name), both_sizes(volume.size)));
-        lines.push(format!("  connections  {}", volume.users));
-        if !volume.allow.is_empty() {
-            lines.push(format!("  allow        {}", printable(&volume.allow.join(", "))));
-        }
-        lines.extend(lost_connections("  ", volume.orphaned_connections));
-        let disks = status.attachments.iter().filter(|disk| disk.volume == volume.name);
-        lines.extend(disks.map(|disk| format!("  disk         {}", disk.text())));
-        lines.extend(volume.traffic.lines(15));
-        let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
-        let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
-        lines.extend(limits.map(|(label, limits)| format!("  {label:<11}  {}", limits.text())));
-        lines.extend(volume.throttled.as_ref().map(|ThrottleStatus { held, requests, seconds }| {
-            format!("  throttled    {requests} requests for {seconds:.1} s, {held} of them held now")
-        }));
-        if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
-            let held = if *reserved { ", reserved" } else { "" };
-            lines.push(format!("  registered   {registrants}{held}"));
-        }
-        lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
-        let populated = volume.populated.as_ref();
-        lines.extend(
-            populated
-                .map(|now| format!("  populated    {} of {}", human_size(now.bytes), human_size(now.of))),
-        );
-    }
-    lines.join("\n")
-}
-
-/// A line about lost connections whose I/O has not ended; `None` if there are none.
-fn lost_connections(indent: &str, count: usize) -> Option<String> {
-    (count > 0).then(|| format!("{indent}lost         {count}, with I/O that has not ended"))
 }
 
 const EXAMPLES: &str = "\

@@ -77,19 +77,19 @@ fn block_text((session, connections): &(SessionStatus, u64)) -> String {
     let many = if *connections == 1 { String::new() } else { format!("  {connections} connections") };
     let mut lines =
         vec![format!("{protocol}  {}{many}", printable(address)), format!("  since      {since}")];
-    lines.extend(name_lines("initiator", &session.initiator));
-    lines.extend(name_lines("target", &session.target));
+    lines.extend(name_lines("initiator", &session.initiator, LABEL));
+    lines.extend(name_lines("target", &session.target, LABEL));
     lines.extend(session.traffic.lines(LABEL));
     lines.join("\n")
 }
 
-/// A name on lines of at most 80 columns; no line if it is empty.
-fn name_lines(label: &str, name: &str) -> Vec<String> {
+/// A name on lines of at most 80 columns, which begins at column `at`; no line if it is empty.
+pub(super) fn name_lines(label: &str, name: &str, at: usize) -> Vec<String> {
     let letters: Vec<char> = printable(name).chars().collect();
-    let pieces = letters.chunks(80 - LABEL).enumerate();
+    let pieces = letters.chunks(80 - at).enumerate();
     let line = |(nth, piece): (usize, &[char])| {
-        let label = if nth == 0 { label } else { "" };
-        format!("  {label:<9}  {}", piece.iter().collect::<String>())
+        let label = if nth == 0 { format!("  {label}") } else { String::new() };
+        format!("{label:<at$}{}", piece.iter().collect::<String>())
     };
     pieces.map(line).collect()
 }
