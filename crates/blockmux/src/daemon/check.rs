@@ -15,11 +15,14 @@ use crate::import;
 use crate::output::printable;
 use crate::process::dead_paths::look_at_all;
 use crate::process::privileges::ServiceUser;
-use crate::process::stdout::print;
+use crate::process::stdout::{print, print_json};
 use crate::protocol::Frontends;
 use crate::volume_kinds::open::unused_rest;
+use blockmux_engine::net::socket::Address;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
+use serde::Serialize;
+use std::fmt;
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -36,6 +39,9 @@ pub(crate) struct CheckArgs {
     /// Check as the user who runs the daemon; for root
     #[arg(long, value_name = "NAME")]
     user: Option<ServiceUser>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 impl CheckArgs {
@@ -51,15 +57,83 @@ impl CheckArgs {
 /// # Errors
 /// The first error of the file.
 pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
-    let CheckArgs { file, user } = args;
+    let CheckArgs { file, user, json } = args;
     // Files of this user's, and files that this user cannot read, are as the daemon finds them.
     user.as_ref().map_or(Ok(()), |user| user.switch(None, &[], None))?;
-    validate(file).map_err(|failure| match &user {
+    let report = validate(file).map_err(|failure| match &user {
         Some(user) if is_about_rights(&failure.to_string()) => {
             Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))
         }
         _ => failure,
-    })
+    })?;
+    if json {
+        return print_json(&report);
+    }
+    report.warnings.iter().for_each(|line| warn!("{line}"));
+    print(printable(&report.summary()))
+}
+
+/// What a valid file has, and what a user may not have meant.
+#[derive(Serialize)]
+struct CheckReport {
+    file: String,
+    /// Number of files, with those of `include`.
+    files: usize,
+    volumes: usize,
+    listeners: usize,
+    targets: usize,
+    attachments: usize,
+    /// Addresses at which other machines reach volumes without authentication.
+    open_listeners: Vec<String>,
+    /// Files and devices of volumes with a warning.
+    paths: Vec<PathNote>,
+    /// All warnings, for people.
+    warnings: Vec<String>,
+}
+
+impl CheckReport {
+    fn summary(&self) -> String {
+        let count = |number: usize, what: &str| match number {
+            1 => format!("1 {what}"),
+            number => format!("{number} {what}s"),
+        };
+        let all = [
+            count(self.files, "file"),
+            count(self.volumes, "volume"),
+            count(self.listeners, "listener"),
+            count(self.targets, "target"),
+            count(self.attachments, "attachment"),
+        ];
+        format!("{}: {}", self.file, all.join(", "))
+    }
+}
+
+/// A warning about a file or device of a volume.
+#[derive(Serialize)]
+pub(super) struct PathNote {
+    volume: String,
+    path: PathBuf,
+    found: PathFinding,
+    /// For people.
+    #[serde(skip)]
+    text: String,
+}
+
+impl fmt::Display for PathNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volume `{}`: {}", self.volume, self.text)
+    }
+}
+
+/// What is found at the path of a volume.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PathFinding {
+    Absent,
+    /// The volume uses only a part of the file.
+    PartlyUsed,
+    /// Its file system or its server does not answer.
+    NoAnswer,
 }
 
 /// Whether a message may have its cause in the rights of the user who reads the files.
@@ -67,7 +141,7 @@ fn is_about_rights(message: &str) -> bool {
     ["Permission denied", "belongs to another user"].iter().any(|part| message.contains(part))
 }
 
-fn validate(file: PathBuf) -> Result<(), Failure> {
+fn validate(file: PathBuf) -> Result<CheckReport, Failure> {
     let args = ServeArgs { config: Some(file.clone()), ..ServeArgs::empty(Frontends::default()) };
     let (file, path) = (file.display().to_string(), file);
     // A secret's file may be on a file system that does not answer.
@@ -79,36 +153,37 @@ fn validate(file: PathBuf) -> Result<(), Failure> {
     let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
-    setup.policy.idle_listeners().iter().for_each(|line| warn!("{line}"));
+    let open = listen::open_places(&setup.policy);
     let about = |leaf: &Spec, found: io::Result<Metadata>| match (leaf, found) {
-        (Spec::File(file), Ok(found)) => unused_rest(file, &found)
-            .map(|rest| format!("{rest}; a reload refuses to take them from a volume that serves them")),
-        // Opening it creates it.
-        (Spec::File(file), Err(_)) if file.size.is_some() && !file.read_only => None,
-        (leaf, Err(error)) if error.kind() == ErrorKind::NotFound => {
-            path_of(leaf).map(|path| format!("{} does not exist", path.display()))
-        }
+        (Spec::File(file), Ok(found)) => unused_rest(file, &found).map(|rest| {
+            let text = format!("{rest}; a reload refuses to take them from a volume that serves them");
+            (PathFinding::PartlyUsed, text)
+        }),
+        (leaf, Err(error)) if error.kind() == ErrorKind::NotFound => path_of(leaf).map(|path| {
+            let creates = matches!(leaf, Spec::File(file) if file.size.is_some() && !file.read_only);
+            let then = if creates { "; a start creates it, without data" } else { "" };
+            (PathFinding::Absent, format!("{} does not exist{then}", path.display()))
+        }),
         _ => None,
     };
-    look_at_volumes(&setup, about).iter().for_each(|line| warn!("{line}"));
+    let paths = look_at_volumes(&setup, about);
+    let mut warnings = setup.policy.idle_listeners();
+    warnings.extend(open.iter().map(listen::open_place_note));
+    warnings.extend(paths.iter().map(PathNote::to_string));
     // The file does not say how the daemon is started.
-    for failure in setup.attachments.iter().filter_map(|asked| disks::check_mounts(asked, false).err()) {
-        warn!("{}", setup.located(failure));
-    }
-    let count = |number: usize, what: &str| match number {
-        1 => format!("1 {what}"),
-        number => format!("{number} {what}s"),
-    };
-    let targets = setup.frontends.targets().len();
-    let sources = setup.sources.as_ref().map_or(1, |sources| sources.files().count());
-    let all = [
-        count(sources, "file"),
-        count(setup.volumes.len(), "volume"),
-        count(listeners, "listener"),
-        count(targets, "target"),
-        count(setup.attachments.len(), "attachment"),
-    ];
-    print(format_args!("{}: {}", printable(&file), all.join(", ")))
+    let disks = setup.attachments.iter().filter_map(|asked| disks::check_mounts(asked, false).err());
+    warnings.extend(disks.map(|failure| setup.located(failure).to_string()));
+    Ok(CheckReport {
+        file,
+        files: setup.sources.as_ref().map_or(1, |sources| sources.files().count()),
+        volumes: setup.volumes.len(),
+        listeners,
+        targets: setup.frontends.targets().len(),
+        attachments: setup.attachments.len(),
+        open_listeners: open.iter().map(Address::to_string).collect(),
+        paths,
+        warnings,
+    })
 }
 
 /// The path of a volume that is a file, a device or a socket.
@@ -121,12 +196,12 @@ fn path_of(leaf: &Spec) -> Option<&Path> {
     }
 }
 
-/// Looks at the files and devices of all volumes; returns what `about` says about each, and a line
+/// Looks at the files and devices of all volumes; returns what `about` says about each, and a note
 /// for each that does not answer.
 pub(super) fn look_at_volumes(
     setup: &Setup,
-    about: impl Fn(&Spec, io::Result<Metadata>) -> Option<String> + Send + Sync + 'static,
-) -> Vec<String> {
+    about: impl Fn(&Spec, io::Result<Metadata>) -> Option<(PathFinding, String)> + Send + Sync + 'static,
+) -> Vec<PathNote> {
     let leaf = |named: &NamedVolume, leaf: &Spec| {
         Some((named.name.clone(), leaf.clone(), path_of(leaf)?.to_owned()))
     };
@@ -137,14 +212,17 @@ pub(super) fn look_at_volumes(
     let names: Vec<_> = all.iter().map(|(name, _, path)| (name.clone(), path.clone())).collect();
     // A server may be slow: it is asked once.
     let said = look_at_all(all, move |(_, leaf, path)| about(leaf, path.metadata()));
-    let line = |((name, path), said): ((String, PathBuf), Option<Option<String>>)| match said {
-        Some(said) => said.map(|said| format!("volume `{name}`: {said}")),
-        None => Some(format!(
-            "volume `{name}`: {} does not answer; find out why its file system or its server does not",
-            path.display()
-        )),
+    let note = |((volume, path), said): ((String, PathBuf), Option<Option<(PathFinding, String)>>)| {
+        let (found, text) = said.unwrap_or_else(|| {
+            let text = format!(
+                "{} does not answer; find out why its file system or its server does not",
+                path.display()
+            );
+            Some((PathFinding::NoAnswer, text))
+        })?;
+        Some(PathNote { volume, path, found, text })
     };
-    names.into_iter().zip(said).filter_map(line).collect()
+    names.into_iter().zip(said).filter_map(note).collect()
 }
 
 /// Time for a config and the files that it names to be read, without opening a volume.
@@ -152,8 +230,9 @@ pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Also reads secret and key files, with --user as that user. Opens no volume and
-binds no listener. Paths of volumes that do not exist or do not answer are
-warnings. The exit status is 0 if the file is valid and 2 if it is not.
+binds no listener. Warns of paths of volumes that do not exist or do not answer,
+of listeners that export nothing, and of those that other machines reach without
+authentication. The exit status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

@@ -154,15 +154,25 @@ fn bind_roce(address: SocketAddr) -> Result<RoceListener, Failure> {
 /// authentication.
 pub(super) fn warn_of_places(policy: &Policy) {
     policy.idle_listeners().iter().for_each(|line| warn!("{line}"));
-    for PolicyListener { protocol, place, networks, .. } in &policy.listeners() {
+    open_places(policy).iter().for_each(|place| warn!("{}", open_place_note(place)));
+}
+
+/// The addresses at which other machines reach volumes without authentication.
+pub(super) fn open_places(policy: &Policy) -> Vec<Address> {
+    let is_open = |listener: &PolicyListener| {
+        let PolicyListener { protocol, place, networks, .. } = listener;
         let reached = place.socket().filter(|address| !is_local(address) && networks.is_everyone());
-        if let Some(address) = reached.filter(|_| policy.is_open(protocol)) {
-            warn!(
-                "{address} can be reached from other machines without authentication; limit its clients with ?allow= or \
-                 configure authentication"
-            );
-        }
-    }
+        reached.filter(|_| policy.is_open(protocol)).cloned()
+    };
+    policy.listeners().iter().filter_map(is_open).collect()
+}
+
+/// A message about one of [`open_places`].
+pub(super) fn open_place_note(place: &Address) -> String {
+    format!(
+        "{place} can be reached from other machines without authentication; limit its clients with ?allow= or \
+         configure authentication"
+    )
 }
 
 /// Refuses an address that is given twice. The second bind would fail with a message about another

@@ -597,7 +597,7 @@ impl Reloader {
         self.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
         let mut plan = self.plan(&config, &setup, &Model::of(&setup), None);
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &setup.policy));
-        plan.report.warnings.extend(unanswered);
+        plan.report.warnings.extend(unanswered.iter().map(ToString::to_string));
         let (disks, leaving) = (self.disks.clone(), plan.disks);
         let look = move || leaving.iter().filter_map(|volume| disks.check_unused(volume).err()).collect();
         let in_use: Vec<ApiError> = self.blocking.within(READ_TIMEOUT).run("the disks to detach", look)?;
