@@ -37,7 +37,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
                 });
             }
             if args.json {
-                print_json(&described.json)
+                print_json(&with_common_keys(described.json, &args.volume, &described.info))
             } else {
                 // In the form of `discover` and `serve`.
                 let url = described.json["url"].as_str().map_or_else(|| url.to_string(), str::to_owned);
@@ -48,7 +48,11 @@ pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
             let opened = open::open(spec, Use::briefly(Access::Read))?;
             // The volume is opened read-only here, even if it is writable.
             let info = VolumeInfo { read_only: !is_writable(spec)?, ..opened.volume.info() };
-            if args.json { print_json(&volume_json(spec, &info)) } else { print(volume_text(spec, &info)) }
+            if args.json {
+                print_json(&with_common_keys(json!({ "protocol": null }), spec, &info))
+            } else {
+                print(volume_text(spec, &info))
+            }
         }
     }
 }
@@ -73,9 +77,10 @@ fn blocks(info: &VolumeInfo) -> String {
     format!("logical {logical_block}, physical {physical_block}, preferred {preferred_block}")
 }
 
-fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
-    json!({
-        "volume": spec.to_string(),
+/// Adds the keys that every volume has, with what its protocol reports under other names, too.
+fn with_common_keys(mut described: Value, volume: &Spec, info: &VolumeInfo) -> Value {
+    let common = json!({
+        "volume": volume.to_string(),
         "size": info.size,
         "read_only": info.read_only,
         "logical_block": info.logical_block,
@@ -83,7 +88,14 @@ fn volume_json(spec: &Spec, info: &VolumeInfo) -> Value {
         "preferred_block": info.preferred_block,
         "write_cache": info.write_cache,
         "volatile": info.volatile,
-    })
+    });
+    let common = common.as_object().into_iter().flatten();
+    if let Some(described) = described.as_object_mut() {
+        common.for_each(|(key, value)| {
+            described.entry(key).or_insert_with(|| value.clone());
+        });
+    }
+    described
 }
 
 /// Whether the volume is writable. The check writes nothing and ignores locks of other programs.
@@ -116,6 +128,10 @@ fn access(is_read_only: bool) -> &'static str {
 }
 
 const EXAMPLES: &str = "\
+With --json, the object of every volume has `volume`, `protocol` (null for one
+of this machine), `size`, `read_only`, `logical_block`, `physical_block`,
+`preferred_block`, `write_cache` and `volatile`, and keys of its protocol.
+
 Examples:
   blockmux info nbd://192.0.2.7/disk0
   blockmux info 'nbd+unix:///disk0?socket=/run/nbd.sock' --json

@@ -1,7 +1,7 @@
 //! The volume and the server that a URL names.
 
 use crate::failure::Failure;
-use blockmux_volume::Volume;
+use blockmux_volume::{Volume, VolumeInfo};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -64,6 +64,8 @@ pub(crate) struct Description {
     /// JSON object for programs, with at least `url` as given, `protocol`, `size` in bytes and
     /// `read_only`.
     pub(crate) json: Value,
+    /// The volume's properties, as far as the protocol reports them.
+    pub(crate) info: VolumeInfo,
 }
 
 /// The exports of a server.

@@ -47,6 +47,18 @@ fn every_protocol_reports_the_same_block_sizes() {
                 _ => [&info["logical_block"], &info["physical_block"]],
             };
             assert_eq!(told, [&json!(logical), &json!(physical)], "{options} over {scheme}: {info}");
+            // Every protocol has these keys, as a local volume has.
+            for (key, expected) in [
+                ("volume", json!(url)),
+                ("logical_block", json!(logical)),
+                ("physical_block", json!(physical)),
+                ("preferred_block", json!(physical)),
+                ("volatile", json!(false)),
+                ("read_only", json!(false)),
+            ] {
+                assert_eq!(info[key], expected, "{key} of {options} over {scheme}: {info}");
+            }
+            assert!(info["write_cache"].is_boolean() && info["protocol"].is_string(), "{info}");
             assert_eq!(info["size"], 16 << 20, "{options} over {scheme}");
         }
     }

@@ -87,7 +87,7 @@ impl Remote for AoeRemote {
             "trim": disk.trim_sectors > 0,
             "stations": stations.iter().map(|(name, sectors)| json!({ "station": name, "sectors": sectors })).collect::<Vec<_>>(),
         });
-        Ok(Description { rows, json })
+        Ok(Description { rows, json, info: disk.volume_info() })
     }
 
     fn discover(&self) -> Result<Discovery, Failure> {

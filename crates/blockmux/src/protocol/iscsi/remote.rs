@@ -95,7 +95,7 @@ impl<D: Datamover> Remote for IscsiRemote<D> {
                 &self.over,
             )
         })?;
-        Ok(Description { rows: self.rows(&told), json: self.json(&told) })
+        Ok(Description { rows: self.rows(&told), json: self.json(&told), info: told.unit.volume_info() })
     }
 
     fn discover(&self) -> Result<Discovery, Failure> {

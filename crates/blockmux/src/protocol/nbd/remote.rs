@@ -64,7 +64,7 @@ impl Remote for NbdRemote {
     fn describe(&self) -> Result<Description, Failure> {
         let NbdRemote { url, uri, tls } = self;
         let export = ask(uri, |address| initiator::describe(address, tls.as_ref(), &uri.export))?;
-        Ok(Description { rows: rows(&export), json: json(url, &export) })
+        Ok(Description { rows: rows(&export), json: json(url, &export), info: export.volume_info() })
     }
 
     fn discover(&self) -> Result<Discovery, Failure> {

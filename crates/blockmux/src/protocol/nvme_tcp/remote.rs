@@ -102,7 +102,8 @@ impl<C: NvmeCarrier> Remote for NvmeRemote<C> {
             let endpoint = self.endpoint(&self.url, address, subsystem, 1);
             initiator::describe(&NvmeEndpoint { further: reach::beside(address, &further), ..endpoint })
         })?;
-        Ok(Description { rows: self.rows(subsystem, &told), json: self.json(subsystem, &told) })
+        let (rows, json) = (self.rows(subsystem, &told), self.json(subsystem, &told));
+        Ok(Description { rows, json, info: told.namespace.volume_info() })
     }
 
     /// Lists the namespaces of the URL's subsystem, or of all subsystems that the discovery

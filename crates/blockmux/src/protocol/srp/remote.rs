@@ -67,7 +67,8 @@ impl<F: StreamFabric> Remote for SrpRemote<F> {
         })?;
         let (name, lun) = (target.to_string(), self.url.lun);
         let json = unit_json((self.url.to_string(), "srp"), Some(&name), lun, &unit);
-        Ok(Description { rows: unit_rows(name, lun, &unit), json })
+        let info = unit.volume_info();
+        Ok(Description { rows: unit_rows(name, lun, &unit), json, info })
     }
 
     /// The logical units of the target port that the URL names.
