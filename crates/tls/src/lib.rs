@@ -41,7 +41,7 @@ pub use messages::{
     PostHandshakeMessages,
 };
 use pipe::Pipe;
-pub use psk::{Hash, Lookup, Psk};
+pub use psk::{Explain, Hash, Lookup, Psk};
 use psk::{OfferedKeys, library_psk};
 pub use psk_file::{PskFile, PskFileError};
 pub use records::{HEADER_LEN, MAX_PLAINTEXT, OVERHEAD, Records};
@@ -80,6 +80,8 @@ pub enum ClientCredentials {
 pub enum ServerCredentials {
     /// Pre-shared keys, found by the identities that a client offers.
     Psks(Lookup),
+    /// Pre-shared keys whose identities have a meaning: the error of a refused one explains it.
+    ExplainedPsks(Lookup, Explain),
     /// Certificates: of the server, and optionally of each client.
     Certificates(ServerCertificates),
 }
@@ -114,13 +116,14 @@ pub struct ReceivedBytes {
 /// Why a TLS connection failed. The message's subject is the peer: write the peer's name before it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// The server knows none of the identities that the client offered; the value is the first one.
+    /// The server knows none of the identities that the client offered; the value is the first one,
+    /// and what may explain it.
     #[error("offered TLS keys that are unknown here: {0}")]
     UnknownIdentity(String),
     /// The client offered no pre-shared key.
     #[error("offered no TLS key")]
     NoIdentity,
-    /// Both sides know a key of this identity, but not the same one.
+    /// Both sides know a key of this identity, but not the same one; with what may explain it.
     #[error("has a TLS key different from ours named {0}")]
     WrongKey(String),
     /// The peer's certificate was refused; the value says why.
@@ -206,12 +209,16 @@ impl Tls {
     /// # Errors
     /// [`TlsError::Internal`] if the library fails.
     pub fn server(credentials: &ServerCredentials) -> Result<Tls, TlsError> {
+        let with_keys = |offered: OfferedKeys| {
+            let config = psk::server_config()?;
+            let mut connection = connection(Mode::Server, config.clone())?;
+            connection.set_application_context(offered);
+            Tls::new(connection, Mode::Server, config, CredentialKind::Psk)
+        };
         match credentials {
-            ServerCredentials::Psks(lookup) => {
-                let config = psk::server_config()?;
-                let mut connection = connection(Mode::Server, config.clone())?;
-                connection.set_application_context(OfferedKeys::new(lookup));
-                Tls::new(connection, Mode::Server, config, CredentialKind::Psk)
+            ServerCredentials::Psks(lookup) => with_keys(OfferedKeys::new(lookup, None)),
+            ServerCredentials::ExplainedPsks(lookup, explain) => {
+                with_keys(OfferedKeys::new(lookup, Some(explain)))
             }
             ServerCredentials::Certificates(certificates) => {
                 let config = certificates.config();
@@ -435,15 +442,15 @@ impl Tls {
             return alert::received(connection.alert(), was_open, self.kind);
         }
         let why = match (offer, error.name()) {
-            (Some(OfferedKeys { first: Some(first), known: None, .. }), _) => {
-                TlsError::UnknownIdentity(first.clone())
+            (Some(offered @ OfferedKeys { first: Some(first), known: None, .. }), _) => {
+                TlsError::UnknownIdentity(offered.refused(first))
             }
             // The library reports a wrong binder, or one of another hash function, as a malformed
             // message.
             (
-                Some(OfferedKeys { known: Some(known), .. }),
+                Some(offered @ OfferedKeys { known: Some(known), .. }),
                 "S2N_ERR_BAD_PSK_BINDER" | "S2N_ERR_BAD_MESSAGE" | "S2N_ERR_SAFETY",
-            ) if !has_answered => TlsError::WrongKey(known.clone()),
+            ) if !has_answered => TlsError::WrongKey(offered.refused(known)),
             (
                 Some(OfferedKeys { first: None, .. }),
                 "S2N_ERR_CIPHER_NOT_SUPPORTED" | "S2N_ERR_NO_VALID_SIGNATURE_SCHEME",

@@ -34,18 +34,31 @@ pub enum Hash {
 /// Finds a server's key by its identity.
 pub type Lookup = Arc<dyn Fn(&[u8]) -> Option<Psk> + Send + Sync>;
 
+/// Says what may explain that the key of an identity was refused, for the server's log.
+pub type Explain = Arc<dyn Fn(&[u8]) -> String + Send + Sync>;
+
 /// A server's lookup and the identities that the client offered, for messages.
 pub(crate) struct OfferedKeys {
     lookup: Lookup,
+    explain: Option<Explain>,
     /// The first identity offered.
-    pub(crate) first: Option<String>,
+    pub(crate) first: Option<Vec<u8>>,
     /// The first identity that the server knows.
-    pub(crate) known: Option<String>,
+    pub(crate) known: Option<Vec<u8>>,
 }
 
 impl OfferedKeys {
-    pub(crate) fn new(lookup: &Lookup) -> OfferedKeys {
-        OfferedKeys { lookup: lookup.clone(), first: None, known: None }
+    pub(crate) fn new(lookup: &Lookup, explain: Option<&Explain>) -> OfferedKeys {
+        OfferedKeys { lookup: lookup.clone(), explain: explain.cloned(), first: None, known: None }
+    }
+
+    /// An identity whose key was refused, and what may explain it.
+    pub(crate) fn refused(&self, identity: &[u8]) -> String {
+        let name = escaped(identity);
+        match &self.explain {
+            Some(explain) => format!("{name}: {}", explain(identity)),
+            None => name,
+        }
     }
 }
 
@@ -60,9 +73,9 @@ impl ClientHelloCallback for SelectOfferedKeys {
         let message = connection.client_hello()?.raw_message()?;
         let offered = hello::identities(&message);
         let Some(offer) = connection.application_context_mut::<OfferedKeys>() else { return Ok(None) };
-        offer.first = offered.first().map(|identity| escaped(identity));
+        offer.first = offered.first().map(|identity| identity.to_vec());
         let known: Vec<Psk> = offered.iter().filter_map(|identity| (offer.lookup)(identity)).collect();
-        offer.known = known.first().map(|key| escaped(&key.identity));
+        offer.known = known.first().map(|key| key.identity.clone());
         for key in &known {
             let key = library_psk(key).map_err(|error| Error::application(Box::new(error)))?;
             connection.append_psk(&key)?;

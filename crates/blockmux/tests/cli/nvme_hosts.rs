@@ -131,8 +131,18 @@ fn an_authentication_that_fails_is_logged_with_its_reason() {
             "the host offers no hash function that is allowed here",
         ),
     ] {
-        assert!(!blockmux(["info", &format!("{url}{more}")]).status.success());
-        daemon.wait_for_line(&format!("WARN login refused: DH-HMAC-CHAP failed: {reason}"));
+        let output = blockmux(["info", &format!("{url}{more}")]);
+        assert!(!output.status.success());
+        let line = daemon.wait_for_line(&format!("WARN login refused: DH-HMAC-CHAP failed: {reason}"));
+        assert!(line.contains(HOST) && line.contains(SUBSYSTEM), "{line}");
+        let (said, algorithms) = (text(&output.stderr), "(hmac(sha384), group ffdhe2048)");
+        assert!(
+            said.contains(&format!("the target must have this secret for the host {HOST} of {SUBSYSTEM}")),
+            "{said}"
+        );
+        // Both sides name what they have negotiated.
+        assert_eq!(line.contains(algorithms), reason == "wrong secret", "{line}");
+        assert_eq!(said.contains(algorithms), reason == "wrong secret", "{said}");
     }
 }
 

@@ -193,10 +193,14 @@ fn both_sides_report_a_wrong_key() {
         said.contains("decrypt_error: it has a different key of that name; check tls_key_file"),
         "{said}"
     );
-    guarded.daemon.wait_for_line("has a TLS key different from ours named NVMe0R01");
+    let offered = format!("; a key for SHA-256 was offered as NVMe1R01 {HOST} {SUBSYSTEM} ");
+    assert!(said.contains(&offered), "{said}");
+    let line = guarded.daemon.wait_for_line("has a TLS key different from ours named NVMe0R01");
+    assert!(line.contains(&format!("{HOST} {SUBSYSTEM}: the key here is another one, or ")), "{line}");
     let said = complaint(&guarded.url(HOST, Some(KEY_384)));
     assert!(said.contains("unknown_psk_identity: it does not know the key"), "{said}");
-    guarded.daemon.wait_for_line("offered TLS keys that are unknown here: NVMe1R02");
+    let line = guarded.daemon.wait_for_line("offered TLS keys that are unknown here: NVMe1R02");
+    assert!(line.contains(": the key of this host here is for SHA-256 (01), not for SHA-384 (02)"), "{line}");
 }
 
 #[test]

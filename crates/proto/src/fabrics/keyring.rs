@@ -67,6 +67,40 @@ impl Keyring {
         self.read().values().any(|stored| stored.until.is_none() && stored.key.is_for(host, subsystem))
     }
 
+    /// What commonly explains that the key of an identity was refused, for the log of this side.
+    #[must_use]
+    pub fn why_refused(&self, identity: &[u8]) -> &'static str {
+        let Some(offered) = std::str::from_utf8(identity).ok().and_then(IdentityParts::of) else {
+            return "this is no identity of NVMe/TCP";
+        };
+        let keys = self.read();
+        let known = || keys.keys().filter_map(|known| IdentityParts::of(known));
+        let of_pair = || known().filter(|known| known.names() == offered.names());
+        if of_pair().any(|known| known == offered) {
+            return "the key here is another one, or its side derives it otherwise, as libnvme before 1.16 does";
+        }
+        if offered.kind == "G" {
+            return "the key that DH-HMAC-CHAP generated has expired, or this process has started since";
+        }
+        let mut retained = of_pair().filter(|known| known.kind == "R").peekable();
+        if retained.peek().is_some() {
+            return match retained.any(|known| known.hash == offered.hash) {
+                true => "the key of this host here is another one: its digest differs",
+                false if offered.hash == "01" => {
+                    "the key of this host here is for SHA-384 (02), not for SHA-256 (01)"
+                }
+                false => "the key of this host here is for SHA-256 (01), not for SHA-384 (02)",
+            };
+        }
+        if known().any(|known| known.host == offered.host) {
+            return "this host has a key here for other subsystems only";
+        }
+        match known().any(|known| known.subsystem == offered.subsystem) {
+            true => "this subsystem has keys of other hosts only; the host may use another host NQN",
+            false => "no host has a key here for this subsystem",
+        }
+    }
+
     /// Whether there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -79,6 +113,34 @@ impl Keyring {
 
     fn write(&self) -> RwLockWriteGuard<'_, HashMap<String, StoredKey>> {
         self.keys.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The parts of an identity, `NVMe<version><kind><hash> <host> <subsystem> <digest>`; version 0 has
+/// no digest.
+#[derive(PartialEq, Eq)]
+struct IdentityParts<'a> {
+    version: &'a str,
+    /// `R` for retained, `G` for generated.
+    kind: &'a str,
+    hash: &'a str,
+    host: &'a str,
+    subsystem: &'a str,
+    digest: Option<&'a str>,
+}
+
+impl IdentityParts<'_> {
+    fn of(identity: &str) -> Option<IdentityParts<'_>> {
+        let mut words = identity.split(' ');
+        let head = words.next()?.strip_prefix("NVMe")?;
+        let (version, head) = head.split_at_checked(1)?;
+        let (kind, hash) = head.split_at_checked(1)?;
+        let (host, subsystem, digest) = (words.next()?, words.next()?, words.next());
+        words.next().is_none().then_some(IdentityParts { version, kind, hash, host, subsystem, digest })
+    }
+
+    fn names(&self) -> (&str, &str) {
+        (self.host, self.subsystem)
     }
 }
 
@@ -136,5 +198,27 @@ mod tests {
         keyring.insert(&generated, &other, &subsystem, end);
         assert!(keyring.find(b"NVMe0G01 nqn.h nqn.s").is_none() && lasts("NVMe0G01 nqn.o nqn.s", end));
         assert!(keyring.find(b"NVMe0R01 nqn.h nqn.s").is_some());
+    }
+    #[test]
+    fn a_refused_key_is_explained_by_what_is_known_here() {
+        let [host, other, subsystem] = ["nqn.h", "nqn.o", "nqn.s"].map(|name| Nqn::new(name).unwrap());
+        let keyring = Keyring::default();
+        let key = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:")
+            .unwrap();
+        keyring.replace(&[key.retained(&host)], &host, &subsystem);
+        keyring.replace(&[key.retained(&other)], &other, &Nqn::new("nqn.t").unwrap());
+        for (identity, expected) in [
+            ("alice", "no identity of NVMe/TCP"),
+            ("NVMe0R01 nqn.h nqn.s", "the key here is another one"),
+            ("NVMe1R01 nqn.h nqn.s AAAA", "its digest differs"),
+            ("NVMe0R02 nqn.h nqn.s", "for SHA-256 (01), not for SHA-384 (02)"),
+            ("NVMe0G01 nqn.h nqn.s", "DH-HMAC-CHAP generated has expired"),
+            ("NVMe0R01 nqn.o nqn.s", "for other subsystems only"),
+            ("NVMe0R01 nqn.x nqn.s", "keys of other hosts only"),
+            ("NVMe0R01 nqn.x nqn.y", "no host has a key here for this subsystem"),
+        ] {
+            let said = keyring.why_refused(identity.as_bytes());
+            assert!(said.contains(expected), "{identity}: {said}");
+        }
     }
 }

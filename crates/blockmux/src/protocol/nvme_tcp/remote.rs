@@ -18,7 +18,7 @@ use blockmux_engine::protocol::nvme::{GeneratedKeys, IdentityOrder};
 use blockmux_engine::remote::{CurrentSecrets, Policy};
 use blockmux_proto::fabrics::url::{IoPolicy, NvmeUrl, Portals, read_uuid};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
-use blockmux_proto::nvme::auth::psk::ConfiguredPsk;
+use blockmux_proto::nvme::auth::psk::{ConfiguredPsk, PskHash};
 use blockmux_proto::nvme::auth::{AuthFailure, HostSecrets};
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme_tcp::client::{
@@ -126,9 +126,7 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
         subsystem: &Nqn,
         connections: u32,
     ) -> NvmeEndpoint<C> {
-        let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
-        let own = || Nqn::new(&host_nqn_of(&host_id)).expect("only allowed characters are used");
-        let host = url.host_nqn.clone().unwrap_or_else(own);
+        let (host, host_id) = host_of(url);
         NvmeEndpoint {
             address: address.clone(),
             further: Vec::new(),
@@ -198,12 +196,18 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
     fn refused(&self, error: &NvmeConnectError) -> Failure {
         let url = &self.url;
         let list = format!("`blockmux discover '{}'` lists its subsystems", url.discovery());
+        let (host, subsystem) = (host_of(url).0, url.subsystem.clone().unwrap_or_else(discovery_nqn));
         let advice = match error {
             NvmeConnectError::Broken { broken: Broken::Tls(_), .. } if url.concat => {
                 "configure this host's secret at the target, or remove concat".to_owned()
             }
             NvmeConnectError::Broken { broken: Broken::Tls(_), .. } => {
-                "check tls_key_file, hostnqn and the subsystem's name".to_owned()
+                let key = self.tls_key.as_ref().map(|key| key.get());
+                let offered = key.map(|key| offered_keys(&key, &host, &subsystem, url.tls_identity));
+                format!(
+                    "check tls_key_file, hostnqn and the subsystem's name{}",
+                    offered.unwrap_or_default()
+                )
             }
             NvmeConnectError::Broken { .. } | NvmeConnectError::Silent { .. } => {
                 let what = if url.rdma.is_some() { "NVMe/RDMA" } else { "NVMe/TCP" };
@@ -217,17 +221,22 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 NvmeRefused::Authentication => {
                     "give the file of this host's secret, as ?dhchap_secret_file=PATH".to_owned()
                 }
-                NvmeRefused::AuthFailed(AuthFailure::Rejected(_) | AuthFailure::Closed) => {
-                    "check dhchap_secret_file and hostnqn, and the algorithms that the target allows".to_owned()
+                NvmeRefused::AuthFailed { failure: AuthFailure::Rejected(_) | AuthFailure::Closed, .. } => {
+                    format!(
+                        "check dhchap_secret_file and hostnqn, and the algorithms that the target allows; the target must \
+                         have this secret for the host {host} of {subsystem}, with the same second field (00 to 03)"
+                    )
                 }
-                NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse) => {
-                    "check dhchap_ctrl_secret_file and the address; the controller could not prove its identity"
-                        .to_owned()
+                NvmeRefused::AuthFailed { failure: AuthFailure::WrongControllerResponse, .. } => {
+                    format!(
+                        "check dhchap_ctrl_secret_file and the address; the controller could not prove its identity to \
+                         the host {host} of {subsystem}"
+                    )
                 }
-                NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel) => {
+                NvmeRefused::AuthFailed { failure: AuthFailure::NoSecureChannel, .. } => {
                     "configure secure channel concatenation at the target, or remove concat".to_owned()
                 }
-                NvmeRefused::AuthFailed(AuthFailure::NotRequired) => {
+                NvmeRefused::AuthFailed { failure: AuthFailure::NotRequired, .. } => {
                     "configure authentication at the target, or remove dhchap_ctrl_secret_file".to_owned()
                 }
                 NvmeRefused::Connect(status) => match ConnectStatus(status.status().0) {
@@ -459,6 +468,33 @@ fn own_id() -> HostId {
 /// Derives a host identifier from a text.
 fn hash(text: &str) -> HostId {
     VolumeUuid::of_texts(&["host", text]).to_bytes()
+}
+
+/// The host NQN and the host identifier of a URL, or this machine's.
+fn host_of(url: &NvmeUrl) -> (Nqn, HostId) {
+    let host_id = url.host_id.or_else(|| url.host_nqn.as_ref().map(id_of_nqn)).unwrap_or_else(own_id);
+    let own = || Nqn::new(&host_nqn_of(&host_id)).expect("only allowed characters are used");
+    (url.host_nqn.clone().unwrap_or_else(own), host_id)
+}
+
+/// The identities by which a TLS key was offered, for a message; they name the hash function and
+/// both NQNs, and are no secret.
+fn offered_keys(key: &ConfiguredPsk, host: &Nqn, subsystem: &Nqn, version: Option<u8>) -> String {
+    let all = key.retained(host).tls_psks(host, subsystem);
+    let offered: Vec<_> =
+        all.iter().filter(|key| version.is_none_or(|version| key.version() == version)).collect();
+    let Some((first, others)) = offered.split_first() else { return String::new() };
+    let hash = match first.hash {
+        PskHash::Sha256 => "SHA-256",
+        PskHash::Sha384 => "SHA-384",
+    };
+    let others = others.iter().filter_map(|other| other.identity.split(' ').next());
+    let others: String = others.map(|version| format!(" and as {version} of the same names")).collect();
+    format!(
+        "; a key for {hash} was offered as {}{others}, which the target must have and derive alike: libnvme before 1.16 \
+         derives others",
+        first.identity
+    )
 }
 
 #[cfg(test)]

@@ -235,7 +235,7 @@ impl<C: NvmeCarrier> NvmeEndpoint<C> {
     /// Reads the secrets again if the controller refused this host for them.
     fn renews_secrets(&self, refused: Option<&NvmeRefused>) -> bool {
         let is_about_secrets =
-            matches!(refused, Some(NvmeRefused::Authentication | NvmeRefused::AuthFailed(_)));
+            matches!(refused, Some(NvmeRefused::Authentication | NvmeRefused::AuthFailed { .. }));
         let secrets = self.secrets.as_ref().filter(|_| is_about_secrets);
         secrets.inspect(|secrets| secrets.read_again()).is_some()
     }

@@ -177,6 +177,8 @@ pub(crate) fn tls_key(key: &TlsPsk) -> Psk {
 
 fn credentials(node: &Arc<NvmeNode>) -> ServerCredentials {
     let keyring = node.keyring().clone();
+    let known = keyring.clone();
     let lookup = move |identity: &[u8]| keyring.find_lasting(identity, Instant::now()).as_ref().map(tls_key);
-    ServerCredentials::Psks(Arc::new(lookup))
+    let explain = move |identity: &[u8]| known.why_refused(identity).to_owned();
+    ServerCredentials::ExplainedPsks(Arc::new(lookup), Arc::new(explain))
 }

@@ -67,7 +67,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     #[cold]
     pub(super) fn audit_failed_authentication(&mut self) {
         let Some(login) = self.claimed_login() else { return };
-        let failure = self.authenticator.as_ref().map_or("", |authenticator| authenticator.failure_reason());
+        let failure = self.authenticator.as_ref().map_or_else(String::new, |own| own.why_failed());
         self.audit
             .push(AuditEvent::Refused { login, reason: format!("DH-HMAC-CHAP failed: {failure}").into() });
     }

@@ -31,11 +31,11 @@ pub(super) fn required_authentication(
         // The PSK of the connection has authenticated both sides already.
         Some(credentials) if credentials.concatenation == Concatenation::Done => Ok(None),
         Some(credentials) if credentials.concatenation == Concatenation::Due => {
-            Err(NvmeRefused::AuthFailed(AuthFailure::NoSecureChannel))
+            Err(NvmeRefused::unchallenged(AuthFailure::NoSecureChannel))
         }
         // Without this check, an attacker between host and controller could clear the flag.
         Some(credentials) if credentials.secrets.controller.is_some() && !is_discovery => {
-            Err(NvmeRefused::AuthFailed(AuthFailure::NotRequired))
+            Err(NvmeRefused::unchallenged(AuthFailure::NotRequired))
         }
         _ => Ok(None),
     }
@@ -63,7 +63,11 @@ impl QueueAuthentication {
 
     /// The failure that the end of the connection means.
     pub(super) fn on_lost(&self) -> NvmeRefused {
-        NvmeRefused::AuthFailed(self.0.failure().unwrap_or(AuthFailure::Closed))
+        self.failed(self.0.failure().unwrap_or(AuthFailure::Closed))
+    }
+
+    fn failed(&self, failure: AuthFailure) -> NvmeRefused {
+        NvmeRefused::AuthFailed { failure, algorithms: self.0.algorithms() }
     }
 
     /// The generated PSK, if one was requested.
@@ -83,7 +87,7 @@ impl QueueAuthentication {
         }
         match self.0.turn() {
             // The reason of the failure says more than the status of the command that reported it.
-            AuthStep::Over(Err(unproved)) => Err(NvmeRefused::AuthFailed(unproved)),
+            AuthStep::Over(Err(unproved)) => Err(self.failed(unproved)),
             _ if !is_good => {
                 let what = if is_sending { "Authentication Send" } else { "Authentication Receive" };
                 Err(NvmeRefused::Command { what, status: cqe.status })

@@ -1,7 +1,7 @@
 //! Failures of a session without a protocol violation: the controller refuses the host, or the host
 //! cannot use the controller. Each is one line for the user.
 
-use crate::nvme::auth::AuthFailure;
+use crate::nvme::auth::{AuthAlgorithms, AuthFailure};
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus, StatusField};
 
 /// Reason for which a session failed without a protocol violation.
@@ -14,8 +14,13 @@ pub enum NvmeRefused {
     #[error("controller requires DH-HMAC-CHAP, and there is no secret")]
     Authentication,
     /// Authentication failed on one of the sides.
-    #[error("{0}")]
-    AuthFailed(AuthFailure),
+    #[error("{failure}{}", in_brackets(*.algorithms))]
+    AuthFailed {
+        /// The reason.
+        failure: AuthFailure,
+        /// What the controller had chosen; `None` before its challenge.
+        algorithms: Option<AuthAlgorithms>,
+    },
     /// A command of the initialization failed.
     #[error("controller failed {what}: {}", status_text(*.status))]
     Command {
@@ -70,6 +75,18 @@ pub enum NvmeRefused {
 }
 
 impl NvmeRefused {
+    /// The failure of an authentication before a challenge.
+    pub(crate) fn unchallenged(failure: AuthFailure) -> NvmeRefused {
+        NvmeRefused::AuthFailed { failure, algorithms: None }
+    }
+
+    /// Why the authentication failed, if it did.
+    #[must_use]
+    pub fn auth_failure(&self) -> Option<AuthFailure> {
+        let NvmeRefused::AuthFailed { failure, .. } = self else { return None };
+        Some(*failure)
+    }
+
     /// Whether a new connection may succeed: the refusal can be temporary, for example while a
     /// controller restarts.
     #[must_use]
@@ -87,14 +104,18 @@ impl NvmeRefused {
             | NvmeRefused::Replaced(_)
             | NvmeRefused::NoQueues
             | NvmeRefused::UnstableDiscoveryLog
-            | NvmeRefused::AuthFailed(AuthFailure::Closed) => true,
+            | NvmeRefused::AuthFailed { failure: AuthFailure::Closed, .. } => true,
             NvmeRefused::Authentication
-            | NvmeRefused::AuthFailed(_)
+            | NvmeRefused::AuthFailed { .. }
             | NvmeRefused::Format { .. }
             | NvmeRefused::NoKeyedSgls(_)
             | NvmeRefused::AnotherNamespace { .. } => false,
         }
     }
+}
+
+fn in_brackets(algorithms: Option<AuthAlgorithms>) -> String {
+    algorithms.map_or_else(String::new, |algorithms| format!(" ({algorithms})"))
 }
 
 fn status_text(field: StatusField) -> String {
@@ -115,6 +136,7 @@ fn named_status(name: Option<&str>, field: StatusField) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvme::auth::{DhGroup, Hash};
 
     #[test]
     fn a_refusal_is_one_line() {
@@ -136,6 +158,10 @@ mod tests {
             NvmeRefused::NoNamespace(1).is_retryable() && NvmeRefused::UnstableDiscoveryLog.is_retryable()
         );
         assert!(!NvmeRefused::Authentication.is_retryable());
-        assert!(!NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse).is_retryable());
+        let algorithms = Some(AuthAlgorithms { hash: Hash::Sha384, group: DhGroup::Ffdhe3072 });
+        let refused = NvmeRefused::AuthFailed { failure: AuthFailure::WrongControllerResponse, algorithms };
+        assert!(!refused.is_retryable());
+        let expected = "controller failed to authenticate: wrong response (hmac(sha384), group ffdhe3072)";
+        assert_eq!(refused.to_string(), expected);
     }
 }

@@ -1,8 +1,8 @@
 //! A controller's side of one queue's authentication.
 
 use super::{
-    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
-    head, is_same,
+    AuthAlgorithms, AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE,
+    ResponseInput, head, is_same,
 };
 use crate::driver::computation::{Computation, Helpers};
 use crate::nvme::auth::psk::InputPsk;
@@ -28,6 +28,8 @@ pub struct Authenticator {
     is_done: bool,
     /// Why the authentication failed, for this side's log.
     failure_reason: &'static str,
+    /// What was negotiated, for this side's log.
+    algorithms: Option<AuthAlgorithms>,
 }
 
 /// Why a message of the host is refused.
@@ -94,6 +96,7 @@ impl Authenticator {
             generated: None,
             is_done: false,
             failure_reason: "",
+            algorithms: None,
         }
     }
 
@@ -136,10 +139,14 @@ impl Authenticator {
         matches!(self.state, ControllerAuthState::Failed)
     }
 
-    /// Why the authentication failed, in words for this side's log.
+    /// Why the authentication failed, and with which algorithms, for this side's log.
     #[must_use]
-    pub fn failure_reason(&self) -> &'static str {
-        self.failure_reason
+    pub fn why_failed(&self) -> String {
+        let reason = self.failure_reason;
+        match self.algorithms {
+            Some(algorithms) => format!("{reason} ({algorithms})"),
+            None => reason.to_owned(),
+        }
     }
 
     /// Handles a message of the host, whose secrets are `secrets` at present.
@@ -233,7 +240,7 @@ impl Authenticator {
         match (&self.state, is_common, MessageId(begin.auth_id)) {
             // A host may authenticate again once authentication is finished.
             (ControllerAuthState::Negotiate, true, MessageId::NEGOTIATE) => {
-                self.t_id = begin.t_id.get();
+                (self.t_id, self.algorithms) = (begin.t_id.get(), None);
                 let secrets = secrets().ok_or(AuthRejection {
                     explanation: Explanation::AUTHENTICATION_FAILED,
                     reason: "the host no longer has a secret here",
@@ -304,6 +311,7 @@ impl Authenticator {
             is_wanted && groups.contains(&group.id().0)
         };
         let group = DhGroup::ALL.into_iter().find(is_usable).ok_or(Explanation::DH_GROUP_NOT_USABLE)?;
+        self.algorithms = Some(AuthAlgorithms { hash, group });
         let mut challenge = self.random.block().to_vec();
         challenge.truncate(hash.len());
         Ok(NegotiatedAuth {
@@ -423,7 +431,9 @@ const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 /// The reason of a failure, for this side's log.
 fn reason(explanation: Explanation) -> &'static str {
     match explanation {
-        Explanation::AUTHENTICATION_FAILED => "wrong secret",
+        Explanation::AUTHENTICATION_FAILED => {
+            "wrong secret: it is that of another host NQN, or its second field (00 to 03) differs from the one here"
+        }
         Explanation::PROTOCOL_NOT_USABLE => "the host does not offer DH-HMAC-CHAP",
         Explanation::HASH_NOT_USABLE => "the host offers no hash function that is allowed here",
         Explanation::DH_GROUP_NOT_USABLE => {
@@ -697,7 +707,7 @@ pub(crate) mod tests {
         let fails = |message: &[u8]| {
             let mut target = authenticator(secrets(Some(Hash::Sha384), Some(DhGroup::Ffdhe2048)));
             target.on_message(message);
-            assert!(target.failure_reason() != "" && target.failure_reason() != "wrong secret");
+            assert!(target.why_failed() != "" && !target.why_failed().starts_with("wrong secret"));
             explanation(&mut target)
         };
         let good = negotiate(&[2], &[1]);

@@ -12,8 +12,8 @@
 //! Without a controller secret its sequence number is 0, and the controller does not authenticate.
 
 use super::{
-    AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE, ResponseInput,
-    head, is_same,
+    AuthAlgorithms, AuthDirection, AuthNames, ChallengeGenerator, DhGroup, Hash, HostSecrets, MAX_MESSAGE,
+    ResponseInput, head, is_same,
 };
 use crate::nvme::auth::psk::InputPsk;
 use crate::nvme::nqn::Nqn;
@@ -102,6 +102,8 @@ pub struct HostAuthenticator {
     random: ChallengeGenerator,
     t_id: u16,
     state: HostAuthState,
+    /// What the controller has chosen.
+    algorithms: Option<AuthAlgorithms>,
     /// The generated PSK, valid once authentication is finished.
     generated: Option<InputPsk>,
 }
@@ -155,6 +157,7 @@ impl HostAuthenticator {
             random,
             t_id,
             state: HostAuthState::Send(negotiate, Box::new(HostAuthState::Challenge)),
+            algorithms: None,
             generated: None,
         }
     }
@@ -163,6 +166,12 @@ impl HostAuthenticator {
     #[must_use]
     pub fn generated(&self) -> Option<&InputPsk> {
         self.generated.as_ref().filter(|_| matches!(self.state, HostAuthState::Over(Ok(()))))
+    }
+
+    /// What the controller has chosen; `None` before its challenge.
+    #[must_use]
+    pub fn algorithms(&self) -> Option<AuthAlgorithms> {
+        self.algorithms
     }
 
     /// The next step. Does not change the state.
@@ -238,6 +247,7 @@ impl HostAuthenticator {
             Explanation::DH_GROUP_NOT_USABLE,
             AuthFailure::ProtocolViolation("chose a group that it was not offered"),
         ))?;
+        self.algorithms = Some(AuthAlgorithms { hash, group });
         let (hl, dhvlen) = (usize::from(header.hl), usize::from(header.dhvlen.get()));
         if hl != hash.len() || dhvlen != group.len() {
             return Err(payload("sent a challenge with lengths of another hash function or group"));

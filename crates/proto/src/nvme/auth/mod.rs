@@ -37,6 +37,7 @@ pub use secret::{DhChapSecret, SecretError};
 
 use blockmux_wire::nvmeof::auth::Head;
 use sha2::{Digest, Sha512};
+use std::fmt;
 
 /// The secrets of a host and the controller, known to both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,21 @@ pub struct HostSecrets {
     /// The only group; `None` for the first of at least 2,048 bits that both sides support, or the
     /// null group with a controller that supports no other.
     pub group: Option<DhGroup>,
+}
+
+/// The algorithms that a controller has chosen, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuthAlgorithms {
+    /// Hash function of the responses.
+    pub hash: Hash,
+    /// Group of the Diffie-Hellman exchange.
+    pub group: DhGroup,
+}
+
+impl fmt::Display for AuthAlgorithms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, group {}", self.hash.name(), self.group.name())
+    }
 }
 
 /// The side that authenticates.

@@ -67,13 +67,15 @@ fn a_controller_may_return_shorter_messages_than_the_host_asked_for() {
 fn the_reason_of_a_controller_that_rejects_the_host_is_reported_at_once() {
     let right = secrets(None, Some(DhGroup::Null));
     let wrong = HostSecrets { host: right.controller.clone().unwrap(), controller: None, ..right.clone() };
-    let rejected = NvmeRefused::AuthFailed(AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED));
+    let rejected = Some(AuthFailure::Rejected(Explanation::AUTHENTICATION_FAILED));
     let mut host = admin(wrong.clone());
     assert!(authenticate(&mut host.session, right.clone()).is_none());
-    assert_eq!(host.session.refused(), Some(&rejected));
+    assert_eq!(host.session.refused().and_then(NvmeRefused::auth_failure), rejected);
+    let said = host.session.refused().unwrap().to_string();
+    assert!(said.ends_with(" (hmac(sha512), group null)"), "{said}");
     let mut queues = TestQueues::fresh_with(credentials(wrong), super::controller(), namespace(), 128);
     assert!(authenticate(queues.driver.session.queue(0), right).is_none());
-    assert_eq!(queues.driver.session.refused(), Some(&rejected));
+    assert_eq!(queues.driver.session.refused().and_then(NvmeRefused::auth_failure), rejected);
 }
 
 /// Linux's controller closes the connection of a host that it rejects, sometimes before its reason
@@ -92,7 +94,7 @@ fn a_controller_that_closes_the_connection_during_authentication_has_rejected_th
         host.session.answer(connect.cid(), &[], required);
         assert_eq!(fabrics_type(&host.session.sent().pop().unwrap().sqe), FabricsType::AUTHENTICATION_SEND);
         host.session.on_lost().unwrap_err();
-        assert_eq!(host.session.refused(), Some(&NvmeRefused::AuthFailed(AuthFailure::Closed)));
+        assert_eq!(host.session.refused(), Some(&NvmeRefused::unchallenged(AuthFailure::Closed)));
     }
 }
 
@@ -148,8 +150,9 @@ fn recorded_messages_of_spdk_authenticate_both_sides() {
                 };
                 host.session.answer(command.cid(), &message, Some((StatusField::default(), result)));
             }
-            let impostor = NvmeRefused::AuthFailed(AuthFailure::WrongControllerResponse);
-            assert_eq!(host.session.refused(), is_damaged.then_some(&impostor), "{hash:?} {group:?}");
+            let impostor = is_damaged.then_some(AuthFailure::WrongControllerResponse);
+            let failure = host.session.refused().and_then(NvmeRefused::auth_failure);
+            assert_eq!(failure, impostor, "{hash:?} {group:?}");
             assert_eq!(last == Some(FabricsType::PROPERTY_GET), !is_damaged);
         }
     }
