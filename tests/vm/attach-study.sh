@@ -8,6 +8,7 @@ rm -f /usr/bin/losetup     # so that a disk by FUSE would not do
 
 # study TEXT...: measures the configurations with these texts; prints the report of bonnie++.
 study() {
+  rm -rf study.html
   blockmux bench --suite aatrokoski-2007 --file-system --size 16m --report study.html "$@" >said 2>&1 || {
     cat said
     return 1

@@ -361,6 +361,7 @@ mod tests {
             target: target.into(),
             poll: poll.into(),
             job: Job::default(),
+            report: 0,
             runs: Vec::new(),
         };
         let labels = |rows: &[Row]| {
@@ -380,6 +381,7 @@ mod tests {
                 rows: rows.to_vec(),
                 skipped: Vec::new(),
                 conditions: Vec::new(),
+                changes: None,
             };
             let labels = Labels::of(&comparison);
             rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()

@@ -172,6 +172,7 @@ mod tests {
             target: "mem:1g".to_owned(),
             poll: String::new(),
             job,
+            report: 0,
             runs: vec![Run { runtime_ns: 1_000_000_000, read, ..Run::default() }],
         }
     }
@@ -193,6 +194,7 @@ mod tests {
             rows,
             skipped: Vec::new(),
             conditions: Vec::new(),
+            changes: None,
         }
     }
 

@@ -11,6 +11,7 @@
 
 pub mod bonnie;
 pub mod ceiling;
+pub mod change;
 pub mod content;
 mod cpu;
 pub mod figure;

@@ -24,6 +24,9 @@ pub struct Comparison {
     /// What readers must know about how it was measured, as sentences.
     #[serde(default)]
     pub conditions: Vec<String>,
+    /// The changes, if this was merged from two reports with cases in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<Changes>,
 }
 
 /// The machine that measured.
@@ -40,6 +43,10 @@ pub struct Machine {
     /// TCP congestion control of the measured connections: the system's, or as requested.
     #[serde(default = "unknown")]
     pub congestion: String,
+}
+
+fn is_first(report: &u8) -> bool {
+    *report == 0
 }
 
 fn unknown() -> String {
@@ -79,6 +86,9 @@ pub struct Row {
     pub poll: String,
     /// The job.
     pub job: Job,
+    /// Number of the merged report that it is from; 0 for the first, and if no other has the case.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub report: u8,
     /// Every run, in the order in which they ran.
     pub runs: Vec<Run>,
 }
@@ -152,6 +162,55 @@ pub struct Spread {
     pub min: f64,
     /// Largest.
     pub max: f64,
+}
+
+/// The changes between two reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Changes {
+    /// Name of the first report.
+    pub before: String,
+    /// Name of the second report.
+    pub after: String,
+    /// One for each case that both have, in the order of the first.
+    pub cases: Vec<CaseChange>,
+}
+
+/// The changes of one configuration under one job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CaseChange {
+    /// The job in words.
+    pub job: String,
+    /// The configuration's label.
+    pub configuration: String,
+    /// The figures that both reports have: IOPS, p50, p99 and CPU time, in this order.
+    pub figures: Vec<FigureChange>,
+}
+
+/// The change of one figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FigureChange {
+    /// The figure's key in JSON.
+    pub figure: String,
+    /// Median of the first report.
+    pub before: f64,
+    /// Median of the second report.
+    pub after: f64,
+    /// The change in per cent of the first median.
+    pub percent: f64,
+    /// Whether it can be told from the spread of the runs.
+    pub significance: Significance,
+}
+
+/// Whether a change is more than the spread of the runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Significance {
+    /// Every run of one report is better than every run of the other.
+    RunsDiffer,
+    /// Some run of the worse report is as good as one of the better: it may be chance.
+    RunsOverlap,
+    /// One of the reports has a single run, without a spread.
+    SingleRun,
 }
 
 impl Comparison {
@@ -413,6 +472,7 @@ mod tests {
             rows,
             skipped: Vec::new(),
             conditions: Vec::new(),
+            changes: None,
         }
     }
 
@@ -434,6 +494,7 @@ mod tests {
             target: "nbd://h/x".into(),
             poll: "never".into(),
             job,
+            report: 0,
             runs: runs.collect(),
         }
     }

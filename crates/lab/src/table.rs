@@ -3,9 +3,10 @@
 //! Every number is the median over the runs. If the terminal is too narrow, the least useful
 //! columns are omitted, see `Column::keep`.
 
+use crate::change::FIGURES;
 use crate::figure::{self, Figure, Labels, shortened};
 use crate::grid::{self, Grid};
-use crate::result::{Comparison, Row};
+use crate::result::{Changes, Comparison, FigureChange, Row};
 use crate::suite::{PublishedFigure, Study};
 use blockmux_volume::text::replaced;
 use std::fmt::Write as _;
@@ -43,6 +44,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>, width: Width, colo
         }
     }
     table.grids.iter().for_each(|grid| table.grid(&mut out, grid));
+    comparison.changes.iter().for_each(|changes| table.changes(&mut out, changes));
     table.not_run(&mut out);
     table.legend(&mut out);
     out
@@ -156,6 +158,35 @@ impl TextTable<'_> {
             let line = format!("{name:GRID_NAME$}{}", cells(line.clone()));
             let _ = writeln!(out, "{}", line.trim_end());
         }
+    }
+
+    /// The changes between two reports.
+    fn changes(&self, out: &mut String, changes: &Changes) {
+        let [before, after] =
+            [&changes.before, &changes.after].map(|name| shortened(&plain(name), MAX_LABEL));
+        let title = format!("Change from {before} to {after}");
+        let _ = writeln!(out, "\n{}", self.styled(BOLD, &title));
+        let room = self.label_width;
+        for cases in changes.by_job() {
+            let _ = writeln!(out, "{}", plain(&cases[0].job));
+            let names: String = FIGURES.iter().map(|(name, _)| format!("{name:>CHANGE$}")).collect();
+            let head = format!("{:room$}{:>CHANGED$}{:>CHANGED$}{names}", "", "before", "after");
+            let _ = writeln!(out, "{}", self.styled(DIM, &head));
+            for case in cases {
+                let label = shortened(&plain(&case.configuration), room);
+                let count = |of: fn(&FigureChange) -> f64| {
+                    case.of(Figure::Iops).map_or_else(|| "-".to_owned(), |change| figure::count(of(change)))
+                };
+                let (before, after) = (count(|change| change.before), count(|change| change.after));
+                let _ = write!(out, "{label:room$}{before:>CHANGED$}{after:>CHANGED$}");
+                for (_, figure) in FIGURES {
+                    let text = case.of(figure).map_or_else(|| "-".to_owned(), FigureChange::text);
+                    let _ = write!(out, "{text:>CHANGE$}");
+                }
+                out.push('\n');
+            }
+        }
+        self.paragraph(out, CHANGES_LEGEND);
     }
 
     /// A study's figures in the corresponding columns, then their labels.
@@ -389,6 +420,11 @@ const CEILING_LEGEND: &str = "ceil: share of the IOPS of bare sockets with the s
 (never: the one that sleeps, always: the one that spins, adaptive: the faster of the two).";
 const MACHINE_LEGEND: &str = "all: CPU time of this whole machine for each I/O, of the kernel and of all programs: \
 the only one that is known of a disk.";
+const CHANGES_LEGEND: &str = "IOPS of both, then the changes; of p50, p99 and the CPU time for each Gbit/s (%/Gb), less is \
+better. In brackets: the runs of both reports overlap, or one has a single run, so that the change may be chance.";
+/// Width of a count, and of a change.
+const CHANGED: usize = 7;
+const CHANGE: usize = 9;
 /// The column of the machine's CPU time.
 const MACHINE: &str = "all";
 /// The column of the CPU time for each Gbit/s.

@@ -111,7 +111,8 @@ impl Tree {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = if directory.is_empty() { name } else { format!("{directory}/{name}") };
-            if NOT_OURS.contains(&path.as_str()) {
+            // The reports of further benches are numbered.
+            if NOT_OURS.contains(&path.as_str()) || path.starts_with("bench-results-") {
                 continue;
             }
             let kind = entry.file_type()?;

@@ -15,12 +15,35 @@ use std::path::{Path, PathBuf};
 /// minutes.
 ///
 /// # Errors
-/// If the directory cannot be created.
+/// If the directory cannot be created, or has a report already.
 pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
+    let dir = report.display();
     std::fs::create_dir_all(report).map_err(|error| {
-        let dir = report.display();
         Failure::request(format!("--report {dir}: cannot create this directory: {error}; give another one"))
-    })
+    })?;
+    if has_report(report) {
+        return Err(Failure::request(format!(
+            "--report {dir}: has a report already; move it, or give another directory"
+        )));
+    }
+    Ok(())
+}
+
+/// Creates the directory of a report for which the user has named none: the first of
+/// `bench-results`, `bench-results-2` and so on that has no report.
+///
+/// # Errors
+/// If the directory cannot be created.
+pub(crate) fn make_usual_directory() -> Result<PathBuf, Failure> {
+    let numbered = (2_u64..).map(|number| PathBuf::from(format!("{USUAL_DIRECTORY}-{number}")));
+    let mut all = std::iter::once(PathBuf::from(USUAL_DIRECTORY)).chain(numbered);
+    let free = all.find(|directory| !has_report(directory)).unwrap_or_default();
+    make_directory(&free)?;
+    Ok(free)
+}
+
+fn has_report(directory: &Path) -> bool {
+    [JSON, PAGE].iter().any(|name| directory.join(name).symlink_metadata().is_ok())
 }
 
 /// Writes the report, if requested, and prints JSON, or the table with the paths of the report.
@@ -64,13 +87,14 @@ fn write_report(
     let page = page::render(comparison, study).map_err(Failure::run)?;
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        // Another measurement may have ended in the same directory meanwhile.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         safe_path::open(&path, flags, Mode::from_raw_mode(0o666))
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|error| Failure::run(format!("{}: cannot write the report: {error}", path.display())))?;
         Ok::<_, Failure>(path)
     };
-    Ok((write("bench.json", json)?, write("bench.html", &page)?))
+    Ok((write(JSON, json)?, write(PAGE, &page)?))
 }
 
 /// Width of the terminal in columns; 80 without a terminal.
@@ -89,3 +113,9 @@ fn console_columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(size.ws_col.into())
 }
+
+/// Names of a report's files.
+const JSON: &str = "bench.json";
+const PAGE: &str = "bench.html";
+/// The directory of the first report for which no other one is named.
+const USUAL_DIRECTORY: &str = "bench-results";

@@ -24,8 +24,9 @@ impl Bench {
         self.0.path().join(name).display().to_string()
     }
 
-    /// A bench with short runs and the arguments `words` and `rest`.
+    /// A bench with the arguments `words` and `rest`, and with a new report.
     pub(crate) fn command(&self, words: &str, rest: &[&str]) -> Command {
+        let _ = std::fs::remove_dir_all(self.path("report"));
         let mut command = Command::new(BLOCKMUX);
         command.args(["bench", "--report", &self.path("report")]).args(words.split_whitespace()).args(rest);
         command
@@ -141,6 +142,82 @@ fn each_policy_of_a_short_bench_has_its_own_ceiling() {
     assert!(out.contains("\nnbd ceiling sleeps ") && !out.contains("ceiling spins "), "{out}");
     let out = printed(&bench.run("mem:16m --poll never --poll always", &[]));
     assert!(out.contains("\nnbd ceiling sleeps ") && out.contains("\nnbd ceiling spins "), "{out}");
+}
+
+#[test]
+fn only_the_protocols_that_are_asked_for_are_measured_with_their_ceilings() {
+    let bench = Bench::new();
+    let out = printed(&bench.run("mem:16m --rw randread --protocols nbd,vhost_user", &[]));
+    let measured: Vec<_> = jobs(&bench.json())
+        .iter()
+        .map(|job| job["blockmux"]["protocol"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(measured, ["nbd", "vhost-user", "nbd", "nbd"], "{out}");
+    let out = printed(&bench.run("mem:16m --suite taocloud-2022 --protocols iscsi --no_ceiling", &[]));
+    assert!(jobs(&bench.json()).iter().all(|job| job["blockmux"]["protocol"] == "iscsi"), "{out}");
+    let unknown = blockmux(["bench", "mem:16m", "--protocols", "nbd,nfs"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(
+        text(&unknown.stderr).contains("nfs: not one of local, vhost-user, nbd, "),
+        "{}",
+        text(&unknown.stderr)
+    );
+}
+
+#[test]
+fn a_report_of_two_benches_shows_which_changes_are_more_than_chance() {
+    let bench = Bench::new();
+    printed(&bench.run("mem:16m --rw randread --protocols local,nbd --no_ceiling", &[]));
+    let mut report = bench.json();
+    let write = |name: &str, report: &Value| {
+        std::fs::create_dir(bench.path(name)).unwrap();
+        std::fs::write(bench.path(&format!("{name}/bench.json")), report.to_string()).unwrap();
+    };
+    write("before", &report);
+    let slower =
+        report["jobs"].as_array_mut().unwrap().iter_mut().filter(|job| job["blockmux"]["protocol"] == "nbd");
+    for run in slower.flat_map(|job| job["blockmux"]["runs"].as_array_mut().unwrap()) {
+        run["runtime_ns"] = (run["runtime_ns"].as_u64().unwrap() * 100).into();
+    }
+    write("after", &report);
+    let shown = |more: &[&str]| {
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["report", "before/bench.json", "after/bench.json"]).args(more);
+        printed(&command.current_dir(bench.0.path()).output().unwrap())
+    };
+    let out = shown(&["--report", "both"]);
+    let (_, changes) = out.split_once("\nChange from before to after\n4 KiB random read, depth 1\n").unwrap();
+    let words = |nth: usize| changes.lines().nth(nth).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(words(0), ["before", "after", "IOPS", "p50", "p99", "%/Gb"]);
+    assert_eq!((words(1)[0], words(1)[3]), ("local", "(+0.0%)"), "its runs are the same");
+    assert_eq!((words(2)[0], words(2)[3]), ("nbd", "-99.0%"), "{out}");
+    assert!(out.lines().all(|line| line.chars().count() <= 80), "{out}");
+    let page = std::fs::read_to_string(bench.path("both/bench.html")).unwrap();
+    assert!(page.contains("<h2>Change from before to after</h2>") && page.contains("<td>-99.0%</td>"));
+    assert!(page.contains("class=\"bar nbd second\""), "the second report has its own shade");
+    let json: Value = serde_json::from_str(&shown(&["--json"])).unwrap();
+    let iops = &json["blockmux"]["changes"]["cases"][1]["figures"][0];
+    assert_eq!((&iops["figure"], &iops["significance"]), (&"iops".into(), &"runs_differ".into()), "{iops}");
+}
+
+#[test]
+fn a_report_is_never_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let words = "mem:16m --rw randread --protocols local --runs 1 --runtime 0.01 --ramp_time 0";
+    let run = |more: &[&str]| {
+        let mut command = Command::new(BLOCKMUX);
+        command.arg("bench").args(words.split(' ')).args(more).current_dir(&directory).output().unwrap()
+    };
+    for name in ["bench-results", "bench-results-2"] {
+        let out = printed(&run(&[]));
+        assert!(out.ends_with(&format!("{name}/bench.json\n{name}/bench.html\n")), "{out}");
+    }
+    let first = std::fs::read(directory.path().join("bench-results/bench.json")).unwrap();
+    let refused = run(&["--report", "bench-results"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = text(&refused.stderr);
+    assert!(said.contains("--report bench-results: has a report already; "), "{said}");
+    assert_eq!(std::fs::read(directory.path().join("bench-results/bench.json")).unwrap(), first);
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Reads reports by blockmux and by fio.
 
 use super::{FORMAT, Header};
+use crate::change::is_same_case;
 use crate::content::Verify;
 use crate::job::{Job, Rw};
 use crate::result::UNKNOWN;
-use crate::result::{Comparison, ConfigurationKind, Direction, Latency, Machine, Row, Run};
+use crate::result::{Changes, Comparison, ConfigurationKind, Direction, Latency, Machine, Row, Run};
 use crate::units::{Size, parse_int, parse_size};
 use crate::when;
 use serde_json::{Map, Value};
@@ -116,9 +117,15 @@ fn comparison(document: &Value) -> Result<Comparison, ReportError> {
 #[must_use]
 pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
     let clash = clashes(&reports);
-    let mut reports = reports.into_iter().zip(clash);
-    let rename = |((name, mut report), clash): ((String, Comparison), bool)| {
+    let changes = match &reports[..] {
+        [(before, first), (after, second)] => Changes::between((before, first), (after, second)),
+        _ => None,
+    };
+    let is_merged = reports.len() > 1;
+    let mut reports = reports.into_iter().zip(clash).enumerate();
+    let rename = |(number, ((name, mut report), clash)): (usize, ((String, Comparison), bool))| {
         for row in report.rows.iter_mut().filter(|_| clash) {
+            row.report = u8::try_from(number).unwrap_or(u8::MAX);
             row.configuration = format!("{} ({name})", row.configuration);
             if !row.protocol.is_empty() {
                 row.protocol = format!("{} ({name})", row.protocol);
@@ -127,6 +134,9 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
         report
     };
     let mut all = rename(reports.next()?);
+    if is_merged {
+        all.changes = changes;
+    }
     for report in reports.map(rename) {
         append(&mut all.command, "; ", &report.command);
         append(&mut all.machine.cpu, " and ", &report.machine.cpu);
@@ -151,15 +161,10 @@ pub fn merge(reports: Vec<(String, Comparison)>) -> Option<Comparison> {
 
 /// For each report, whether one of its rows has the same name as a row of another one.
 fn clashes(reports: &[(String, Comparison)]) -> Vec<bool> {
-    let same = |a: &Row, b: &Row| {
-        a.configuration == b.configuration
-            && a.kind == b.kind
-            && a.poll == b.poll
-            && a.job.does_the_same_as(&b.job)
-    };
     let clash = |at: usize, report: &Comparison| {
         let mut others = reports.iter().enumerate().filter(|&(other, _)| other != at);
-        others.any(|(_, (_, other))| report.rows.iter().any(|a| other.rows.iter().any(|b| same(a, b))))
+        others
+            .any(|(_, (_, other))| report.rows.iter().any(|a| other.rows.iter().any(|b| is_same_case(a, b))))
     };
     reports.iter().enumerate().map(|(at, (_, report))| clash(at, report)).collect()
 }
@@ -203,6 +208,7 @@ fn fio_report(document: &Value, jobs: &[Value]) -> Result<Comparison, ReportErro
         rows,
         skipped,
         conditions: Vec::new(),
+        changes: None,
     })
 }
 
@@ -218,6 +224,7 @@ fn fio_row(job: &Value, globals: &Map<String, Value>) -> Result<Row, String> {
         target: target.to_owned(),
         poll: String::new(),
         job: fio_job(name, job, option)?,
+        report: 0,
         runs: vec![fio_run(job)],
     })
 }

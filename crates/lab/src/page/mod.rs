@@ -14,9 +14,10 @@ mod sections;
 mod summary;
 mod svg;
 
+use crate::change::FIGURES;
 use crate::figure::{self, Figure, Labels};
 use crate::grid::{self, Grid};
-use crate::result::{Comparison, Row, Run};
+use crate::result::{CaseChange, Changes, Comparison, FigureChange, Row, Run};
 use crate::suite::Study;
 use crate::table;
 use crate::when;
@@ -42,6 +43,7 @@ pub fn render(comparison: &Comparison, study: Option<&Study>) -> Result<String, 
         row_errors: row_errors(comparison, &labels),
         published: study.map(|study| Published::of(comparison, &labels, study)),
         sections: sections::measured(comparison, &labels),
+        changes: comparison.changes.iter().flat_map(Changes::by_job).map(ChangeTable::of).collect(),
         grids: study.map_or_else(Vec::new, |study| grid::grids(comparison, study)),
         skipped: comparison.skipped_by_reason(),
         tables: groups.iter().map(|group| PageTable::of(comparison, &labels, group)).collect(),
@@ -64,6 +66,8 @@ struct Page<'a> {
     row_errors: Vec<String>,
     published: Option<Published<'a>>,
     sections: Vec<Section>,
+    /// The changes between two reports, for each job.
+    changes: Vec<ChangeTable>,
     /// The study's tables with our figures.
     grids: Vec<Grid>,
     /// (reason, jobs).
@@ -88,6 +92,29 @@ impl Published<'_> {
 impl Page<'_> {
     /// Number of errors before the findings; the others are folded away.
     const FIRST_ERRORS: usize = 6;
+}
+
+/// The changes of one job between two reports.
+struct ChangeTable {
+    job: String,
+    rows: Vec<Vec<String>>,
+}
+
+impl ChangeTable {
+    /// The columns after the configuration.
+    const HEAD: [&str; 6] = ["IOPS before", "IOPS after", "IOPS", "p50", "p99", "% CPU per Gbit/s"];
+
+    fn of(cases: &[CaseChange]) -> ChangeTable {
+        let row = |case: &CaseChange| {
+            let iops = case.of(Figure::Iops);
+            let count = |of: fn(&FigureChange) -> f64| or_dash(iops.map(|iops| figure::count(of(iops))));
+            let mut cells =
+                vec![case.configuration.clone(), count(|iops| iops.before), count(|iops| iops.after)];
+            cells.extend(FIGURES.map(|(_, figure)| or_dash(case.of(figure).map(FigureChange::text))));
+            cells
+        };
+        ChangeTable { job: cases[0].job.clone(), rows: cases.iter().map(row).collect() }
+    }
 }
 
 /// All figures of one job: medians in one table, every run in another.

@@ -45,7 +45,8 @@ pub(super) fn protocol_class(protocol: &str) -> &'static str {
     }
 }
 
-/// The classes of a row: its colour, and its polling policy, which is shown by shade and dash.
+/// The classes of a row: its colour, with a shade of its own in a second report, and its polling
+/// policy, which is shown by shade and dash.
 pub(super) fn class(row: &Row) -> String {
     let colour = match row.kind {
         ConfigurationKind::Local => "local",
@@ -54,11 +55,14 @@ pub(super) fn class(row: &Row) -> String {
         | ConfigurationKind::Protocol
         | ConfigurationKind::Device => protocol_class(&row.protocol),
     };
-    match row.poll.as_str() {
-        "always" => format!("{colour} poll-always"),
-        "never" => format!("{colour} poll-never"),
-        _ => colour.to_owned(),
-    }
+    let poll = match row.poll.as_str() {
+        "always" => " poll-always",
+        "never" => " poll-never",
+        _ => "",
+    };
+    // The second of two merged reports, and every other one of more.
+    let report = if row.report.is_multiple_of(2) { "" } else { " second" };
+    format!("{colour}{poll}{report}")
 }
 
 impl Ratios {

@@ -8,6 +8,7 @@ use crate::peers::matrix::fio_size;
 use crate::peers::server::ProgramOrigin;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::fs;
 
 /// `blockmux bench URL`.
 pub(crate) struct Generator;
@@ -31,7 +32,10 @@ impl Client for Generator {
         // Without a ramp all I/O is counted, so the server's CPU time can be divided by it.
         command.args(["--runs", "1", "--ramp_time", "0", "--json"]);
         command.args(["--runtime", &format!("{:.3}", bench.runtime.as_secs_f64())]);
-        command.args(["--poll", server.server.poll, "--report"]).arg(bench.dir_of("generator")?);
+        let report = bench.dir_of("generator")?;
+        // The report of the previous measurement, which this one would not overwrite.
+        fs::remove_dir_all(&report).with_context(|| report.display().to_string())?;
+        command.args(["--poll", server.server.poll, "--report"]).arg(report);
         if !with_ceilings {
             command.arg("--no_ceiling");
         }

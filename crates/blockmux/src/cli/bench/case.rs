@@ -100,6 +100,7 @@ impl BenchCase {
             target: self.target.clone(),
             poll: poll.to_owned(),
             job: self.job.clone(),
+            report: 0,
             runs: Vec::new(),
         }
     }

@@ -27,7 +27,8 @@ impl BenchPlan {
     ) -> Result<(), Failure> {
         let Some(served) = volumes.first() else { return Ok(()) };
         let times = times(args)?;
-        let rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        rows.retain(|row| args.measures(&row.protocol));
         check_spared(args, &rows, volumes)?;
         let veth = VethPair::new()?;
         let refused = refused(&veth, links);

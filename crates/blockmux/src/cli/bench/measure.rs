@@ -219,6 +219,7 @@ mod tests {
             target: "mem:1g".to_owned(),
             poll: String::new(),
             job: Job::default(),
+            report: 0,
             runs: vec![Run::default(); runs],
         };
         let shown = |end| {

@@ -24,6 +24,7 @@ use crate::cli::show;
 use crate::failure::{self, Failure};
 use crate::output::{printable, shell_word};
 use crate::process::poll::Poll;
+use crate::protocol::PROTOCOLS;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_lab::result::{Comparison, Machine};
 use blockmux_lab::when;
@@ -34,6 +35,7 @@ use measure::{BenchEnd, Interrupts, Measured, measure};
 use plan::BenchPlan;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use vhost_user::VHOST_USER;
 
 /// Arguments of `blockmux bench`; names and meanings are those of fio.
 #[derive(clap::Args)]
@@ -116,15 +118,26 @@ pub(crate) struct BenchArgs {
     /// TCP congestion control, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]
     congestion: Option<Congestion>,
+    /// Measure local volumes only over these: local, nbd, iscsi, iser, nvme-tcp, nvme-rdma, srp,
+    /// vhost-user, and aoe over virtual links [default: those of the list or the suite]
+    #[arg(
+        long,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        value_parser = known_protocol,
+        conflicts_with = "file_system"
+    )]
+    protocols: Vec<String>,
     /// Do not measure bare sockets
     #[arg(long)]
     no_ceiling: bool,
     /// Let jobs also write to volumes that existed before and to disks of --device
     #[arg(long)]
     overwrite: bool,
-    /// Directory for bench.json and bench.html
-    #[arg(long, value_name = "DIR", default_value = "bench-results")]
-    report: PathBuf,
+    /// Directory for bench.json and bench.html, without those of an earlier bench [default:
+    /// bench-results, or else bench-results-2, ...]
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
     /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
@@ -140,9 +153,25 @@ impl BenchArgs {
         !self.full && !names_jobs
     }
 
+    /// Whether local volumes are measured over this protocol, or as they are for [`LOCAL`].
+    fn measures(&self, name: &str) -> bool {
+        self.protocols.is_empty() || self.protocols.iter().any(|wanted| wanted == name)
+    }
+
     /// Number of runs of each case.
     fn runs(&self) -> u32 {
         self.runs.unwrap_or(if self.is_quick() || self.file_system { QUICK_RUNS } else { FULL_RUNS })
+    }
+}
+
+/// Reads a name of `--protocols`.
+fn known_protocol(text: &str) -> Result<String, String> {
+    let name = text.replace('_', "-");
+    let known: Vec<_> =
+        [LOCAL, VHOST_USER].into_iter().chain(PROTOCOLS.iter().map(|protocol| protocol.name)).collect();
+    match known.contains(&name.as_str()) {
+        true => Ok(name),
+        false => Err(format!("not one of {}", known.join(", "))),
     }
 }
 
@@ -157,7 +186,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
         congestion.check().map_err(wrong)?;
     }
-    show::make_directory(&args.report)?;
+    let report = match &args.report {
+        Some(report) => show::make_directory(report).map(|()| report.clone())?,
+        None => show::make_usual_directory()?,
+    };
     let interrupts = Interrupts::watch()?;
     let started = when::now();
     let (measured, skipped, conditions) = if args.file_system {
@@ -179,9 +211,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         rows,
         skipped,
         conditions,
+        changes: None,
     };
     if done > 0 {
-        show::show(&comparison, Some(&args.report), args.json)?;
+        show::show(&comparison, Some(&report), args.json)?;
     }
     let all = cases * args.runs() as usize;
     match end {
@@ -220,6 +253,8 @@ fn command_line() -> String {
     printable(&words.join(" ")).into_owned()
 }
 
+/// The name of volumes without a protocol.
+const LOCAL: &str = "local";
 /// Number of runs of the short list, whose 27 cases of 0.5 s take less than a minute, and of a file
 /// system, whose 38 take some 10 s each.
 const QUICK_RUNS: u32 = 3;
@@ -244,6 +279,7 @@ Examples:
   blockmux bench mem:1g jobs.fio
   blockmux bench --suite taocloud-2022
   blockmux bench mem:1g --rdma roce --iodepth 1,32
+  blockmux bench mem:1g --protocols nbd,iscsi --rw randwrite
   blockmux bench --suite aatrokoski-2007 --file-system --size 512m
   blockmux bench --device /dev/ublkb0 iscsi://host/iqn.2026-11.example:disk/0
 

@@ -1,12 +1,13 @@
 //! The plan of a bench: the cases of the command line.
 
-use super::BenchArgs;
 use super::case::{BenchCase, CaseKind};
 use super::device::LocalDisk;
 use super::fabric::BenchFabric;
 use super::jobs::{Jobs, jobs, times, wrong_option};
 use super::linked;
 use super::veth::VethPair;
+use super::vhost_user::VHOST_USER;
+use super::{BenchArgs, LOCAL};
 use crate::failure::{Failure, cores_cannot_start};
 use crate::process::machine::memory_bytes;
 use crate::process::poll::Poll;
@@ -222,19 +223,26 @@ impl BenchPlan {
                     }
                 }
                 None => {
-                    self.cases.push(case(CaseKind::Local(volume.volume.clone())));
+                    if args.measures(LOCAL) {
+                        self.cases.push(case(CaseKind::Local(volume.volume.clone())));
+                    }
                     // As a URL, it is measured where it is.
                     if is_of_back_end(&volume.name) {
                         continue;
                     }
-                    let is_wanted = |protocol: &&Protocol| protocol.is_default || !args.is_quick();
+                    let is_wanted = |protocol: &&Protocol| match args.protocols.is_empty() {
+                        true => protocol.is_default || !args.is_quick(),
+                        false => args.measures(protocol.name),
+                    };
                     for protocol in protocol::stream_protocols().filter(is_wanted) {
                         self.add_served(protocol, job, volume, &args.rdma, policies);
                         protocols.push((protocol, Transport::Tcp));
                     }
                     // Memory that both sides share has no ceiling of sockets.
-                    let kind = |&poll| CaseKind::VhostUser(volume.volume.clone(), poll);
-                    self.cases.extend(policies.iter().map(kind).map(case));
+                    if args.measures(VHOST_USER) {
+                        let kind = |&poll| CaseKind::VhostUser(volume.volume.clone(), poll);
+                        self.cases.extend(policies.iter().map(kind).map(case));
+                    }
                 }
             }
         }
@@ -342,6 +350,7 @@ impl BenchPlan {
         };
         let times = times(args)?;
         let mut rows = suite.rows(times.runtime_ms, times.ramp_time_ms);
+        rows.retain(|row| args.measures(&row.protocol));
         check_spared(args, &rows, volumes)?;
         check_spared(args, &rows, disks)?;
         for of_job in rows.chunk_by_mut(|a, b| a.job == b.job) {
@@ -349,6 +358,7 @@ impl BenchPlan {
             of_job.sort_by_key(|row| row.protocol != "local");
         }
         let fabrics = self.fabrics_of(&suite, args);
+        let mut measured = Vec::new();
         for (at, row) in rows.iter().enumerate() {
             match protocol::by_name(&row.protocol) {
                 Some(protocol) if protocol.carrier == Carrier::Frames => {
@@ -356,6 +366,7 @@ impl BenchPlan {
                 }
                 Some(protocol) => {
                     self.add_served(protocol, &row.job, served, &fabrics, policies);
+                    measured.push((protocol, Transport::Tcp));
                 }
                 None if row.protocol == "local" => {
                     let kind = CaseKind::Local(served.volume.clone());
@@ -368,10 +379,7 @@ impl BenchPlan {
                 for volume in disks {
                     self.add_disk(&row.job, volume, policies);
                 }
-                let is_measured = |protocol: &&Protocol| suite.protocols().any(|name| name == protocol.name);
-                let measured = protocol::stream_protocols().filter(is_measured);
-                let measured = measured.map(|protocol| (protocol, Transport::Tcp)).collect();
-                self.add_ceilings(&row.job, measured, args);
+                self.add_ceilings(&row.job, std::mem::take(&mut measured), args);
             }
         }
         Ok(())
@@ -403,7 +411,9 @@ impl BenchPlan {
             }
         }
         if self.cases.is_empty() {
-            return Err(Failure::request("nothing to measure; give a volume, such as mem:1g"));
+            return Err(Failure::request(
+                "nothing to measure; give a volume, such as mem:1g, and --protocols that it is measured over",
+            ));
         }
         Ok(())
     }

@@ -61,6 +61,7 @@ impl StudyCell {
             target: stripes.get(self.stripe).map(|stripe| stripe.shown.clone()).unwrap_or_default(),
             poll: poll.to_owned(),
             job: job.clone(),
+            report: 0,
             runs: Vec::new(),
         }
     }
