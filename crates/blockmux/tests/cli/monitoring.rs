@@ -292,6 +292,12 @@ fn the_page_shows_volumes_disks_and_sessions_in_a_browser_and_fits_a_phone() {
             "each client read 100 IOPS",
         ];
         assert_eq!(seen["notes"], json!(notes), "{name}");
+        let exported = json!(["nbd", "iscsi", "iser", "iqn.2026-11.blockmux:a"]);
+        assert_eq!(seen["exported"], exported, "{name}");
+        assert_eq!(seen["sorted"], json!([["a", "b", ""], ["b", "a", ""]]), "{name}");
+        assert_eq!(seen["filtered"], json!(["b", "1 of 2 shown"]), "{name}");
+        assert_eq!(seen["active"], json!(["a", "1 of 2 shown"]), "{name}");
+        assert_eq!(seen["all"], json!(["b", "a", ""]), "{name}");
         let disks = json!([
             "a",
             "/dev/ublkb0",
@@ -372,7 +378,14 @@ addEventListener("load", () => setTimeout(() => {
     charts: document.querySelectorAll("figure svg").length,
     lines: [...document.querySelectorAll("figure svg")].every(chart => chart.querySelector("text")),
     wider_than_wide: wider(innerWidth + 0.5),
+    exported: texts("#volumes tbody tr:first-child .exported > *"),
   };
+  const names = () => texts("#volumes tbody th"), filter = document.getElementById("filter"), active = document.getElementById("active");
+  const look = () => [...names(), document.getElementById("shown").textContent];
+  const sort = heading => document.querySelectorAll("#volumes thead button")[heading].click();
+  sort(0); const up = look(); sort(0); seen.sorted = [up, look()];
+  filter.value = "iqn.2026-11.blockmux:B"; filter.dispatchEvent(new Event("input")); seen.filtered = look();
+  filter.value = ""; active.click(); seen.active = look(); active.click(); seen.all = look();
   document.documentElement.style.width = "390px";
   seen.wider_than_narrow = wider(390.5);
   document.getElementById("seen").textContent = JSON.stringify(seen);

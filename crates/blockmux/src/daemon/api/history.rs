@@ -66,7 +66,7 @@ impl Samples {
         let series = |name: &str, samples: &SampleSeries| Series {
             name: name.to_owned(),
             now: samples.now,
-            points: samples.points.iter().copied().collect(),
+            points: samples.points.iter().copied().chain(samples.first_point()).collect(),
         };
         History {
             at: format!("{:.0}", Timestamp::now()),
@@ -78,6 +78,12 @@ impl Samples {
 }
 
 impl SampleSeries {
+    /// What the first point is so far, until it is complete.
+    fn first_point(&self) -> Option<Rates> {
+        let (from, to) = self.last_point.as_ref().zip(self.last.as_ref())?;
+        (self.points.is_empty() && from.at < to.at).then(|| rates(from, to))
+    }
+
     fn add(&mut self, sample: Sample, is_point: bool) {
         // Sums decrease when a volume is removed.
         let is_less = |before: &Sample| {
@@ -154,6 +160,17 @@ mod tests {
     #[test]
     fn an_hour_is_kept_at_ten_seconds_a_point_along_with_the_last_second() {
         let (mut samples, begun) = (Samples::default(), Instant::now());
+        samples.add(&snapshot(0), begun);
+        assert!(samples.history().total.points.is_empty());
+        samples.add(&snapshot(70), begun + TICK);
+        samples.add(&snapshot(140), begun + 2 * TICK);
+        let first = samples.history();
+        assert_eq!(
+            (first.total.points.len(), first.volumes[0].points[0].reads),
+            (1, 70),
+            "it is shown at once"
+        );
+        samples = Samples::default();
         for tick in 0..4000_u64 {
             samples.add(&snapshot(tick * 100), begun + tick as u32 * TICK);
         }

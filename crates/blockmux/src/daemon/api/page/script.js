@@ -3,6 +3,8 @@ const PROTOCOLS = ["nbd", "iscsi", "iser", "nvme-tcp", "nvme-rdma", "srp", "aoe"
 const MOST_SESSIONS = 200, SHOWN_ACTIONS = 8, SHOWN_DRIFT = 20, EVERY_MS = 2000, DRIFT_EVERY = 5, POINTS = 360, FEWEST_POINTS = 30, POINTS_A_MINUTE = 6;
 const $ = id => document.getElementById(id);
 let token = null, before = null, timer = null, looks = 0;
+/* The rows of the tables that can be filtered and sorted, and how they are sorted. */
+const tables = { volumes: [], sessions: [] }, sorting = {};
 
 try { token = sessionStorage.getItem("token"); } catch (error) { token = null; }
 if (location.hash.startsWith("#token=")) {
@@ -75,6 +77,8 @@ function lines(svg, series, box) {
       runs[runs.length - 1].push([x(nth), y(value)]);
     });
     for (const run of runs) {
+      /* A single point is as wide as its interval. */
+      if (run.length === 1) run.unshift([run[0][0] - box.width / points, run[0][1]]);
       const corners = run.map(([left, up]) => left.toFixed(1) + "," + up.toFixed(1)).join(" ");
       const floor = (box.top + box.height).toFixed(1), ends = [run[0][0].toFixed(1), run[run.length - 1][0].toFixed(1)];
       svg.append(drawn("polygon", { class: "area " + kind, points: `${ends[0]},${floor} ${corners} ${ends[1]},${floor}` }));
@@ -111,11 +115,56 @@ function rows(id, made, empty) {
   const body = $(id).tBodies[0];
   if (!made.length) {
     const row = element("tr"), cell = element("td", "empty", empty);
-    cell.colSpan = 11;
+    cell.colSpan = 12;
     row.append(cell);
     made = [row];
   }
   body.replaceChildren(...made);
+}
+
+/* What is filtered out of a table stays in it: a row is made when it is first shown. */
+function place(id, empty, most) {
+  const text = $("filter").value.trim().toLowerCase(), onlyActive = $("active").checked;
+  const chosen = tables[id].filter(one => (!onlyActive || one.isActive) && one.text.includes(text));
+  const order = sorting[id];
+  if (order) {
+    const sign = order.down ? -1 : 1;
+    chosen.sort((a, b) => sign * compare(a.keys[order.nth], b.keys[order.nth]));
+  }
+  const shown = chosen.slice(0, most);
+  rows(id, shown.map(one => one.row ??= one.make()), tables[id].length ? "none matches" : empty);
+  return [shown.length, chosen.length];
+}
+
+function compare(a, b) {
+  if (typeof a === "number" || typeof b === "number") return (a ?? -1) - (b ?? -1);
+  return String(a ?? "").localeCompare(String(b ?? ""), "en", { numeric: true });
+}
+
+function placeAll() {
+  const [volumes] = place("volumes", "no volumes", Infinity), all = tables.volumes.length;
+  $("shown").textContent = volumes < all ? `${volumes} of ${all} shown` : "";
+  const [shown, found] = place("sessions", "no client is connected", MOST_SESSIONS);
+  $("more-sessions").hidden = found <= shown;
+  $("more-sessions").textContent = `and ${found - shown} more`;
+}
+
+/* A click on a heading sorts by its column, numbers from the largest down; another click turns the order. */
+function makeSortable(id) {
+  const heads = [...$(id).tHead.rows[0].cells];
+  heads.forEach((head, nth) => {
+    const button = element("button", "sort", head.textContent);
+    button.type = "button";
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const now = sorting[id];
+      const down = now && now.nth === nth ? !now.down : head.classList.contains("number");
+      sorting[id] = { nth, down };
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      placeAll();
+    });
+  });
 }
 
 function number(label, text, isBad) {
@@ -144,6 +193,35 @@ function throttledText(volume, now) {
   return parts.join(", ");
 }
 
+const SHOWN_TARGETS = 3;
+/* The protocols of a volume, and its targets there. */
+function exported(volume) {
+  const cell = element("td", "exported");
+  for (const name of volume.protocols) {
+    const badge = element("span", "protocol", name);
+    badge.style.setProperty("--c", `var(--${PROTOCOLS.includes(name) ? name : "other"})`);
+    cell.append(badge, " ");
+  }
+  if (!volume.protocols.length) cell.append("\u2013");
+  for (const target of volume.targets.slice(0, SHOWN_TARGETS)) cell.append(element("p", "limits", target));
+  const more = volume.targets.length - SHOWN_TARGETS;
+  if (more > 0) cell.append(element("p", "limits", `and ${more} more`));
+  return cell;
+}
+
+/* A row of the table of volumes, with what it is sorted and found by. */
+function volumeEntry(volume, series) {
+  const now = series ? series.now : {}, requests = (now.reads ?? 0) + (now.writes ?? 0) + (now.others ?? 0);
+  return {
+    make: () => volumeRow(volume, series),
+    keys: [volume.name, volume.size, volume.users, now.reads, now.writes, now.read_bytes, now.written_bytes, now.p99_us,
+      volume.failed, volume.protocols.join(" "), volume.read_only ? "read-only" : "", requests],
+    text: [volume.name, ...volume.protocols, ...volume.targets].join("\n").toLowerCase(),
+    /* Only some volumes have a series of rates. */
+    isActive: series ? requests > 0 || now.throttled > 0 : volume.users > 0,
+  };
+}
+
 function volumeRow(volume, series) {
   const row = element("tr"), now = series ? series.now : null;
   const rate = (pick, show) => now ? show(pick(now)) : "\u2013";
@@ -167,7 +245,7 @@ function volumeRow(volume, series) {
   if (throttled) state.append(element("span", "badge warn", throttled));
   if (volume.limits) state.append(element("p", "limits", "limit " + limitText(volume.limits)));
   if (volume.client_limits) state.append(element("p", "limits", "each client " + limitText(volume.client_limits)));
-  row.append(state);
+  row.append(exported(volume), state);
   const hour = element("td");
   if (series) hour.append(spark(series.points));
   row.append(hour);
@@ -196,6 +274,18 @@ function sessionRow(session, earlier, seconds) {
   const since = element("td", "", time(session.since));
   row.append(name, from, initiator, target, since, ...trafficCells(session, earlier, seconds));
   return row;
+}
+
+function sessionEntry(session, earlier, seconds) {
+  const rate = pick => earlier && seconds > 0 ? Math.max(0, (pick(session) - pick(earlier)) / seconds) : null;
+  const requests = rate(asked);
+  return {
+    make: () => sessionRow(session, earlier, seconds),
+    keys: [session.protocol, session.address, session.initiator, session.target, session.since, requests, rate(moved),
+      session.failed],
+    text: [session.protocol, session.address, session.initiator, session.target].join("\n").toLowerCase(),
+    isActive: requests > 0,
+  };
 }
 
 function diskRow(disk, earlier, seconds) {
@@ -232,13 +322,11 @@ function show(status, sessions, hour, actions) {
   chart("chart-bytes", [series(one => one.read_bytes, "read"), series(one => one.written_bytes, "write")], speed);
   chart("chart-latency", [series(one => one.p50_us, "read"), series(one => one.p99_us, "write")], latency);
   const of = new Map(hour.volumes.map(one => [one.name, one]));
-  rows("volumes", status.volumes.map(volume => volumeRow(volume, of.get(volume.name))), "no volumes");
+  tables.volumes = status.volumes.map(volume => volumeEntry(volume, of.get(volume.name)));
   const seconds = before ? (performance.now() - before.at) / 1000 : 0;
   const earlier = before ? before.sessions : new Map();
-  const shown = sessions.slice(0, MOST_SESSIONS);
-  rows("sessions", shown.map(one => sessionRow(one, earlier.get(key(one)), seconds)), "no client is connected");
-  $("more-sessions").hidden = sessions.length <= MOST_SESSIONS;
-  $("more-sessions").textContent = `and ${sessions.length - MOST_SESSIONS} more`;
+  tables.sessions = sessions.map(one => sessionEntry(one, earlier.get(key(one)), seconds));
+  placeAll();
   const disks = before ? before.disks : new Map();
   rows("disks", status.attachments.map(one => diskRow(one, disks.get(one.volume), seconds)), "");
   $("disks-section").hidden = !status.attachments.length;
@@ -311,6 +399,9 @@ async function look() {
   timer = setTimeout(look, EVERY_MS);
 }
 
+for (const id of ["volumes", "sessions"]) makeSortable(id);
+$("filter").addEventListener("input", placeAll);
+$("active").addEventListener("change", placeAll);
 $("volumes").classList.add("stack");
 $("disks").classList.add("stack");
 $("sessions").classList.add("stack");
