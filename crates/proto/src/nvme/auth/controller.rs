@@ -432,7 +432,7 @@ const _: () = assert!(size_of::<Reply>() + 2 * 64 + 1024 <= MAX_MESSAGE);
 fn reason(explanation: Explanation) -> &'static str {
     match explanation {
         Explanation::AUTHENTICATION_FAILED => {
-            "wrong secret: it is that of another host NQN, or its second field (00 to 03) differs from the one here"
+            "wrong secret, usually of another host NQN, or with another second field (00 to 03) than the one here"
         }
         Explanation::PROTOCOL_NOT_USABLE => "the host does not offer DH-HMAC-CHAP",
         Explanation::HASH_NOT_USABLE => "the host offers no hash function that is allowed here",
