@@ -303,7 +303,10 @@ fn a_takeover_is_refused_while_nbd_clients_use_tls() {
     let refused = place.try_to_take_over(&args);
     let said = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains(" TLS, and cannot be handed over") && said.contains("disconnect those clients"), "{said}");
+    assert!(
+        said.contains(" TLS, and cannot be handed over") && said.contains("disconnect those clients"),
+        "{said}"
+    );
     assert_eq!(client.write(0, 0, &[2; 512]), 0);
     drop((client, gateway));
     while !text(&place.ctl(&["status"]).stdout).starts_with("connections  0 ") {}
@@ -363,7 +366,10 @@ fn a_new_process_that_ends_before_ready_takes_nothing_over() {
                 successor.sees_the_offer();
                 let refused = place.try_to_take_over(&["a=file:DIR/a.img?size=1m"]);
                 let said = text(&refused.stderr);
-                assert!(said.contains("another process is taking over") && said.contains("try again"), "{said}");
+                assert!(
+                    said.contains("another process is taking over") && said.contains("try again"),
+                    "{said}"
+                );
                 place.daemon.wait_for_line("a takeover was refused");
                 successor.0.write_all(b"no message of ours").unwrap();
             }
