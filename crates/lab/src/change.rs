@@ -13,7 +13,9 @@ impl Changes {
     pub fn between(before: (&str, &Comparison), after: (&str, &Comparison)) -> Option<Changes> {
         let labels = Labels::of(before.1);
         let case = |row: &Row| {
-            let other = after.1.rows.iter().find(|other| is_same_case(row, other))?;
+            // Ceilings have one name for all protocols.
+            let is_its = |other: &&Row| is_same_case(row, other) && row.protocol == other.protocol;
+            let other = after.1.rows.iter().find(is_its)?;
             Some(CaseChange {
                 job: figure::title(&row.job),
                 configuration: labels.label(row),
@@ -140,6 +142,19 @@ mod tests {
         ];
         assert_eq!(changes(&before, &after), ["nbd +20.0%", "iscsi (+18.2%)", "srp (+150%)"]);
         assert_eq!(changes(&[("nbd", &[100, 101])], &[("nbd", &[50, 51])]), ["nbd -49.8%"]);
+        let ceilings = |protocols: [&str; 2]| {
+            let mut ceilings = comparison(&[("ceiling", &[100, 101]), ("ceiling", &[200, 202])]);
+            ceilings
+                .rows
+                .iter_mut()
+                .zip(protocols)
+                .for_each(|(row, name)| name.clone_into(&mut row.protocol));
+            ceilings
+        };
+        let (one, other) = (ceilings(["nbd", "iscsi"]), ceilings(["iscsi", "nbd"]));
+        let changes = Changes::between(("a", &one), ("b", &other)).unwrap();
+        let iops = |case: &CaseChange| case.figures[0].text();
+        assert_eq!(changes.cases.iter().map(iops).collect::<Vec<_>>(), ["+100%", "-50.0%"]);
     }
 
     #[test]
