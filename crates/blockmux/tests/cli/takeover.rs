@@ -266,11 +266,7 @@ fn a_refused_takeover_names_the_reason_and_the_daemon_continues() {
         assert_eq!(place.nbd().read(0, 512), [1; 512]);
         assert!(place.ctl(&["status"]).status.success());
     };
-    goes_on(
-        &["b=file:DIR/b.img?size=1m"],
-        2,
-        "the daemon serves `a`, and this config does not; add the volume",
-    );
+    goes_on(&["b=file:DIR/b.img?size=1m"], 2, "the daemon serves `a`, and this config does not");
     goes_on(&["a=file:DIR/a.img"], 2, "/a.img?size=1m for the daemon, and file:");
     goes_on(&[a, "--state", "DIR/elsewhere"], 2, "use the same --state");
     goes_on(&[a, "b=file:DIR/nowhere/b.img"], 2, "/nowhere/b.img: does not exist");
