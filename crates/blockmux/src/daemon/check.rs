@@ -196,11 +196,14 @@ fn path_of(leaf: &Spec) -> Option<&Path> {
     }
 }
 
+/// What is found at a path, and a text about it for people.
+type FoundText = (PathFinding, String);
+
 /// Looks at the files and devices of all volumes; returns what `about` says about each, and a note
 /// for each that does not answer.
 pub(super) fn look_at_volumes(
     setup: &Setup,
-    about: impl Fn(&Spec, io::Result<Metadata>) -> Option<(PathFinding, String)> + Send + Sync + 'static,
+    about: impl Fn(&Spec, io::Result<Metadata>) -> Option<FoundText> + Send + Sync + 'static,
 ) -> Vec<PathNote> {
     let leaf = |named: &NamedVolume, leaf: &Spec| {
         Some((named.name.clone(), leaf.clone(), path_of(leaf)?.to_owned()))
@@ -212,7 +215,7 @@ pub(super) fn look_at_volumes(
     let names: Vec<_> = all.iter().map(|(name, _, path)| (name.clone(), path.clone())).collect();
     // A server may be slow: it is asked once.
     let said = look_at_all(all, move |(_, leaf, path)| about(leaf, path.metadata()));
-    let note = |((volume, path), said): ((String, PathBuf), Option<Option<(PathFinding, String)>>)| {
+    let note = |((volume, path), said): ((String, PathBuf), Option<Option<FoundText>>)| {
         let (found, text) = said.unwrap_or_else(|| {
             let text = format!(
                 "{} does not answer; find out why its file system or its server does not",
