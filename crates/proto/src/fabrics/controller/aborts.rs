@@ -58,7 +58,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             CommandWork::Io(command) => command.unfinished(outcome),
             _ => outcome,
         };
-        self.finish(slot, &outcome);
+        self.finish(slot, outcome);
         if let Some(order) = abort.order {
             order.aborted();
         }

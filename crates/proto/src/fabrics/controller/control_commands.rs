@@ -39,15 +39,15 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 }
             }
             AdminResult::Aborted(other) => {
-                self.finish(other, &NvmeOutcome::failure(NvmeStatus::COMMAND_ABORT_REQUESTED));
-                self.finish(slot, &NvmeOutcome::success(0));
+                self.finish(other, NvmeOutcome::failure(NvmeStatus::COMMAND_ABORT_REQUESTED));
+                self.finish(slot, NvmeOutcome::success(0));
             }
             AdminResult::Done(outcome) => {
                 let room = T::descriptor(sqe);
                 if outcome.data.is_empty() || outcome.data.len() <= room.len && room.is_at_host() {
-                    self.finish(slot, &outcome);
+                    self.finish(slot, outcome);
                 } else {
-                    self.finish(slot, &NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID));
+                    self.finish(slot, NvmeOutcome::failure(NvmeStatus::DATA_SGL_LENGTH_INVALID));
                 }
             }
         }
@@ -69,7 +69,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             (FabricsType::CONNECT, None) => return self.connect(slot, sqe, data),
             (FabricsType::AUTHENTICATION_SEND, Some(_)) => {
                 let outcome = self.on_message(&data);
-                self.finish(slot, &outcome);
+                self.finish(slot, outcome);
                 // A command that waits for the reply to an earlier message gets that to this one.
                 return self.go_on_authenticating();
             }
@@ -115,7 +115,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             }
             _ => NvmeOutcome::failure(NvmeStatus::INVALID_COMMAND_OPCODE),
         };
-        self.finish(slot, &outcome);
+        self.finish(slot, outcome);
     }
 
     pub(super) fn connect(&mut self, slot: usize, sqe: &Sqe, data: SgList) {
@@ -136,11 +136,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 self.depth = size;
                 self.sqhd = has_flow_control.then_some(0);
                 let authreq = if self.is_authenticated() { 0 } else { AUTHREQ_ATR };
-                self.finish(slot, &NvmeOutcome::success(u64::from(u32::from(cntlid) | authreq)));
+                self.finish(slot, NvmeOutcome::success(u64::from(u32::from(cntlid) | authreq)));
             }
             Err(NotConnected::Refused(outcome)) => {
                 self.audit_refusal(&data, &outcome);
-                self.finish(slot, &outcome);
+                self.finish(slot, outcome);
             }
             Err(NotConnected::Later) => {
                 if let Some(entry) = self.commands.get_mut(slot) {
@@ -229,7 +229,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         {
             let sqe = entry.sqe;
             if let Some(outcome) = self.next_message(slot, &sqe) {
-                self.finish(slot, &outcome);
+                self.finish(slot, outcome);
             }
         }
     }

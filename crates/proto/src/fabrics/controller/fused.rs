@@ -93,7 +93,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         if entry.state == CommandState::Data {
             entry.abort(status, None);
         } else {
-            self.finish(slot, &NvmeOutcome::failure(status));
+            self.finish(slot, NvmeOutcome::failure(status));
         }
     }
 
@@ -137,7 +137,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Ends a half. If it is the second and was begun, both halves end.
-    pub(super) fn half_finished(&mut self, slot: usize, half: &FusedHalf, outcome: &NvmeOutcome) {
+    pub(super) fn half_finished(&mut self, slot: usize, half: &FusedHalf, outcome: NvmeOutcome) {
         let Some(partner) = half.partner else {
             if self.fusing == FusedState::First(slot) {
                 self.fusing = FusedState::Failed;
@@ -153,11 +153,11 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             self.finish(slot, outcome);
             return self.end_half(partner, NvmeStatus::COMMAND_ABORTED_DUE_TO_FAILED_FUSED_COMMAND);
         };
-        let (first, second) = command.fused_outcomes(outcome);
+        let (first, second) = command.fused_outcomes(&outcome);
         if let Some(entry) = self.commands.get_mut(partner) {
             entry.half = None;
         }
-        self.finish(partner, &first);
-        self.finish(slot, &second);
+        self.finish(partner, first);
+        self.finish(slot, second);
     }
 }

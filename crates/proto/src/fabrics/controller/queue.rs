@@ -262,7 +262,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             match self.first_half(sqe) {
                 Ok(first) => first,
                 Err(status) => {
-                    self.complete(sqe, descriptor.transfer, &NvmeOutcome::failure(status));
+                    self.complete(sqe, descriptor.transfer, NvmeOutcome::failure(status));
                     return Ok(());
                 }
             }
@@ -281,7 +281,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         let (work, out, in_capsule) = match accepted {
             Ok(accepted) => accepted,
             Err(outcome) => {
-                self.complete(sqe, descriptor.transfer, &outcome);
+                self.complete(sqe, descriptor.transfer, outcome);
                 self.half_refused(sqe, first);
                 return Ok(());
             }
@@ -380,7 +380,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 }
                 // The pool is too small, so it would wait forever.
                 self.unstarted.remove(slot);
-                self.finish(slot, &NvmeOutcome::retry(NvmeStatus::NAMESPACE_NOT_READY));
+                self.finish(slot, NvmeOutcome::retry(NvmeStatus::NAMESPACE_NOT_READY));
                 continue;
             }
             self.unstarted.remove(slot);
@@ -438,7 +438,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Handles the loss of a command's data in transit, after which a retry may succeed.
     pub(crate) fn on_data_lost(&mut self, slot: usize) {
         self.commands.end_fetch(slot);
-        self.finish(slot, &NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR));
+        self.finish(slot, NvmeOutcome::retry(NvmeStatus::TRANSIENT_TRANSPORT_ERROR));
     }
 
     /// Begins a command whose data is complete.
@@ -482,7 +482,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                 {
                     command.count(&outcome, &queue.counts);
                 }
-                self.finish(slot, &outcome);
+                self.finish(slot, outcome);
             }
         }
     }
@@ -522,7 +522,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         }
         if !is_known || error == IoError::ShuttingDown {
             // The namespace was detached while the command was in progress.
-            self.finish(slot, &NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
+            self.finish(slot, NvmeOutcome::failure(NvmeStatus::INVALID_NAMESPACE_OR_FORMAT));
         } else {
             self.on_result(slot, Err(error));
         }
@@ -587,7 +587,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
                         self.go_on(slot, step);
                     }
                     // Disconnect.
-                    CommandWork::Fabrics if is_last => self.finish(slot, &NvmeOutcome::success(0)),
+                    CommandWork::Fabrics if is_last => self.finish(slot, NvmeOutcome::success(0)),
                     _ => self.waiting.push_back(slot),
                 }
             }
@@ -595,7 +595,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
             && let Some((slot, outcome)) = admin.poll_waiting(self.timers.now)
         {
-            self.finish(slot, &outcome);
+            self.finish(slot, outcome);
         }
         if let Some((slot, data)) = self.connecting.take()
             && let Some(entry) = self.commands.get_mut(slot)
@@ -608,7 +608,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
 
     /// Completes a command.
     #[inline]
-    pub(super) fn finish(&mut self, slot: usize, outcome: &NvmeOutcome) {
+    pub(super) fn finish(&mut self, slot: usize, outcome: NvmeOutcome) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         if let Some(half) = entry.half.take() {
             return self.half_finished(slot, &half, outcome);
@@ -626,7 +626,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     #[cold]
-    fn finish_failed(&mut self, slot: usize, outcome: &NvmeOutcome) {
+    fn finish_failed(&mut self, slot: usize, outcome: NvmeOutcome) {
         let Some(entry) = self.commands.get_mut(slot) else { return };
         let (sqe, transfer, reservation) = (entry.sqe, entry.transfer, entry.reservation());
         self.commands.remove(slot);
@@ -639,15 +639,15 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Completes a failed command that is not in the table: adds it to the controller's error log,
     /// if there is a controller, and sends the completion.
     #[cold]
-    fn complete(&mut self, sqe: &Sqe, transfer: T::Transfer, outcome: &NvmeOutcome) {
+    fn complete(&mut self, sqe: &Sqe, transfer: T::Transfer, outcome: NvmeOutcome) {
         let status = match &self.queue {
             Some(ConnectedQueue::Admin(admin)) => admin.guard.errors.add(0, sqe, outcome.status),
             Some(ConnectedQueue::Io(queue)) => queue.guard.errors.add(queue.guard.qid, sqe, outcome.status),
             Some(ConnectedQueue::Claimed(_)) | None => outcome.status,
         };
         let sqhd = next_sqhd(&mut self.sqhd, self.depth);
-        let outcome = NvmeOutcome { status, ..outcome.clone() };
-        self.transport.complete(sqe.cid.get(), transfer, &outcome, sqhd);
+        let outcome = NvmeOutcome { status, ..outcome };
+        self.transport.complete(sqe.cid.get(), transfer, outcome, sqhd);
     }
 
     /// Handles the events from other cores.
@@ -687,7 +687,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
             && let Some((slot, result)) = admin.next_event()
         {
-            self.finish(slot, &NvmeOutcome::success(result.into()));
+            self.finish(slot, NvmeOutcome::success(result.into()));
         }
     }
 

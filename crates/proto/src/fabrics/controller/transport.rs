@@ -40,7 +40,7 @@ pub trait FabricsTransport {
 
     /// Sends the data of the command with this CID, if any, and then its completion. `sqhd` is
     /// `None` if SQ flow control is disabled.
-    fn complete(&mut self, cid: u16, transfer: Self::Transfer, outcome: &NvmeOutcome, sqhd: Option<u16>);
+    fn complete(&mut self, cid: u16, transfer: Self::Transfer, outcome: NvmeOutcome, sqhd: Option<u16>);
 
     /// Data and completions that were not sent yet, in bytes.
     fn unsent(&self) -> usize;

@@ -162,7 +162,7 @@ impl FabricsTransport for RdmaTargetLink {
     }
 
     #[inline]
-    fn complete(&mut self, cid: u16, host: Option<HostBuffer>, outcome: &NvmeOutcome, sqhd: Option<u16>) {
+    fn complete(&mut self, cid: u16, host: Option<HostBuffer>, outcome: NvmeOutcome, sqhd: Option<u16>) {
         let len = outcome.data.len();
         let data = host.filter(|host| len > 0 && host.remote.len as usize >= len);
         let cqe = if len > 0 && data.is_none() {
@@ -174,7 +174,7 @@ impl FabricsTransport for RdmaTargetLink {
         };
         self.mover.add_unsent(data.map_or(0, |_| len));
         self.completions.push_back(PostableCompletion {
-            data: data.map(|host| (outcome.data.clone(), host.remote)),
+            data: data.map(|host| (outcome.data, host.remote)),
             cqe,
             invalidate: host.filter(|host| host.invalidates).map(|host| host.remote.stag),
         });

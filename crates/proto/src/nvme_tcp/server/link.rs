@@ -198,7 +198,7 @@ impl FabricsTransport for TcpTargetLink {
 
     /// Sends data and completion. A success may be implied by the last C2HData.
     #[inline]
-    fn complete(&mut self, cid: u16, _transfer: DataProgress, outcome: &NvmeOutcome, sqhd: Option<u16>) {
+    fn complete(&mut self, cid: u16, _transfer: DataProgress, outcome: NvmeOutcome, sqhd: Option<u16>) {
         // TCP Transport 1.0 §3.3.2.1: allowed only if the completion carries neither SQHD nor a
         // result.
         let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();

@@ -76,7 +76,7 @@ impl FabricsTransport for LoopbackTransport {
         self.sent.push(TransportCall::Fetch(FetchCall { slot, len }));
     }
 
-    fn complete(&mut self, cid: u16, _delivered: usize, outcome: &NvmeOutcome, sqhd: Option<u16>) {
+    fn complete(&mut self, cid: u16, _delivered: usize, outcome: NvmeOutcome, sqhd: Option<u16>) {
         let cqe = outcome.cqe(cid, sqhd);
         self.sent.push(TransportCall::Done { data: outcome.data.to_vec(), cqe });
     }
