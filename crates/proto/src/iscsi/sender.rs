@@ -81,7 +81,8 @@ impl Sender {
     #[inline]
     pub(super) fn push(&mut self, bhs: &Bhs, data: &[u8]) {
         if let Some(messages) = &mut self.messages {
-            let data = SmallVec::from_slice(data);
+            // The common case.
+            let data = if data.is_empty() { SmallVec::new() } else { SmallVec::from_slice(data) };
             return messages.push_back(ControlMessage { bhs: *bhs, data, data_in: None, invalidates: None });
         }
         self.push_header(bhs);

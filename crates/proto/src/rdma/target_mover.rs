@@ -134,9 +134,9 @@ impl TargetMover {
                 self.unsent = self.unsent.saturating_sub(local.len());
             }
         }
-        for message in messages.drain(..written) {
-            message.send(queue_pair);
-        }
+        messages.range(..written).for_each(|message| message.send(queue_pair));
+        // Dropped where they are: a message moved out of the queue is copied.
+        drop(messages.drain(..written));
         has_moved || written > 0
     }
 

@@ -377,6 +377,8 @@ impl ConnectionTurn<'_> {
             SegmentPurpose::TextOrNop => {
                 self.on_text_or_nop(bhs, &data.as_ref().map(Seg::to_vec).unwrap_or_default())
             }
+            // The common case: a command without data.
+            SegmentPurpose::Discard => {}
             purpose => self.conclude(DataSegment { bhs: *bhs, len: data_len, purpose }, data.clone(), true),
         }
         if !self.session.early.is_empty() {
