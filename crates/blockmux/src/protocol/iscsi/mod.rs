@@ -66,9 +66,14 @@ pub(crate) const ISER: Protocol = Protocol {
     listener_help: ["ADDR", "Like --iscsi, but print iSER URLs only; repeatable [default: every iSCSI port]"],
     schemes: &[("iser", Transport::Tcp)],
     url_forms: &["iser://host/target-name/lun"],
-    // One frame each with the headers of iSER and iSCSI; data is sent by an RDMA Write, or
-    // requested by an RDMA Read and sent in another frame.
-    shape: MessageShape { read_request: 96, read_reply_head: 112, write_request_head: 112, write_reply: 144 },
+    // One frame of 100 bytes each with the headers of iSER and iSCSI; data is sent by an RDMA Write
+    // (20 bytes more), or requested by an RDMA Read (52) and sent in another frame (20).
+    shape: MessageShape {
+        read_request: 100,
+        read_reply_head: 120,
+        write_request_head: 120,
+        write_reply: 152,
+    },
     served_with: Some(ISCSI.name),
     ..ISCSI
 };
