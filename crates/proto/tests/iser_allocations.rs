@@ -75,7 +75,9 @@ fn a_target_allocates_nothing_for_rdma_writes_and_reads() {
     let text = format!("InitiatorName=iqn.2026-11.com.example:me\0TargetName={NAME}\0");
     let receive = |session: &mut IserTargetSession, memory: &Memory| {
         let message = memory.seg(0, memory.len());
-        session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
+        session
+            .on_event(Event::Received { message, invalidated: None, written: None }, Instant::now())
+            .unwrap();
     };
     receive(&mut session, &message(0x43, 0x87, text.as_bytes(), 0, 0, &[0; 16]));
     receive(&mut session, &message(1, 0x81, &[], 1, 0, &[0; 16]));
@@ -146,7 +148,9 @@ impl CountedPeer {
     /// Passes a message to the target and executes its RDMA operations until it answers.
     fn answer(&mut self, message: SgList, open: &[(Stag, SgList)]) -> (SgList, Option<Stag>) {
         let message = blockmux_volume::Seg::from_slice(&message.to_vec());
-        self.session.on_event(Event::Received { message, invalidated: None }, Instant::now()).unwrap();
+        self.session
+            .on_event(Event::Received { message, invalidated: None, written: None }, Instant::now())
+            .unwrap();
         let memory = |stag: Stag| &open.iter().find(|(name, _)| *name == stag).unwrap().1;
         loop {
             match self.queue_pair.next(&mut self.session, 1000) {
@@ -258,7 +262,7 @@ impl Counted {
             if let Some(stag) = invalidated {
                 self.open.retain(|(open, _)| *open != stag);
             }
-            self.event(Event::Received { message: answer.segs()[0].clone(), invalidated });
+            self.event(Event::Received { message: answer.segs()[0].clone(), invalidated, written: None });
             self.take();
         }
     }

@@ -136,7 +136,7 @@ impl Pair {
         let mut moved = false;
         while let Some(message) = self.to_target.pop_front() {
             moved = true;
-            self.tell_target(Event::Received { message, invalidated: None });
+            self.tell_target(Event::Received { message, invalidated: None, written: None });
         }
         moved
     }
@@ -169,7 +169,7 @@ impl Pair {
         let mut moved = false;
         while let Some(message) = self.to_initiator.pop_front() {
             moved = true;
-            self.tell_initiator(Event::Received { message, invalidated: None });
+            self.tell_initiator(Event::Received { message, invalidated: None, written: None });
         }
         moved
     }

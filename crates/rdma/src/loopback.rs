@@ -293,7 +293,7 @@ impl LoopbackEnd {
         match work {
             WorkRequest::Receive => self.receives = self.receives.saturating_add(1),
             WorkRequest::Invalidate { stag } => {
-                self.regions.close(stag);
+                let _ = self.regions.invalidate(stag);
             }
             WorkRequest::Register { id, local, access } => self.register(id, local, access, peer),
             WorkRequest::Accept { private_data } => self.answer(LoopbackPacket::Accept(private_data), peer),
@@ -417,7 +417,7 @@ impl LoopbackEnd {
             LoopbackPacket::Write { id, data, remote } => {
                 // The sender has checked that the length fits 32 bits.
                 let len = data.len() as u32;
-                match self.regions.look_up(remote.stag, remote.address, len, RemoteRights::RemoteWrite) {
+                match self.regions.place(remote.stag, remote.address, len) {
                     Ok(memory) => {
                         data.copy_to_list(&memory);
                         peer.complete(id);
@@ -426,7 +426,7 @@ impl LoopbackEnd {
                 }
             }
             LoopbackPacket::Read(Remote { stag, address, len }) => {
-                match self.regions.look_up(stag, address, len, RemoteRights::RemoteRead) {
+                match self.regions.look_up(stag, address, len) {
                     Ok(memory) => peer.inbound.push_back(LoopbackPacket::Response(memory)),
                     Err(refusal) => self.terminate(refusal.into(), true, peer),
                 }
@@ -464,7 +464,7 @@ impl LoopbackEnd {
             self.regions.invalidate(stag)?;
         }
         let message = Seg::from_slice(&message.to_vec());
-        self.events.push_back(Event::Received { message, invalidated: invalidate });
+        self.events.push_back(Event::Received { message, invalidated: invalidate, written: None });
         Ok(())
     }
 

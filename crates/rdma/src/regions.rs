@@ -9,10 +9,13 @@
 //! A tag is a random number whose low bits are its slot in a sparse table, so that a look-up is one
 //! step. A tag whose slot is taken is drawn again. A tag is not reused before its slot has held
 //! another one.
+//!
+//! A registration may have no memory of its own until the peer writes to it: a single write of all
+//! of it is then borrowed from the receive buffer instead of copied.
 
 use crate::unpredictable::UnpredictableNumbers;
 use blockmux_proto::rdma::{Remote, RemoteRights, Stag};
-use blockmux_volume::{SgList, Slab};
+use blockmux_volume::{Memory, Seg, SgList, Slab};
 
 /// Secret seed of a connection's steering tags: random bytes that no peer knows.
 pub type Seed = [u8; 32];
@@ -74,10 +77,18 @@ struct StagSlot {
 }
 
 struct Region {
-    memory: SgList,
+    memory: RegionMemory,
     address: u64,
     len: u32,
     access: RemoteRights,
+}
+
+enum RegionMemory {
+    /// Memory of the session.
+    Given(SgList),
+    /// What the peer has written to a registration without memory, in its whole length. `None`
+    /// before the first write.
+    Written(Option<Seg>),
 }
 
 impl Regions {
@@ -112,13 +123,32 @@ impl Regions {
     /// # Errors
     /// If there are too many registrations, or the memory is too long or not writable.
     pub fn take(&mut self, memory: &mut SgList, access: RemoteRights) -> Result<Remote, RegisterError> {
-        if self.regions.len() >= self.max as usize {
-            return Err(RegisterError::Full);
-        }
+        self.check_count()?;
         let len = u32::try_from(memory.len()).map_err(|_| RegisterError::TooLong)?;
         if access == RemoteRights::RemoteWrite && !memory.is_writable() {
             return Err(RegisterError::ReadOnly);
         }
+        Ok(self.insert(RegionMemory::Given(std::mem::take(memory)), len, access))
+    }
+
+    /// Registers `len` bytes without memory, for writes of the peer. [`Regions::invalidate`] returns
+    /// what was written.
+    ///
+    /// # Errors
+    /// If there are too many registrations.
+    #[inline]
+    pub fn register_unbacked(&mut self, len: u32) -> Result<Remote, RegisterError> {
+        self.check_count()?;
+        Ok(self.insert(RegionMemory::Written(None), len, RemoteRights::RemoteWrite))
+    }
+
+    #[inline]
+    fn check_count(&self) -> Result<(), RegisterError> {
+        if self.regions.len() < self.max as usize { Ok(()) } else { Err(RegisterError::Full) }
+    }
+
+    #[inline]
+    fn insert(&mut self, memory: RegionMemory, len: u32, access: RemoteRights) -> Remote {
         if self.slots.is_empty() {
             let slots = (self.max as usize).saturating_mul(SLOTS_PER_REGION).next_power_of_two();
             self.slots = vec![StagSlot { stag: 0, region: CLOSED }; slots];
@@ -128,28 +158,29 @@ impl Regions {
         // address.
         let address = u64::from(self.random.next()) << 12;
         if let Some(slot) = slot(&mut self.slots, stag) {
-            let region = Region { memory: std::mem::take(memory), address, len, access };
             // At most MAX_REGIONS.
-            *slot = StagSlot { stag, region: self.regions.insert(region) as u32 };
+            let region = self.regions.insert(Region { memory, address, len, access }) as u32;
+            *slot = StagSlot { stag, region };
         }
-        Ok(Remote { stag: Stag(stag), address, len })
+        Remote { stag: Stag(stag), address, len }
     }
 
-    /// Invalidates a tag, and returns its memory if the tag was valid.
-    #[inline]
-    pub fn close(&mut self, stag: Stag) -> Option<SgList> {
-        let slot = slot(&mut self.slots, stag.0).filter(|slot| slot.holds(stag))?;
-        let region = std::mem::replace(&mut slot.region, CLOSED);
-        self.regions.remove(region as usize).map(|was| was.memory)
-    }
-
-    /// Invalidates a tag for a Send with Invalidate of the peer.
+    /// Invalidates a tag. Returns what the peer has written to a registration without memory, in its
+    /// whole length; what was not written is zero.
     ///
     /// # Errors
     /// If the tag is not valid.
     #[inline]
-    pub fn invalidate(&mut self, stag: Stag) -> Result<(), Refusal> {
-        self.close(stag).map(|_| ()).ok_or(Refusal::CannotInvalidate)
+    pub fn invalidate(&mut self, stag: Stag) -> Result<Option<Seg>, Refusal> {
+        let slot =
+            slot(&mut self.slots, stag.0).filter(|slot| slot.holds(stag)).ok_or(Refusal::CannotInvalidate)?;
+        let region = std::mem::replace(&mut slot.region, CLOSED);
+        let region = self.regions.remove(region as usize).ok_or(Refusal::CannotInvalidate)?;
+        Ok(match region.memory {
+            RegionMemory::Given(_) => None,
+            RegionMemory::Written(None) => Some(zeroes(region.len)),
+            RegionMemory::Written(written) => written,
+        })
     }
 
     /// Invalidates all tags.
@@ -158,37 +189,62 @@ impl Regions {
         self.regions.clear();
     }
 
-    /// The `len` bytes at `address` of the memory registered as `stag`, for an access of the peer.
+    /// The `len` bytes at `address` of the memory registered as `stag`, for an RDMA Read of the peer.
     ///
     /// # Errors
     /// If the access was not granted. An empty range needs a grant too; a protocol that requires
     /// none does not call this.
     #[inline]
-    pub fn look_up(
-        &self,
-        stag: Stag,
-        address: u64,
-        len: u32,
-        access: RemoteRights,
-    ) -> Result<SgList, Refusal> {
-        let (region, offset) = self.check(stag, address, len, access)?;
-        if offset == 0 && len == region.len {
-            return Ok(region.memory.clone());
-        }
-        Ok(region.memory.slice(offset, len as usize))
+    pub fn look_up(&self, stag: Stag, address: u64, len: u32) -> Result<SgList, Refusal> {
+        let at = self.check(stag, address, len, RemoteRights::RemoteRead)?;
+        // A registration without memory is for writes only.
+        let memory = self.regions.get(at.region).and_then(|region| match &region.memory {
+            RegionMemory::Given(memory) => Some(memory.clone()),
+            RegionMemory::Written(_) => None,
+        });
+        Ok(at.part_of(memory.ok_or(Refusal::Access)?, len))
     }
 
-    /// Copies `bytes` to `address` of the memory registered as `stag`, for a write of the peer.
+    /// The `len` bytes at `address` of the memory registered as `stag`, for a write of the peer that
+    /// is received directly into its place.
     ///
     /// # Errors
-    /// If the write was not granted; nothing was copied then.
+    /// As [`Regions::look_up`].
     #[inline]
-    pub fn write(&self, stag: Stag, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+    pub fn place(&mut self, stag: Stag, address: u64, len: u32) -> Result<SgList, Refusal> {
+        let at = self.check(stag, address, len, RemoteRights::RemoteWrite)?;
+        let region = self.regions.get_mut(at.region).ok_or(Refusal::InvalidStag)?;
+        let memory = match &mut region.memory {
+            RegionMemory::Given(memory) => memory.clone(),
+            RegionMemory::Written(written) => SgList::one(make_writable(written, region.len).clone()),
+        };
+        Ok(at.part_of(memory, len))
+    }
+
+    /// Stores `bytes` at `address` of the memory registered as `stag`, for a write of the peer.
+    /// `borrow` returns the bytes in the receive buffer; a registration without memory keeps that if
+    /// the write is all of it.
+    ///
+    /// # Errors
+    /// If the write was not granted; nothing was stored then.
+    #[inline]
+    pub fn write(
+        &mut self,
+        stag: Stag,
+        address: u64,
+        bytes: &[u8],
+        borrow: impl FnOnce() -> Seg,
+    ) -> Result<(), Refusal> {
         let len = u32::try_from(bytes.len()).map_err(|_| Refusal::Bounds)?;
-        let (region, offset) = self.check(stag, address, len, RemoteRights::RemoteWrite)?;
-        match offset {
-            0 => region.memory.copy_from(bytes),
-            _ => region.memory.slice(offset, bytes.len()).copy_from(bytes),
+        let at = self.check(stag, address, len, RemoteRights::RemoteWrite)?;
+        let region = self.regions.get_mut(at.region).ok_or(Refusal::InvalidStag)?;
+        match &mut region.memory {
+            RegionMemory::Given(memory) if at.offset == 0 => memory.copy_from(bytes),
+            RegionMemory::Given(memory) => memory.slice(at.offset, bytes.len()).copy_from(bytes),
+            RegionMemory::Written(written) if len == region.len => *written = Some(borrow()),
+            RegionMemory::Written(written) => {
+                make_writable(written, region.len).slice(at.offset, bytes.len()).copy_from(bytes);
+            }
         }
         Ok(())
     }
@@ -208,7 +264,7 @@ impl Regions {
         self.check(stag, address, len, access).map(|_| ())
     }
 
-    /// The registration, and the offset of the range in it.
+    /// Finds the range.
     #[inline]
     fn check(
         &self,
@@ -216,13 +272,14 @@ impl Regions {
         address: u64,
         len: u32,
         access: RemoteRights,
-    ) -> Result<(&Region, usize), Refusal> {
-        let region = self
+    ) -> Result<RegionRange, Refusal> {
+        let slot = self
             .slots
             .get(slot_index(self.slots.len(), stag.0))
             .filter(|slot| slot.holds(stag))
-            .and_then(|slot| self.regions.get(slot.region as usize))
             .ok_or(Refusal::InvalidStag)?;
+        let at = slot.region as usize;
+        let region = self.regions.get(at).ok_or(Refusal::InvalidStag)?;
         if region.access != access {
             return Err(Refusal::Access);
         }
@@ -233,7 +290,7 @@ impl Regions {
             return Err(Refusal::Bounds);
         }
         let offset = usize::try_from(offset).map_err(|_| Refusal::Bounds)?;
-        Ok((region, offset))
+        Ok(RegionRange { region: at, offset, is_whole: len == region.len })
     }
 
     /// Draws a tag with a free slot, other than the last tag of that slot.
@@ -250,6 +307,41 @@ impl Regions {
             }
         }
     }
+}
+
+/// A range of a registration that the peer may access.
+struct RegionRange {
+    /// Index into `regions`.
+    region: usize,
+    /// Offset in the registration, in bytes.
+    offset: usize,
+    is_whole: bool,
+}
+
+impl RegionRange {
+    /// The range of the registration's memory; it has `len` bytes.
+    #[inline]
+    fn part_of(&self, memory: SgList, len: u32) -> SgList {
+        if self.is_whole { memory } else { memory.slice(self.offset, len as usize) }
+    }
+}
+
+/// Memory of `len` bytes for a part of the data, with what was written before. A peer that writes to
+/// a registration without memory in parts, or repeatedly, causes a copy, and an allocation.
+#[cold]
+fn make_writable(written: &mut Option<Seg>, len: u32) -> &Seg {
+    let seg = written.get_or_insert_with(|| zeroes(len));
+    if !seg.is_writable() {
+        let copy = zeroes(len);
+        seg.copy_to_seg(&copy);
+        *seg = copy;
+    }
+    seg
+}
+
+#[cold]
+fn zeroes(len: u32) -> Seg {
+    Memory::from_heap(len as usize).seg(0, len as usize)
 }
 
 impl StagSlot {
@@ -306,8 +398,7 @@ mod tests {
         let remote = regions.register(pieces(&[3, 1, 60]), RemoteRights::RemoteRead).unwrap();
         assert_eq!(remote.len, 64);
         for (at, len) in [(0, 64), (0, 1), (2, 3), (4, 60), (63, 1), (64, 0), (0, 0)] {
-            let found =
-                regions.look_up(remote.stag, remote.address + at, len, RemoteRights::RemoteRead).unwrap();
+            let found = regions.look_up(remote.stag, remote.address + at, len).unwrap();
             assert_eq!(found.to_vec(), (at..at + u64::from(len)).map(|at| at as u8).collect::<Vec<_>>());
         }
     }
@@ -320,22 +411,23 @@ mod tests {
         let mut expected = list.to_vec();
         for (at, len) in [(0, 64), (0, 2), (2, 3), (40, 24), (64, 0)] {
             let bytes = vec![at as u8 | 0x80; len];
-            regions.write(remote.stag, remote.address + at as u64, &bytes).unwrap();
+            regions.write(remote.stag, remote.address + at as u64, &bytes, || unreachable!()).unwrap();
             expected[at..at + len].copy_from_slice(&bytes);
             assert_eq!(list.to_vec(), expected, "{len} bytes at {at}");
         }
         for (at, len) in [(0, 65), (1, 64), (64, 1)] {
-            let refused = regions.write(remote.stag, remote.address + at, &vec![0; len]);
+            let refused = regions.write(remote.stag, remote.address + at, &vec![0; len], || unreachable!());
             assert_eq!((refused, list.to_vec()), (Err(Refusal::Bounds), expected.clone()));
         }
         let read_only = regions.register(list, RemoteRights::RemoteRead).unwrap();
-        assert_eq!(regions.write(read_only.stag, read_only.address, &[0]), Err(Refusal::Access));
+        let refused = regions.write(read_only.stag, read_only.address, &[0], || unreachable!());
+        assert_eq!(refused, Err(Refusal::Access));
     }
 
     #[test]
     fn each_invalid_access_is_refused_with_its_own_reason() {
         let mut regions = Regions::new(4, SEED);
-        let none = regions.look_up(Stag(1), 0, 1, RemoteRights::RemoteRead);
+        let none = regions.look_up(Stag(1), 0, 1);
         assert_eq!(none.unwrap_err(), Refusal::InvalidStag, "nothing was ever registered");
         let Remote { stag, address, len } = regions.register(memory(64), RemoteRights::RemoteRead).unwrap();
         let mut elsewhere = Regions::new(4, [8; 32]);
@@ -357,7 +449,11 @@ mod tests {
             (Stag(0), address, len, RemoteRights::RemoteRead, Refusal::InvalidStag),
         ];
         for (stag, address, len, access, refusal) in cases {
-            let found = regions.look_up(stag, address, len, access).map(|list| list.len());
+            let found = match access {
+                RemoteRights::RemoteRead => regions.look_up(stag, address, len),
+                RemoteRights::RemoteWrite => regions.place(stag, address, len),
+            };
+            let found = found.map(|list| list.len());
             assert_eq!(found, Err(refusal), "{stag:?} {address:x} {len} {access:?}");
             assert_eq!(regions.check_grant(stag, address, len, access), Err(refusal));
         }
@@ -368,17 +464,17 @@ mod tests {
         let mut regions = Regions::new(4, SEED);
         let [first, second, third] =
             [1, 2, 3].map(|len| regions.register(memory(len), RemoteRights::RemoteWrite).unwrap());
-        assert_eq!(regions.close(first.stag).map(|list| list.len()), Some(1));
-        assert!(regions.close(first.stag).is_none());
-        assert_eq!(regions.invalidate(second.stag), Ok(()));
-        assert_eq!(regions.invalidate(second.stag), Err(Refusal::CannotInvalidate));
+        for stag in [first.stag, second.stag] {
+            assert!(regions.invalidate(stag).unwrap().is_none(), "it had memory");
+            assert_eq!(regions.invalidate(stag).err(), Some(Refusal::CannotInvalidate));
+        }
         for gone in [first, second] {
-            let found = regions.look_up(gone.stag, gone.address, 1, RemoteRights::RemoteWrite);
+            let found = regions.place(gone.stag, gone.address, 1);
             assert_eq!(found.unwrap_err(), Refusal::InvalidStag);
         }
-        assert!(regions.look_up(third.stag, third.address, 3, RemoteRights::RemoteWrite).is_ok());
+        assert!(regions.place(third.stag, third.address, 3).is_ok());
         regions.close_all();
-        let found = regions.look_up(third.stag, third.address, 3, RemoteRights::RemoteWrite);
+        let found = regions.place(third.stag, third.address, 3);
         assert_eq!((found.unwrap_err(), regions.open()), (Refusal::InvalidStag, 0));
         assert!(regions.register(memory(1), RemoteRights::RemoteRead).is_ok(), "the table is usable again");
     }
@@ -391,8 +487,64 @@ mod tests {
         let mut chunk = chunk;
         chunk.take(3);
         assert!(!chunk.is_idle());
-        regions.close(remote.stag);
+        regions.invalidate(remote.stag).unwrap();
         assert!(chunk.is_idle());
+    }
+
+    /// Writes the bytes as they lie in a receive buffer; returns where they lie if they were
+    /// borrowed.
+    fn receive(regions: &mut Regions, remote: Remote, at: u64, bytes: &[u8]) -> Option<*const u8> {
+        let chunk = blockmux_volume::Chunk::from_slice(bytes);
+        let mut borrowed = None;
+        let borrow = || {
+            let seg = chunk.slice(0, bytes.len());
+            borrowed = Some(seg.as_ptr().cast_const());
+            seg
+        };
+        regions.write(remote.stag, remote.address + at, bytes, borrow).unwrap();
+        borrowed
+    }
+
+    #[test]
+    fn one_write_of_everything_to_a_registration_without_memory_is_borrowed() {
+        let mut regions = Regions::new(4, SEED);
+        let remote = regions.register_unbacked(4).unwrap();
+        let borrowed = receive(&mut regions, remote, 0, b"abcd");
+        let written = regions.invalidate(remote.stag).unwrap().unwrap();
+        assert_eq!((written.to_vec(), written.is_writable()), (b"abcd".to_vec(), false));
+        assert_eq!(borrowed, Some(written.as_ptr().cast_const()));
+    }
+
+    #[test]
+    fn other_writes_to_a_registration_without_memory_are_copied_over_zeroes() {
+        let cases: [(&[(u64, &[u8])], &[u8]); 6] = [
+            (&[], b"\0\0\0\0"),
+            (&[(1, b"b")], b"\0b\0\0"),
+            (&[(2, b"cd"), (0, b"ab")], b"abcd"),
+            (&[(0, b"abcd"), (1, b"BC")], b"aBCd"),
+            (&[(3, b"x"), (0, b"abcd")], b"abcd"),
+            (&[(0, b"abcd"), (0, b"ABCD")], b"ABCD"),
+        ];
+        for (writes, expected) in cases {
+            let mut regions = Regions::new(4, SEED);
+            let remote = regions.register_unbacked(4).unwrap();
+            for (at, bytes) in writes {
+                receive(&mut regions, remote, *at, bytes);
+            }
+            let written = regions.invalidate(remote.stag).unwrap().unwrap();
+            assert_eq!(written.to_vec(), expected, "{writes:?}");
+        }
+    }
+
+    #[test]
+    fn a_write_to_a_registration_without_memory_may_be_received_into_its_place() {
+        let mut regions = Regions::new(4, SEED);
+        let remote = regions.register_unbacked(4).unwrap();
+        receive(&mut regions, remote, 0, b"abcd");
+        regions.place(remote.stag, remote.address + 1, 2).unwrap().copy_from(b"BC");
+        assert_eq!(regions.place(remote.stag, remote.address + 1, 4).unwrap_err(), Refusal::Bounds);
+        assert_eq!(regions.look_up(remote.stag, remote.address, 1).unwrap_err(), Refusal::Access);
+        assert_eq!(regions.invalidate(remote.stag).unwrap().unwrap().to_vec(), b"aBCd");
     }
 
     #[test]
@@ -404,9 +556,10 @@ mod tests {
         assert_eq!(refused.unwrap_err(), RegisterError::ReadOnly);
         regions.register(lent, RemoteRights::RemoteRead).unwrap();
         assert_eq!(regions.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);
-        regions.close(first.stag);
+        regions.invalidate(first.stag).unwrap();
         assert!(regions.register(memory(0), RemoteRights::RemoteRead).is_ok());
         assert_eq!(regions.open(), 2);
+        assert_eq!(regions.register_unbacked(1).unwrap_err(), RegisterError::Full);
         let mut none = Regions::new(0, SEED);
         assert_eq!(none.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);
     }
@@ -419,7 +572,7 @@ mod tests {
             (0..20_000)
                 .map(|_| {
                     if open.len() == 3 {
-                        regions.close(open.remove(0)).unwrap();
+                        regions.invalidate(open.remove(0)).unwrap();
                     }
                     let remote = regions.register(memory(1), RemoteRights::RemoteRead).unwrap();
                     open.push(remote.stag);

@@ -192,7 +192,7 @@ impl IserInitiatorRun<'_> {
 
     fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) {
         if !self.is_over {
-            self.event(Event::Received { message: Seg::from_slice(message), invalidated });
+            self.event(Event::Received { message: Seg::from_slice(message), invalidated, written: None });
         }
     }
 
@@ -279,7 +279,7 @@ impl WellBehavedTarget {
     /// accesses registered memory.
     fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
         let mut answers = Vec::new();
-        let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
+        let event = Event::Received { message: Seg::from_slice(message), invalidated: None, written: None };
         let mut next = self.session.on_event(event, Instant::now()).is_ok();
         while next {
             next = false;

@@ -123,7 +123,7 @@ impl IwarpRun<'_> {
         moved |= self.owner.poll_events(&mut self.iwarp, &mut self.choices);
         match self.choices.byte() {
             255 => self.iwarp.disconnect(),
-            254 => self.iwarp.invalidate(self.owner.granted(1).stag),
+            254 => drop(self.iwarp.invalidate(self.owner.granted(1).stag)),
             253 => self.pass_time(),
             _ => {}
         }

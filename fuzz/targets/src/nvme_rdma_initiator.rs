@@ -177,7 +177,7 @@ impl NvmeRdmaInitiatorRun<'_> {
     /// reports no others.
     fn receive(&mut self, message: &[u8], key: Option<u32>) {
         let invalidated = key.filter(|key| self.open.remove(key).is_some()).map(Stag);
-        self.event(Event::Received { message: Seg::from_slice(message), invalidated });
+        self.event(Event::Received { message: Seg::from_slice(message), invalidated, written: None });
     }
 
     fn pass_time(&mut self) {

@@ -126,7 +126,7 @@ impl<'a, S: RdmaSession + IoSource + TargetLifecycle, J: RdmaProtocolChecks> Rdm
         let mut message = self.checks.message(kind, self.messages.bytes());
         message.truncate(self.session.endpoint().receive_len as usize);
         self.receives -= 1;
-        self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None });
+        self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None, written: None });
         true
     }
 

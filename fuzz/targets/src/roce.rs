@@ -160,7 +160,7 @@ impl RoceRun<'_> {
         moved |= self.poll_events();
         match self.choices.byte() {
             255 => self.roce.disconnect(),
-            254 => self.roce.invalidate(self.owner.granted(1).stag),
+            254 => drop(self.roce.invalidate(self.owner.granted(1).stag)),
             253 => self.roce.on_unreachable(),
             240..253 => self.pass_time(),
             _ => {}

@@ -283,7 +283,7 @@ impl SrpInitiatorRun<'_> {
 
     fn receive(&mut self, at: usize, message: &[u8], invalidated: Option<Stag>) {
         if !self.is_over {
-            self.event(at, Event::Received { message: Seg::from_slice(message), invalidated });
+            self.event(at, Event::Received { message: Seg::from_slice(message), invalidated, written: None });
         }
     }
 
@@ -354,7 +354,7 @@ impl WellBehavedTarget {
     /// The target's answers to a message; it accesses registered memory.
     fn answer(&mut self, message: &[u8], open: &Open) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
-        let event = Event::Received { message: Seg::from_slice(message), invalidated: None };
+        let event = Event::Received { message: Seg::from_slice(message), invalidated: None, written: None };
         let mut next = self.session.on_event(event, Instant::now()).is_ok();
         while next {
             next = false;

@@ -10,6 +10,7 @@
 //! that there is always a completion after which the pool is tried again.
 
 use crate::driver::session::RetryRules;
+use crate::initiator::command_memory::CommandMemory;
 use crate::initiator::job::{CommandKind, CommandPiece, CommandPieces, IoJob, JobNext};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList, VolumeInfo};
@@ -277,56 +278,6 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         self.commands.get_mut(key).map(|command| (&mut command.transport, command.transfer))
     }
 
-    /// The data to send for a command: a list, and the offset of the command's data in it.
-    #[inline]
-    pub(crate) fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
-        let command = self.commands.get_mut(key)?;
-        if command.payload.is_some() {
-            return command.payload.as_ref().map(|payload| (payload, 0));
-        }
-        let piece = command.piece;
-        let job = self.jobs.get_mut(piece.job?)?;
-        let base = piece.offset.saturating_sub(job.io.offset) as usize;
-        job.io.data.as_ref().map(|data| (data, base))
-    }
-
-    /// The destination of a command's data: a list, and the offset of the command's data in it.
-    /// Only a short read has no memory before.
-    #[inline]
-    pub(crate) fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
-        let command = self.commands.get_mut(key)?;
-        if command.payload.is_some() {
-            return command.payload.as_ref().map(|payload| (payload, 0));
-        }
-        let piece = command.piece;
-        let job = self.jobs.get_mut(piece.job?)?;
-        let base = piece.offset.saturating_sub(job.io.offset) as usize;
-        if job.io.data.is_none() && job.buffer.is_none() {
-            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most MAX_BORROWED
-        }
-        job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
-    }
-
-    /// Whether the I/O of a command can borrow `len` bytes of received data: they are its complete
-    /// data, and it brought no memory.
-    #[inline]
-    pub(crate) fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
-        let piece = self.commands.get_mut(key).map(|command| command.piece);
-        let Some(CommandPiece { kind, job: Some(job), .. }) = piece else { return false };
-        let is_whole =
-            |job: &mut IoJob<_>| job.io.data.is_none() && job.io.len == len as u64 && job.buffer.is_none();
-        kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
-    }
-
-    /// Gives a read borrowed data, if [`CommandQueue::can_borrow`] returns true.
-    #[inline]
-    pub(crate) fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
-        let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
-        if let Some(job) = job.and_then(|job| self.jobs.get_mut(job)) {
-            job.buffer = Some(SgList::one(data));
-        }
-    }
-
     /// Handles the completion of a command, and continues its job. A returned piece is to be
     /// retried later.
     #[inline]
@@ -423,6 +374,52 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
                 self.ready.push_back(key);
             }
             self.waiting.pop_front();
+        }
+    }
+}
+
+impl<S: CommandSet, T> CommandMemory for CommandQueue<S, T> {
+    #[inline]
+    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
+        let command = self.commands.get_mut(key)?;
+        if command.payload.is_some() {
+            return command.payload.as_ref().map(|payload| (payload, 0));
+        }
+        let piece = command.piece;
+        let job = self.jobs.get_mut(piece.job?)?;
+        let base = piece.offset.saturating_sub(job.io.offset) as usize;
+        job.io.data.as_ref().map(|data| (data, base))
+    }
+
+    #[inline]
+    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
+        let command = self.commands.get_mut(key)?;
+        if command.payload.is_some() {
+            return command.payload.as_ref().map(|payload| (payload, 0));
+        }
+        let piece = command.piece;
+        let job = self.jobs.get_mut(piece.job?)?;
+        let base = piece.offset.saturating_sub(job.io.offset) as usize;
+        if job.io.data.is_none() && job.buffer.is_none() {
+            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most MAX_BORROWED
+        }
+        job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
+    }
+
+    #[inline]
+    fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
+        let piece = self.commands.get_mut(key).map(|command| command.piece);
+        let Some(CommandPiece { kind, job: Some(job), .. }) = piece else { return false };
+        let is_whole =
+            |job: &mut IoJob<_>| job.io.data.is_none() && job.io.len == len as u64 && job.buffer.is_none();
+        kind == S::Kind::READ && self.jobs.get_mut(job).is_some_and(is_whole)
+    }
+
+    #[inline]
+    fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
+        let job = self.commands.get_mut(key).and_then(|command| command.piece.job);
+        if let Some(job) = job.and_then(|job| self.jobs.get_mut(job)) {
+            job.buffer = Some(SgList::one(data));
         }
     }
 }

@@ -8,12 +8,14 @@
 //! ```
 //! A command's memory is exposed from before the command is sent until it has ended: until then the
 //! peer may access it. Commands are sent in order, so one that waits for its registration delays
-//! those behind it; a queue pair completes registrations in the same turn.
+//! those behind it; a queue pair completes registrations in the same turn. A short read without
+//! memory gets none where the queue pair can provide it ([`QueuePair::register_unbacked`]).
 
 use super::{QueuePair, Remote, RemoteRights, Stag, WorkId};
+use crate::initiator::command_memory::CommandMemory;
 use crate::initiator::command_queue::DataTransfer;
 use crate::slots::SlotKey;
-use blockmux_volume::SgList;
+use blockmux_volume::{Seg, SgList};
 use std::collections::VecDeque;
 
 /// A command as it is sent over a queue pair.
@@ -33,6 +35,9 @@ pub(crate) enum CommandData {
     None,
     /// It is sent with the command.
     Immediate(SgList),
+    /// The peer transfers this many bytes by RDMA to a read without memory, and they have to be
+    /// registered.
+    Unbacked(u32),
     /// The peer transfers it by RDMA, and its memory has to be registered.
     Unregistered(SgList, RemoteRights),
     /// The registration was posted and has not completed.
@@ -41,25 +46,38 @@ pub(crate) enum CommandData {
 }
 
 impl CommandData {
-    /// The data of a command, which begins at the given offset of a list. Up to `max_immediate`
-    /// bytes are sent with the command.
+    /// The data of a command. Up to `max_immediate` bytes are sent with the command.
     #[inline]
     pub(crate) fn new(
+        key: SlotKey,
         transfer: DataTransfer,
-        list: Option<(&SgList, usize)>,
+        memory: &mut impl CommandMemory,
         max_immediate: u32,
     ) -> CommandData {
-        let part = |len: u32| match list {
-            Some((list, 0)) if list.len() == len as usize => list.clone(),
-            Some((list, base)) => list.slice(base, len as usize),
-            None => SgList::default(),
-        };
         match transfer {
             DataTransfer::Nothing | DataTransfer::In(0) | DataTransfer::Out(0) => CommandData::None,
-            DataTransfer::In(len) => CommandData::Unregistered(part(len), RemoteRights::RemoteWrite),
-            DataTransfer::Out(len) if len <= max_immediate => CommandData::Immediate(part(len)),
-            DataTransfer::Out(len) => CommandData::Unregistered(part(len), RemoteRights::RemoteRead),
+            DataTransfer::In(len) if memory.can_borrow(key, len as usize) => CommandData::Unbacked(len),
+            DataTransfer::In(len) => {
+                CommandData::Unregistered(part(memory.data_in(key), len), RemoteRights::RemoteWrite)
+            }
+            DataTransfer::Out(len) => {
+                let data = part(memory.data_out(key), len);
+                match len <= max_immediate {
+                    true => CommandData::Immediate(data),
+                    false => CommandData::Unregistered(data, RemoteRights::RemoteRead),
+                }
+            }
         }
+    }
+}
+
+/// The `len` bytes of a command's data, which begins at the given offset of a list.
+#[inline]
+fn part(list: Option<(&SgList, usize)>, len: u32) -> SgList {
+    match list {
+        Some((list, 0)) if list.len() == len as usize => list.clone(),
+        Some((list, base)) => list.slice(base, len as usize),
+        None => SgList::default(),
     }
 }
 
@@ -89,6 +107,15 @@ enum ExposureState {
     Sent(Option<Stag>),
     /// The peer has completed the command, and its memory has to be invalidated.
     Closing,
+}
+
+/// A command that has ended when its memory was invalidated.
+pub(crate) struct EndedCommand<R> {
+    pub(crate) key: SlotKey,
+    /// The peer's response; `None` if the peer has aborted the command.
+    pub(crate) response: Option<R>,
+    /// The data of a read without memory.
+    pub(crate) written: Option<Seg>,
 }
 
 /// How a peer's response contradicts the state of its command.
@@ -129,12 +156,24 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
     /// Registers memory and sends commands while there is room and the peer has fewer than
     /// `max_sent`. Returns whether there was progress.
     #[inline]
-    pub(crate) fn send(&mut self, queue_pair: &mut impl QueuePair, max_sent: u32) -> bool {
+    pub(crate) fn send(
+        &mut self,
+        queue_pair: &mut impl QueuePair,
+        max_sent: u32,
+        memory: &mut impl CommandMemory,
+    ) -> bool {
         let mut has_moved = false;
         while self.sent < max_sent
             && queue_pair.room() > 0
             && let Some(next) = self.unsent.front_mut()
         {
+            if let CommandData::Unbacked(len) = next.data {
+                let access = RemoteRights::RemoteWrite;
+                next.data = match queue_pair.register_unbacked(len) {
+                    Some(remote) => CommandData::Registered(remote, access),
+                    None => CommandData::Unregistered(part(memory.data_in(next.key), len), access),
+                };
+            }
             if let CommandData::Unregistered(list, access) = &mut next.data {
                 has_moved = true;
                 let access = *access;
@@ -145,7 +184,9 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
             }
             let nothing = SgList::default();
             let (payload, exposed) = match &next.data {
-                CommandData::Unregistered(..) | CommandData::Registering(_) => break,
+                CommandData::Unbacked(_) | CommandData::Unregistered(..) | CommandData::Registering(_) => {
+                    break;
+                }
                 CommandData::None => (&nothing, None),
                 CommandData::Immediate(payload) => (payload, None),
                 CommandData::Registered(remote, access) => (&nothing, Some((*remote, *access))),
@@ -205,17 +246,13 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
         false
     }
 
-    /// Invalidates the memory of the next command that ends thereby. Returns the command, and its
-    /// response unless it was aborted.
+    /// Invalidates the memory of the next command that ends thereby, and returns the command.
     #[inline]
-    pub(crate) fn invalidate_next(
-        &mut self,
-        queue_pair: &mut impl QueuePair,
-    ) -> Option<(SlotKey, Option<R>)> {
+    pub(crate) fn invalidate_next(&mut self, queue_pair: &mut impl QueuePair) -> Option<EndedCommand<R>> {
         let (stag, key, response) = self.closing.pop_front()?;
-        queue_pair.invalidate(stag);
+        let written = queue_pair.invalidate(stag);
         self.sent = self.sent.saturating_sub(1);
-        Some((key, response))
+        Some(EndedCommand { key, response, written })
     }
 
     /// Whether the peer has this command and has not completed it.
@@ -291,6 +328,31 @@ mod tests {
 
     type Commands = ExposedCommands<u8, char>;
 
+    /// Memory of four bytes for each command. A read of two bytes has none.
+    struct Memory(SgList);
+
+    impl Memory {
+        fn new() -> Memory {
+            Memory(SgList::one(Seg::from_slice(&[0; 4])))
+        }
+    }
+
+    impl CommandMemory for Memory {
+        fn data_out(&mut self, _key: SlotKey) -> Option<(&SgList, usize)> {
+            Some((&self.0, 0))
+        }
+
+        fn data_in(&mut self, _key: SlotKey) -> Option<(&SgList, usize)> {
+            Some((&self.0, 0))
+        }
+
+        fn can_borrow(&mut self, _key: SlotKey, len: usize) -> bool {
+            len == 2
+        }
+
+        fn attach_borrowed(&mut self, _key: SlotKey, _data: Seg) {}
+    }
+
     /// The memory that is given to the command `n`.
     fn memory(n: u8) -> Remote {
         Remote { stag: Stag(n.into()), address: 0, len: 4 }
@@ -298,13 +360,12 @@ mod tests {
 
     /// Queues one command of each kind: with memory (0, 1), with immediate data (2), without (3).
     fn queued() -> (Commands, Vec<SlotKey>) {
-        let list = SgList::one(Seg::from_slice(&[0; 4]));
         let transfers =
             [DataTransfer::In(4), DataTransfer::Out(4), DataTransfer::Out(2), DataTransfer::Nothing];
         let (mut commands, mut slots) = (Commands::default(), Slots::default());
         let mut push = |(n, transfer)| {
             let key = slots.insert(());
-            commands.push(key, n, CommandData::new(transfer, Some((&list, 0)), 2));
+            commands.push(key, n, CommandData::new(key, transfer, &mut Memory::new(), 2));
             key
         };
         let keys = (0..).zip(transfers).map(&mut push).collect();
@@ -315,7 +376,7 @@ mod tests {
     fn run(commands: &mut Commands, max_sent: u32) -> Vec<u8> {
         let (mut queue, mut sent) = (Recorder { room: 10, ..Recorder::default() }, Vec::new());
         let mut free = 0..;
-        while commands.send(&mut queue, max_sent) {
+        while commands.send(&mut queue, max_sent, &mut Memory::new()) {
             while let Some(work) = queue.works.pop_front() {
                 match work {
                     WorkRequest::Register { id, .. } => {
@@ -365,6 +426,7 @@ mod tests {
         }
         let mut queue = Recorder::default();
         let ended = [(); 3].map(|()| commands.invalidate_next(&mut queue));
+        let ended = ended.map(|ended| ended.map(|ended| (ended.key, ended.response)));
         assert_eq!(ended, [Some((keys[0], Some('a'))), Some((keys[1], None)), None]);
         let stags = queue.works.iter().map(|work| match work {
             WorkRequest::Invalidate { stag } => stag.0,
@@ -372,5 +434,48 @@ mod tests {
         });
         assert_eq!(stags.collect::<Vec<_>>(), [0, 1]);
         assert!(!commands.is_closing());
+    }
+
+    /// Provides the memory of one registration.
+    struct Lender {
+        lends: bool,
+        posted: Vec<WorkRequest>,
+    }
+
+    impl QueuePair for Lender {
+        fn room(&self) -> usize {
+            1
+        }
+
+        fn post(&mut self, work: WorkRequest) {
+            self.posted.push(work);
+        }
+
+        fn register_unbacked(&mut self, len: u32) -> Option<Remote> {
+            std::mem::take(&mut self.lends).then_some(Remote { len, ..memory(7) })
+        }
+
+        fn invalidate(&mut self, stag: Stag) -> Option<Seg> {
+            (stag == Stag(7)).then(|| Seg::from_slice(b"ab"))
+        }
+    }
+
+    #[test]
+    fn a_read_without_memory_gets_some_only_if_the_queue_pair_has_none() {
+        let (mut commands, mut slots) = (Commands::default(), Slots::default());
+        let keys = [(); 2].map(|()| slots.insert(()));
+        for key in keys {
+            commands.push(key, 0, CommandData::new(key, DataTransfer::In(2), &mut Memory::new(), 0));
+        }
+        let mut queue = Lender { lends: true, posted: Vec::new() };
+        assert!(commands.send(&mut queue, u32::MAX, &mut Memory::new()));
+        let [WorkRequest::Send { .. }, WorkRequest::Register { id, local, .. }] = &queue.posted[..] else {
+            panic!("{:?}", queue.posted)
+        };
+        assert_eq!((local.len(), *id), (2, registration(keys[1])));
+        assert_eq!(commands.on_response(keys[0], None), Ok(Some(Stag(7))));
+        commands.close(keys[0], Stag(7), Some('a'));
+        let ended = commands.invalidate_next(&mut queue).unwrap();
+        assert_eq!(ended.written.map(|data| data.to_vec()), Some(b"ab".to_vec()));
     }
 }

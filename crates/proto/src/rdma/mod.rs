@@ -190,6 +190,9 @@ pub enum Event {
         message: Seg,
         /// The local registration that the message has invalidated.
         invalidated: Option<Stag>,
+        /// What the peer had written to it, if it was registered without memory
+        /// ([`QueuePair::register_unbacked`]).
+        written: Option<Seg>,
     },
     /// A work request has completed.
     Done {
@@ -301,9 +304,20 @@ pub trait QueuePair {
         None
     }
 
+    /// Registers `len` bytes for one RDMA Write of the peer, without memory: the queue pair borrows
+    /// what arrives from its receive buffer, which saves the copy to other memory. The data is
+    /// returned when the registration is invalidated, in its whole length; what the peer has not
+    /// written of it is zero. `None` if this queue pair would have to copy: the session then
+    /// registers memory of its own.
+    fn register_unbacked(&mut self, _len: u32) -> Option<Remote> {
+        None
+    }
+
     /// Invalidates a registration before it returns. The registration may be invalid already.
-    fn invalidate(&mut self, stag: Stag) {
+    /// Returns what the peer has written to one without memory.
+    fn invalidate(&mut self, stag: Stag) -> Option<Seg> {
         self.post(WorkRequest::Invalidate { stag });
+        None
     }
 
     /// Ends the connection after all previous calls have been carried out.

@@ -10,6 +10,7 @@ use super::wire::Features;
 use super::wire::blk::{Config, RANGE_F_UNMAP, RequestHeader, RequestType, SECTOR, SectorRange, Status};
 use super::wire::ring::Desc;
 use super::wire::vhost_user::VringAddr;
+use crate::initiator::command_memory::CommandMemory;
 use crate::initiator::command_queue::{
     CommandQueue, CommandRequest, CommandSet, CompletionClass, DataTransfer, QueuedCommand,
 };

@@ -222,7 +222,7 @@ fn observed(event: Event) -> Observed {
         Event::Requested { private_data, .. } => Observed::Requested(private_data),
         Event::Connected { private_data } => Observed::Connected(private_data),
         Event::Refused { private_data } => Observed::Refused(private_data),
-        Event::Received { message, invalidated } => Observed::Received(message.to_vec(), invalidated),
+        Event::Received { message, invalidated, .. } => Observed::Received(message.to_vec(), invalidated),
         Event::Done { id, result } => Observed::Done(id.0, result),
         Event::Registered { id, remote } => Observed::Registered(id.0, remote),
         Event::Disconnected => Observed::Disconnected,

@@ -254,7 +254,11 @@ impl DeviceQueuePair {
                     true => Seg::from_slice(&[]),
                     false => input.slice(bytes.start, bytes.len()),
                 };
-                self.events.push_back(Event::Received { message, invalidated: invalidated.map(Stag) });
+                self.events.push_back(Event::Received {
+                    message,
+                    invalidated: invalidated.map(Stag),
+                    written: None,
+                });
                 self.open_waiting();
             }
             (DeviceEvent::Done { id, result }, _) => self.on_done(WorkId(id), result),

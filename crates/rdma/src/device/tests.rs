@@ -281,7 +281,7 @@ fn messages_arrive_in_order_and_complete() {
     let texts: Vec<_> = received
         .iter()
         .map(|event| match event {
-            Event::Received { message, invalidated: None } => message.to_vec(),
+            Event::Received { message, invalidated: None, .. } => message.to_vec(),
             other => panic!("{other:?}"),
         })
         .collect();

@@ -481,7 +481,7 @@ mod tests {
                     message.extend(remote.address.to_be_bytes());
                     self.send(&message, None);
                 }
-                Event::Received { message, invalidated: Some(_) } if message.is_empty() => {
+                Event::Received { message, invalidated: Some(_), .. } if message.is_empty() => {
                     assert_eq!(self.memory.to_vec(), b"filled!!");
                     self.answers += 1;
                     self.work.push(WorkRequest::Receive);

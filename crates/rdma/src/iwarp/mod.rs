@@ -19,8 +19,9 @@
 //! # Copies
 //! Payload is sent by reference, and its memory is free again once it is sent. Payload is copied
 //! first if there are CRCs and the memory is shared (`framing.rs`).
-//! The session borrows a message that lies whole in the receive buffer. Tagged payload is copied
-//! from the receive buffer to its place, or received directly into its place (`receive.rs`).
+//! The session borrows a message that lies whole in the receive buffer, and the data of a
+//! registration without memory. Other tagged payload is copied from the receive buffer to its place,
+//! or received directly into its place (`receive.rs`).
 //! `docs/decisions/` has the reasons.
 //!
 //! Besides the kernel's copies into and out of the socket, payload is copied and summed as follows:
@@ -29,6 +30,7 @@
 //! |---|---|---|
 //! | sent from shared memory (a RAM volume's reads) | no copy | copied into the outbox or the pool's memory, summed there block by block |
 //! | sent from private memory (a write's data) | no copy | summed in place |
+//! | received for a registration without memory | no copy | summed in the receive buffer |
 //! | received with other FPDUs, or up to 4 KiB | copied to its place | summed in the receive buffer, then copied |
 //! | received in its place | no copy | summed in place, once all of it has arrived |
 

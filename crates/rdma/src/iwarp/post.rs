@@ -2,12 +2,14 @@
 //! reporting events.
 
 use super::pending::PostedTransfer;
+use super::receive::PLACED_PAYLOAD;
 use super::{Iwarp, IwarpPhase, PRIVATE_DATA};
 use crate::queue_pair::{Caps, Fault, Provider};
 use blockmux_proto::rdma::{
     Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, Stag, WorkError, WorkId, WorkRequest,
 };
-use blockmux_volume::SgList;
+use blockmux_volume::{Seg, SgList};
+use blockmux_wire::iwarp::ddp::TAGGED_LEN;
 
 impl QueuePair for Iwarp {
     #[inline]
@@ -22,10 +24,7 @@ impl QueuePair for Iwarp {
         }
         match work {
             WorkRequest::Receive => self.receive_side.untagged.post_receives(1),
-            WorkRequest::Invalidate { stag } => {
-                self.regions.close(stag);
-                self.receive_side.revoke(stag);
-            }
+            WorkRequest::Invalidate { stag } => drop(self.invalidate(stag)),
             WorkRequest::Register { id, local, access } => self.post_registration(id, local, access),
             WorkRequest::Accept { private_data } => self.answer(true, &private_data),
             WorkRequest::Reject { private_data } => self.answer(false, &private_data),
@@ -92,6 +91,22 @@ impl QueuePair for Iwarp {
         }
         self.post_registration(id, std::mem::take(local), access);
         None
+    }
+
+    /// Longer data is received into its place, and an FPDU that is not all of the data is copied.
+    #[inline]
+    fn register_unbacked(&mut self, len: u32) -> Option<Remote> {
+        let max = self.transmitter.framer.room(TAGGED_LEN).min(PLACED_PAYLOAD);
+        if self.phase == IwarpPhase::Closed || len as usize > max {
+            return None;
+        }
+        self.regions.register_unbacked(len).ok()
+    }
+
+    #[inline]
+    fn invalidate(&mut self, stag: Stag) -> Option<Seg> {
+        self.receive_side.revoke(stag);
+        self.regions.invalidate(stag).ok().flatten()
     }
 }
 

@@ -278,7 +278,7 @@ impl Iwarp {
         let done = match control {
             Ok(control) if control.is_tagged() => {
                 let payload = ulpdu.get(TAGGED_LEN..).unwrap_or_default();
-                self.take_tagged(ulpdu, payload)
+                self.take_tagged(ulpdu, payload, || borrow(TAGGED_LEN, payload.len()))
             }
             Ok(_) => match Untagged::read_from_prefix(ulpdu) {
                 Ok((header, body)) => self.on_untagged(&header, body, ulpdu, borrow)?,
@@ -298,14 +298,21 @@ impl Iwarp {
         }
     }
 
-    /// Copies the payload of a tagged segment to its place, if the peer may write there.
+    /// Copies the payload of a tagged segment to its place, if the peer may write there. A place
+    /// without memory borrows it.
     #[inline]
-    fn take_tagged(&mut self, ulpdu: &[u8], payload: &[u8]) -> Result<(), TerminateReason> {
+    fn take_tagged(
+        &mut self,
+        ulpdu: &[u8],
+        payload: &[u8],
+        borrow: impl FnOnce() -> Seg,
+    ) -> Result<(), TerminateReason> {
         let header = tagged_header(ulpdu)?;
         self.receive_side.weigh(payload.len());
         if header.control.opcode() == RdmapOpcode::RDMA_WRITE && !payload.is_empty() {
             let stag = Stag(header.stag.get());
-            return self.regions.write(stag, header.to.get(), payload).map_err(TerminateReason::write);
+            let written = self.regions.write(stag, header.to.get(), payload, borrow);
+            return written.map_err(TerminateReason::write);
         }
         self.tagged_place(&header, payload.len())?.copy_from(payload);
         self.on_tagged(ulpdu, payload.len());
@@ -322,9 +329,7 @@ impl Iwarp {
             RdmapOpcode::RDMA_WRITE if len == 0 => Ok(SgList::default()),
             RdmapOpcode::RDMA_WRITE => {
                 let stag = Stag(header.stag.get());
-                self.regions
-                    .look_up(stag, header.to.get(), len, RemoteRights::RemoteWrite)
-                    .map_err(TerminateReason::write)
+                self.regions.place(stag, header.to.get(), len).map_err(TerminateReason::write)
             }
             RdmapOpcode::RDMA_READ_RESPONSE => {
                 let reading = self.pending.reading().ok_or(terminate::BAD_OPCODE)?;
@@ -408,10 +413,11 @@ impl Iwarp {
         let Some(message) = message else { return Ok(()) };
         let stag = Stag(header.invalidate_stag.get());
         let invalidated = header.control.opcode().invalidates().then_some(stag);
-        if let Some(stag) = invalidated {
-            self.regions.invalidate(stag).map_err(|_| terminate::CANNOT_INVALIDATE)?;
-        }
-        self.events.push_back(Event::Received { message, invalidated });
+        let written = match invalidated {
+            Some(stag) => self.regions.invalidate(stag).map_err(|_| terminate::CANNOT_INVALIDATE)?,
+            None => None,
+        };
+        self.events.push_back(Event::Received { message, invalidated, written });
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use super::setup::Rtr;
 use super::terminate::TerminateReason;
 use super::{Iwarp, IwarpPhase, OUTBOX_FULL, OUTBOX_FULL_OF_COPIES};
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::rdma::{MessageHead, Remote, RemoteRights, Stag, WorkId, WorkRequest};
+use blockmux_proto::rdma::{MessageHead, Remote, Stag, WorkId, WorkRequest};
 use blockmux_volume::SgList;
 use blockmux_wire::iwarp::ddp::{
     Control, FLAG_LAST, FLAG_TAGGED, QUEUE_READ, QUEUE_SEND, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged,
@@ -371,7 +371,7 @@ impl Iwarp {
             0 => SgList::default(),
             len => {
                 let stag = Stag(request.src_stag.get());
-                match self.regions.look_up(stag, request.src_to.get(), len, RemoteRights::RemoteRead) {
+                match self.regions.look_up(stag, request.src_to.get(), len) {
                     Ok(memory) => memory,
                     Err(refusal) => {
                         let _ = self.terminate(TerminateReason::read(refusal), &read, read.len());

@@ -21,7 +21,7 @@ impl QueuePair for Roce {
         match work {
             WorkRequest::Receive => self.responder.post_receives(1),
             WorkRequest::Invalidate { stag } => {
-                self.regions.close(stag);
+                let _ = self.regions.invalidate(stag);
             }
             WorkRequest::Register { id, local, access } => self.post_registration(id, local, access),
             WorkRequest::Accept { private_data } => self.answer(true, &private_data),

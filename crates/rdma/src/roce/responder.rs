@@ -92,7 +92,7 @@ impl PeerRead {
         let address = self.address.wrapping_add(offset.into());
         match len {
             0 => Ok(SgList::default()),
-            _ => regions.look_up(self.stag, address, len, RemoteRights::RemoteRead),
+            _ => regions.look_up(self.stag, address, len),
         }
     }
 
@@ -273,7 +273,7 @@ impl Responder {
         };
         self.receives = self.receives.saturating_sub(1);
         self.complete_message();
-        context.events.push_back(Event::Received { message, invalidated });
+        context.events.push_back(Event::Received { message, invalidated, written: None });
         Ok(())
     }
 
@@ -297,7 +297,7 @@ impl Responder {
         &mut self,
         packet: &RocePacket<'_>,
         place: PacketPlace,
-        regions: &Regions,
+        regions: &mut Regions,
     ) -> Result<(), RefusedRequest> {
         let payload = packet.payload;
         let (stag, address, left) = match (&self.incoming, packet.reth) {
@@ -321,7 +321,7 @@ impl Responder {
             return Err(invalid(Violation::Other));
         }
         if len > 0 {
-            regions.write(stag, address, payload)?;
+            regions.write(stag, address, payload, || Seg::from_slice(payload))?;
         }
         if place.is_last() {
             self.incoming = None;

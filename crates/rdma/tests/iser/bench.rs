@@ -320,7 +320,7 @@ impl<S: ManuallyDriven> ManualSession<S> {
     /// Delivers a message, and takes all work that follows.
     pub(crate) fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let message = Seg::from_slice(message);
-        self.session.handle(Event::Received { message, invalidated })?;
+        self.session.handle(Event::Received { message, invalidated, written: None })?;
         self.take();
         Ok(())
     }

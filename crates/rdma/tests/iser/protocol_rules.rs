@@ -86,7 +86,7 @@ impl TestInitiator {
     }
 
     fn raw(&mut self, message: &[u8]) -> Result<(), ProtocolError> {
-        self.event(Event::Received { message: Seg::from_slice(message), invalidated: None })
+        self.event(Event::Received { message: Seg::from_slice(message), invalidated: None, written: None })
     }
 
     /// A command with this expected transfer length; its task tag is its CmdSN.
@@ -740,7 +740,7 @@ fn messages_right_behind_the_login_request_are_handled_once_and_a_disconnect_end
             message(write.as_bytes(), &[7; 512]),
         ];
         for message in messages.into_iter().take(1 + count) {
-            let received = Event::Received { message, invalidated: None };
+            let received = Event::Received { message, invalidated: None, written: None };
             client.server.driven.session.on_event(received, Instant::now()).unwrap();
         }
         if runs_before {

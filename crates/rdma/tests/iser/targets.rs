@@ -240,7 +240,7 @@ fn a_command_completes_after_its_memory_was_invalidated() {
     let bhs = response(&command, 0);
     let message = [ControlHeader::new().as_bytes(), bhs.as_bytes()].concat();
     let message = blockmux_volume::Seg::from_slice(&message);
-    wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
+    wire.client.session.handle(Event::Received { message, invalidated: None, written: None }).unwrap();
     assert!(wire.client.session.poll_done().is_none());
     let mut closed = false;
     while let Some(work) = wire.client.next_work(100) {
@@ -418,7 +418,7 @@ fn a_flood_of_nops_waits_for_its_replies_to_be_sent() {
     let mut given_back = 0;
     for _ in 0..1000 {
         let message = blockmux_volume::Seg::from_slice(&message);
-        wire.client.session.handle(Event::Received { message, invalidated: None }).unwrap();
+        wire.client.session.handle(Event::Received { message, invalidated: None, written: None }).unwrap();
         // The queue pair has no room for messages.
         while let Some(work) = wire.client.next_work(0) {
             assert!(matches!(work, WorkRequest::Receive));
@@ -504,7 +504,7 @@ impl Interposed {
     ) -> Result<(), ProtocolError> {
         let message = [ControlHeader::new().as_bytes(), pdu.as_bytes()].concat();
         let message = blockmux_volume::Seg::from_slice(&message);
-        self.client.session.handle(Event::Received { message, invalidated: closes })
+        self.client.session.handle(Event::Received { message, invalidated: closes, written: None })
     }
 
     /// Executes the session's invalidations in order. No command completes while one of `stags` is

@@ -10,6 +10,7 @@ use super::info::{ControllerInfo, NamespaceInfo};
 use super::refused::NvmeRefused;
 use super::transport::{Commands, HostTransport, NvmeRequest, TransferProgress};
 use crate::driver::session::{Control, PathRank, ProtocolError, Timed};
+use crate::initiator::command_memory::CommandMemory;
 use crate::initiator::command_queue::DataTransfer;
 use crate::nvme::auth::HostCredentials;
 use crate::nvme::auth::psk::InputPsk;
@@ -498,15 +499,7 @@ impl AdminCommands {
     }
 }
 
-impl Commands for AdminCommands {
-    fn find(&self, cid: u16) -> Option<SlotKey> {
-        self.commands.find_narrow(cid)
-    }
-
-    fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)> {
-        self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
-    }
-
+impl CommandMemory for AdminCommands {
     fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
         self.commands.get_mut(key).map(|command| (&command.payload, 0))
     }
@@ -520,6 +513,16 @@ impl Commands for AdminCommands {
     }
 
     fn attach_borrowed(&mut self, _key: SlotKey, _data: Seg) {}
+}
+
+impl Commands for AdminCommands {
+    fn find(&self, cid: u16) -> Option<SlotKey> {
+        self.commands.find_narrow(cid)
+    }
+
+    fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)> {
+        self.commands.get_mut(key).map(|command| (&mut command.progress, command.transfer))
+    }
 
     fn finish(&mut self, key: SlotKey, cqe: &Cqe) {
         let Some(command) = self.commands.remove(key) else { return };

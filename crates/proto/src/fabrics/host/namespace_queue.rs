@@ -318,26 +318,6 @@ impl Commands for NamespaceQueue {
     }
 
     #[inline]
-    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
-        NamespaceQueue::data_out(self, key)
-    }
-
-    #[inline]
-    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
-        NamespaceQueue::data_in(self, key)
-    }
-
-    #[inline]
-    fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool {
-        NamespaceQueue::can_borrow(self, key, len)
-    }
-
-    #[inline]
-    fn attach_borrowed(&mut self, key: SlotKey, data: Seg) {
-        NamespaceQueue::attach_borrowed(self, key, data);
-    }
-
-    #[inline]
     fn finish(&mut self, key: SlotKey, cqe: &Cqe) {
         self.on_finished(key, cqe);
     }

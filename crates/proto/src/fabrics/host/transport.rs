@@ -1,9 +1,10 @@
 //! The interface between a host's queue and its transport.
 
+use crate::initiator::command_memory::CommandMemory;
 use crate::initiator::command_queue::{self, DataTransfer};
 use crate::initiator::coverage::Coverage;
 use crate::slots::SlotKey;
-use blockmux_volume::{Pool, Seg, SgList};
+use blockmux_volume::{Pool, SgList};
 use blockmux_wire::nvme::{Cqe, Sqe};
 
 /// The transport of a host's queue. It passes what it receives to the queue's [`Commands`].
@@ -73,25 +74,12 @@ impl TransferProgress {
 }
 
 /// The outstanding commands, as a transport accesses them.
-pub trait Commands {
+pub trait Commands: CommandMemory {
     /// The command with this CID.
     fn find(&self, cid: u16) -> Option<SlotKey>;
 
     /// Progress and extent of a command's data transfer.
     fn transport(&mut self, key: SlotKey) -> Option<(&mut TransferProgress, DataTransfer)>;
-
-    /// The data that a command sends: a list, and the offset of the command's data in it.
-    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
-
-    /// The buffer of a command that receives data: a list, and the offset of the command's data in
-    /// it.
-    fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)>;
-
-    /// Whether a read of exactly `len` bytes without its own buffer can borrow the receive buffer.
-    fn can_borrow(&mut self, key: SlotKey, len: usize) -> bool;
-
-    /// Passes the borrowed data of a read for which [`Commands::can_borrow`] returned `true`.
-    fn attach_borrowed(&mut self, key: SlotKey, data: Seg);
 
     /// Completes a command.
     fn finish(&mut self, key: SlotKey, cqe: &Cqe);

@@ -21,6 +21,8 @@ use super::datamover::DelayedResponse;
 use super::full::FullFeatureSession;
 use super::immediate::{ABORT_TAG, FUNCTION_TAG};
 use crate::driver::session::ProtocolError;
+use crate::initiator::command_memory::CommandMemory;
+use crate::rdma::exposure::EndedCommand;
 use crate::scsi::initiator::{AbortLadder, AbortStep, FunctionEnd, FunctionTag};
 use crate::slots::SlotKey;
 use blockmux_wire::iscsi::RESERVED_TAG;
@@ -190,12 +192,15 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
     ) -> Result<bool, ProtocolError> {
         let mut has_any = false;
-        while let Some((key, response)) =
+        while let Some(EndedCommand { key, response, written }) =
             connection.mover.as_mut().and_then(|mover| mover.invalidated.pop_front())
         {
             has_any = true;
             match response {
                 Some(DelayedResponse { bhs, data }) => {
+                    if let Some(written) = written {
+                        self.queue.attach_borrowed(key, written);
+                    }
                     let response: &ScsiResponse = transmute_ref!(&bhs);
                     self.on_response(connection, response, &data)?;
                 }

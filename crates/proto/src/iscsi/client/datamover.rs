@@ -5,9 +5,8 @@
 use crate::driver::session::ProtocolError;
 use crate::iscsi::iser::HEADERS_LEN;
 use crate::iscsi::unexpected::InitiatorUnexpectedPdus;
-use crate::rdma::exposure::{ExposedCommand, ExposedCommands};
+use crate::rdma::exposure::{EndedCommand, ExposedCommand, ExposedCommands};
 use crate::rdma::{QueuePair, Remote, RemoteRights};
-use crate::slots::SlotKey;
 use blockmux_volume::SgList;
 use blockmux_wire::iscsi::Bhs;
 use blockmux_wire::iscsi::scsi::ScsiCommand;
@@ -20,8 +19,8 @@ use zerocopy::IntoBytes;
 #[derive(Default)]
 pub(super) struct InitiatorDatamover {
     pub(super) commands: ExposedCommands<ScsiCommand, DelayedResponse>,
-    /// Commands whose memory was invalidated; without a response, the target has aborted it.
-    pub(super) invalidated: VecDeque<(SlotKey, Option<DelayedResponse>)>,
+    /// Commands whose memory was invalidated.
+    pub(super) invalidated: VecDeque<EndedCommand<DelayedResponse>>,
     /// Number of receive buffers to post again.
     pub(super) receives: u32,
     /// Counts unexpected PDUs (RFC 7145 §6.7.2).

@@ -8,6 +8,7 @@ use super::immediate::{PING_TAG, RequestNumbers};
 use super::receive::error;
 use super::{LOGIN_TIMED_OUT, UnitInfo, UnitRefused};
 use crate::driver::session::{Demand, ProtocolError};
+use crate::initiator::command_memory::CommandMemory;
 use crate::iscsi::login::initiator::InitiatorLoginResult;
 use crate::iscsi::login::operational::{OperationalKey as Name, OperationalParameters};
 use crate::rdma::exposure::CommandData;
@@ -403,6 +404,12 @@ impl FullFeatureSession {
         Ok(())
     }
 
+    /// The memory of the commands.
+    #[inline]
+    pub(super) fn memory(&mut self) -> &mut impl CommandMemory {
+        &mut self.queue
+    }
+
     /// Sends commands while the window is open. All share one CmdSN sequence, by which the target
     /// orders them (RFC 7143 §4.2.2.1).
     #[inline]
@@ -480,12 +487,7 @@ impl FullFeatureSession {
             cdb: request.command,
         };
         if let Some(mover) = &mut connection.mover {
-            let data = match request.transfer {
-                DataTransfer::Nothing => None,
-                DataTransfer::In(_) => self.queue.data_in(request.key),
-                DataTransfer::Out(_) => self.queue.data_out(request.key),
-            };
-            let data = CommandData::new(request.transfer, data, immediate);
+            let data = CommandData::new(request.key, request.transfer, &mut self.queue, immediate);
             return mover.commands.push(request.key, command, data);
         }
         if immediate > 0 {

@@ -63,6 +63,7 @@ impl SessionConnection<'_> {
         &mut self,
         message: &Seg,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
         now: Instant,
     ) -> Result<(), ProtocolError> {
         let SessionConnection { session, index } = self;
@@ -77,7 +78,7 @@ impl SessionConnection<'_> {
                 if full.is_over() {
                     return Ok(());
                 }
-                full.on_message(connection, &parsed, invalidated)?;
+                full.on_message(connection, &parsed, invalidated, written)?;
             }
             _ => {
                 session.on_login_bytes(*index, &pdu_of(message), now)?;
@@ -139,7 +140,9 @@ impl RdmaSession for SessionConnection<'_> {
         }
         self.take_pending_error()?;
         match event {
-            Event::Received { message, invalidated } => self.on_received(&message, invalidated, now),
+            Event::Received { message, invalidated, written } => {
+                self.on_received(&message, invalidated, written, now)
+            }
             Event::Registered { id, remote } => {
                 if let Some(mover) = self.mover() {
                     mover.commands.on_registered(id, remote);
@@ -165,7 +168,7 @@ impl RdmaSession for SessionConnection<'_> {
         let is_closing = matches!(self.demand(), Demand::Close);
         let disconnects =
             is_closing && !self.session.full.as_ref().is_some_and(|full| full.awaits_disconnect());
-        let IscsiInitiatorSession { connections, parameters, .. } = &mut *self.session;
+        let IscsiInitiatorSession { connections, parameters, full, .. } = &mut *self.session;
         let limit = parameters.as_ref().map_or(0, |agreed| agreed.get(LIMIT));
         let Some(connection) = connections.get_mut(self.index) else { return false };
         let has_unsent_replies = connection.has_unsent_replies();
@@ -178,7 +181,10 @@ impl RdmaSession for SessionConnection<'_> {
             mover.invalidated.push_back(ended);
             has_progress = true;
         }
-        has_progress |= mover.commands.send(queue_pair, u32::MAX);
+        // There are no commands before the login.
+        if let Some(full) = full {
+            has_progress |= mover.commands.send(queue_pair, u32::MAX, full.memory());
+        }
         // Other PDUs may refer to commands, so they follow them.
         if mover.commands.has_sent_all() || is_closing {
             let unexpected = &mut mover.unexpected;

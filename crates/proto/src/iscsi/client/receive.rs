@@ -14,6 +14,7 @@ use super::datamover::{DelayedResponse, ResponseData};
 use super::full::{AnnouncedLoss, FullFeatureSession};
 use super::immediate::{LOGOUT_TAG, PING_TAG, TEXT_TAG};
 use crate::driver::session::{Demand, ProtocolError};
+use crate::initiator::command_memory::CommandMemory;
 use crate::iscsi::digests::IscsiDigests;
 use crate::iscsi::iser::IserMessage;
 use crate::iscsi::pdu::{self, IscsiHeader, ParsedIscsiPdu};
@@ -23,7 +24,7 @@ use crate::rdma::exposure::WrongResponse;
 use crate::scsi::ScsiStatus;
 use crate::scsi::initiator::{DataTransfer, ScsiOutcome, SenseCode};
 use crate::slots::SlotKey;
-use blockmux_volume::{Chunk, Crc32c, SgList};
+use blockmux_volume::{Chunk, Crc32c, Seg, SgList};
 use blockmux_wire::iscsi::scsi::{
     DataIn, FLAG_ACKNOWLEDGE, FLAG_OVERFLOW, FLAG_STATUS, FLAG_UNDERFLOW, IscsiR2t, ScsiResponse,
     ServiceResponse,
@@ -294,6 +295,7 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
         message: &IserMessage,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
     ) -> Result<(), ProtocolError> {
         connection.keep_alive.has_received = true;
         if connection.sender.is_empty() {
@@ -304,7 +306,7 @@ impl FullFeatureSession {
             return Err(error("sent a data segment above InitiatorRecvDataSegmentLength", "RFC 7145 §6.5"));
         }
         match bhs.opcode() {
-            IscsiOpcode::SCSI_RESPONSE => self.on_response_message(connection, message, invalidated),
+            IscsiOpcode::SCSI_RESPONSE => self.on_response_message(connection, message, invalidated, written),
             _ if invalidated.is_some() => Err(error(
                 "invalidated memory with a message that is not the command's response",
                 "RFC 7145 §7.3.2",
@@ -324,6 +326,7 @@ impl FullFeatureSession {
         connection: &mut InitiatorConnection,
         message: &IserMessage,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
     ) -> Result<(), ProtocolError> {
         let bhs = &message.bhs;
         let common: &NopIn = transmute_ref!(bhs);
@@ -340,6 +343,9 @@ impl FullFeatureSession {
                     return Ok(());
                 }
                 Err(wrong) => return Err(wrong_response(wrong)),
+            }
+            if let Some(data) = written {
+                self.queue.attach_borrowed(key, data);
             }
         }
         // The common case.

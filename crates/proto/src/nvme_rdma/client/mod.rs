@@ -25,6 +25,7 @@ use crate::fabrics::host::{
 };
 use crate::rdma::exposure::{CommandData, ExposedCommand, ExposedCommands, WrongResponse};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag};
+use crate::slots::SlotKey;
 use blockmux_volume::{Pool, Seg, SgList};
 use blockmux_wire::nvme::{CQE_LEN, Cqe, PSDT_SGL, SglDescriptor, Sqe};
 use std::time::Instant;
@@ -77,8 +78,8 @@ impl RdmaHostLink {
                 self.max_sent = receives.map_or(u32::MAX, u32::from);
                 self.phase = HostLinkPhase::Open;
             }
-            Event::Received { message, invalidated } if !is_over => {
-                self.on_received(&message, invalidated, commands)?;
+            Event::Received { message, invalidated, written } if !is_over => {
+                self.on_received(&message, invalidated, written, commands)?;
             }
             Event::Registered { id, remote } => self.commands.on_registered(id, remote),
             Event::Refused { private_data } => {
@@ -100,6 +101,7 @@ impl RdmaHostLink {
         &mut self,
         message: &Seg,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
         commands: &mut impl Commands,
     ) -> Result<(), ProtocolError> {
         self.receives = self.receives.saturating_add(1);
@@ -113,7 +115,7 @@ impl RdmaHostLink {
             return Err(violation("completed a command that does not exist"));
         };
         match self.commands.on_response(key, invalidated) {
-            Ok(None) => commands.finish(key, &cqe),
+            Ok(None) => finish(key, written, &cqe, commands),
             Ok(Some(stag)) => self.commands.close(key, stag, Some(cqe)),
             Err(WrongResponse::OtherMemory) => {
                 return Err(violation("invalidated a key of another command than the one it completed"));
@@ -132,10 +134,12 @@ impl RdmaHostLink {
         if self.phase == HostLinkPhase::Open {
             has_moved = self.receives > 0 || self.commands.is_closing();
             queue_pair.receive(std::mem::take(&mut self.receives));
-            while let Some((key, cqe)) = self.commands.invalidate_next(queue_pair) {
-                cqe.iter().for_each(|cqe| commands.finish(key, cqe));
+            while let Some(ended) = self.commands.invalidate_next(queue_pair) {
+                if let Some(cqe) = ended.response {
+                    finish(ended.key, ended.written, &cqe, commands);
+                }
             }
-            has_moved |= self.commands.send(queue_pair, self.max_sent);
+            has_moved |= self.commands.send(queue_pair, self.max_sent, commands);
         }
         let has_sent = self.commands.has_sent_all() || self.phase == HostLinkPhase::Connecting;
         if is_over && has_sent && self.phase != HostLinkPhase::Over {
@@ -145,6 +149,15 @@ impl RdmaHostLink {
         }
         has_moved
     }
+}
+
+/// Completes a command, whose key is invalid, with the data of a read without memory.
+#[inline]
+fn finish(key: SlotKey, written: Option<Seg>, cqe: &Cqe, commands: &mut impl Commands) {
+    if let Some(data) = written {
+        commands.attach_borrowed(key, data);
+    }
+    commands.finish(key, cqe);
 }
 
 impl ExposedCommand for Sqe {
@@ -199,12 +212,7 @@ impl HostTransport for RdmaHostLink {
         let mut sqe = request.command;
         sqe.cid = request.key.narrow().into();
         sqe.flags |= PSDT_SGL;
-        let data = match request.transfer {
-            DataTransfer::Out(_) => commands.data_out(request.key),
-            DataTransfer::In(_) => commands.data_in(request.key),
-            DataTransfer::Nothing => None,
-        };
-        let data = CommandData::new(request.transfer, data, self.in_capsule);
+        let data = CommandData::new(request.key, request.transfer, commands, self.in_capsule);
         // The controller transfers the data by RDMA; its completion says whether it has transferred
         // all of it.
         if let DataTransfer::In(len) | DataTransfer::Out(len) = request.transfer

@@ -65,7 +65,7 @@ impl TestQueue {
     fn complete(&mut self, cid: u16, invalidated: Option<Stag>) -> Result<(), ProtocolError> {
         let status = StatusField::new(NvmeStatus::SUCCESSFUL_COMPLETION);
         let cqe = Cqe { cid: cid.into(), status, ..Cqe::new_zeroed() };
-        self.event(Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated })
+        self.event(Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated, written: None })
     }
 
     fn read(&mut self, tag: u64) {
@@ -105,7 +105,7 @@ fn a_controller_that_violates_the_protocol_loses_its_connection() {
     assert!(queue.complete(cid, None).is_err(), "completed twice");
     let (mut queue, _) = TestQueue::reading();
     let message = Seg::from_slice(&[0; CQE_LEN - 1]);
-    assert!(queue.event(Event::Received { message, invalidated: None }).is_err(), "too short");
+    assert!(queue.event(Event::Received { message, invalidated: None, written: None }).is_err(), "too short");
     let mut queue = TestQueue::connected(8);
     queue.read(1);
     let Some(WorkRequest::Register { id, .. }) = queue.next() else { panic!("nothing is registered") };
@@ -179,7 +179,7 @@ fn in_capsule_of(mut subsystem: ScriptedSubsystem) -> Result<u32, NvmeRefused> {
                     memory.copy_from(&data);
                 }
                 let cqe = Cqe { cid: sqe.cid, status, result: result.into(), ..Cqe::new_zeroed() };
-                Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated: None }
+                Event::Received { message: Seg::from_slice(cqe.as_bytes()), invalidated: None, written: None }
             }
             _ => continue,
         };

@@ -87,7 +87,7 @@ impl RdmaTestHost {
         let mut message = sqe.as_bytes().to_vec();
         message.extend(data);
         self.receives -= 1;
-        self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None })
+        self.event(Event::Received { message: Seg::from_slice(&message), invalidated: None, written: None })
     }
 
     /// Takes the result of the command that was sent last.
@@ -288,7 +288,7 @@ fn a_failed_command_invalidates_its_memory_too() {
 fn a_message_that_is_not_a_command_ends_its_connection() {
     let (mut host, _admin) = RdmaTestHost::io(&node());
     let message = Seg::from_slice(&[0; SQE_LEN - 1]);
-    assert!(host.event(Event::Received { message, invalidated: None }).is_err());
+    assert!(host.event(Event::Received { message, invalidated: None, written: None }).is_err());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use super::bring_up::UnitRefused;
 use super::{DataTransfer, ScsiOutcome, ScsiQueue, ScsiRequest};
 use crate::driver::session::RetryRules;
+use crate::initiator::command_memory::CommandMemory;
 use crate::scsi::{Lun, ScsiStatus, Sense};
 use blockmux_volume::{Chunk, Io, IoError, Op, Output, Pool, Seg, SgList, Tag};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};

@@ -32,10 +32,11 @@ mod user;
 
 use super::node::SrpPortId;
 use crate::driver::session::{ProtocolError, RetryRules, Timed};
-use crate::rdma::exposure::{CommandData, WrongResponse};
+use crate::initiator::command_memory::CommandMemory;
+use crate::rdma::exposure::{CommandData, EndedCommand, WrongResponse};
 use crate::rdma::{Endpoint, Event, QueuePair, RdmaConnections, RdmaSession, Stag};
 use crate::scsi::Lun;
-use crate::scsi::initiator::{DataTransfer, ScsiQueue, ScsiQueueTimers, ScsiRequest};
+use crate::scsi::initiator::{ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::slots::SlotKey;
 use abort::SrpAbortLadder;
 use blockmux_volume::{Pool, Seg, VolumeInfo};
@@ -238,6 +239,7 @@ impl SrpInitiatorSession {
         index: usize,
         message: &Seg,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
     ) -> Result<(), ProtocolError> {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
         channel.on_message();
@@ -251,7 +253,7 @@ impl SrpInitiatorSession {
             channel.grant(response.req_lim_delta.get())?;
             return match abort::is_function(response.tag.get()) {
                 true => self.on_managed(index, &response, message),
-                false => self.on_response(index, &response, message, invalidated),
+                false => self.on_response(index, &response, message, invalidated, written),
             };
         }
         if invalidated.is_some() {
@@ -304,6 +306,7 @@ impl SrpInitiatorSession {
         response: &SrpResponse,
         message: &Seg,
         invalidated: Option<Stag>,
+        written: Option<Seg>,
     ) -> Result<(), ProtocolError> {
         let Some(channel) = self.channels.get_mut(index) else { return Ok(()) };
         let key = u32::try_from(response.tag.get()).ok().and_then(|tag| self.queue.find(tag));
@@ -313,7 +316,7 @@ impl SrpInitiatorSession {
         };
         let outcome = CommandOutcome::read(response, message, transfer)?;
         match channel.commands.on_response(key, invalidated) {
-            Ok(None) => finish(&mut self.queue, &mut self.refused, key, &outcome),
+            Ok(None) => finish(&mut self.queue, &mut self.refused, key, written, &outcome),
             Ok(Some(stag)) => channel.commands.close(key, stag, Some(outcome)),
             Err(WrongResponse::OtherMemory) => return Err(WRONG_KEY),
             Err(WrongResponse::Unsent) => return Err(violation("answered a command that was not sent")),
@@ -425,12 +428,8 @@ impl SrpInitiatorSession {
     #[inline]
     fn send_command(&mut self, index: usize, request: &ScsiRequest) {
         let Some(channel) = self.channels.get_mut(index) else { return };
-        let data = match request.transfer {
-            DataTransfer::Nothing => None,
-            DataTransfer::In(_) => self.queue.data_in(request.key),
-            DataTransfer::Out(_) => self.queue.data_out(request.key),
-        };
-        let data = CommandData::new(request.transfer, data, channel.max_immediate());
+        let immediate = channel.max_immediate();
+        let data = CommandData::new(request.key, request.transfer, &mut self.queue, immediate);
         let command = SrpCommand {
             opcode: SrpOpcode::COMMAND.0,
             tag: u64::from(request.key.short()).into(),
@@ -477,8 +476,8 @@ impl RdmaSession for SessionChannel<'_> {
         let SessionChannel { session, index } = self;
         session.now = now;
         match event {
-            Event::Received { message, invalidated } => {
-                session.on_message(*index, &message, invalidated)?;
+            Event::Received { message, invalidated, written } => {
+                session.on_message(*index, &message, invalidated, written)?;
                 session.advance();
             }
             Event::Registered { id, remote } => {
@@ -503,7 +502,7 @@ impl RdmaSession for SessionChannel<'_> {
         let mut has_moved = has_ended;
         if channel.is_open() {
             has_moved |= channel.give_receives(queue_pair);
-            has_moved |= channel.commands.send(queue_pair, u32::MAX);
+            has_moved |= channel.commands.send(queue_pair, u32::MAX, &mut session.queue);
             has_moved |= channel.send_messages(queue_pair);
         }
         let is_ending = session.ending == Ending::Over
@@ -529,11 +528,12 @@ impl SessionChannel<'_> {
         let SessionChannel { session, index } = self;
         let mut has_any = false;
         while let Some(channel) = session.channels.get_mut(*index)
-            && let Some((key, outcome)) = channel.commands.invalidate_next(queue_pair)
+            && let Some(EndedCommand { key, response, written }) =
+                channel.commands.invalidate_next(queue_pair)
         {
             has_any = true;
-            match outcome {
-                Some(outcome) => finish(&mut session.queue, &mut session.refused, key, &outcome),
+            match response {
+                Some(outcome) => finish(&mut session.queue, &mut session.refused, key, written, &outcome),
                 None => session.queue.abort(key),
             }
         }
@@ -576,14 +576,18 @@ impl Timed for SessionChannel<'_> {
     }
 }
 
-/// Completes a command in the SCSI queue.
+/// Completes a command in the SCSI queue, with the data of a read without memory.
 #[inline]
 fn finish(
     queue: &mut ScsiQueue<SrpCommandState>,
     refused: &mut Option<SrpRefused>,
     key: SlotKey,
+    written: Option<Seg>,
     outcome: &CommandOutcome,
 ) {
+    if let Some(data) = written {
+        queue.attach_borrowed(key, data);
+    }
     if let Err(unit) = queue.finish(key, outcome.as_scsi()) {
         refused.get_or_insert(SrpRefused::Unit(unit));
     }

@@ -126,7 +126,11 @@ impl Wire {
     fn deliver(&mut self, message: &[u8], invalidated: Option<Stag>) {
         self.receives -= 1;
         assert!(self.receives >= 0, "no receive buffer");
-        self.send_initiator(Event::Received { message: Seg::from_slice(message), invalidated });
+        self.send_initiator(Event::Received {
+            message: Seg::from_slice(message),
+            invalidated,
+            written: None,
+        });
     }
 
     /// Executes the posted work of both sides until neither has any left.
@@ -150,7 +154,11 @@ impl Wire {
             WorkRequest::Send { head, payload, .. } => {
                 let message = [&head[..], &payload.to_vec()].concat();
                 self.sent.push(message.clone());
-                self.send_target(Event::Received { message: Seg::from_slice(&message), invalidated: None });
+                self.send_target(Event::Received {
+                    message: Seg::from_slice(&message),
+                    invalidated: None,
+                    written: None,
+                });
             }
             WorkRequest::Disconnect => {
                 self.is_disconnected = true;

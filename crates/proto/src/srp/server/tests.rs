@@ -178,7 +178,7 @@ impl Initiator {
         self.credits -= 1;
         self.receives -= 1;
         assert!(self.credits >= 0, "no credit");
-        self.event(Event::Received { message: Seg::from_slice(unit), invalidated: None })
+        self.event(Event::Received { message: Seg::from_slice(unit), invalidated: None, written: None })
     }
 
     /// Sends a command with its descriptors. The caller executes the work that the target posts.
@@ -779,7 +779,7 @@ fn an_abort_waits_a_minute_for_rdma_reads_and_other_commands_longer() {
             Some(opcode) => {
                 let logout = SrpHeader { opcode: opcode.0, ..SrpHeader::default() };
                 let message = Seg::from_slice(logout.as_bytes());
-                initiator.event(Event::Received { message, invalidated: None }).unwrap();
+                initiator.event(Event::Received { message, invalidated: None, written: None }).unwrap();
             }
             None => {}
         }
@@ -802,7 +802,7 @@ fn the_end_of_a_channel_waits_a_minute_for_an_initiator_that_receives_nothing_an
         initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
         let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
         let message = Seg::from_slice(logout.as_bytes());
-        initiator.event(Event::Received { message, invalidated: None }).unwrap();
+        initiator.event(Event::Received { message, invalidated: None, written: None }).unwrap();
         let mut works = 0;
         while initiator.queue.next(&mut initiator.pump.session, room).is_some() {
             works += 1;
@@ -972,7 +972,7 @@ fn credits_of_tasks_cleared_by_another_nexus_are_returned_by_srp_cred_req() {
             initiator.credits += i64::from(notice.value.get());
             let answer = SrpHeader { opcode: SrpOpcode::CREDIT_RESPONSE.0, ..SrpHeader::default() };
             let message = Seg::from_slice(answer.as_bytes());
-            initiator.event(Event::Received { message, invalidated: None }).unwrap();
+            initiator.event(Event::Received { message, invalidated: None, written: None }).unwrap();
             assert!(!initiator.pump.session.is_credit_sent);
         }
         Some(WorkRequest::Send { head, .. }) => drop(initiator.response(&head)),
@@ -988,7 +988,11 @@ fn a_logout_ends_the_channel_after_the_io_in_flight() {
     initiator.command(&read(1), IN, direct(0, 512).as_bytes()).unwrap();
     let logout = SrpHeader { opcode: SrpOpcode::INITIATOR_LOGOUT.0, ..SrpHeader::default() };
     initiator
-        .event(Event::Received { message: Seg::from_slice(logout.as_bytes()), invalidated: None })
+        .event(Event::Received {
+            message: Seg::from_slice(logout.as_bytes()),
+            invalidated: None,
+            written: None,
+        })
         .unwrap();
     assert!(initiator.next().is_none());
     initiator.pump.finish_one();

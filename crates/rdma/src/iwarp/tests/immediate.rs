@@ -4,7 +4,7 @@ use super::super::{IwarpConfig, OUTBOX_FULL};
 use super::{StreamPair, ample};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{
-    Endpoint, Event, MESSAGE, MessageHead, QueuePair, RemoteRights, WorkError, WorkId, WorkRequest,
+    Endpoint, Event, MESSAGE, MessageHead, QueuePair, Remote, RemoteRights, WorkError, WorkId, WorkRequest,
 };
 use blockmux_volume::{Memory, Seg, SgList};
 
@@ -36,7 +36,7 @@ fn an_immediate_write_and_message_arrive_in_order_and_have_no_completion() {
         let all_events = link.settle();
         assert!(all_events[0].is_empty(), "{:?}", all_events[0]);
         assert_eq!(link.ends[0].iwarp.unsent(), 0);
-        let [Event::Received { message: first, invalidated }, Event::Received { message, .. }] =
+        let [Event::Received { message: first, invalidated, .. }, Event::Received { message, .. }] =
             &all_events[1][..]
         else {
             panic!("{:?}", all_events[1])
@@ -44,6 +44,53 @@ fn an_immediate_write_and_message_arrive_in_order_and_have_no_completion() {
         assert_eq!((first.to_vec(), *invalidated), (b"done".to_vec(), Some(remote.stag)));
         assert_eq!(message.to_vec(), b"more than that");
         assert_eq!(memory.seg(0, 600).to_vec(), [&[7; 501][..], &[8; 98], &[0]].concat());
+    }
+}
+
+#[test]
+fn memory_that_the_caller_does_not_give_is_borrowed_from_the_receive_buffer() {
+    for has_crc in [false, true] {
+        let config = IwarpConfig { has_crc, mss: 9000, ..IwarpConfig::default() };
+        for len in [1, 4095, 4096] {
+            let mut link = link(&config);
+            let remote = link.ends[1].iwarp.register_unbacked(len as u32).unwrap();
+            let active = &mut link.ends[0].iwarp;
+            assert!(!active.write(WorkId(2), &SgList::one(Seg::from_slice(&vec![7; len])), remote));
+            active.send(b"done", &nothing(), Some(remote.stag));
+            let all_events = link.settle();
+            let [Event::Received { written: Some(written), invalidated, .. }] = &all_events[1][..] else {
+                panic!("{:?}", all_events[1])
+            };
+            assert_eq!((written.to_vec(), *invalidated), (vec![7; len], Some(remote.stag)));
+            assert!(!written.is_writable() && link.ends[1].places == 0, "it is borrowed");
+            assert!(link.ends[1].iwarp.invalidate(remote.stag).is_none());
+        }
+    }
+}
+
+#[test]
+fn the_caller_gives_memory_where_data_would_be_copied_or_placed() {
+    let config = |mss| IwarpConfig { mss, ..IwarpConfig::default() };
+    for (mss, longest) in [(9000, 4096), (1448, 1428)] {
+        let mut link = link(&config(mss));
+        let passive = &mut link.ends[1].iwarp;
+        assert!(passive.register_unbacked(longest + 1).is_none());
+        let remote = passive.register_unbacked(longest).unwrap();
+        // The peer may write it in parts nevertheless, and in another order.
+        let active = &mut link.ends[0].iwarp;
+        let part = |at: u64, byte: u8| {
+            let len = longest / 2;
+            let list = SgList::one(Seg::from_slice(&vec![byte; len as usize]));
+            (list, Remote { address: remote.address + at, len, ..remote })
+        };
+        for (at, byte) in [(u64::from(longest / 2), 2), (0, 1)] {
+            let (list, place) = part(at, byte);
+            assert!(!active.write(WorkId(2), &list, place));
+        }
+        link.settle();
+        let half = longest as usize / 2;
+        let written = link.ends[1].iwarp.invalidate(remote.stag).unwrap();
+        assert_eq!(written.to_vec(), [vec![1; half], vec![2; half]].concat());
     }
 }
 
@@ -80,7 +127,7 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     // A read may complete after work posted behind it.
     ids.retain(|id| !(3..3 + reads).contains(&id.0));
     assert_eq!(ids, [MESSAGE, WorkId(100), MESSAGE]);
-    let [Event::Received { message: first, .. }, Event::Received { message, invalidated }] =
+    let [Event::Received { message: first, .. }, Event::Received { message, invalidated, .. }] =
         &all_events[1][..]
     else {
         panic!("{:?}", all_events[1])

@@ -72,7 +72,7 @@ fn check(traffic: &Traffic, all_events: &[Vec<Event>; 2]) {
         .collect();
     done.sort_unstable();
     assert_eq!(done, (1..=traffic.posted).collect::<Vec<_>>());
-    let [Event::Received { message: first, .. }, Event::Received { message, invalidated: Some(_) }] =
+    let [Event::Received { message: first, .. }, Event::Received { message, invalidated: Some(_), .. }] =
         &all_events[1][..]
     else {
         panic!("{:?}", all_events[1])

@@ -148,7 +148,7 @@ fn the_kernels_initiator_gets_the_answers_of_the_kernels_target() {
             if is_message(&packet) {
                 assert_eq!(Some(packet.bth.dest_qp), queue_pairs);
                 match roce.poll() {
-                    Some(Event::Received { message, invalidated: None }) => {
+                    Some(Event::Received { message, invalidated: None, .. }) => {
                         assert_eq!(message.to_vec(), packet.payload);
                     }
                     other => panic!("{other:?} for {packet:?}"),
