@@ -517,7 +517,8 @@ mod tests {
 
     #[test]
     fn other_writes_to_a_registration_without_memory_are_copied_over_zeroes() {
-        let cases: [(&[(u64, &[u8])], &[u8]); 6] = [
+        type Writes<'a> = &'a [(u64, &'a [u8])];
+        let cases: [(Writes<'_>, &[u8]); 6] = [
             (&[], b"\0\0\0\0"),
             (&[(1, b"b")], b"\0b\0\0"),
             (&[(2, b"cd"), (0, b"ab")], b"abcd"),
