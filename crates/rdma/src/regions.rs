@@ -131,8 +131,8 @@ impl Regions {
         Ok(self.insert(RegionMemory::Given(std::mem::take(memory)), len, access))
     }
 
-    /// Registers `len` bytes without memory, for writes of the peer. [`Regions::invalidate`] returns
-    /// what was written.
+    /// Registers `len` bytes without memory, for writes of the peer. [`Regions::invalidate`]
+    /// returns what was written.
     ///
     /// # Errors
     /// If there are too many registrations.
@@ -165,8 +165,8 @@ impl Regions {
         Remote { stag: Stag(stag), address, len }
     }
 
-    /// Invalidates a tag. Returns what the peer has written to a registration without memory, in its
-    /// whole length; what was not written is zero.
+    /// Invalidates a tag. Returns what the peer has written to a registration without memory, in
+    /// its whole length; what was not written is zero.
     ///
     /// # Errors
     /// If the tag is not valid.
@@ -189,7 +189,8 @@ impl Regions {
         self.regions.clear();
     }
 
-    /// The `len` bytes at `address` of the memory registered as `stag`, for an RDMA Read of the peer.
+    /// The `len` bytes at `address` of the memory registered as `stag`, for an RDMA Read of the
+    /// peer.
     ///
     /// # Errors
     /// If the access was not granted. An empty range needs a grant too; a protocol that requires
@@ -205,8 +206,8 @@ impl Regions {
         Ok(at.part_of(memory.ok_or(Refusal::Access)?, len))
     }
 
-    /// The `len` bytes at `address` of the memory registered as `stag`, for a write of the peer that
-    /// is received directly into its place.
+    /// The `len` bytes at `address` of the memory registered as `stag`, for a write of the peer
+    /// that is received directly into its place.
     ///
     /// # Errors
     /// As [`Regions::look_up`].
@@ -222,8 +223,8 @@ impl Regions {
     }
 
     /// Stores `bytes` at `address` of the memory registered as `stag`, for a write of the peer.
-    /// `borrow` returns the bytes in the receive buffer; a registration without memory keeps that if
-    /// the write is all of it.
+    /// `borrow` returns the bytes in the receive buffer; a registration without memory keeps that
+    /// if the write is all of it.
     ///
     /// # Errors
     /// If the write was not granted; nothing was stored then.
@@ -326,8 +327,8 @@ impl RegionRange {
     }
 }
 
-/// Memory of `len` bytes for a part of the data, with what was written before. A peer that writes to
-/// a registration without memory in parts, or repeatedly, causes a copy, and an allocation.
+/// Memory of `len` bytes for a part of the data, with what was written before. A peer that writes
+/// to a registration without memory in parts, or repeatedly, causes a copy, and an allocation.
 #[cold]
 fn make_writable(written: &mut Option<Seg>, len: u32) -> &Seg {
     let seg = written.get_or_insert_with(|| zeroes(len));

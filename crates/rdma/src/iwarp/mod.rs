@@ -20,8 +20,8 @@
 //! Payload is sent by reference, and its memory is free again once it is sent. Payload is copied
 //! first if there are CRCs and the memory is shared (`framing.rs`).
 //! The session borrows a message that lies whole in the receive buffer, and the data of a
-//! registration without memory. Other tagged payload is copied from the receive buffer to its place,
-//! or received directly into its place (`receive.rs`).
+//! registration without memory. Other tagged payload is copied from the receive buffer to its
+//! place, or received directly into its place (`receive.rs`).
 //! `docs/decisions/` has the reasons.
 //!
 //! Besides the kernel's copies into and out of the socket, payload is copied and summed as follows:
