@@ -47,6 +47,7 @@ const PEERS: &[Peer] = &[
     peer("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "the layout of structures of rdma-core"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
     peer("grub-mkimage", "grub-pc-bin", "a guest that boots from a disk of Blockmux"),
+    peer("/usr/lib/ipxe/qemu/efi-virtio.rom", "ipxe-qemu", "a guest that boots over the network"),
     peer("busybox", "busybox-static", KERNEL),
     peer("kmod", "kmod", KERNEL),
     peer("depmod", "kmod", KERNEL),

@@ -17,11 +17,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What the firmware of these guests boots from is a disk of Blockmux.
-pub(crate) fn boots_from_disk(script: &str) -> bool {
-    script.starts_with("vhost-user-boot")
-}
-
 /// What such a disk needs and this machine lacks.
 pub(crate) fn missing() -> Option<&'static str> {
     let is_missing = |program: &&str| find(program).is_none();

@@ -8,6 +8,7 @@ use super::boot;
 use super::host::{Host, lines_of};
 use super::kernel::Kernel;
 use super::log::Log;
+use super::source::KernelSource;
 use crate::process::succeed;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
@@ -45,8 +46,13 @@ impl Guest<'_> {
         let addresses = Addresses::of_this_process();
         let mut host = Host::new(self.programs, addresses.environment(), log.clone())?;
         let (reader, writer) = std::io::pipe()?;
-        if boot::boots_from_disk(script) {
-            self.serve_boot_disk(script, &addresses, &mut host)?;
+        let source = KernelSource::of(script);
+        if source.is_disk() {
+            let disk = host.directory().join("disk.img");
+            boot::build(self.kernel, self.image, &parameters(script, &addresses), &disk)?;
+        }
+        if !source.is_network() {
+            source.serve(&mut host)?;
         }
         let mut qemu = self.qemu(script, &addresses);
         // Scripts name files of the test to the monitor, and so to QEMU.
@@ -56,6 +62,12 @@ impl Guest<'_> {
         let mut child = qemu.spawn().context("cannot run QEMU")?;
         // Closes the pipe's write end, so that the reader sees when QEMU ends.
         drop(qemu);
+        if source.is_network() {
+            // QEMU has created the interfaces, and waits until it is told to continue.
+            host.await_monitor()?;
+            source.serve(&mut host)?;
+            ensure!(host.execute("monitor cont") == 0, "QEMU does not continue");
+        }
         let mut answers = child.stdin.take().context("standard input is a pipe")?;
         let (mut checks, mut status) = (Checks::new(script, say), None);
         for line in lines_of(reader) {
@@ -85,17 +97,6 @@ impl Guest<'_> {
         Ok(ScriptResult { is_emulator_fault, ..checks.end(status == Some(0)) })
     }
 
-    /// Makes the disk that the guest boots from, and serves it by vhost-user.
-    fn serve_boot_disk(&self, script: &str, addresses: &Addresses, host: &mut Host) -> Result<()> {
-        let disk = host.directory().join("disk.img");
-        boot::build(self.kernel, self.image, &parameters(script, addresses), &disk)?;
-        for request in ["start disk blockmux attach file:disk.img --socket disk", "until disk by vhost-user"]
-        {
-            ensure!(host.execute(request) == 0, "the disk to boot from is not served");
-        }
-        Ok(())
-    }
-
     /// Path of the kernel's console log.
     fn console(&self) -> PathBuf {
         self.log.with_extension("console")
@@ -110,16 +111,25 @@ impl Guest<'_> {
             command.args(["-object", "memory-backend-memfd,id=memory,size=1536M,share=on"]);
             command.args(["-machine", "memory-backend=memory"]);
         }
-        if boot::boots_from_disk(script) {
-            command.args(["-chardev", "socket,id=boot,path=disk,reconnect=1"]);
-            command.args(["-device", "vhost-user-blk-pci,chardev=boot,num-queues=2,bootindex=0"]);
-        } else {
-            command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
-            command.arg("-append").arg(parameters(script, addresses));
+        let (mut network, mut card) = (addresses.network(), "virtio-net-pci,netdev=net,romfile=");
+        match KernelSource::of(script) {
+            KernelSource::VhostUser => {
+                command.args(["-chardev", "socket,id=boot,path=disk,reconnect=1"]);
+                command.args(["-device", "vhost-user-blk-pci,chardev=boot,num-queues=2,bootindex=0"]);
+            }
+            KernelSource::Iscsi | KernelSource::Aoe => {
+                // QEMU's DHCP server names the script, and its TFTP server has it.
+                network += ",tftp=.,bootfile=boot.ipxe";
+                card = "virtio-net-pci,netdev=net,bootindex=0";
+                command.arg("-S");
+            }
+            KernelSource::Qemu => {
+                command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(self.image);
+                command.arg("-append").arg(parameters(script, addresses));
+            }
         }
         command.arg("-serial").arg(format!("file:{}", self.console().display())).args(["-serial", "stdio"]);
-        command.arg("-netdev").arg(addresses.network());
-        command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        command.args(["-netdev", &network, "-device", card]);
         command.arg("-netdev").arg(addresses.rdma_network());
         command.args(["-device", "virtio-net-pci,netdev=rdma,romfile="]);
         if needs_frames(script) {
@@ -150,7 +160,7 @@ fn parameters(script: &str, addresses: &Addresses) -> String {
 
 /// Whether a script needs raw frames, for which only root can create a tap interface.
 pub(crate) fn needs_frames(script: &str) -> bool {
-    script.starts_with("aoe")
+    script.starts_with("aoe") || KernelSource::of(script) == KernelSource::Aoe
 }
 
 /// Whether other processes of this machine access the guest's memory.

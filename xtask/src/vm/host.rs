@@ -15,7 +15,7 @@
 //! interface `TAP` if there is one. `start` starts one program.
 
 use super::log::Log;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
@@ -105,6 +105,20 @@ impl Host {
             "wait" => self.take(name)?.end().map(code),
             _ => bail!("unknown request {verb}"),
         }
+    }
+
+    /// Waits until QEMU executes commands.
+    ///
+    /// # Errors
+    /// If it does not within the timeout.
+    pub(crate) fn await_monitor(&self) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        while UnixStream::connect(self.monitor()).is_err() {
+            ensure!(Instant::now() < deadline, "QEMU has no monitor after {TIMEOUT:?}");
+            thread::park_timeout(Duration::from_millis(10));
+        }
+        // It answers when all devices exist.
+        self.monitor_says("info status").map(drop)
     }
 
     /// What QEMU's monitor answers to a command.

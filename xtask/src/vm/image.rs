@@ -59,6 +59,7 @@ const MODULES: &[&str] = &[
     "ext4",
     "xfs",
     "iscsi_tcp",
+    "iscsi_ibft",
     "iscsi_target_mod",
     "target_core_file",
     "nbd",

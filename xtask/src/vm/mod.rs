@@ -11,8 +11,8 @@
 //! ```
 //! `kernel` fetches Debian's kernel, `siw` builds a module that it lacks, `image` creates a guest's
 //! file system from both and from programs of this machine, `boot` a disk from which firmware loads
-//! them, `guest` runs one script, `host` executes the script's requests, and `log` records the
-//! output of both sides. `rxe` says what some scripts need of this machine.
+//! them, which `source` serves, `guest` runs one script, `host` executes the script's requests, and
+//! `log` records the output of both sides. `rxe` says what some scripts need of this machine.
 
 mod boot;
 mod guest;
@@ -22,11 +22,13 @@ mod kernel;
 mod log;
 mod rxe;
 mod siw;
+mod source;
 
 use crate::peers::package;
 use crate::process::{cargo, find, succeed, target_directory};
 use anyhow::{Context, Result, bail};
 use guest::Guest;
+use source::KernelSource;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -105,12 +107,13 @@ fn skip_lacking(scripts: &mut Vec<String>) -> Vec<String> {
             lines.extend(lacking.map(|script| format!("skipped: {script} (no {program})")));
         }
     }
-    if let Some(lacking) = boot::missing() {
-        let from_disk = scripts.extract_if(.., |script| boot::boots_from_disk(script));
+    scripts.retain(|script| {
+        let lacking = KernelSource::of(script).missing();
         lines.extend(
-            from_disk.map(|script| format!("skipped: {script} (no {lacking}, Debian package grub-pc-bin)")),
+            lacking.map(|(file, package)| format!("skipped: {script} (no {file}, Debian package {package})")),
         );
-    }
+        lacking.is_none()
+    });
     if let Some(lacking) = rxe::missing() {
         let over_rxe = scripts.extract_if(.., |script| rxe::is_used_by(script));
         lines.extend(over_rxe.map(|script| format!("skipped: {script} ({lacking})")));

@@ -68,7 +68,7 @@ pub(super) enum AnnouncementDetail {
     ReadyLine,
     /// All URLs and commands if they fit into [`MAX_LINES`], else the first URL of each protocol.
     Short,
-    /// All URLs and commands.
+    /// All URLs and commands, also those for iPXE.
     Full,
 }
 
@@ -132,7 +132,7 @@ impl Announcement {
 
     /// Text for people; the last line is `ready`.
     pub(super) fn text(&self, detail: AnnouncementDetail) -> String {
-        let mut lines = if detail == AnnouncementDetail::ReadyLine { Vec::new() } else { self.lines() };
+        let mut lines = if detail == AnnouncementDetail::ReadyLine { Vec::new() } else { self.lines(detail) };
         if detail == AnnouncementDetail::Short && self.exports.len() > 1 && lines.len() > MAX_LINES {
             lines.clear();
             let mut shown = 0;
@@ -158,8 +158,9 @@ impl Announcement {
         lines.join("\n")
     }
 
-    /// All URLs and commands of every export, and all redirected targets.
-    fn lines(&self) -> Vec<String> {
+    /// All URLs and commands of every export, and all redirected targets. Commands for iPXE are of
+    /// use to few, so only the full detail has them.
+    fn lines(&self, detail: AnnouncementDetail) -> Vec<String> {
         let mut lines = Vec::new();
         for export in &self.exports {
             lines.push(format!("{}  {}", export.name, human_size(export.size)));
@@ -171,6 +172,8 @@ impl Announcement {
                 let from = if *is_for_others { FROM_OTHERS } else { "" };
                 lines.push(format!("  {}{from}", printable(&shell_word(&info.url))));
                 lines.extend(info.commands.iter().map(|command| format!("    {}", printable(command))));
+                let ipxe = info.ipxe.iter().filter(|_| detail == AnnouncementDetail::Full);
+                lines.extend(ipxe.map(|commands| format!("    iPXE> {}", printable(commands))));
             }
         }
         for (target, place) in &self.moved {

@@ -367,6 +367,7 @@ impl VolumeNames {
 }
 
 /// How clients connect to one export at one portal.
+#[derive(Default)]
 pub(crate) struct ConnectInfo {
     pub(crate) url: String,
     /// Shell commands that connect standard clients.
@@ -374,4 +375,7 @@ pub(crate) struct ConnectInfo {
     /// Environment variables for the command of `--run` in addition to URLs, for compatibility with
     /// other servers.
     pub(crate) variables: Vec<(&'static str, String)>,
+    /// Commands for the shell of iPXE, joined by `&&`, that boot from the export; `None` if iPXE
+    /// cannot use it.
+    pub(crate) ipxe: Option<String>,
 }

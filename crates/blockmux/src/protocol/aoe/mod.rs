@@ -150,6 +150,7 @@ impl Frontend for Aoe {
                 format!("blockdev --getsize64 /dev/etherd/{disk}"),
             ],
             variables: Vec::new(),
+            ipxe: Some(format!("sanboot aoe:{disk}")),
         }]
     }
 }
@@ -232,12 +233,14 @@ mod tests {
         assert_eq!(aoe.check(&["a", "b", "c", "d", "e1.200"]), Ok(()));
         let place = ListenerAddress::Interface("eth1".to_owned());
         let portal = Portal { listener: place.clone(), reached_at: place, rdma_query: "" };
-        let urls = |at, name: &str| {
+        let ways = |at, name: &str| {
             let named = VolumeNames { volume: VolumeId(at), ..VolumeNames::plainly(name) };
-            aoe.connect_info(&AOE, &portal, &named).into_iter().map(|way| way.url).collect::<Vec<_>>()
+            aoe.connect_info(&AOE, &portal, &named)
         };
+        let urls = |at, name: &str| ways(at, name).into_iter().map(|way| way.url).collect::<Vec<_>>();
         assert_eq!(urls(3, "d"), ["aoe://eth1/e7.3"]);
         assert_eq!(urls(4, "e1.200"), ["aoe://eth1/e1.200"], "where its name says");
+        assert_eq!(ways(3, "d")[0].ipxe.as_deref(), Some("sanboot aoe:e7.3"));
         let mut check = |names: &[&str]| aoe.check(names);
         assert_eq!(check(&["a"; 255]), Ok(()));
         assert!(check(&["a"; 256]).unwrap_err().contains("than the 255 slots of a shelf"));

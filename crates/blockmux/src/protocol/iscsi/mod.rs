@@ -222,12 +222,13 @@ impl Frontend for Iscsi {
         let info = |unit: MappedUnit<'_>| {
             if protocol.name == ISER.name {
                 let commands = vec![unit.login(self, &portal, " -I iser")];
-                return ConnectInfo { url: unit.url(&place, rdma_query), commands, variables: Vec::new() };
+                return ConnectInfo { url: unit.url(&place, rdma_query), commands, ..ConnectInfo::default() };
             }
             // libiscsi decodes no host.
             let mut commands = unit.commands_of_libiscsi(&place.replace("%25", "%"));
             commands.push(unit.login(self, &portal, ""));
-            ConnectInfo { url: unit.url(&place, ""), commands, variables: Vec::new() }
+            let ipxe = unit.boot_by_ipxe(&address);
+            ConnectInfo { url: unit.url(&place, ""), commands, ipxe, ..ConnectInfo::default() }
         };
         units(self, &listener, named).into_iter().map(info).collect()
     }
@@ -302,8 +303,29 @@ impl MappedUnit<'_> {
     /// URL for libiscsi, which copies the LUN to the wire unchanged: above 255 it must include the
     /// addressing method.
     fn url_of_libiscsi(&self, portal: &str) -> String {
-        let lun = if self.lun > MAX_PERIPHERAL_LUN { FLAT_SPACE | self.lun } else { self.lun };
-        format!("{portal}/{}/{lun}", self.target)
+        format!("{portal}/{}/{}", self.target, self.lun_field())
+    }
+
+    /// The first two bytes of the LUN on the wire (SAM-5 §4.7).
+    fn lun_field(&self) -> u16 {
+        if self.lun > MAX_PERIPHERAL_LUN { FLAT_SPACE | self.lun } else { self.lun }
+    }
+
+    /// Commands for iPXE, which supports CHAP with MD5 only and no digests, and takes the LUN in
+    /// hexadecimal digits as it is on the wire (RFC 4173 §5). It reads no files, so a person enters
+    /// the secret.
+    fn boot_by_ipxe(&self, portal: &SocketAddr) -> Option<String> {
+        let is_supported = self.digests == [false; 2]
+            && (self.user.is_none() || self.algorithms.contains(&ChapAlgorithm::Md5))
+            && zone::zone_of(portal).is_none();
+        let mut commands = Vec::new();
+        commands.extend(self.initiator.map(|name| format!("set initiator-iqn {}", name.as_str())));
+        if let Some((user, _)) = &self.user {
+            commands.extend([format!("set username {user}"), "read password".to_owned()]);
+        }
+        let (host, port, lun) = (zone::url_host(portal), portal.port(), self.lun_field());
+        commands.push(format!("sanboot iscsi:{host}::{port}:{lun:x}:{}", self.target));
+        is_supported.then(|| commands.join(" && "))
     }
 
     fn environment_of_libiscsi(&self) -> String {
@@ -499,6 +521,30 @@ mod tests {
             format!("CHAP_A = ['SHA3-256', 'SHA-256']\n[[acl]]\nCHAP_N = 'u'\nsecret_file = '{secret}'");
         let [login] = &commands(&acl)[..] else { panic!("libiscsi speaks MD5 alone") };
         assert!(login.contains(" -n node.session.auth.chap_algs -v SHA3-256,SHA256 && "), "{login}");
+    }
+
+    #[test]
+    fn ipxe_gets_the_lun_as_it_is_on_the_wire_and_the_names_that_the_target_requires() {
+        let ipxe = |address: &str, text: &str| {
+            let ways =
+                configured(text).connect_info(&ISCSI, &Portal::at(address), &VolumeNames::plainly("x"));
+            ways.into_iter().next().and_then(|way| way.ipxe)
+        };
+        let lun = |lun: u16, more: &str| format!("TargetName = 'iqn.a'\nluns = {{ {lun} = 'x' }}\n{more}");
+        let is = |text: &str| Some(text.to_owned());
+        assert_eq!(ipxe("192.0.2.1:3260", &lun(10, "")), is("sanboot iscsi:192.0.2.1::3260:a:iqn.a"));
+        assert_eq!(ipxe("[2001:db8::1]:7", &lun(300, "")), is("sanboot iscsi:[2001:db8::1]::7:412c:iqn.a"));
+        assert_eq!(ipxe("[fe80::1%1]:7", &lun(0, "")), None, "the zone is one of this machine");
+        assert_eq!(ipxe("192.0.2.1:7", &lun(0, "HeaderDigest = 'CRC32C'")), None, "it has no digests");
+        let (_folder, secret) = secret_file();
+        let acl = |algorithm: &str| {
+            let entry = format!("InitiatorName = 'iqn.me'\nCHAP_N = 'u'\nsecret_file = '{secret}'");
+            lun(0, &format!("CHAP_A = ['{algorithm}']\n[[acl]]\n{entry}"))
+        };
+        let proved = "set initiator-iqn iqn.me && set username u && read password && \
+                      sanboot iscsi:192.0.2.1::7:0:iqn.a";
+        assert_eq!(ipxe("192.0.2.1:7", &acl("MD5")), is(proved));
+        assert_eq!(ipxe("192.0.2.1:7", &acl("SHA-256")), None, "it has no other CHAP algorithm");
     }
 
     #[test]

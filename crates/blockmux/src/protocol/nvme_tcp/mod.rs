@@ -269,7 +269,7 @@ impl Frontend for NvmeTcp {
                 }
                 None => connect,
             };
-            Some(ConnectInfo { url: url.to_string(), commands: vec![command], variables: Vec::new() })
+            Some(ConnectInfo { url: url.to_string(), commands: vec![command], ..ConnectInfo::default() })
         };
         let subsystems = if self.subsystems.is_empty() {
             vec![ConfiguredSubsystem::of_volume(named)]

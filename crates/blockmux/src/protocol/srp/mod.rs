@@ -154,7 +154,7 @@ impl Frontend for Srp {
                     format!("echo {port},{own},dest={dest} > \"$(echo {host})/add_target\""),
                     format!("# /etc/srp_daemon.conf: a {port}"),
                 ],
-                variables: Vec::new(),
+                ..ConnectInfo::default()
             }
         };
         if self.targets.is_empty() {
