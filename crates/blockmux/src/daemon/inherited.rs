@@ -3,7 +3,8 @@
 //!
 //! A listener of the command line or the config file uses the passed socket that is bound to its
 //! address. A passed socket with any other address becomes a listener of the protocol in its name
-//! (`FileDescriptorName=nbd`).
+//! (`FileDescriptorName=nbd`). One without a name is of an NBD client that starts its own server,
+//! as libnbd does (`nbdinfo [ blockmux serve ... ]`).
 
 use crate::failure::Failure;
 use crate::protocol::address::{ListenAddress, ListenerEntry, is_same_path};
@@ -87,6 +88,11 @@ impl InheritedListeners {
         Ok(InheritedListeners { passed: all, offered: Vec::new() })
     }
 
+    /// Whether a socket without a name was passed, as by an NBD client that starts its own server.
+    pub(super) fn has_unnamed(&self) -> bool {
+        self.passed.iter().any(|passed| is_unnamed(&passed.name))
+    }
+
     /// Adds a listener that a daemon offers in a takeover. With a `manager_name`, the service
     /// manager had passed the socket to the daemon, and it counts as passed to this process.
     pub(super) fn offer(
@@ -158,7 +164,8 @@ impl InheritedListeners {
         };
         let further = self.passed.iter().filter(|inherited| !is_named(&inherited.address));
         let listening = further.map(|InheritedListener { name, address, .. }| {
-            let protocol = protocol_named(name).ok_or_else(|| {
+            let protocol = protocol_named(if is_unnamed(name) { UNNAMED } else { name });
+            let protocol = protocol.ok_or_else(|| {
                 let known: Vec<_> = stream_protocols().map(|protocol| protocol.name).collect();
                 Failure::request(format!(
                     "the service manager passes a socket at {address}, which is not a configured listener, with the \
@@ -187,6 +194,14 @@ fn stream_protocols() -> impl Iterator<Item = &'static Protocol> {
     PROTOCOLS.iter().copied().filter(|protocol| protocol.carrier != Carrier::Frames)
 }
 
+/// Whether the socket was passed without a name. sd_listen_fds_with_names(3) has the word for it.
+fn is_unnamed(name: &str) -> bool {
+    name.is_empty() || name == "unknown"
+}
+
 fn protocol_named(name: &str) -> Option<&'static Protocol> {
     stream_protocols().find(|protocol| protocol.name == name)
 }
+
+/// The protocol of a socket without a name.
+const UNNAMED: &str = "nbd";

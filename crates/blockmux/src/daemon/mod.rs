@@ -241,6 +241,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     };
     let reloads = args.config.is_some() && command.is_none();
     let mut inherited = InheritedListeners::from_service_manager()?;
+    let is_of_client = inherited.has_unnamed();
     let user = args.user.clone();
     let takeover = args.takeover.as_ref().map(|path| Takeover::ask(path, user.as_ref(), &mut inherited));
     let mut takeover = takeover.transpose()?.flatten();
@@ -361,7 +362,12 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
             if let Some(line) = setup.not_served().filter(|_| !json) {
                 warn!("{line}");
             }
-            print(if json { announcement.json()? } else { announcement.text(detail) })?;
+            if json {
+                print(announcement.json()?)?;
+            } else if !is_of_client {
+                // Otherwise standard output is that of the client, which may write data to it.
+                print(announcement.text(detail))?;
+            }
             let volumes = exports.iter().count();
             let plural = if volumes == 1 { "" } else { "s" };
             service_manager::ready(&format!("serving {volumes} volume{plural}"));

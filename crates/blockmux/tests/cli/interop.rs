@@ -1,7 +1,7 @@
 //! Standard NBD clients with the NBD server.
 
 use crate::daemon::Daemon;
-use crate::program::{PATTERNS, half_empty_file, has, qemu_io, succeed};
+use crate::program::{BLOCKMUX, PATTERNS, half_empty_file, has, qemu_io, succeed, text};
 use serde_json::Value;
 use std::process::Command;
 
@@ -62,6 +62,29 @@ fn nbdcopy_copies_in_both_directions() {
     succeed(Command::new("nbdcopy").arg("--flush").arg(&source).arg(daemon.url()));
     succeed(Command::new("nbdcopy").arg(daemon.url()).arg(&back));
     assert_eq!(std::fs::read(back).unwrap(), std::fs::read(source).unwrap());
+}
+
+#[test]
+fn libnbds_programs_start_the_server_that_they_use() {
+    if !has("nbdinfo") || !has("nbdcopy") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let source = half_empty_file(directory.path(), 4 << 20);
+    let served = format!("file:{}", source.display());
+    let own = |client: &str, before: &[&str], after: &[&str]| {
+        let mut command = Command::new(client);
+        command.args(before).args(["[", BLOCKMUX, "serve", &served, "]"]).args(after);
+        command.env("XDG_STATE_HOME", directory.path()).output().unwrap()
+    };
+    let info = own("nbdinfo", &["--json"], &[]);
+    assert!(info.status.success(), "{}", text(&info.stderr));
+    // Nothing of ours is between the lines of the client.
+    let info: Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["exports"][0]["export-size"], 4 << 20);
+    let copied = own("nbdcopy", &[], &["-"]);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    assert!(copied.stdout == std::fs::read(source).unwrap(), "{} bytes", copied.stdout.len());
 }
 
 #[test]

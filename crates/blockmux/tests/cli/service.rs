@@ -62,7 +62,7 @@ fn activated(listener: &TcpListener, name: &str, args: &[&str]) -> Command {
 }
 
 #[test]
-fn an_inherited_socket_is_used_by_its_address_or_its_protocol_name() {
+fn an_inherited_socket_is_used_by_its_address_or_its_protocol_name_or_for_nbd() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // The client connects before the daemon starts, and is served afterwards.
@@ -76,6 +76,11 @@ fn an_inherited_socket_is_used_by_its_address_or_its_protocol_name() {
         assert!(info.status.success(), "{}", text(&info.stderr));
     }
     drop(waiting);
+    for unnamed in ["", "unknown"] {
+        let mut command = activated(&listener, unnamed, &["mem:1m"]);
+        let daemon = Daemon::spawn_in(tempfile::tempdir().unwrap(), &mut command);
+        assert_eq!(daemon.url(), format!("nbd://127.0.0.1:{}/disk0", address.port()), "`{unnamed}`");
+    }
     let refused = activated(&listener, "web", &["mem:1m"]).output().unwrap();
     let reason = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{reason}");
