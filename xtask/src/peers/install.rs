@@ -44,6 +44,7 @@ const PEERS: &[Peer] = &[
     peer("prometheus", "prometheus", "metrics scraped by Prometheus"),
     peer("promtool", "prometheus", "metrics scraped by Prometheus"),
     peer("curl", "curl", "metrics scraped by Prometheus"),
+    peer("dig", "bind9-dnsutils", "announcements by multicast DNS"),
     peer("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "the layout of structures of rdma-core"),
     peer("qemu-system-x86_64", "qemu-system-x86", KERNEL),
     peer("grub-mkimage", "grub-pc-bin", "a guest that boots from a disk of Blockmux"),

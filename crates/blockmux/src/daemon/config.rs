@@ -48,6 +48,7 @@ pub(super) struct Config {
     pub(super) state: Option<PathBuf>,
     #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
+    pub(super) mdns: bool,
     #[serde(deserialize_with = "parsed")]
     pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
@@ -58,7 +59,7 @@ pub(super) struct Config {
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "volume",
     "attachment",
     "read_only",
@@ -70,6 +71,7 @@ const KEYS: [&str; 17] = [
     "congestion",
     "state",
     "control",
+    "mdns",
     "api",
     "api_token_file",
     "api_tls_certificates",

@@ -23,6 +23,7 @@ mod identity;
 mod idle;
 mod inherited;
 mod listen;
+mod mdns;
 mod named_lock;
 mod offer;
 mod opening;
@@ -132,6 +133,9 @@ pub(crate) struct ServeArgs {
     api: Option<ApiListener>,
     #[command(flatten)]
     api_access: ApiAccess,
+    /// Announce listeners to the local network by multicast DNS
+    #[arg(long)]
+    mdns: bool,
     /// Do not drop root's capabilities once everything is open
     #[arg(long)]
     keep_privileges: bool,
@@ -175,6 +179,7 @@ impl ServeArgs {
             api: None,
             user: None,
             api_access: ApiAccess::default(),
+            mdns: false,
             keep_privileges: false,
             json: false,
             quiet: false,
@@ -379,6 +384,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     };
     stage.send_replace(DaemonStage::Stopping);
     service_manager::stopping();
+    if !matches!(status, Ok(End::HandOver(_))) {
+        reloader.mdns.withdraw();
+    }
     reloader.blocking.stop();
     let hands_over = match &status {
         Ok(End::HandOver(handover)) => {

@@ -70,6 +70,8 @@ pub(super) struct Setup {
     pub(super) state: Option<PathBuf>,
     /// Unix socket of the control API.
     pub(super) control: Option<ControlPath>,
+    /// Whether listeners are announced by multicast DNS.
+    pub(super) mdns: bool,
     /// TCP address of the control API with its networks, and what its clients need.
     pub(super) api: Option<ApiListener>,
     pub(super) api_access: ApiAccess,
@@ -197,6 +199,7 @@ impl Setup {
             idle_timeout,
             congestion,
             control,
+            mdns: args.mdns || config.mdns,
             api: api_listener,
             api_access,
             api_credentials,

@@ -42,6 +42,17 @@ pub(crate) struct Protocol {
     pub(crate) remote: fn(&str) -> Result<Box<dyn Remote>, Failure>,
     /// Name of the protocol whose listeners and frontend also serve this one.
     pub(crate) served_with: Option<&'static str>,
+    /// What its listeners are announced as by multicast DNS; `None` if no type is registered.
+    pub(crate) service_type: Option<ServiceType>,
+}
+
+/// A type of services of DNS-based service discovery (RFC 6763).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServiceType {
+    /// As `_nbd._tcp`.
+    pub(crate) name: &'static str,
+    /// The keys and values of the TXT record.
+    pub(crate) properties: &'static [(&'static str, &'static str)],
 }
 
 impl fmt::Debug for Protocol {

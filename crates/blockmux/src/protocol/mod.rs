@@ -27,7 +27,7 @@ mod units;
 pub(crate) use {aoe::AOE, iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 
 pub(crate) use carrier::Carrier;
-pub(crate) use descriptor::Protocol;
+pub(crate) use descriptor::{Protocol, ServiceType};
 pub(crate) use frontends::{ConfiguredListener, Frontends};
 pub(crate) use keys::{KeyError, anchor};
 pub(crate) use remote::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote, ResetFunction};

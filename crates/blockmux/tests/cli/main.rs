@@ -48,6 +48,7 @@ mod iscsi_stop;
 mod iser;
 mod limits;
 mod lun_maps;
+mod mdns;
 mod memory;
 mod monitoring;
 mod names;

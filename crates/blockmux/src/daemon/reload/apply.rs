@@ -544,6 +544,7 @@ impl Reloader {
         reconfigure(&self.live_protocols.get());
         self.connection_limits.set_max(setup.max_connections);
         self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
+        self.mdns.turn(setup.mdns);
         // New listeners come last, so that their clients find all volumes.
         let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
         for place in places {

@@ -42,6 +42,7 @@ use super::control::ConnectionLimits;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener, RdmaListener};
+use super::mdns::MdnsAnnouncer;
 use super::named_lock::{LOCK_TIMEOUT, NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
@@ -111,6 +112,8 @@ pub(super) struct Reloader {
     cores: Arc<Cores>,
     /// The disks that are attached.
     pub(super) disks: Arc<Disks>,
+    /// What is announced of the listeners.
+    pub(super) mdns: MdnsAnnouncer,
     /// What clients of the API over TCP need; `None` if it is not served there.
     api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
     /// Number of the core that the next new listener or resumed session gets.
@@ -243,6 +246,7 @@ impl Reloader {
             units: LogicalUnits::new(exports),
             cores,
             disks,
+            mdns: MdnsAnnouncer::default(),
             api_credentials: None,
             next_core: AtomicUsize::new(0),
             private,
@@ -255,6 +259,7 @@ impl Reloader {
             readings: Semaphore::new(MAX_READINGS),
         };
         reloader.begin_protocols()?;
+        reloader.mdns.turn(setup.mdns);
         {
             let mut changing = reloader.begin_change();
             for BoundListener { asked, listener, socket, rdma } in bound {
@@ -291,6 +296,7 @@ impl Reloader {
 
     /// Makes a config the one that queries show and later changes start from.
     fn publish(&self, changing: &Changing<'_>, config: RunningConfig) {
+        self.mdns.announce(changing.listeners.iter().map(|own| &own.listener));
         let listeners = changing.listeners.iter().map(|own| (own.asked.clone(), own.listener.clone()));
         let listeners = listeners.collect();
         self.config.set(Arc::new(RunningConfig { listeners, ..config }));

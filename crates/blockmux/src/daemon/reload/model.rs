@@ -59,6 +59,7 @@ impl Model {
             ("login_timeout", seconds(setup.login_timeout)),
             ("idle_timeout", seconds(setup.idle_timeout)),
             ("max_connections", Some(Value::from(setup.max_connections as i64))),
+            ("mdns", setup.mdns.then(|| true.into())),
             ("poll", Value::try_from(setup.poll).ok()),
             ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
             ("state", setup.asked_state.as_deref().map(|state| path(state).into())),

@@ -48,6 +48,7 @@ pub(crate) const AOE: Protocol = Protocol {
     frontend: || Box::<Aoe>::default(),
     remote: remote::of_url,
     served_with: None,
+    service_type: None,
 };
 
 /// Settings of the command line; the config file has the same names.

@@ -15,7 +15,7 @@ use super::frontend::{
     ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
 };
 use super::policy::TargetAccess;
-use super::{Carrier, KeyError, Protocol};
+use super::{Carrier, KeyError, Protocol, ServiceType};
 use crate::failure::Failure;
 use crate::output::shell_word;
 use crate::protocol::address::tcp_address;
@@ -55,6 +55,7 @@ pub(crate) const ISCSI: Protocol = Protocol {
     frontend: || Box::<Iscsi>::default(),
     remote: remote::of_url,
     served_with: None,
+    service_type: Some(ServiceType { name: "_iscsi._tcp", properties: &[] }),
 };
 
 /// iSCSI over RDMA (iWARP). Listeners of iSCSI and iSER serve both.

@@ -8,7 +8,7 @@ use super::frontend::{
     ConnectInfo, Frontend, HandedSession, LiveFrontend, Portal, Resume, Service, VolumeNames,
 };
 use super::policy::Policy;
-use super::{Carrier, KeyError, Protocol};
+use super::{Carrier, KeyError, Protocol, ServiceType};
 use crate::failure::Failure;
 use crate::output::shell_word;
 use blockmux_engine::net::socket::Address;
@@ -54,6 +54,7 @@ pub(crate) const NBD: Protocol = Protocol {
     frontend: || Box::<Nbd>::default(),
     remote: remote::of_url,
     served_with: None,
+    service_type: Some(ServiceType { name: "_nbd._tcp", properties: &[] }),
 };
 
 /// The frontend of NBD. Every volume is an export.

@@ -16,7 +16,7 @@ use super::frontend::{
     ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
 };
 use super::policy::{Policy, TargetAccess};
-use super::{Carrier, KeyError, Protocol};
+use super::{Carrier, KeyError, Protocol, ServiceType};
 use crate::failure::Failure;
 use crate::output::shell_word;
 use crate::process::machine::machine_id;
@@ -31,6 +31,7 @@ use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::hosts::OpenToAll;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{unique_discovery_nqn, well_known_discovery_nqn};
+use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{ConfiguredSubsystem, NvmeDiscoveryEntry, SubsystemEntry, Treq};
 use hosts::{HostEntry, LiveHosts};
@@ -66,6 +67,11 @@ pub(crate) const NVME_TCP: Protocol = Protocol {
     frontend: || Box::<NvmeTcp>::default(),
     remote: remote::of_url,
     served_with: None,
+    service_type: Some(ServiceType {
+        // Of the discovery service (TP 8009).
+        name: "_nvme-disc._tcp",
+        properties: &[("p", "tcp"), ("nqn", DISCOVERY_NQN)],
+    }),
 };
 
 /// NVMe over Fabrics over RDMA, on the listeners of NVMe/TCP.

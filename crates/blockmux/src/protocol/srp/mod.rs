@@ -49,6 +49,7 @@ pub(crate) const SRP: Protocol = Protocol {
     frontend: || Box::<Srp>::default(),
     remote: remote::of_url,
     served_with: None,
+    service_type: None,
 };
 
 /// The frontend of SRP: the keys of the config file, and the validated targets.
