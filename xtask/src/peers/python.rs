@@ -1,5 +1,5 @@
-//! Installs the Python programs that tests of the HTTP API need, in a virtual environment, because
-//! Debian has no packages of them.
+//! Installs the Python programs that tests of the HTTP API and of examples need, in a virtual
+//! environment, because Debian has no packages of them.
 
 use crate::process::{find, succeed};
 use anyhow::{Context, Result};
@@ -7,8 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The programs, which have the names of their packages, and the versions.
-const PROGRAMS: [(&str, &str); 3] =
-    [("openapi-python-client", "0.29.1"), ("openapi-spec-validator", "0.9.0"), ("schemathesis", "4.32.5")];
+const PROGRAMS: [(&str, &str); 4] = [
+    ("openapi-python-client", "0.29.1"),
+    ("openapi-spec-validator", "0.9.0"),
+    ("schemathesis", "4.32.5"),
+    ("kubernetes-validate", "1.37.0"),
+];
 
 /// Installs missing programs if possible, and prints which tests are skipped otherwise. Never
 /// fails.
@@ -54,6 +58,6 @@ fn install_in(directory: &Path) -> Result<()> {
 
 fn skipped(why: &str) {
     for (program, _) in PROGRAMS {
-        println!("skipped: tests of the API's document (no {program}: {why})");
+        println!("skipped: tests with {program} ({why})");
     }
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 /// The path of a program of the Python packages: in the directory that a variable names, or else in
 /// the virtual environment of `cargo xtask install-peers`.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-fn python_program(name: &str) -> Option<PathBuf> {
+pub(crate) fn python_program(name: &str) -> Option<PathBuf> {
     let of_peers = || {
         let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;

@@ -44,10 +44,10 @@ const ENTER: &str = r#"
 "#;
 
 /// A root directory for examples.
-struct Place(TempDir);
+pub(crate) struct Place(TempDir);
 
 impl Place {
-    fn new() -> Place {
+    pub(crate) fn new() -> Place {
         let place = Place(tempfile::tempdir().unwrap());
         for directory in DIRECTORIES {
             let path = place.path(directory);
@@ -74,13 +74,13 @@ impl Place {
         self.0.path().join(name)
     }
 
-    fn write(&self, name: &str, content: &[u8], mode: u32) {
+    pub(crate) fn write(&self, name: &str, content: &[u8], mode: u32) {
         fs::write(self.path(name), content).unwrap();
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
 
     /// Makes an image at a path of an example.
-    fn image(&self, path: &str, size: u64) {
+    pub(crate) fn image(&self, path: &str, size: u64) {
         fs::File::create(self.named(path)).unwrap().set_len(size).unwrap();
     }
 
@@ -150,7 +150,7 @@ fn credentials() -> &'static Credentials {
 
 /// Whether the namespaces can be made; if not, prints that the test is skipped.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-fn can_run() -> bool {
+pub(crate) fn can_run() -> bool {
     if !["unshare", "ip", "mount", "chroot"].into_iter().all(has) {
         return false;
     }
@@ -161,13 +161,28 @@ fn can_run() -> bool {
     output.status.success()
 }
 
-/// Runs commands one after another; returns those that fail, with their places and what they said.
-fn failures(place: &Place, commands: &[(String, String)]) -> String {
+/// Lines that run commands one after another, and print those that fail, with their places and what
+/// they said.
+fn checked(commands: &[(String, String)]) -> String {
     let run = |(from, command): &(String, String)| {
         format!("({command}) > said 2>&1 || {{ echo '{from}:'; cat said; }}")
     };
-    let ran = place.run(&commands.iter().map(run).collect::<Vec<_>>().join("\n"));
+    commands.iter().map(run).collect::<Vec<_>>().join("\n")
+}
+
+/// Runs commands one after another; returns those that fail, with their places and what they said.
+fn failures(place: &Place, commands: &[(String, String)]) -> String {
+    let ran = place.run(&checked(commands));
     format!("{}{}", text(&ran.stdout), text(&ran.stderr))
+}
+
+/// Runs commands as [`failures`] does, beside a daemon with the config `blockmux.toml`.
+pub(crate) fn failures_with_daemon(place: &Place, commands: &[(String, String)]) -> String {
+    let script = WITH_DAEMON.replace(" VOLUMES --control SOCKET", "");
+    let ran = place.run(&script.replace("COMMANDS", &checked(commands)));
+    // The daemon logs its sessions.
+    let said = if ran.status.success() { String::new() } else { text(&ran.stderr) };
+    format!("{}{said}", text(&ran.stdout))
 }
 
 #[test]

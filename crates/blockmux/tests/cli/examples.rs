@@ -132,7 +132,10 @@ impl Page {
 fn of_blockmux(words: Vec<String>) -> Option<Vec<String>> {
     let is_command = |word: &String| word.bytes().all(|byte| byte.is_ascii_lowercase());
     let at = words.iter().position(|word| word == "blockmux")?;
-    (words.get(at + 1).is_some_and(is_command)).then(|| words[at..].to_vec())
+    // Programs of libnbd take a command in brackets.
+    let end = words.iter().position(|word| word == "]").unwrap_or(words.len());
+    let own = words.get(at..end)?;
+    (own.get(1).is_some_and(is_command)).then(|| own.to_vec())
 }
 
 /// The commands of a shell's line as their words, without redirections and comments.

@@ -7,6 +7,7 @@
 mod access;
 mod aliases;
 mod allow;
+mod ansible;
 mod aoe_interop;
 mod api;
 mod api_access;
@@ -87,5 +88,6 @@ mod timeouts;
 mod token_copy;
 mod trouble;
 mod unit_identity;
+mod use_it_from;
 mod vhost_user;
 mod zones;
