@@ -89,8 +89,11 @@ impl IscsiDiscoverySession {
         is_over_rdma: bool,
     ) -> IscsiDiscoverySession {
         let identity = LoginIdentity { initiator, target: None, isid };
+        // Nothing of a discovery session is kept or taken up again. SCST answers a DefaultTime2Wait
+        // of 0 to every proposal, which is a valid answer only to 0.
         let proposal = OperationalParameters::standard()
             .with(OperationalKey::MaxRecvDataSegmentLength, MAX_SEGMENT as u32)
+            .with(OperationalKey::DefaultTime2Wait, 0)
             .with(OperationalKey::DefaultTime2Retain, 0);
         let mut login = InitiatorLogin::new(identity, chap, proposal, seed);
         if is_over_rdma {

@@ -5,6 +5,7 @@
 mod aborts;
 mod commands;
 mod connections;
+mod discovery;
 mod events;
 mod levels;
 mod logins;

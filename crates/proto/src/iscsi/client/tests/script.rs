@@ -449,7 +449,7 @@ impl Unit {
 }
 
 /// Parses PDUs with or without data digests.
-fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<InitiatorPdu> {
+pub(super) fn pdus(mut bytes: &[u8], has_digests: bool) -> Vec<InitiatorPdu> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
         let (bhs, rest) = Bhs::read_from_prefix(bytes).unwrap();
