@@ -42,6 +42,11 @@ impl Sender {
         Sender { messages: is_over_rdma.then(VecDeque::new), ..Sender::default() }
     }
 
+    /// Whether PDUs become RDMA messages.
+    pub(super) fn is_over_rdma(&self) -> bool {
+        self.messages.is_some()
+    }
+
     /// Enables the negotiated digests for all further PDUs.
     pub(super) fn set_digests(&mut self, digests: IscsiDigests) {
         self.digests = digests;

@@ -3,6 +3,10 @@
 //! ```text
 //!   Login ──▶ SendTargets=All ──text responses──▶ logout ──▶ Over
 //! ```
+//!
+//! Over RDMA the session disconnects instead of a logout: a Logout Request in a discovery session
+//! crashes the kernel of an SCST target (3.11, `isert_pdu_rx`). A closed connection ends the
+//! session as well, since nothing of it is kept.
 
 use super::immediate::{RequestNumbers, TEXT_TAG};
 use super::login::LoginExchange;
@@ -183,6 +187,11 @@ impl IscsiDiscoverySession {
             IscsiOpcode::TEXT_RESPONSE => {
                 if let Some(text) = exchange.on_text(&head, data, &mut self.sender)? {
                     (self.targets, self.left_out) = targets_of(&text)?;
+                    if self.sender.is_over_rdma() {
+                        self.phase = DiscoveryPhase::Over;
+                    } else {
+                        exchange.log_out(&mut self.sender);
+                    }
                 }
             }
             IscsiOpcode::NOP_IN => exchange.on_nop(transmute_ref!(&head.bhs), &mut self.sender),
@@ -239,10 +248,13 @@ impl SendTargetsExchange {
             self.send_text(tag, response.lun, &TextBuilder::default(), sender);
             return Ok(None);
         }
+        Ok(Some(std::mem::take(&mut self.text)))
+    }
+
+    fn log_out(&mut self, sender: &mut Sender) {
         self.is_logging_out = true;
         let logout = self.numbers().logout();
         sender.push(transmute_ref!(&logout), &[]);
-        Ok(Some(std::mem::take(&mut self.text)))
     }
 
     fn numbers(&self) -> RequestNumbers {
