@@ -4,12 +4,10 @@
 use super::commands::edits_of;
 use super::edit::{ChangeProgress, Edits, edited};
 use super::fragment;
-use super::model::Model;
+use super::model::{Model, resize_between};
 use super::plan::{named_sessions, would_lose_ram};
 use super::uses::detached_volumes;
-use super::{
-    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of, resize_between,
-};
+use super::{Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Answer, PlanReport};
 use crate::daemon::access::plain_warning;

@@ -29,7 +29,7 @@ mod uses;
 use self::apply::check_paths;
 pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
 use self::edit::{ChangeProgress, Edits};
-use self::model::Model;
+use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
 pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::signal::ReloadRequests;
@@ -62,8 +62,6 @@ use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTas
 use blockmux_engine::serve::roce_listener::RoceListenerTask;
 use blockmux_engine::serve::verbs_listener::VerbsListenerTask;
 use blockmux_proto::exports::Exports;
-use blockmux_volume::{Resize, Spec};
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -860,43 +858,6 @@ impl Plan {
 /// The running frontend of a protocol.
 fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Option<&'a dyn LiveFrontend> {
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
-}
-
-/// The volumes that stay open and whose names become configured or generated ones: the names of
-/// their targets change at the next start.
-fn renamed(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<PlannedChange> {
-    let stays = |name: &str| !steps.iter().any(|(own, step)| own == name && step.opens());
-    let line = |after: &NamedVolume| {
-        let before = running.volume(&after.name).filter(|_| stays(&after.name))?;
-        let line = match (&before.entry.name, &after.entry.name) {
-            (None, Some(name)) => format!("+ volume {name}: name added"),
-            (Some(name), None) => format!("- volume {name}: name removed"),
-            _ => return None,
-        };
-        Some(PlannedChange::new(&[VOLUMES.0, &after.name, VOLUMES.1], line))
-    };
-    desired.volumes.iter().filter_map(line).collect()
-}
-
-/// The volumes that are closed, and those whose attachments are removed or changed.
-fn changed_disks(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
-    let after = desired.attachments();
-    let before = running.attachments().into_iter().filter(|one| !after.contains(one)).map(|one| one.volume);
-    let closed = steps.iter().filter(|(_, step)| step.closes()).map(|(name, _)| name.clone());
-    closed.chain(before).collect::<BTreeSet<_>>().into_iter().collect()
-}
-
-/// How to resize a volume if the specs differ only in the size; `None` otherwise.
-fn resize_between(before: &Spec, after: &Spec) -> Option<Resize> {
-    if before == after {
-        return None;
-    }
-    let is_same = |spec: &Spec, size, other| spec.with_size(size).as_ref() == Some(other);
-    match after.size() {
-        Some(size) => is_same(before, size, after).then(|| Resize::grow(size)),
-        // Without `size` in the spec the file itself has the size.
-        None => is_same(after, before.size()?, before).then_some(Resize::Own),
-    }
 }
 
 /// Names the check of paths in messages.

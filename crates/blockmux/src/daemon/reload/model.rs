@@ -1,13 +1,15 @@
 //! The form of a config that is compared, exported and saved.
 
 use super::Plan;
-use super::plan::{ConfigChange, Schema};
+use super::plan::{ConfigChange, Schema, VolumeStep};
+use crate::cli::ctl::PlannedChange;
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
-use std::collections::BTreeMap;
+use blockmux_volume::{Resize, Spec};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -142,6 +144,47 @@ impl Model {
             }
         }
         model
+    }
+}
+
+/// The volumes that stay open and whose names become configured or generated ones: the names of
+/// their targets change at the next start.
+pub(super) fn renamed(
+    running: &Model,
+    desired: &Model,
+    steps: &[(String, VolumeStep)],
+) -> Vec<PlannedChange> {
+    let stays = |name: &str| !steps.iter().any(|(own, step)| own == name && step.opens());
+    let line = |after: &NamedVolume| {
+        let before = running.volume(&after.name).filter(|_| stays(&after.name))?;
+        let line = match (&before.entry.name, &after.entry.name) {
+            (None, Some(name)) => format!("+ volume {name}: name added"),
+            (Some(name), None) => format!("- volume {name}: name removed"),
+            _ => return None,
+        };
+        Some(PlannedChange::new(&[VOLUMES.0, &after.name, VOLUMES.1], line))
+    };
+    desired.volumes.iter().filter_map(line).collect()
+}
+
+/// The volumes that are closed, and those whose attachments are removed or changed.
+pub(super) fn changed_disks(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
+    let after = desired.attachments();
+    let before = running.attachments().into_iter().filter(|one| !after.contains(one)).map(|one| one.volume);
+    let closed = steps.iter().filter(|(_, step)| step.closes()).map(|(name, _)| name.clone());
+    closed.chain(before).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// How to resize a volume if the specs differ only in the size; `None` otherwise.
+pub(super) fn resize_between(before: &Spec, after: &Spec) -> Option<Resize> {
+    if before == after {
+        return None;
+    }
+    let is_same = |spec: &Spec, size, other| spec.with_size(size).as_ref() == Some(other);
+    match after.size() {
+        Some(size) => is_same(before, size, after).then(|| Resize::grow(size)),
+        // Without `size` in the spec the file itself has the size.
+        None => is_same(after, before.size()?, before).then_some(Resize::Own),
     }
 }
 
