@@ -71,12 +71,6 @@ impl HostList {
         self.hosts.get(host).is_some_and(|access| access.namespaces.is_some())
     }
 
-    /// Whether a mask contains this namespace identifier.
-    pub(super) fn is_named(&self, nsid: u32) -> bool {
-        let mut masks = self.hosts.values().filter_map(|access| access.namespaces.as_ref());
-        masks.any(|mask| mask.contains(&nsid))
-    }
-
     pub(super) fn secrets_of(&self, host: &Nqn) -> Option<Arc<HostSecrets>> {
         self.hosts.get(host)?.secrets.clone()
     }

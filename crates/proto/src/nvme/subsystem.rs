@@ -300,17 +300,6 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Removes a host from the allow-list and ends its controllers; returns whether it was listed.
-    pub(crate) fn remove_host(&self, host: &Nqn) -> bool {
-        let was_listed = self.withdraw_host(host);
-        if was_listed {
-            // A host that is connecting at this moment is checked once more when its controller is
-            // registered.
-            self.associations.disconnect_host(host);
-        }
-        was_listed
-    }
-
     /// Admits no further connections of a host; returns whether it was listed.
     pub(crate) fn withdraw_host(&self, host: &Nqn) -> bool {
         let mut hosts = self.hosts.write();
@@ -385,18 +374,6 @@ impl Subsystem {
     #[must_use]
     pub fn has_volume(&self, volume: VolumeId) -> bool {
         self.read().iter().any(|attached| attached.namespace.volume == volume)
-    }
-
-    /// The lowest identifier from 1 that no namespace has and no mask contains: a mask reserves its
-    /// identifiers for its host.
-    #[must_use]
-    pub fn free_nsid(&self) -> Option<u32> {
-        let attached = self.read();
-        let hosts = self.hosts.read();
-        let is_free = |nsid: &u32| {
-            attached.binary_search_by_key(nsid, |one| one.namespace.nsid).is_err() && !hosts.is_named(*nsid)
-        };
-        (1..=MAX_NAMESPACES as u32).find(is_free)
     }
 
     fn announce_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {

@@ -9,7 +9,7 @@
 
 use crate::open_enum::open_enum;
 use crate::roce::bth::U24;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::IpAddr;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
 /// Header of a management datagram (volume 1, §13.4.3).
@@ -250,12 +250,6 @@ pub struct CmReq {
 const _: () = assert!(size_of::<CmReq>() == CM_BODY_LEN);
 
 impl CmReq {
-    /// Code of the time within which the receiver of the request has to answer.
-    #[must_use]
-    pub const fn remote_response_timeout(&self) -> u8 {
-        self.remote_response >> 3
-    }
-
     /// Transport service type; 0 for a reliable connection.
     #[must_use]
     pub const fn service_type(&self) -> u8 {
@@ -476,12 +470,6 @@ pub fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address that a GID stands for.
-#[must_use]
-pub fn address_of_gid(gid: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(gid).to_canonical()
-}
-
 /// The service ID of a TCP port in `rdma_cm` (annex A11).
 #[must_use]
 pub const fn service_id(port: u16) -> u64 {
@@ -559,7 +547,7 @@ const SERVICE_ID_TCP: u64 = 0x0106_0000;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::net::Ipv4Addr;
+    use core::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
     fn a_port_has_a_service_id() {
@@ -586,7 +574,7 @@ mod tests {
         let four = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 11));
         assert_eq!(gid(four), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 11]);
         let six = IpAddr::V6(Ipv6Addr::LOCALHOST);
-        assert_eq!([four, six].map(|address| address_of_gid(gid(address))), [four, six]);
+        assert_eq!(gid(six), Ipv6Addr::LOCALHOST.octets());
         let header = IpCmHeader::new(four, 40_000, four);
         assert_eq!(header.as_bytes()[..4], [0, 0x40, 0x9c, 0x40]);
         assert_eq!(header.source, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 0, 11]);

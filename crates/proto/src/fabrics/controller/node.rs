@@ -131,16 +131,6 @@ impl NvmeNode {
         Ok(())
     }
 
-    /// Removes a host from a subsystem's allow-list: its controllers end, and it is notified if it
-    /// is connected for discovery. Returns whether it was listed.
-    pub fn remove_host(&self, subsystem: &Subsystem, host: &Nqn) -> bool {
-        let was_listed = subsystem.remove_host(host);
-        if was_listed {
-            self.announce_change_to(host);
-        }
-        was_listed
-    }
-
     fn announce_change_to(&self, host: &Nqn) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.discovery.associations.notify_named(host, || QueueEvent::DiscoveryChanged);

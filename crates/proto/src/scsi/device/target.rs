@@ -330,12 +330,6 @@ impl ScsiTarget {
         self.read_units().contains_key(&number)
     }
 
-    /// Whether these initiators were given this LUN of the target by its number.
-    #[must_use]
-    pub fn is_named(&self, number: u16) -> bool {
-        matches!(&*self.read_shown(), ShownLuns::Only(numbers) if numbers.contains(&number))
-    }
-
     /// All LUNs, ordered by number.
     pub(super) fn luns(&self) -> impl Iterator<Item = Lun> + use<> {
         self.units().map(|(number, ..)| Lun::new(number))

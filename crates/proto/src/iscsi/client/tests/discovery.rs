@@ -98,7 +98,7 @@ fn over_rdma_a_disconnect_ends_the_session_instead_of_a_logout() {
         let mut message = vec![0; HEADER_LEN];
         message[0] = 0x10;
         message.extend(pdu);
-        let event = Event::Received { message: Seg::from_slice(&message), invalidated: None };
+        let event = Event::Received { message: Seg::from_slice(&message), invalidated: None, written: None };
         session.on_event(event, Instant::now()).unwrap();
     };
     next_message(&mut queue, &mut session).unwrap();
