@@ -338,7 +338,12 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         }
         let result = match (job.error, job.io.op) {
             (Some(error), _) => Err(error),
-            (None, Op::Read) => Ok(Output::Data(job.io.data.or(job.buffer).unwrap_or_default())),
+            (None, Op::Read) => {
+                let data = job.io.data.or(job.buffer).unwrap_or_default();
+                // A set that reports success without the data has a fault.
+                let is_whole = data.len() as u64 == job.io.len;
+                if is_whole { Ok(Output::Data(data)) } else { Err(IoError::Aborted) }
+            }
             // Reporting data is always correct for a range of unknown status.
             (None, Op::BlockStatus) if job.extents.is_empty() => {
                 Ok(Output::Extents(vec![Extent::data(job.io.len)]))

@@ -87,10 +87,19 @@ pub(crate) struct ExposedCommands<C, R> {
     unsent: VecDeque<UnsentCommand<C>>,
     /// State of each command, by its slot.
     states: Vec<ExposureState>,
-    /// Memory to invalidate, its command, and the response; without one, the peer has aborted it.
-    closing: VecDeque<(Stag, SlotKey, Option<R>)>,
+    /// Commands whose memory has to be invalidated.
+    closing: VecDeque<ClosingCommand<R>>,
     /// Number of commands that were sent and have not ended.
     sent: u32,
+}
+
+struct ClosingCommand<R> {
+    key: SlotKey,
+    stag: Stag,
+    /// It is a read without memory.
+    is_unbacked: bool,
+    /// The peer's response; `None` if the peer has aborted the command.
+    response: Option<R>,
 }
 
 struct UnsentCommand<C> {
@@ -103,8 +112,8 @@ struct UnsentCommand<C> {
 enum ExposureState {
     #[default]
     Unsent,
-    /// The peer has the command, and access to this memory if it needs any.
-    Sent(Option<Stag>),
+    /// The peer has the command, and access to the memory with this key if it needs any.
+    Sent { stag: Option<Stag>, is_unbacked: bool },
     /// The peer has completed the command, and its memory has to be invalidated.
     Closing,
 }
@@ -167,9 +176,12 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
             && queue_pair.room() > 0
             && let Some(next) = self.unsent.front_mut()
         {
+            let mut is_unbacked = false;
             if let CommandData::Unbacked(len) = next.data {
                 let access = RemoteRights::RemoteWrite;
-                next.data = match queue_pair.register_unbacked(len) {
+                let remote = queue_pair.register_unbacked(len);
+                is_unbacked = remote.is_some();
+                next.data = match remote {
                     Some(remote) => CommandData::Registered(remote, access),
                     None => CommandData::Unregistered(part(memory.data_in(next.key), len), access),
                 };
@@ -194,7 +206,8 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
             next.command.send(payload, exposed, queue_pair);
             let key = next.key;
             self.unsent.pop_front();
-            *self.state(key) = ExposureState::Sent(exposed.map(|(remote, _)| remote.stag));
+            let stag = exposed.map(|(remote, _)| remote.stag);
+            *self.state(key) = ExposureState::Sent { stag, is_unbacked };
             self.sent = self.sent.saturating_add(1);
             has_moved = true;
         }
@@ -214,12 +227,12 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
         invalidated: Option<Stag>,
     ) -> Result<Option<Stag>, WrongResponse> {
         match (*self.state(key), invalidated) {
-            (ExposureState::Sent(stag), _) if stag == invalidated => {
+            (ExposureState::Sent { stag, .. }, _) if stag == invalidated => {
                 self.sent = self.sent.saturating_sub(1);
                 Ok(None)
             }
-            (ExposureState::Sent(valid), None) => Ok(valid),
-            (ExposureState::Sent(_), Some(_)) => Err(WrongResponse::OtherMemory),
+            (ExposureState::Sent { stag, .. }, None) => Ok(stag),
+            (ExposureState::Sent { .. }, Some(_)) => Err(WrongResponse::OtherMemory),
             (ExposureState::Unsent, _) => Err(WrongResponse::Unsent),
             (ExposureState::Closing, _) => Err(WrongResponse::Repeated),
         }
@@ -228,8 +241,9 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
     /// Queues the invalidation of a command's memory. The command then ends with `response`;
     /// without one, it was aborted.
     pub(crate) fn close(&mut self, key: SlotKey, stag: Stag, response: Option<R>) {
-        *self.state(key) = ExposureState::Closing;
-        self.closing.push_back((stag, key, response));
+        let before = std::mem::replace(self.state(key), ExposureState::Closing);
+        let is_unbacked = matches!(before, ExposureState::Sent { is_unbacked: true, .. });
+        self.closing.push_back(ClosingCommand { key, stag, is_unbacked, response });
     }
 
     /// The peer has aborted a command. Returns whether the command has ended. If it
@@ -237,8 +251,8 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
     pub(crate) fn on_abort(&mut self, key: SlotKey) -> bool {
         match *self.state(key) {
             ExposureState::Unsent | ExposureState::Closing => return false,
-            ExposureState::Sent(Some(stag)) => self.close(key, stag, None),
-            ExposureState::Sent(None) => {
+            ExposureState::Sent { stag: Some(stag), .. } => self.close(key, stag, None),
+            ExposureState::Sent { stag: None, .. } => {
                 self.sent = self.sent.saturating_sub(1);
                 return true;
             }
@@ -247,17 +261,24 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
     }
 
     /// Invalidates the memory of the next command that ends thereby, and returns the command.
+    ///
+    /// A read without memory whose data is lost has not ended. Its connection has, because it lost
+    /// the registration, and what ends the connection ends its commands.
     #[inline]
     pub(crate) fn invalidate_next(&mut self, queue_pair: &mut impl QueuePair) -> Option<EndedCommand<R>> {
-        let (stag, key, response) = self.closing.pop_front()?;
-        let written = queue_pair.invalidate(stag);
-        self.sent = self.sent.saturating_sub(1);
-        Some(EndedCommand { key, response, written })
+        while let Some(ClosingCommand { key, stag, is_unbacked, response }) = self.closing.pop_front() {
+            let written = queue_pair.invalidate(stag);
+            self.sent = self.sent.saturating_sub(1);
+            if written.is_some() || !is_unbacked {
+                return Some(EndedCommand { key, response, written });
+            }
+        }
+        None
     }
 
     /// Whether the peer has this command and has not completed it.
     pub(crate) fn is_sent(&mut self, key: SlotKey) -> bool {
-        matches!(self.state(key), ExposureState::Sent(_))
+        matches!(self.state(key), ExposureState::Sent { .. })
     }
 
     /// Number of commands that have not ended.
@@ -477,5 +498,26 @@ mod tests {
         commands.close(keys[0], Stag(7), Some('a'));
         let ended = commands.invalidate_next(&mut queue).unwrap();
         assert_eq!(ended.written.map(|data| data.to_vec()), Some(b"ab".to_vec()));
+    }
+
+    #[test]
+    fn a_read_whose_data_is_lost_with_the_connection_does_not_end_with_its_response() {
+        let (mut commands, mut slots) = (Commands::default(), Slots::default());
+        let keys = [(); 2].map(|()| slots.insert(()));
+        for key in keys {
+            commands.push(key, 0, CommandData::new(key, DataTransfer::In(2), &mut Memory::new(), 0));
+        }
+        let mut queue = Lender { lends: true, posted: Vec::new() };
+        commands.send(&mut queue, u32::MAX, &mut Memory::new());
+        commands.on_registered(registration(keys[1]), memory(8));
+        commands.send(&mut queue, u32::MAX, &mut Memory::new());
+        for (key, stag) in keys.into_iter().zip([Stag(7), Stag(8)]) {
+            assert_eq!(commands.on_response(key, None), Ok(Some(stag)));
+            commands.close(key, stag, Some('a'));
+        }
+        // The end of a connection removes its registrations; memory of the session still has data.
+        let ended = commands.invalidate_next(&mut Recorder::default()).unwrap();
+        assert_eq!((ended.key, ended.response), (keys[1], Some('a')));
+        assert!(commands.invalidate_next(&mut Recorder::default()).is_none() && !commands.is_closing());
     }
 }

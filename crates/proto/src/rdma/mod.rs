@@ -307,8 +307,8 @@ pub trait QueuePair {
     /// Registers `len` bytes for one RDMA Write of the peer, without memory: the queue pair borrows
     /// what arrives from its receive buffer, which saves the copy to other memory. The data is
     /// returned when the registration is invalidated, in its whole length; what the peer has not
-    /// written of it is zero. `None` if this queue pair would have to copy: the session then
-    /// registers memory of its own.
+    /// written of it is zero. With the connection, registration and data are lost. `None` if this
+    /// queue pair would have to copy: the session then registers memory of its own.
     fn register_unbacked(&mut self, _len: u32) -> Option<Remote> {
         None
     }

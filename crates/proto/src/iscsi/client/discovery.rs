@@ -41,7 +41,7 @@ pub struct FoundTarget {
     pub addresses: Vec<String>,
 }
 
-/// Lists all targets of a portal, then logs out.
+/// Lists all targets of a portal, then logs out; over iSER it disconnects.
 pub struct IscsiDiscoverySession {
     phase: DiscoveryPhase,
     pub(super) sender: Sender,
