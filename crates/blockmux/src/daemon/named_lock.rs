@@ -61,7 +61,7 @@ impl NamedLock {
     /// # Errors
     /// The errors of [`NamedLock::lock_within`].
     pub(super) fn again(&self, guard: &NamedGuard) -> Result<NamedGuard, ApiError> {
-        self.take_for(guard.step.clone(), LOCK_TIMEOUT).map_err(busy)
+        self.take_for(guard.step.clone(), TURN_TIMEOUT).map_err(busy)
     }
 
     /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
@@ -101,6 +101,8 @@ fn busy(under_way: String) -> ApiError {
     ApiError::new(ErrorCode::Busy, format!("{under_way}; try again when it is done"))
 }
 
+/// Time for which a command that was overtaken waits for its turn.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for which a command waits for the work before it, which may hang in a path.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 

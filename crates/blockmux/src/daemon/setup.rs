@@ -377,13 +377,18 @@ fn check_any(volumes: &[NamedVolume], has_api: bool) -> Result<(), Failure> {
 }
 
 /// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique.
+/// The name of a volume without one: the first has number 0.
+pub(super) fn generated_name(number: u64) -> String {
+    format!("disk{number}")
+}
+
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     let mut units = HashMap::new();
     for mut entry in entries {
         let name = entry.name.clone().unwrap_or_else(|| {
             unnamed += 1;
-            format!("disk{}", unnamed - 1)
+            generated_name(unnamed - 1)
         });
         check_name(&name).map_err(Failure::request)?;
         if !names.insert(name.clone()) {

@@ -488,6 +488,28 @@ fn a_volume_that_is_removed_by_force_takes_its_sessions_with_it() {
 }
 
 #[test]
+fn a_volume_without_a_name_gets_one_if_a_start_would_generate_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("b.toml");
+    fs::write(&config, "nbd = ['unix:b.sock']\n[[volume]]\nspec = 'mem:1m'\n").unwrap();
+    let controlled = Controlled::serve(&["--config", &config.display().to_string()]);
+    for size in ["2m", "3m"] {
+        controlled.said(&["add", &format!("mem:{size}")]);
+    }
+    controlled.said(&["remove", "disk1"]);
+    controlled.said(&["save"]);
+    let saved = fs::read_to_string(&config).unwrap();
+    assert!(saved.matches("name = ").count() == 1 && saved.contains("name = \"disk2\""), "{saved}");
+    // Its default targets have another name then.
+    let waits = "takes effect at the next start:\n  + volume disk2: name added\n";
+    assert_eq!(controlled.said(&["diff"]), waits);
+    // A change and its reversal leave nothing to save.
+    controlled.said(&["limit", "disk2", "iops=5"]);
+    controlled.said(&["limit", "disk2", "none"]);
+    assert!(controlled.said(&["save"]).contains("nothing"));
+}
+
+#[test]
 fn namespaces_and_logical_units_are_attached_and_detached() {
     let local = "127.0.0.1:0";
     let volumes = ["a=mem:8m", "b=mem:2m", "--iscsi", local, "--nvme-tcp", local];
@@ -503,6 +525,15 @@ fn namespaces_and_logical_units_are_attached_and_detached() {
     assert!(controlled.refusal(&["detach", nqn, "2"]).contains("has no unit 2"));
     // iSCSI initiators get a unit attention.
     let mut scsi = controlled.login();
+    assert!(can_read(&mut scsi, 0));
+    // The targets are those by default: what a config with others would lack is in use.
+    for edit in [&["detach", iqn, "0"][..], &["add", "iscsi_target", "iqn.2026-11.com.example:new"]] {
+        let refused = controlled.refusal(edit);
+        assert!(
+            refused.contains("is in use by iscsi ") && refused.contains("--force"),
+            "{edit:?}: {refused}"
+        );
+    }
     assert!(can_read(&mut scsi, 0));
     assert_eq!(controlled.said(&["attach", "b", iqn, "7"]), format!("{iqn}  7\n"));
     assert_eq!(scsi.run(&[0; 6], &[], 0).0, CHECK_CONDITION);

@@ -1,7 +1,7 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
-use super::commands::edits_of;
+use super::commands::{edits_of, users_of_lost_defaults};
 use super::edit::{ChangeProgress, Edits, edited};
 use super::fragment;
 use super::model::{Model, resize_between};
@@ -203,7 +203,9 @@ impl Reloader {
         self.check_kept(config, &plan, is_forced).map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
         self.check_disks(config, &desired, &plan, force).map_err(failed)?;
-        edits.as_ref().map_or(Ok(()), |edits| edits.check_consent(&plan.report))?;
+        if let Some(edits) = &edits {
+            edits.check_consent(&plan.report, || users_of_lost_defaults(self, config, &desired))?;
+        }
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
@@ -575,12 +577,13 @@ impl Reloader {
         let (loaded, is_unsaved) = match new {
             NewConfig::File => (desired.clone(), false),
             NewConfig::Fragment(..) | NewConfig::Edits(_) | NewConfig::Command(_) => {
-                (config.loaded.clone(), true)
+                let is_unsaved = !desired.is_same(&config.loaded, &plan.schema);
+                (config.loaded.clone(), is_unsaved)
             }
         };
         let mut report = PlanReport { applied: true, warnings, ..plan.report };
         let pending = report.next_start.clone();
-        if is_unsaved {
+        if !matches!(new, NewConfig::File) {
             report.next_start.retain(|later| !config.pending.contains(later));
         }
         let now = RunningConfig { running, desired, pending, loaded, is_unsaved, listeners: Vec::new() };

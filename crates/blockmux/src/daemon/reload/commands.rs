@@ -6,10 +6,11 @@
 
 use super::edit::{ChangeProgress, Consent, Edits};
 use super::json::{json_of, json_of_table};
+use super::model::Model;
 use super::objects::tag;
 use super::plan::{describe_session, named_sessions};
 use super::uses::volume_of;
-use super::{NewConfig, Reloader, RunningConfig};
+use super::{NewConfig, Reloader, RunningConfig, live_of};
 use crate::access::networks;
 use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
 use crate::api::{ApiError, limits};
@@ -24,7 +25,7 @@ use crate::spec_text::SpecText;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::Limits;
 use serde_json::{Map, Value as Json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use toml::{Table, Value};
 
@@ -273,7 +274,7 @@ impl ShortCommand<'_> {
             let configured = self.table.get(tables.key).and_then(Value::as_array);
             let is_default = configured.is_none_or(Vec::is_empty);
             let entries: Vec<Table> = match is_default {
-                true => self.own_entries(protocol),
+                true => own_entries(self.reloader, &frontends, protocol),
                 false => configured.into_iter().flatten().filter_map(Value::as_table).cloned().collect(),
             };
             let name_of = |entry: &Table| entry.get(tables.name).and_then(Value::as_str).map(str::to_owned);
@@ -292,21 +293,6 @@ impl ShortCommand<'_> {
             true => format!("no target or subsystem `{name}`; no volume has one"),
             false => format!("no target or subsystem `{name}`; choose one of {}", shown(&known)),
         }))
-    }
-
-    /// The default targets of a protocol that are served, as a config has them.
-    fn own_entries(&self, protocol: &Protocol) -> Vec<Table> {
-        let exports = &self.reloader.exports;
-        let (served, Some(frontend)) = (self.reloader.live_protocols.get(), self.frontends.of(protocol))
-        else {
-            return Vec::new();
-        };
-        let Some(live) = super::live_of(&served, protocol) else { return Vec::new() };
-        let all = exports.iter().filter_map(|(id, export)| {
-            let named = VolumeNames::of(exports, id)?;
-            (!live.targets_of(id).is_empty()).then(|| frontend.own_entry(&named, &export.description))?
-        });
-        all.collect()
     }
 
     /// Writes the default targets of a protocol into the config.
@@ -332,6 +318,53 @@ impl ShortCommand<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// The default targets of a protocol that are served, as a config has them.
+fn own_entries(reloader: &Reloader, frontends: &Frontends, protocol: &Protocol) -> Vec<Table> {
+    let served = reloader.live_protocols.get();
+    let (Some(frontend), Some(live)) = (frontends.of(protocol), live_of(&served, protocol)) else {
+        return Vec::new();
+    };
+    let all = reloader.exports.iter().filter_map(|(id, export)| {
+        let named = VolumeNames::of(&reloader.exports, id)?;
+        (!live.targets_of(id).is_empty()).then(|| frontend.own_entry(&named, &export.description))?
+    });
+    all.collect()
+}
+
+/// The sessions of default targets that a new config has no longer, or has without their volume: a
+/// config that names one target names all.
+pub(super) fn users_of_lost_defaults(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    desired: &Model,
+) -> Vec<String> {
+    let (frontends, mut lost) = (reloader.frontends.get(), BTreeSet::new());
+    for (protocol, tables) in frontends.target_tables() {
+        let [before, after] = [&config.running, desired].map(|model| model.table.get(tables.key));
+        let [before, after] = [before, after].map(|list| list.and_then(Value::as_array));
+        let Some(after) = after.filter(|list| !list.is_empty() && before.is_none_or(Vec::is_empty)) else {
+            continue;
+        };
+        let named: BTreeMap<&str, &Value> =
+            after.iter().filter_map(|entry| Some((entry.get(tables.name)?.as_str()?, entry))).collect();
+        for own in own_entries(reloader, &frontends, protocol) {
+            let Some(name) = own.get(tables.name).and_then(Value::as_str) else { continue };
+            let keeps = |units: &&str| {
+                let entry = named.get(name).and_then(|entry| entry.get(*units));
+                let mut own = own.get(*units).and_then(Value::as_table).into_iter().flatten();
+                own.all(|(number, unit)| entry.and_then(|units| units.get(number)) == Some(unit))
+            };
+            if !tables.units.iter().all(keeps) {
+                lost.insert(name.to_owned());
+            }
+        }
+    }
+    match lost.is_empty() {
+        true => Vec::new(),
+        false => reloader.sessions_with(|target| lost.contains(target)),
     }
 }
 

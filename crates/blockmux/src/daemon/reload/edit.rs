@@ -13,7 +13,7 @@ use crate::daemon::check::READ_TIMEOUT;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
-use crate::daemon::setup::{Setup, VOLUMES};
+use crate::daemon::setup::{Setup, VOLUMES, generated_name};
 use crate::protocol::Frontends;
 use blockmux_volume::Spec;
 use serde_json::Value as Json;
@@ -68,18 +68,23 @@ impl Edits {
         })
     }
 
-    /// Checks that they may do what their plan says.
+    /// Checks that they may do what their plan says. `also` names further sessions that they
+    /// affect.
     ///
     /// # Errors
     /// If they take away what sessions use without being forced to.
-    pub(super) fn check_consent(&self, report: &PlanReport) -> Result<(), ApiError> {
+    pub(super) fn check_consent(
+        &self,
+        report: &PlanReport,
+        also: impl FnOnce() -> Vec<String>,
+    ) -> Result<(), ApiError> {
         let Consent::Asked { name, verb } = &self.consent else { return Ok(()) };
-        let affected = report.changes.iter().flat_map(|change| &change.affected);
-        let affected: Vec<String> = affected.cloned().collect::<BTreeSet<_>>().into_iter().collect();
-        match self.force {
-            true => Ok(()),
-            false => check_not_used(name, verb, &affected),
+        if self.force {
+            return Ok(());
         }
+        let affected = report.changes.iter().flat_map(|change| change.affected.iter().cloned());
+        let affected: BTreeSet<String> = affected.chain(also()).collect();
+        check_not_used(name, verb, &affected.into_iter().collect::<Vec<_>>())
     }
 
     /// Makes them in a config.
@@ -202,7 +207,22 @@ pub(super) fn edited(reloader: &Reloader, config: &RunningConfig, edits: &Edits)
     let mut setup = setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)?;
     let unnamed = setup.volumes.iter_mut().find(|own| edits.unnamed.as_ref() == Some(&own.name));
     unnamed.into_iter().for_each(|own| own.entry.name = None);
+    name_out_of_order(&mut setup);
     Ok(setup)
+}
+
+/// Gives volumes whose names are generated theirs, if the next start would generate other ones.
+fn name_out_of_order(setup: &mut Setup) {
+    let mut count = 0;
+    for own in &mut setup.volumes {
+        if own.entry.name.is_some() {
+            continue;
+        }
+        match own.name == generated_name(count) {
+            true => count += 1,
+            false => own.entry.name = Some(own.name.clone()),
+        }
+    }
 }
 
 /// Checks that commands still reach the daemon after its next start.

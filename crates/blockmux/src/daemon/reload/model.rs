@@ -1,7 +1,7 @@
 //! The form of a config that is compared, exported and saved.
 
 use super::Plan;
-use super::plan::{ConfigChange, Schema, VolumeStep};
+use super::plan::{ConfigChange, Schema, VolumeStep, diff};
 use crate::cli::ctl::PlannedChange;
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
@@ -9,7 +9,7 @@ use crate::daemon::opening::NamedVolume;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
 use blockmux_volume::{Resize, Spec};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -83,6 +83,33 @@ impl Model {
     /// The attachments.
     pub(super) fn attachments(&self) -> Vec<Attachment> {
         attachment::of_table(&self.table)
+    }
+
+    /// Whether it says the same as another one.
+    pub(super) fn is_same(&self, other: &Model, schema: &Schema) -> bool {
+        let has_same_spec = |own: &NamedVolume| {
+            other.volume(&own.name).is_some_and(|other| {
+                (&other.entry.spec, &other.entry.name) == (&own.entry.spec, &own.entry.name)
+            })
+        };
+        diff(schema, &other.table, &self.table).is_empty() && self.volumes.iter().all(has_same_spec)
+    }
+
+    /// Sorts changes as this config has their objects: what comes first may matter.
+    pub(super) fn sort(&self, schema: &Schema, changes: &mut [ConfigChange]) {
+        let mut places = HashMap::new();
+        for (list, entries) in &self.table {
+            let Some(name_key) = schema.name_key(std::slice::from_ref(list)) else { continue };
+            for (place, entry) in entries.as_array().into_iter().flatten().enumerate() {
+                let name = entry.get(name_key).and_then(Value::as_str).unwrap_or_default();
+                places.insert([list.as_str(), name], place);
+            }
+        }
+        let place = |change: &ConfigChange| match &change.path[..] {
+            [list, name, ..] => places.get(&[list.as_str(), name.as_str()]).copied(),
+            _ => None,
+        };
+        changes.sort_by(|a, b| a.path[0].cmp(&b.path[0]).then(place(a).cmp(&place(b))));
     }
 
     /// A change as a config file has it: an added volume with a generated name has none there, so

@@ -100,7 +100,8 @@ impl Reloader {
                 "the config file was changed since it was loaded: 'ctl diff' shows how; reload it first";
             return Err(text.to_owned().into());
         }
-        let changes = diff(&schema, &file.table, &config.desired.table);
+        let mut changes = diff(&schema, &file.table, &config.desired.table);
+        config.desired.sort(&schema, &mut changes);
         let changes = changes.into_iter().map(|change| config.desired.as_written(change));
         let changes: Vec<ConfigChange> = changes.collect();
         if changes.is_empty() {

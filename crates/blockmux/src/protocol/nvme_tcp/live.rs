@@ -90,14 +90,18 @@ impl NamespaceFactory {
     }
 
     /// Whether the volume's namespace in this subsystem has the volume's UUID: the subsystem is the
-    /// volume's own, or the first one of the config with the volume, so that a further one changes
-    /// nothing. Namespaces of different subsystems must have different UUIDs.
+    /// volume's own; if that does not have it, the first one of the config, so that a further one
+    /// behind it changes nothing. Namespaces of different subsystems must have different UUIDs.
     fn has_volume_uuid(&self, nqn: &Nqn, volume: VolumeId) -> bool {
         let Some(named) = VolumeNames::of(&self.exports, volume) else { return false };
-        match self.has_default_targets {
-            true => nqn.as_str() == default_nqn(&named.target),
-            false => self.first_of.get(&named.export) == Some(nqn),
+        let Some(own) = Nqn::new(&default_nqn(&named.target)) else { return false };
+        if *nqn == own {
+            return true;
         }
+        let mut in_own = self.configured.range((own.clone(), 0)..=(own, u32::MAX));
+        !self.has_default_targets
+            && !in_own.any(|(_, namespace)| namespace.volume == named.export)
+            && self.first_of.get(&named.export) == Some(nqn)
     }
 
     /// Creates a configured subsystem with those of its volumes that exist.
