@@ -7,7 +7,9 @@ use blockmux_engine::sys::safe_path;
 use blockmux_lab::result::Comparison;
 use blockmux_lab::suite::{Study, Suite};
 use blockmux_lab::{fio_json, page, table};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -30,16 +32,28 @@ pub(crate) fn make_directory(report: &Path) -> Result<(), Failure> {
 }
 
 /// Creates the directory of a report for which the user has named none: the first of
-/// `bench-results`, `bench-results-2` and so on that has no report.
+/// `bench-results`, `bench-results-2` and so on that has no report, and that no other measurement
+/// has locked. It is locked until the file is closed.
 ///
 /// # Errors
-/// If the directory cannot be created.
-pub(crate) fn make_usual_directory() -> Result<PathBuf, Failure> {
+/// If the directory cannot be created or locked.
+pub(crate) fn make_usual_directory() -> Result<(PathBuf, File), Failure> {
     let numbered = (2_u64..).map(|number| PathBuf::from(format!("{USUAL_DIRECTORY}-{number}")));
-    let mut all = std::iter::once(PathBuf::from(USUAL_DIRECTORY)).chain(numbered);
-    let free = all.find(|directory| !has_report(directory)).unwrap_or_default();
-    make_directory(&free)?;
-    Ok(free)
+    for directory in std::iter::once(PathBuf::from(USUAL_DIRECTORY)).chain(numbered) {
+        if has_report(&directory) {
+            continue;
+        }
+        make_directory(&directory)?;
+        let failed = |error: std::io::Error| Failure::run(format!("{}: {error}", directory.display()));
+        let opened = File::open(&directory).map_err(failed)?;
+        match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+            // The other one may have ended in between.
+            Ok(()) if !has_report(&directory) => return Ok((directory, opened)),
+            Ok(()) | Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+    Err(Failure::run("there is no number left for a report".to_owned()))
 }
 
 fn has_report(directory: &Path) -> bool {

@@ -84,7 +84,8 @@ fn an_inherited_socket_is_used_by_its_address_or_its_protocol_name_or_for_nbd() 
     let refused = activated(&listener, "web", &["mem:1m"]).output().unwrap();
     let reason = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{reason}");
-    assert!(reason.contains("with the name `web`; set FileDescriptorName= to one of nbd, iscsi"), "{reason}");
+    assert!(reason.contains("with the name `web`"), "{reason}");
+    assert!(reason.contains("set FileDescriptorName= to one of nbd, iscsi"), "{reason}");
 }
 
 #[test]

@@ -186,9 +186,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
         congestion.check().map_err(wrong)?;
     }
-    let report = match &args.report {
-        Some(report) => show::make_directory(report).map(|()| report.clone())?,
-        None => show::make_usual_directory()?,
+    // The lock lasts until the report is written.
+    let (report, _lock) = match &args.report {
+        Some(report) => show::make_directory(report).map(|()| (report.clone(), None))?,
+        None => show::make_usual_directory().map(|(report, lock)| (report, Some(lock)))?,
     };
     let interrupts = Interrupts::watch()?;
     let started = when::now();
