@@ -8,7 +8,7 @@
 use crate::process::machine::own_addresses;
 use crate::protocol::ServiceType;
 use crate::protocol::policy::PolicyListener;
-use mdns_sd::{ServiceDaemon, ServiceInfo};
+use mdns_sd::{Receiver, ServiceDaemon, ServiceInfo, UnregisterStatus};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -59,8 +59,8 @@ impl MdnsAnnouncer {
         let mut state = self.state();
         let wanted = if state.is_on { services(listeners) } else { BTreeSet::new() };
         if wanted.is_empty() {
-            drop(state);
-            return self.withdraw();
+            // The network is told in moments; the caller may hold a lock.
+            return drop(state.stop());
         }
         if let Err(error) = state.follow(wanted) {
             warn!("mdns: cannot announce all listeners: {error}; set mdns = false if nobody needs them");
@@ -69,15 +69,10 @@ impl MdnsAnnouncer {
 
     /// Withdraws everything, and waits until the network has been told.
     pub(super) fn withdraw(&self) {
-        let Some(Responder { daemon, announced }) = self.state().running.take() else { return };
-        let deadline = Instant::now() + GOODBYE_TIMEOUT;
-        let asked: Vec<_> = announced.values().filter_map(|name| daemon.unregister(name).ok()).collect();
+        let (asked, deadline) = (self.state().stop(), Instant::now() + GOODBYE_TIMEOUT);
         for told in asked {
             // Clients forget one that is not withdrawn in time when its lifetime ends.
             let _ = told.recv_deadline(deadline);
-        }
-        if let Err(error) = daemon.shutdown() {
-            debug!("mdns: {error}");
         }
     }
 
@@ -87,6 +82,16 @@ impl MdnsAnnouncer {
 }
 
 impl AnnouncerState {
+    /// Begins to withdraw everything; the receivers say when the network has been told.
+    fn stop(&mut self) -> Vec<Receiver<UnregisterStatus>> {
+        let Some(Responder { daemon, announced }) = self.running.take() else { return Vec::new() };
+        let asked = announced.values().filter_map(|name| daemon.unregister(name).ok()).collect();
+        if let Err(error) = daemon.shutdown() {
+            debug!("mdns: {error}");
+        }
+        asked
+    }
+
     /// Withdraws what is announced and not in `wanted`, and announces the rest of `wanted`.
     fn follow(&mut self, wanted: BTreeSet<MdnsService>) -> Result<(), mdns_sd::Error> {
         let running = match self.running.take() {
