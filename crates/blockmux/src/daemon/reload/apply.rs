@@ -42,6 +42,8 @@ struct Prepared {
     answer: Answer,
     setup: Setup,
     desired: Model,
+    /// Whether the config file lacks changes of it.
+    is_unsaved: bool,
     plan: Plan,
     /// Listeners in the order of the config.
     places: Vec<PreparedListener>,
@@ -233,7 +235,20 @@ impl Reloader {
         step.begin("detaching disks");
         let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, is_forced);
         let detached = detached.map_err(|error| failed(Failure::request(error)))?;
-        Ok(Prepared { edits, answer, setup, desired, plan, places, opened, policy, resized, detached })
+        let is_unsaved = !matches!(new, NewConfig::File) && !desired.is_same(&config.loaded, &plan.schema);
+        Ok(Prepared {
+            edits,
+            answer,
+            setup,
+            desired,
+            is_unsaved,
+            plan,
+            places,
+            opened,
+            policy,
+            resized,
+            detached,
+        })
     }
 
     /// Checks that no disk is in use that would be detached, unless that is forced, and that this
@@ -407,7 +422,17 @@ impl Reloader {
         new: &NewConfig,
     ) -> (PlanReport, Vec<Removed>) {
         let Prepared {
-            edits, setup, desired, plan, places, mut opened, policy, mut resized, detached, ..
+            edits,
+            setup,
+            desired,
+            is_unsaved,
+            plan,
+            places,
+            mut opened,
+            policy,
+            mut resized,
+            detached,
+            ..
         } = prepared;
         // The sizes stay.
         resized.0.clear();
@@ -574,12 +599,9 @@ impl Reloader {
         }
         let running = desired.without_pending(&config.running, &plan);
         let desired = Arc::new(desired);
-        let (loaded, is_unsaved) = match new {
-            NewConfig::File => (desired.clone(), false),
-            NewConfig::Fragment(..) | NewConfig::Edits(_) | NewConfig::Command(_) => {
-                let is_unsaved = !desired.is_same(&config.loaded, &plan.schema);
-                (config.loaded.clone(), is_unsaved)
-            }
+        let loaded = match new {
+            NewConfig::File => desired.clone(),
+            NewConfig::Fragment(..) | NewConfig::Edits(_) | NewConfig::Command(_) => config.loaded.clone(),
         };
         let mut report = PlanReport { applied: true, warnings, ..plan.report };
         let pending = report.next_start.clone();

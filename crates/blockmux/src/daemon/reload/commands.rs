@@ -9,7 +9,7 @@ use super::json::{json_of, json_of_table};
 use super::model::Model;
 use super::objects::tag;
 use super::plan::{describe_session, named_sessions};
-use super::uses::volume_of;
+use super::uses::{number, units_of, volume_of};
 use super::{NewConfig, Reloader, RunningConfig, live_of};
 use crate::access::networks;
 use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
@@ -18,7 +18,7 @@ use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config::VolumeEntry;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::named_lock::NamedLock;
-use crate::daemon::setup::VOLUMES;
+use crate::daemon::setup::{VOLUMES, generated_name};
 use crate::protocol::frontend::{Change, NamedListener, TargetTables, VolumeNames};
 use crate::protocol::{Frontends, Protocol};
 use crate::spec_text::SpecText;
@@ -59,8 +59,8 @@ pub(super) fn edits_of(
     config: &RunningConfig,
     request: &Request,
 ) -> Result<(Edits, Answer), ApiError> {
-    let (frontends, table) = (reloader.frontends.get(), config.desired.table.clone());
-    let mut command = ShortCommand { reloader, config, frontends, table, edits: Edits::default() };
+    let frontends = reloader.frontends.get();
+    let mut command = ShortCommand { reloader, config, frontends, edits: Edits::default() };
     let answer = command.write(request)?;
     Ok((command.edits, answer))
 }
@@ -70,8 +70,6 @@ struct ShortCommand<'a> {
     reloader: &'a Reloader,
     config: &'a RunningConfig,
     frontends: Arc<Frontends>,
-    /// The desired config, with the default targets that the edits name.
-    table: Table,
     edits: Edits,
 }
 
@@ -120,12 +118,12 @@ impl ShortCommand<'_> {
             Request::Detach { target, number, force } => {
                 let target = self.target(target)?;
                 let name = format!("{} {number}", target.name);
-                let of_it = target.units().into_iter().find(|(own, _)| own == number);
-                let (_, list) = of_it.ok_or_else(|| {
+                let unit = target.units().into_iter().find(|unit| unit.number == *number);
+                let TargetUnit { list, volume, .. } = unit.ok_or_else(|| {
                     let text = format!("{}: has no unit {number}; 'ctl export' lists its units", target.name);
                     ApiError::not_found(text)
                 })?;
-                self.edits.detached = target.volume(list, *number).into_iter().collect();
+                self.edits.detached = volume.map(str::to_owned).into_iter().collect();
                 self.edits.force = *force;
                 self.edits.consent = Consent::Asked { name, verb: "detach" };
                 self.push(target.path(list, number), EditOperation::Remove);
@@ -137,13 +135,17 @@ impl ShortCommand<'_> {
     }
 
     fn push(&mut self, path: ObjectPath, operation: EditOperation) {
-        self.edits.objects.push(ConfigEdit { path, operation, options: EditOptions::default() });
+        self.push_if(path, operation, EditOptions::default());
     }
 
     /// Adds an object, which must not exist when the edit is made.
     fn push_new(&mut self, path: ObjectPath, object: Map<String, Json>) {
         let options = EditOptions { if_none_match: Some(ANY.to_owned()), ..EditOptions::default() };
-        self.edits.objects.push(ConfigEdit { path, operation: EditOperation::Put(object), options });
+        self.push_if(path, EditOperation::Put(object), options);
+    }
+
+    fn push_if(&mut self, path: ObjectPath, operation: EditOperation, options: EditOptions) {
+        self.edits.objects.push(ConfigEdit { path, operation, options });
     }
 
     /// Checks that the config has a volume with this name.
@@ -161,7 +163,7 @@ impl ShortCommand<'_> {
 
     fn add(&mut self, written: &SpecText, entry: &VolumeEntry) -> Result<Answer, ApiError> {
         let is_free = |name: &str| self.config.desired.volume(name).is_none();
-        let free = || (0_u64..).map(|number| format!("disk{number}")).find(|name| is_free(name));
+        let free = || (0..).map(generated_name).find(|name| is_free(name));
         let name = entry.name.clone().or_else(free).unwrap_or_default();
         if !is_free(&name) {
             return Err(format!("a volume with the name `{name}` exists already; choose another name").into());
@@ -185,7 +187,7 @@ impl ShortCommand<'_> {
     ) -> Result<Answer, ApiError> {
         let name = &target.name;
         let (units, peers) = (target.units(), target.peers());
-        let is_used = |number: u32| units.iter().any(|(own, _)| *own == number);
+        let is_used = |number: u32| units.iter().any(|unit| unit.number == number);
         // A free number that a peer's list names is not used: the volume would be visible to that
         // peer, for which another volume was intended.
         let is_named = |number: u32| peers.iter().flatten().any(|listed| listed.contains(&number));
@@ -250,9 +252,8 @@ impl ShortCommand<'_> {
         let said = said.map_err(|error| ApiError::from(format!("{}: {error}", target.name)))?;
         if let Json::Object(entry) = json_of_table(&target.entry) {
             let path = ObjectPath(vec![target.tables.key.to_owned(), target.name]);
-            self.push(path, EditOperation::Put(entry));
-            let last = self.edits.objects.last_mut();
-            last.into_iter().for_each(|edit| edit.options.if_match = Some(before.clone()));
+            let options = EditOptions { if_match: Some(before), ..EditOptions::default() };
+            self.push_if(path, EditOperation::Put(entry), options);
         }
         Ok(said.map_or(Answer::Done, Answer::Message))
     }
@@ -271,7 +272,7 @@ impl ShortCommand<'_> {
         let frontends = self.frontends.clone();
         let mut known = BTreeSet::new();
         for (protocol, tables) in frontends.target_tables() {
-            let configured = self.table.get(tables.key).and_then(Value::as_array);
+            let configured = self.config.desired.table.get(tables.key).and_then(Value::as_array);
             let is_default = configured.is_none_or(Vec::is_empty);
             let entries: Vec<Table> = match is_default {
                 true => own_entries(self.reloader, &frontends, protocol),
@@ -376,6 +377,15 @@ struct Target {
     entry: Table,
 }
 
+/// A unit of a target.
+struct TargetUnit<'a> {
+    /// LUN or NSID.
+    number: u32,
+    /// The key of the map that has it.
+    list: &'static str,
+    volume: Option<&'a str>,
+}
+
 impl Target {
     /// The path of an object in one of its lists.
     fn path(&self, list: &str, name: impl ToString) -> ObjectPath {
@@ -383,30 +393,12 @@ impl Target {
         ObjectPath(words.into_iter().chain([name.to_string()]).collect())
     }
 
-    /// The numbers of its units, each with the key of the map that has it.
-    fn units(&self) -> Vec<(u32, &'static str)> {
-        let of_map = |key: &&'static str| {
-            let key = *key;
-            let numbers: Vec<u32> = match self.entry.get(key) {
-                Some(Value::Table(units)) => units.keys().filter_map(|number| number.parse().ok()).collect(),
-                Some(Value::Array(units)) => {
-                    units.iter().filter_map(|unit| number(unit.get("nsid")?)).collect()
-                }
-                _ => Vec::new(),
-            };
-            numbers.into_iter().map(move |number| (number, key))
+    fn units(&self) -> Vec<TargetUnit<'_>> {
+        let of_list = |list: &'static str| {
+            let units = self.entry.get(list).map(units_of).unwrap_or_default();
+            units.into_iter().map(move |(number, unit)| TargetUnit { number, list, volume: volume_of(unit) })
         };
-        self.tables.units.iter().flat_map(of_map).collect()
-    }
-
-    /// The volume of a unit in a list.
-    fn volume(&self, list: &str, number: u32) -> Option<String> {
-        let unit = match self.entry.get(list)? {
-            Value::Table(units) => units.get(&number.to_string())?,
-            Value::Array(units) => units.iter().find(|unit| unit.get("nsid") == Some(&number.into()))?,
-            _ => return None,
-        };
-        volume_of(unit).map(str::to_owned)
+        self.tables.units.iter().flat_map(|list| of_list(list)).collect()
     }
 
     /// For each of those with access that has no units of its own: the numbers that it sees, `None`
@@ -433,10 +425,6 @@ impl Target {
         let missing = || ApiError::from(format!("{}: has no ana_group {group}; add it first", self.name));
         Ok(found.ok_or_else(missing)?.iter().map(json_of).collect())
     }
-}
-
-fn number(value: &Value) -> Option<u32> {
-    value.as_integer()?.try_into().ok()
 }
 
 fn object<const N: usize>(keys: [(&str, Json); N]) -> Map<String, Json> {

@@ -87,12 +87,13 @@ impl Model {
 
     /// Whether it says the same as another one.
     pub(super) fn is_same(&self, other: &Model, schema: &Schema) -> bool {
-        let has_same_spec = |own: &NamedVolume| {
-            other.volume(&own.name).is_some_and(|other| {
-                (&other.entry.spec, &other.entry.name) == (&own.entry.spec, &own.entry.name)
-            })
+        // Passwords, and whether names are generated, are not part of the tables.
+        let specs = |model: &Model| {
+            let of_volume =
+                |own: &NamedVolume| (own.name.clone(), (own.entry.spec.clone(), own.entry.name.clone()));
+            model.volumes.iter().map(of_volume).collect::<HashMap<_, _>>()
         };
-        diff(schema, &other.table, &self.table).is_empty() && self.volumes.iter().all(has_same_spec)
+        diff(schema, &other.table, &self.table).is_empty() && specs(self) == specs(other)
     }
 
     /// Sorts changes as this config has their objects: what comes first may matter.

@@ -99,28 +99,40 @@ fn remove_units(target: &mut Table, units: &[&str], is_meant: impl Fn(&str) -> b
 
 /// The volumes whose units are taken away from targets by changes of a config.
 pub(super) fn detached_volumes(schema: &Schema, changes: &[ConfigChange]) -> BTreeSet<String> {
+    let owned_volume = |unit: &Value| volume_of(unit).map(str::to_owned);
+    let all = |units: &Value| -> Vec<String> {
+        units_of(units).into_iter().filter_map(|(_, unit)| owned_volume(unit)).collect()
+    };
     let of_change = |change: &ConfigChange| {
         let (Some(tables), Some(before)) = (schema.target(&change.path[0]), &change.before) else {
             return Vec::new();
         };
-        let units: Vec<&Value> = match &change.path[..] {
-            [_, _] => tables.units.iter().filter_map(|key| before.get(*key)).flat_map(units_of).collect(),
-            [_, _, key] if tables.units.contains(&&**key) => units_of(before),
-            [_, _, key, ..] if tables.units.contains(&&**key) => vec![before],
+        match &change.path[..] {
+            [_, _] => tables.units.iter().filter_map(|key| before.get(*key)).flat_map(all).collect(),
+            [_, _, key] if tables.units.contains(&&**key) => all(before),
+            [_, _, key, ..] if tables.units.contains(&&**key) => owned_volume(before).into_iter().collect(),
             _ => Vec::new(),
-        };
-        units.into_iter().filter_map(volume_of).map(str::to_owned).collect()
+        }
     };
     changes.iter().flat_map(of_change).collect()
 }
 
-/// The units of a map or a list.
-fn units_of(units: &Value) -> Vec<&Value> {
+/// The units of a map or a list, each with its number.
+pub(super) fn units_of(units: &Value) -> Vec<(u32, &Value)> {
     match units {
-        Value::Table(units) => units.values().collect(),
-        Value::Array(units) => units.iter().collect(),
+        Value::Table(units) => {
+            units.iter().filter_map(|(number, unit)| Some((number.parse().ok()?, unit))).collect()
+        }
+        Value::Array(units) => {
+            units.iter().filter_map(|unit| Some((number(unit.get("nsid")?)?, unit))).collect()
+        }
         _ => Vec::new(),
     }
+}
+
+/// The number of a unit or a group.
+pub(super) fn number(value: &Value) -> Option<u32> {
+    value.as_integer()?.try_into().ok()
 }
 
 /// The volume of a unit, which may be its name or a table with it.
