@@ -174,7 +174,7 @@ const RATIOS: [(&str, &str); 2] =
     [("of_best_peer", "blockmux / best other"), ("of_ceiling", "blockmux / ceiling")];
 const OURS: &str = "blockmux";
 
-/// The spread in per cent from which on small differences mean nothing.
+/// The spread in percent above which small differences mean nothing.
 const LARGE_SPREAD: f64 = 10.0;
 
 pub(crate) const DATA: &str = "docs/results/data";

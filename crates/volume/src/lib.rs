@@ -13,7 +13,7 @@
 //! | `slice:` | a part of another volume | [`SliceVolume`] | the volume's | within it |
 //! | `stripe:` | chunks of other volumes | [`StripeVolume`] | each member's | no |
 //! | `delay:`, `fault:`, `rate:`, `log:` | the volume below | [`DelayVolume`], [`FaultVolume`], [`RateVolume`], [`LogVolume`] | the volume's | with it |
-//! | `vhost-user:` | a back end that shares memory | `VhostUserVolume` of the engine | the back end's | follows the back end |
+//! | `vhost-user:` | a back end | `VhostUserVolume` of the engine | the back end's | follows it |
 //! | a URL | another server | `RemoteVolume`, `AoeVolume` of the engine | the protocol's | follows the server |
 //!
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.

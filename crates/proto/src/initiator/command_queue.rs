@@ -383,9 +383,15 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
     }
 }
 
-impl<S: CommandSet, T> CommandMemory for CommandQueue<S, T> {
+impl<S: CommandSet, T> CommandQueue<S, T> {
+    /// The payload of a command, or the data of its job, and the offset of the command's data
+    /// there.
     #[inline]
-    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
+    fn data(
+        &mut self,
+        key: SlotKey,
+        of_job: impl for<'a> FnOnce(&'a mut IoJob<S::Kind>, &Pool) -> Option<&'a SgList>,
+    ) -> Option<(&SgList, usize)> {
         let command = self.commands.get_mut(key)?;
         if command.payload.is_some() {
             return command.payload.as_ref().map(|payload| (payload, 0));
@@ -393,22 +399,24 @@ impl<S: CommandSet, T> CommandMemory for CommandQueue<S, T> {
         let piece = command.piece;
         let job = self.jobs.get_mut(piece.job?)?;
         let base = piece.offset.saturating_sub(job.io.offset) as usize;
-        job.io.data.as_ref().map(|data| (data, base))
+        of_job(job, &self.pool).map(|data| (data, base))
+    }
+}
+
+impl<S: CommandSet, T> CommandMemory for CommandQueue<S, T> {
+    #[inline]
+    fn data_out(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
+        self.data(key, |job, _| job.io.data.as_ref())
     }
 
     #[inline]
     fn data_in(&mut self, key: SlotKey) -> Option<(&SgList, usize)> {
-        let command = self.commands.get_mut(key)?;
-        if command.payload.is_some() {
-            return command.payload.as_ref().map(|payload| (payload, 0));
-        }
-        let piece = command.piece;
-        let job = self.jobs.get_mut(piece.job?)?;
-        let base = piece.offset.saturating_sub(job.io.offset) as usize;
-        if job.io.data.is_none() && job.buffer.is_none() {
-            job.buffer = Some(memory(&self.pool, job.io.len as usize)); // at most MAX_BORROWED
-        }
-        job.io.data.as_ref().or(job.buffer.as_ref()).map(|data| (data, base))
+        self.data(key, |job, pool| {
+            if job.io.data.is_none() && job.buffer.is_none() {
+                job.buffer = Some(memory(pool, job.io.len as usize)); // at most MAX_BORROWED
+            }
+            job.io.data.as_ref().or(job.buffer.as_ref())
+        })
     }
 
     #[inline]
