@@ -6,7 +6,8 @@
 //!                                   | kind, length (2), bytes  the hostile one sends these
 //! ```
 //! Bits of a kind: 1, replace the task tag by that of a recent command, which the high four bits
-//! select; 2, set valid command numbers; 4, invalidate the memory of this command.
+//! select; 2, set valid command numbers; 4, invalidate the memory of this command. Bit 40h of the
+//! second choice: short reads are registered without memory.
 
 use crate::choices::Choices;
 use crate::iscsi_target::{exports, node};
@@ -20,7 +21,7 @@ use blockmux_proto::iscsi::client::{
 use blockmux_proto::iscsi::login::operational::OperationalKey;
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
-use blockmux_proto::rdma::testing::Recorder;
+use blockmux_proto::rdma::testing::{Recorder, UnbackedRegions};
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
 use blockmux_volume::conformance::TestCore;
@@ -37,7 +38,8 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let (mut choices, stream) = Choices::split(data);
     let now = Instant::now();
     let pool = Pool::new(choices.of(&[64 << 20, 64 << 20, 16 << 10]));
-    let proposal = default_proposal().with(OperationalKey::ImmediateData, u32::from(choices.byte() % 3 != 0));
+    let features = choices.byte();
+    let proposal = default_proposal().with(OperationalKey::ImmediateData, u32::from(features % 3 != 0));
     let config = IscsiInitiatorConfig {
         initiator: name("iqn.2026-11.i:me"),
         target: name(TARGET),
@@ -56,7 +58,10 @@ pub(crate) fn iser_initiator(data: &[u8]) {
     let closes = choices.of(&[0x80, 0x80, 0xc0]);
     let mut run = IserInitiatorRun {
         session: IscsiInitiatorSession::over_rdma(config, pool.clone(), [7; 32], now),
-        queue_pair: Recorder::default(),
+        queue_pair: Recorder {
+            unbacked: (features & 0x40 != 0).then(Default::default),
+            ..Recorder::default()
+        },
         good: WellBehavedTarget::new(closes, now),
         choices,
         records: Records(&stream),
@@ -152,7 +157,7 @@ impl IserInitiatorRun<'_> {
                 WorkRequest::Invalidate { stag } => drop(self.open.remove(&stag.0)),
                 WorkRequest::Send { head, payload, invalidate: None, .. } => {
                     let message = [&head[..], &payload.to_vec()].concat();
-                    self.sent.on_message(&message, &self.open);
+                    self.sent.on_message(&message, &self.open, self.queue_pair.unbacked.as_ref());
                     self.sent.unseen.push_back(message);
                 }
                 other => panic!("an initiator does not post {other:?}"),
@@ -166,7 +171,8 @@ impl IserInitiatorRun<'_> {
         let Some(kind) = self.records.kind() else { return false };
         if kind == 0 {
             let Some(message) = self.sent.unseen.pop_front() else { return true };
-            for (message, closes) in self.good.answer(&message, &mut self.open) {
+            let unbacked = self.queue_pair.unbacked.as_ref();
+            for (message, closes) in self.good.answer(&message, (&self.open, unbacked)) {
                 self.receive(&message, closes);
             }
             return true;
@@ -176,8 +182,7 @@ impl IserInitiatorRun<'_> {
         if bytes.len() >= HEADERS {
             if let Some((tag, stag)) = meant.filter(|_| kind & 1 != 0) {
                 bytes[44..48].copy_from_slice(&tag.to_be_bytes());
-                // A queue pair reports only invalidations of registered memory.
-                closes = stag.filter(|stag| kind & 4 != 0 && self.open.remove(stag).is_some());
+                closes = stag.filter(|_| kind & 4 != 0);
             }
             if kind & 2 != 0 {
                 let cmd_sn = self.sent.cmd_sn.unwrap_or(1);
@@ -190,9 +195,14 @@ impl IserInitiatorRun<'_> {
         true
     }
 
-    fn receive(&mut self, message: &[u8], invalidated: Option<Stag>) {
+    /// Delivers a message that invalidates `closes`. A queue pair reports only invalidations of
+    /// registered memory.
+    fn receive(&mut self, message: &[u8], closes: Option<Stag>) {
+        let written = self.queue_pair.unbacked.as_mut().zip(closes);
+        let written = written.and_then(|(unbacked, stag)| unbacked.invalidate(stag));
+        let invalidated = closes.filter(|stag| written.is_some() || self.open.remove(&stag.0).is_some());
         if !self.is_over {
-            self.event(Event::Received { message: Seg::from_slice(message), invalidated, written: None });
+            self.event(Event::Received { message: Seg::from_slice(message), invalidated, written });
         }
     }
 
@@ -229,7 +239,7 @@ impl IserInitiatorRun<'_> {
 
 impl SentMessages {
     /// Checks the rules for initiators.
-    fn on_message(&mut self, message: &[u8], open: &Open) {
+    fn on_message(&mut self, message: &[u8], open: &Open, unbacked: Option<&UnbackedRegions>) {
         let (header, rest) = ControlHeader::read_from_prefix(message).expect("messages have headers");
         let (command, data) = ScsiCommand::read_from_prefix(rest).expect("messages are PDUs");
         let len = command.data_segment_length.get() as usize;
@@ -244,8 +254,10 @@ impl SentMessages {
         let expected = command.expected_data_transfer_length.get() as usize;
         let named = [(header.read(), RemoteRights::RemoteWrite), (header.write(), RemoteRights::RemoteRead)];
         for (stag, access) in named.into_iter().filter_map(|(named, access)| Some((named?.0, access))) {
-            let (memory, granted) = &open[&stag];
-            assert_eq!((memory.len(), *granted, len), (expected, access, 0));
+            let given = open.get(&stag).map(|(memory, granted)| (memory.len(), *granted));
+            let lent = unbacked.and_then(|regions| regions.get(Stag(stag)));
+            let lent = lent.map(|data| (data.len(), RemoteRights::RemoteWrite));
+            assert_eq!((given.or(lent), len), (Some((expected, access)), 0));
         }
         let stag = header.read().or(header.write()).map(|(stag, _)| stag);
         assert!(stag.is_some() || len == expected, "the memory is registered or all data is in the message");
@@ -276,8 +288,12 @@ impl WellBehavedTarget {
     }
 
     /// The target's answers to a message, each with the memory that it invalidates. The target
-    /// accesses registered memory.
-    fn answer(&mut self, message: &[u8], open: &mut Open) -> Vec<(Vec<u8>, Option<Stag>)> {
+    /// accesses registered memory, and writes what is registered without memory.
+    fn answer(
+        &mut self,
+        message: &[u8],
+        (open, unbacked): (&Open, Option<&UnbackedRegions>),
+    ) -> Vec<(Vec<u8>, Option<Stag>)> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None, written: None };
         let mut next = self.session.on_event(event, Instant::now()).is_ok();
@@ -289,6 +305,8 @@ impl WellBehavedTarget {
                     WorkRequest::Write { id, local, remote } => {
                         if let Some((memory, _)) = open.get(&remote.stag.0) {
                             local.copy_to_list(memory);
+                        } else if let Some(data) = unbacked.and_then(|regions| regions.get(remote.stag)) {
+                            local.copy_to_list(&SgList::one(data.clone()));
                         }
                         id
                     }
@@ -299,8 +317,7 @@ impl WellBehavedTarget {
                         id
                     }
                     WorkRequest::Send { head, payload, invalidate, .. } => {
-                        let closes = invalidate.filter(|stag| open.remove(&stag.0).is_some());
-                        answers.push(([&head[..], &payload.to_vec()].concat(), closes));
+                        answers.push(([&head[..], &payload.to_vec()].concat(), invalidate));
                         continue;
                     }
                     _ => continue,

@@ -12,6 +12,7 @@
 
 mod aoe;
 mod choices;
+mod io_count;
 mod iscsi_connections;
 mod iscsi_initiator;
 mod iscsi_requests;
@@ -44,6 +45,8 @@ mod text;
 mod tls;
 mod virtio_queue;
 mod wire;
+
+pub use io_count::succeeded_io;
 
 /// A fuzz target.
 #[derive(Debug)]

@@ -38,11 +38,12 @@ pub(crate) fn nvme_rdma_initiator(data: &[u8]) {
         queues: 1,
         entries: choices.of(&[64, 64, 2]),
     };
-    let crqsize = choices.of(&[64_u16, 64, 2, 0]);
+    let (crqsize, is_unbacked) =
+        choices.of(&[(64_u16, false), (64, true), (2, false), (0, false), (2, true), (0, true)]);
     let now = Instant::now();
     let mut run = NvmeRdmaInitiatorRun {
         session: NvmeRdmaQueueSession::new(config, (), pool.clone(), now),
-        queue_pair: Recorder::default(),
+        queue_pair: Recorder { unbacked: is_unbacked.then(Default::default), ..Recorder::default() },
         choices,
         records: Records(&stream),
         pool,
@@ -138,9 +139,12 @@ impl NvmeRdmaInitiatorRun<'_> {
         let key = Some(key).filter(|_| payload.is_empty() && len > 0);
         assert!(payload.len() <= 8192);
         if let Some(key) = key {
+            let unbacked = self.queue_pair.unbacked.as_ref();
+            let lent = unbacked.and_then(|regions| regions.get(Stag(key))).map(Seg::len);
+            let given = self.open.get(&key).map(SgList::len);
             assert_eq!(
-                self.open[&key].len(),
-                len as usize,
+                given.or(lent),
+                Some(len as usize),
                 "the command names registered memory of another length"
             );
         }
@@ -176,8 +180,11 @@ impl NvmeRdmaInitiatorRun<'_> {
     /// Delivers a message. `key` counts as invalidated only if it is valid, because a queue pair
     /// reports no others.
     fn receive(&mut self, message: &[u8], key: Option<u32>) {
-        let invalidated = key.filter(|key| self.open.remove(key).is_some()).map(Stag);
-        self.event(Event::Received { message: Seg::from_slice(message), invalidated, written: None });
+        let key = key.map(Stag);
+        let written = self.queue_pair.unbacked.as_mut().zip(key);
+        let written = written.and_then(|(unbacked, key)| unbacked.invalidate(key));
+        let invalidated = key.filter(|key| written.is_some() || self.open.remove(&key.0).is_some());
+        self.event(Event::Received { message: Seg::from_slice(message), invalidated, written });
     }
 
     fn pass_time(&mut self) {

@@ -1,6 +1,7 @@
 //! The requests that a fuzz target submits to an initiator: each must complete exactly once.
 
 use crate::choices::Choices;
+use crate::io_count::count_success;
 use blockmux_proto::driver::session::Initiator;
 use blockmux_volume::{Completion, Io, Op, Output, Seg, SgList, Tag, VolumeInfo};
 use std::collections::HashMap;
@@ -92,6 +93,9 @@ impl Requests {
             any = true;
             let io = self.in_flight.remove(&done.tag).expect("a completed request is in flight");
             check(&io, &done);
+            if done.result.is_ok() {
+                count_success();
+            }
         }
         any
     }

@@ -2,6 +2,7 @@
 //! it.
 
 use crate::choices::Choices;
+use crate::io_count::count_success;
 use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_proto::volume_state::NotAdmitted;
@@ -111,6 +112,9 @@ impl Served {
                 channel.poll(&mut done);
                 let done = done.pop().expect("this volume completes at once");
                 assert_eq!(done.tag, tag);
+                if done.result.is_ok() {
+                    count_success();
+                }
                 done.result
             }
         };

@@ -8,8 +8,9 @@
 //! Bits of a kind: 1, replace the tag by that of a recent command, which the high four bits select;
 //! 2, invalidate the memory of this command; 4, replace the tag by that of a task management
 //! function. Bits of the third choice: 1, the first record is the private data of the accepted
-//! login; 2, of the rejected login. The fourth choice is the number of channels; a choice selects
-//! the channel of each record, and how the target answers the login of each further channel.
+//! login; 2, of the rejected login; 4, short reads are registered without memory. The fourth choice
+//! is the number of channels; a choice selects the channel of each record, and how the target
+//! answers the login of each further channel.
 
 use crate::choices::Choices;
 use crate::iscsi_target::exports;
@@ -20,7 +21,7 @@ use blockmux_proto::driver::session::{Connections, Initiator, Overdue, ProtocolE
 use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::rdma::testing::Recorder;
+use blockmux_proto::rdma::testing::{Recorder, UnbackedRegions};
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
@@ -61,7 +62,8 @@ pub(crate) fn srp_initiator(data: &[u8]) {
     let (good, mut private_data) = WellBehavedTarget::new(&node, &exports, private_data, now);
     let mut run = SrpInitiatorRun {
         session,
-        channels: vec![FuzzChannel { good, ..FuzzChannel::default() }],
+        channels: vec![FuzzChannel { good, ..FuzzChannel::new(login & 4 != 0) }],
+        is_unbacked: login & 4 != 0,
         target: (node, exports),
         choices,
         records: Records(&stream),
@@ -93,6 +95,8 @@ struct SrpInitiatorRun<'a> {
     choices: Choices<'a>,
     session: SrpInitiatorSession,
     channels: Vec<FuzzChannel>,
+    /// Short reads are registered without memory.
+    is_unbacked: bool,
     /// Node and volumes of the well-behaved target.
     target: (Arc<SrpNode>, Exports),
     records: Records<'a>,
@@ -116,6 +120,13 @@ struct FuzzChannel {
     good: Option<WellBehavedTarget>,
     /// Messages that the well-behaved target has not received.
     unseen: VecDeque<Vec<u8>>,
+}
+
+impl FuzzChannel {
+    fn new(is_unbacked: bool) -> FuzzChannel {
+        let queue_pair = Recorder { unbacked: is_unbacked.then(Default::default), ..Recorder::default() };
+        FuzzChannel { queue_pair, ..FuzzChannel::default() }
+    }
 }
 
 /// Memory that is registered for the target, by key.
@@ -147,7 +158,7 @@ impl SrpInitiatorRun<'_> {
     fn connect(&mut self) -> bool {
         let Some((at, _)) = self.session.poll_connect() else { return false };
         assert_eq!(at, self.channels.len());
-        let mut channel = FuzzChannel::default();
+        let mut channel = FuzzChannel::new(self.is_unbacked);
         let answer = self.choices.byte();
         if answer == 255 {
             self.channels.push(channel);
@@ -216,7 +227,7 @@ impl SrpInitiatorRun<'_> {
                 WorkRequest::Invalidate { stag } => drop(self.open.remove(&stag.0)),
                 WorkRequest::Send { head, payload, invalidate: None, .. } => {
                     let message = [&head[..], &payload.to_vec()].concat();
-                    self.on_sent(&message);
+                    self.on_sent(at, &message);
                     self.channels[at].unseen.push_back(message);
                 }
                 other => panic!("an initiator does not post {other:?}"),
@@ -226,7 +237,7 @@ impl SrpInitiatorRun<'_> {
     }
 
     /// Checks the rules for initiators.
-    fn on_sent(&mut self, message: &[u8]) {
+    fn on_sent(&mut self, at: usize, message: &[u8]) {
         assert!(message.len() <= 8260);
         let tag = u64::from_be_bytes(message[8..16].try_into().expect("eight bytes"));
         if SrpOpcode(message[0]) != SrpOpcode::COMMAND {
@@ -241,9 +252,12 @@ impl SrpInitiatorRun<'_> {
             (format, BufferFormat::NONE) | (BufferFormat::NONE, format) => {
                 assert_eq!(format, BufferFormat::DIRECT);
                 let descriptor = DirectDescriptor::read_from_bytes(rest).expect("one descriptor");
-                let (memory, _) = &self.open[&descriptor.key.get()];
-                assert_eq!((descriptor.va.get(), descriptor.len.get() as usize), (BASE, memory.len()));
-                Some(descriptor.key.get())
+                let key = descriptor.key.get();
+                let unbacked = self.channels[at].queue_pair.unbacked.as_ref();
+                let lent = unbacked.and_then(|regions| regions.get(Stag(key))).map(Seg::len);
+                let len = self.open.get(&key).map(|(memory, _)| memory.len()).or(lent);
+                assert_eq!((descriptor.va.get(), Some(descriptor.len.get() as usize)), (BASE, len));
+                Some(key)
             }
             both => panic!("{both:?}"),
         };
@@ -254,10 +268,10 @@ impl SrpInitiatorRun<'_> {
     fn next_record(&mut self) -> bool {
         let Some(kind) = self.records.kind() else { return false };
         let at = if self.channels.len() > 1 { self.choices.below(self.channels.len()) } else { 0 };
-        let FuzzChannel { good, unseen, .. } = &mut self.channels[at];
+        let FuzzChannel { queue_pair, good, unseen } = &mut self.channels[at];
         if kind == 0 {
             let Some((good, message)) = good.as_mut().zip(unseen.pop_front()) else { return true };
-            for message in good.answer(&message, &self.open) {
+            for message in good.answer(&message, (&self.open, queue_pair.unbacked.as_ref())) {
                 self.receive(at, &message, None);
             }
             return true;
@@ -269,7 +283,7 @@ impl SrpInitiatorRun<'_> {
             if kind & 1 != 0 {
                 bytes[8..16].copy_from_slice(&tag.to_be_bytes());
             }
-            key = own.filter(|key| kind & 2 != 0 && self.open.remove(key).is_some());
+            key = own.filter(|_| kind & 2 != 0);
         }
         if kind & 4 != 0 && bytes.len() >= 16 {
             bytes[8..16].copy_from_slice(&self.function.to_be_bytes());
@@ -281,9 +295,14 @@ impl SrpInitiatorRun<'_> {
         true
     }
 
-    fn receive(&mut self, at: usize, message: &[u8], invalidated: Option<Stag>) {
+    /// Delivers a message that invalidates `key`. A queue pair reports only invalidations of
+    /// registered memory.
+    fn receive(&mut self, at: usize, message: &[u8], key: Option<Stag>) {
+        let written = self.channels[at].queue_pair.unbacked.as_mut().zip(key);
+        let written = written.and_then(|(unbacked, key)| unbacked.invalidate(key));
+        let invalidated = key.filter(|key| written.is_some() || self.open.remove(&key.0).is_some());
         if !self.is_over {
-            self.event(at, Event::Received { message: Seg::from_slice(message), invalidated, written: None });
+            self.event(at, Event::Received { message: Seg::from_slice(message), invalidated, written });
         }
     }
 
@@ -345,6 +364,10 @@ impl WellBehavedTarget {
             Some(WorkRequest::Reject { private_data }) => return (None, private_data),
             other => panic!("a target does not post {other:?} before a login"),
         };
+        // The login takes effect once the initiator has shown that it receives the acceptance.
+        session
+            .on_event(Event::Connected { private_data: Vec::new() }, now)
+            .expect("the connection is established");
         let core = TestCore::new().as_core();
         let (_, disk) = exports.iter().next().expect("there is one volume");
         let channel = disk.volume.open(&core, session.depth(), Waker::idle()).expect("a RAM volume opens");
@@ -352,7 +375,11 @@ impl WellBehavedTarget {
     }
 
     /// The target's answers to a message; it accesses registered memory.
-    fn answer(&mut self, message: &[u8], open: &Open) -> Vec<Vec<u8>> {
+    fn answer(
+        &mut self,
+        message: &[u8],
+        (open, unbacked): (&Open, Option<&UnbackedRegions>),
+    ) -> Vec<Vec<u8>> {
         let mut answers = Vec::new();
         let event = Event::Received { message: Seg::from_slice(message), invalidated: None, written: None };
         let mut next = self.session.on_event(event, Instant::now()).is_ok();
@@ -361,7 +388,9 @@ impl WellBehavedTarget {
             while let Some(work) = self.queue_pair.next(&mut self.session, 100) {
                 next = true;
                 let place = |remote: Remote, len: usize| {
-                    let (memory, _) = open.get(&remote.stag.0)?;
+                    let lent = unbacked.and_then(|regions| regions.get(remote.stag));
+                    let lent = lent.map(|data| SgList::one(data.clone()));
+                    let memory = open.get(&remote.stag.0).map(|(memory, _)| memory.clone()).or(lent)?;
                     let offset = remote.address.wrapping_sub(BASE) as usize;
                     (offset.saturating_add(len) <= memory.len()).then(|| memory.slice(offset, len))
                 };
