@@ -40,7 +40,7 @@ impl IscsiHeader {
 pub(super) enum ParsedIscsiPdu {
     Head(IscsiHeader),
     /// More bytes are needed, this many in all.
-    RequiredAccess(usize),
+    Incomplete(usize),
 }
 
 /// Parses a header at the start of `bytes`.
@@ -50,11 +50,11 @@ pub(super) enum ParsedIscsiPdu {
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: IscsiDigests) -> Result<ParsedIscsiPdu, ProtocolError> {
     let Ok((bhs, _)) = Bhs::read_from_prefix(bytes) else {
-        return Ok(ParsedIscsiPdu::RequiredAccess(BHS_LEN));
+        return Ok(ParsedIscsiPdu::Incomplete(BHS_LEN));
     };
     let covered = BHS_LEN.saturating_add(bhs.ahs_len());
     let len = covered.saturating_add(digests.header_len());
-    let Some(whole) = bytes.get(..len) else { return Ok(ParsedIscsiPdu::RequiredAccess(len)) };
+    let Some(whole) = bytes.get(..len) else { return Ok(ParsedIscsiPdu::Incomplete(len)) };
     if digests.header {
         let (header, sent) = whole.split_at(covered);
         if digest::of(header) != sent {

@@ -3,6 +3,7 @@
 use super::params::{MAX_BYTES, SECTOR};
 use crate::driver::target::IoSource;
 use crate::exports::{Exports, VolumeId};
+use crate::kernel_disk::errno;
 use crate::volume_state::{Admission, Epoch, IoGuard, NotAdmitted, RequiredAccess};
 use blockmux_volume::{Completion, Io, IoError, Op, Output, Seg, SgList, Tag};
 use blockmux_wire::ublk::{IoDesc, IoOp, UBLK_IO_F_FUA, UBLK_IO_F_NOUNMAP};
@@ -104,7 +105,7 @@ impl UblkQueue {
         let request = match request {
             Ok(request) => request,
             Err(error) => {
-                self.replies.push_back(Reply { tag, data: None, result: errno(error) });
+                self.replies.push_back(Reply { tag, data: None, result: errno(error).saturating_neg() });
                 return NewRequest::Taken;
             }
         };
@@ -221,7 +222,7 @@ impl UblkQueue {
             }
             Ok(_) if request.op.moves_data() => Reply { tag, data: None, result: request.len as i32 },
             Ok(_) => Reply { tag, data: None, result: 0 },
-            Err(error) => Reply { tag, data: None, result: errno(error) },
+            Err(error) => Reply { tag, data: None, result: errno(error).saturating_neg() },
         });
     }
 }
@@ -303,45 +304,11 @@ fn parse(desc: &IoDesc) -> Result<Request, IoError> {
     Ok(Request { op, offset, len, is_registered: false })
 }
 
-/// The error number of Linux for an error of a volume, negative. The block layer knows only some:
-/// the others become `EIO`.
-fn errno(error: IoError) -> i32 {
-    match error {
-        IoError::OutOfRange | IoError::ReadOnly | IoError::Aborted => -EIO,
-        IoError::Misaligned | IoError::BadLength => -EINVAL,
-        IoError::Unsupported => -EOPNOTSUPP,
-        IoError::Reserved => -EBADE,
-        IoError::NoSpace => -ENOSPC,
-        IoError::Medium => -ENODATA,
-        IoError::NoMemory => -ENOMEM,
-        IoError::PathLost | IoError::Fenced => -ENOLINK,
-        IoError::ShuttingDown => -ENODEV,
-    }
-}
-
-/// I/O error.
-const EIO: i32 = 5;
-/// No memory.
-const ENOMEM: i32 = 12;
-/// The device is offline.
-const ENODEV: i32 = 19;
-/// Invalid request.
-const EINVAL: i32 = 22;
-/// No space.
-const ENOSPC: i32 = 28;
-/// Reservation conflict.
-const EBADE: i32 = 52;
-/// Medium error.
-const ENODATA: i32 = 61;
-/// Lost path to the storage.
-const ENOLINK: i32 = 67;
-/// The device does not support the operation, and is not asked again.
-const EOPNOTSUPP: i32 = 95;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::exports::Export;
+    use crate::kernel_disk::{EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
     use blockmux_volume::random::SplitMix;
     use blockmux_volume::{MemVolume, Memory};
     use std::sync::Arc;
@@ -609,27 +576,5 @@ mod tests {
         assert!(matches!(queue.begin(volume, &io, false), Err(NotAdmitted::Denied(IoError::ShuttingDown))));
         assert_eq!(queue.poll_reply().unwrap().result, -ENODEV);
         assert!(UblkQueue::new(&exports, VolumeId(0), DEPTH, false).is_none());
-    }
-
-    #[test]
-    fn every_error_has_its_number() {
-        let table = [
-            (IoError::OutOfRange, EIO),
-            (IoError::Misaligned, EINVAL),
-            (IoError::BadLength, EINVAL),
-            (IoError::ReadOnly, EIO),
-            (IoError::Unsupported, EOPNOTSUPP),
-            (IoError::Reserved, EBADE),
-            (IoError::NoSpace, ENOSPC),
-            (IoError::Medium, ENODATA),
-            (IoError::NoMemory, ENOMEM),
-            (IoError::PathLost, ENOLINK),
-            (IoError::Aborted, EIO),
-            (IoError::ShuttingDown, ENODEV),
-            (IoError::Fenced, ENOLINK),
-        ];
-        for (error, number) in table {
-            assert_eq!(errno(error), -number, "{error}");
-        }
     }
 }

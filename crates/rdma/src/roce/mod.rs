@@ -406,8 +406,9 @@ impl Roce {
         self.disconnect_now();
     }
 
-    /// Handles an unreachable peer, as the network reports it.
-    pub fn on_unreachable(&mut self) {
+    /// Ends the connection as if its time-outs had passed.
+    #[cfg(test)]
+    fn on_unreachable(&mut self) {
         self.cm.stop();
         self.deadline = None;
         self.end(None);

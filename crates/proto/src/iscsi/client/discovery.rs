@@ -166,7 +166,7 @@ impl IscsiDiscoverySession {
     fn on_pdu(&mut self, rest: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let DiscoveryPhase::SendTargets(exchange) = &mut self.phase else { return Ok(None) };
         let head = match pdu::parse(rest, IscsiDigests::default())? {
-            ParsedIscsiPdu::RequiredAccess(need) => {
+            ParsedIscsiPdu::Incomplete(need) => {
                 exchange.need = need;
                 return Ok(None);
             }

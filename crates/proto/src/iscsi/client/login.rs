@@ -75,7 +75,7 @@ impl LoginExchange {
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
             let head = match pdu::parse(rest, IscsiDigests::default())? {
-                ParsedIscsiPdu::RequiredAccess(need) => {
+                ParsedIscsiPdu::Incomplete(need) => {
                     self.need = need;
                     return Ok((at, InitiatorLoginProgress::Continues));
                 }

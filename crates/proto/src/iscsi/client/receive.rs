@@ -152,7 +152,7 @@ impl FullFeatureSession {
     ) -> Result<IscsiReceiveStep, ProtocolError> {
         let digests = connection.negotiated.digests;
         let head = match pdu::parse(rest, digests)? {
-            ParsedIscsiPdu::RequiredAccess(len) => {
+            ParsedIscsiPdu::Incomplete(len) => {
                 connection.stream_state = IscsiStreamState::Head(len);
                 return Ok(IscsiReceiveStep::NeedsMore);
             }

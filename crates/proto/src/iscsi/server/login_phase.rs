@@ -106,7 +106,7 @@ impl ConnectionLogin {
         while self.wrong_response.is_none() && self.next_poll.is_none() && self.moves_to.is_none() {
             let rest = input.get(taken..).unwrap_or_default();
             let head = match pdu::parse(rest, IscsiDigests::default())? {
-                ParsedIscsiPdu::RequiredAccess(len) => {
+                ParsedIscsiPdu::Incomplete(len) => {
                     self.needs = len;
                     break;
                 }

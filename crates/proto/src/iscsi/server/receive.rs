@@ -276,7 +276,7 @@ impl ConnectionTurn<'_> {
     #[inline]
     fn step_head(&mut self, input: &Chunk, at: usize, unread: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let head = match pdu::parse(unread, self.connection.replies.digests())? {
-            ParsedIscsiPdu::RequiredAccess(len) => {
+            ParsedIscsiPdu::Incomplete(len) => {
                 self.connection.awaiting = AwaitedIscsiPdu::Head(len);
                 return Ok(None);
             }

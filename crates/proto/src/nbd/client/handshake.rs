@@ -76,7 +76,7 @@ pub(super) enum HandshakeProgress {
     /// This many bytes were consumed; the handshake continues.
     Took(usize),
     /// The next message needs this many bytes.
-    RequiredAccess(usize),
+    Incomplete(usize),
     /// This many bytes were consumed; the handshake is over.
     Over(usize, HandshakeEnd),
 }
@@ -156,7 +156,7 @@ impl ClientHandshake {
     ) -> Result<HandshakeProgress, ProtocolError> {
         let need = self.need();
         if bytes.len() < need || self.awaits_tls() && bytes.is_empty() {
-            return Ok(HandshakeProgress::RequiredAccess(need));
+            return Ok(HandshakeProgress::Incomplete(need));
         }
         let (took, end) = match self.step {
             HandshakeReply::Greeting => (need, self.on_greeting(bytes, outbox)?),
@@ -167,7 +167,7 @@ impl ClientHandshake {
                 let (head, rest) = OptionReplyHead::read_from_prefix(bytes).map_err(|_| SHORT)?;
                 let len = check_reply_head(&head, option)?;
                 let Some(data) = rest.get(..len) else {
-                    return Ok(HandshakeProgress::RequiredAccess(need.saturating_add(len)));
+                    return Ok(HandshakeProgress::Incomplete(need.saturating_add(len)));
                 };
                 (need.saturating_add(len), self.on_reply(option, Rep(head.reply_type.get()), data, outbox)?)
             }

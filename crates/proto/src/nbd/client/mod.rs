@@ -176,7 +176,7 @@ impl NbdInitiatorSession {
             let rest = bytes.get(at..).unwrap_or_default();
             match handshake.on_bytes(rest, &mut self.outbox)? {
                 handshake::HandshakeProgress::Took(len) => at = at.saturating_add(len),
-                handshake::HandshakeProgress::RequiredAccess(need) => {
+                handshake::HandshakeProgress::Incomplete(need) => {
                     self.need = need;
                     break;
                 }

@@ -36,7 +36,7 @@ enum ReplyProgress {
     /// This many bytes were consumed.
     Took(usize),
     /// This many contiguous bytes are needed.
-    RequiredAccess(usize),
+    Incomplete(usize),
 }
 
 type ReplyStep = Result<ReplyProgress, ProtocolError>;
@@ -83,7 +83,7 @@ impl ClientTransmission {
             };
             match step {
                 ReplyProgress::Took(len) => at = at.saturating_add(len),
-                ReplyProgress::RequiredAccess(len) => {
+                ReplyProgress::Incomplete(len) => {
                     self.need = len;
                     return Ok(at);
                 }
@@ -104,7 +104,7 @@ impl ClientTransmission {
     fn on_head(&mut self, input: &Chunk, at: usize, rest: &[u8], outbox: &mut Outbox) -> ReplyStep {
         let head = match head::read(rest, self.params.headers)? {
             Ok(head) => head,
-            Err(need) => return Ok(ReplyProgress::RequiredAccess(need)),
+            Err(need) => return Ok(ReplyProgress::Incomplete(need)),
         };
         let Some(request) = self.requests.get_mut(head.cookie) else {
             return fault("answered a cookie that no request in flight has", TRANSMISSION);
@@ -163,7 +163,7 @@ impl ClientTransmission {
         };
         let size = head.size.saturating_add(OFFSET_SIZE);
         let Some((_, offset)) = rest.get(..size).and_then(|fixed| fixed.split_last_chunk()) else {
-            return Ok(ReplyProgress::RequiredAccess(size));
+            return Ok(ReplyProgress::Incomplete(size));
         };
         let head = ReplyHead { size, ..*head };
         self.on_content(input, at, rest, &head, u64::from_be_bytes(*offset), len, outbox)
@@ -181,7 +181,7 @@ impl ClientTransmission {
         }
         let size = head.size.saturating_add(size_of::<OffsetHole>());
         let Some(Ok(hole)) = rest.get(head.size..size).map(OffsetHole::read_from_bytes) else {
-            return Ok(ReplyProgress::RequiredAccess(size));
+            return Ok(ReplyProgress::Incomplete(size));
         };
         let (job, from) = self.cover(head.cookie, hole.offset.get(), hole.length.get().into())?;
         let list = self.destination(job).ok_or(NO_READ)?;
@@ -210,7 +210,7 @@ impl ClientTransmission {
         let has_all = here.len() as u64 >= len;
         // The state is unchanged so far, so the head can be parsed again with more bytes.
         if can_borrow && !has_all && len <= MAX_BORROWED {
-            return Ok(ReplyProgress::RequiredAccess(head.size.saturating_add(len as usize)));
+            return Ok(ReplyProgress::Incomplete(head.size.saturating_add(len as usize)));
         }
         let (job_key, from) = self.cover(key, offset, len)?;
         let len = len as usize; // at most the request's, which is below 4 GiB
@@ -260,7 +260,7 @@ impl ClientTransmission {
             let left = target.len().saturating_sub(here.len());
             *target = target.slice(here.len(), left);
             return Ok(if here.is_empty() {
-                ReplyProgress::RequiredAccess(left)
+                ReplyProgress::Incomplete(left)
             } else {
                 ReplyProgress::Took(here.len())
             });
@@ -308,7 +308,7 @@ impl ClientTransmission {
             return fault("sent an error chunk of more than 64 KiB", TYPES);
         }
         let size = head.size.saturating_add(head.length as usize);
-        let Some(payload) = rest.get(head.size..size) else { return Ok(ReplyProgress::RequiredAccess(size)) };
+        let Some(payload) = rest.get(head.size..size) else { return Ok(ReplyProgress::Incomplete(size)) };
         let Ok((fixed, tail)) = ErrorChunk::read_from_prefix(payload) else {
             return fault("sent an error chunk shorter than its fixed part", TYPES);
         };
@@ -370,7 +370,7 @@ impl ClientTransmission {
         let size = head.size.saturating_add(fixed);
         let Some((context, more)) = rest.get(head.size..size).and_then(|fixed| fixed.split_first_chunk())
         else {
-            return Ok(ReplyProgress::RequiredAccess(size));
+            return Ok(ReplyProgress::Incomplete(size));
         };
         if is_extended && more != (count as u32).to_be_bytes() {
             return fault("counted its block status descriptors wrongly", TYPES);
@@ -433,7 +433,7 @@ impl ClientTransmission {
         if left == 0 {
             self.end_chunk(request, last, outbox)?;
         } else if took == 0 {
-            return Ok(ReplyProgress::RequiredAccess(self.reading.least(self.params.headers)));
+            return Ok(ReplyProgress::Incomplete(self.reading.least(self.params.headers)));
         } else {
             self.reading = ReplyState::Status { request, left, last };
         }

@@ -27,7 +27,7 @@ pub(super) struct NvmeTcpHeader {
 pub(super) enum ParsedNvmePdu {
     Head(NvmeTcpHeader),
     /// This many bytes are needed.
-    RequiredAccess(usize),
+    Incomplete(usize),
 }
 
 /// A protocol violation by a controller, and the fields of the H2CTermReq that reports it.
@@ -61,7 +61,7 @@ impl ControllerViolation {
 #[inline]
 pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, ControllerViolation> {
     let Some(header) = bytes.first_chunk::<DATA_LEN>() else {
-        return Ok(ParsedNvmePdu::RequiredAccess(DATA_LEN));
+        return Ok(ParsedNvmePdu::Incomplete(DATA_LEN));
     };
     let (common, _) = CommonHeader::ref_from_prefix(header).map_err(|_| UNKNOWN)?;
     let kind = PduType(common.pdu_type);
@@ -82,7 +82,7 @@ pub(super) fn parse(bytes: &[u8], digests: Digests) -> Result<ParsedNvmePdu, Con
         ));
     }
     let head_len = if digests.header { DATA_LEN.saturating_add(DIGEST_LEN) } else { DATA_LEN };
-    let Some(whole) = bytes.get(..head_len) else { return Ok(ParsedNvmePdu::RequiredAccess(head_len)) };
+    let Some(whole) = bytes.get(..head_len) else { return Ok(ParsedNvmePdu::Incomplete(head_len)) };
     if let Some(sent) = whole.get(DATA_LEN..).and_then(|sent| sent.first_chunk())
         && digest::of(header) != *sent
     {

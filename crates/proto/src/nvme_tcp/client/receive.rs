@@ -25,7 +25,7 @@ use zerocopy::{FromZeros, transmute_ref};
 /// Result of a step.
 enum ReceiveStep {
     Took(usize),
-    RequiredAccess,
+    Incomplete,
 }
 
 impl TcpHostLink {
@@ -42,12 +42,12 @@ impl TcpHostLink {
             let rest = bytes.get(at..).unwrap_or_default();
             let step = match &self.stream_state {
                 NvmeStreamState::Head(_) => self.on_head(input, at, rest, commands)?,
-                NvmeStreamState::Placing { .. } => ReceiveStep::RequiredAccess,
+                NvmeStreamState::Placing { .. } => ReceiveStep::Incomplete,
                 NvmeStreamState::Tail { .. } => self.on_tail(rest, commands)?,
             };
             match step {
                 ReceiveStep::Took(len) => at = at.saturating_add(len),
-                ReceiveStep::RequiredAccess => return Ok(at),
+                ReceiveStep::Incomplete => return Ok(at),
             }
         }
     }
@@ -80,9 +80,9 @@ impl TcpHostLink {
             self.last_header = *header;
         }
         let head = match pdu::parse(rest, self.parameters.digests)? {
-            ParsedNvmePdu::RequiredAccess(len) => {
+            ParsedNvmePdu::Incomplete(len) => {
                 self.stream_state = NvmeStreamState::Head(len);
-                return Ok(ReceiveStep::RequiredAccess);
+                return Ok(ReceiveStep::Incomplete);
             }
             ParsedNvmePdu::Head(head) => head,
         };
@@ -112,12 +112,12 @@ impl TcpHostLink {
             Some(data) if rest.len() >= whole => data,
             _ if head.data_len <= WHOLE_DATA => {
                 self.stream_state = NvmeStreamState::Head(whole);
-                return Ok(ReceiveStep::RequiredAccess);
+                return Ok(ReceiveStep::Incomplete);
             }
             // Padding before the data is consumed with the header.
             _ if rest.len() < head.data_at => {
                 self.stream_state = NvmeStreamState::Head(head.data_at);
-                return Ok(ReceiveStep::RequiredAccess);
+                return Ok(ReceiveStep::Incomplete);
             }
             _ => {
                 let key = check_data(commands, head.as_data())?;
@@ -146,9 +146,9 @@ impl TcpHostLink {
         commands: &mut impl Commands,
     ) -> Result<ReceiveStep, ControllerViolation> {
         let NvmeStreamState::Tail { header, key, crc } = &self.stream_state else {
-            return Ok(ReceiveStep::RequiredAccess);
+            return Ok(ReceiveStep::Incomplete);
         };
-        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::RequiredAccess) };
+        let Some(sent) = rest.first_chunk::<DIGEST_LEN>() else { return Ok(ReceiveStep::Incomplete) };
         let (header, key, is_right) = (*header, *key, crc.to_le_bytes() == *sent);
         self.stream_state = NvmeStreamState::Head(DATA_LEN);
         if !is_right {
