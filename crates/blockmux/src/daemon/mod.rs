@@ -66,7 +66,7 @@ use control::{ConnectionLimits, ControlServer};
 use disk_setup::DiskSetup;
 use disks::{DiskServer, EndingDisks};
 use inherited::InheritedListeners;
-use reload::{ReloadRequests, Reloader};
+use reload::{ReloadRequests, Reloader, complete_save};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use secrets::Secrets;
@@ -250,6 +250,10 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let user = args.user.clone();
     let takeover = args.takeover.as_ref().map(|path| Takeover::ask(path, user.as_ref(), &mut inherited));
     let mut takeover = takeover.transpose()?.flatten();
+    if let Some(path) = args.config.as_deref().filter(|_| takeover.is_none()) {
+        // The daemon before this one completes its own.
+        complete_save(path)?;
+    }
     let mut setup = Setup::gather(args.duplicate(), &inherited)?;
     let (sender, events) = mpsc::channel();
     let (repeatable, event): (&[i32], fn(i32) -> DaemonEvent) = match reloads {

@@ -1,5 +1,5 @@
-//! A reload and a save that stop at any of their system calls with an effect: the call fails, or
-//! the daemon is killed instead of it. strace does that to the running daemon.
+//! Changes and saves that stop at any of their system calls with an effect: the call fails, or the
+//! daemon is killed instead of it. strace does that to the running daemon.
 
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, text};
@@ -35,6 +35,23 @@ const RELOAD_CALLS: &[Calls] = &[
     ("/^listen$", &[]),
     ("/^unlink", &[]),
 ];
+/// Those of a change that does not read the config file.
+const CHANGE_CALLS: &[Calls] = &[
+    ("/^open", &["new.img", "state"]),
+    ("/^(flock|fallocate|ftruncate(64)?|f(data)?sync)$", &[]),
+    ("/^(bind|listen|unlink(at)?)$", &[]),
+];
+/// The main file of a config of several files.
+const MAIN: &str = "include = 'conf.d'\nnbd = ['unix:a.sock?volumes=a', 'unix:old.sock?volumes=old']\ncontrol = 'unix:control'\n\
+     state = 'state'\n[[volume]]\nname = 'a'\nspec = 'file:a.img?size=1m'\n";
+/// The file that it includes.
+const INCLUDED: &str = "[[volume]]\nname = 'old'\nspec = 'file:old.img'\n";
+const SAVE_ALL_CALLS: &[Calls] = &[
+    ("/^open", &["", "conf.d", "b.toml", "conf.d/old.toml"]),
+    ("/^(fchmod|f(data)?sync)$", &[]),
+    ("/^linkat$", &[]),
+    ("/^(rename.*|unlink(at)?)$", &[]),
+];
 const SAVE_CALLS: &[Calls] = &[
     ("/^open", &["", "b.toml"]),
     ("/^fchmod$", &[]),
@@ -51,10 +68,19 @@ struct Served {
 
 impl Served {
     fn start() -> Served {
+        Served::start_with(BEFORE, None)
+    }
+
+    /// Serves a config file, and one that it includes.
+    fn start_with(config: &str, included: Option<&str>) -> Served {
         let files = tempfile::tempdir().unwrap();
         fs::write(files.path().join("a.img"), vec![7; 4 << 20]).unwrap();
         fs::write(files.path().join("old.img"), vec![8; 1 << 20]).unwrap();
-        fs::write(files.path().join("b.toml"), BEFORE).unwrap();
+        fs::write(files.path().join("b.toml"), config).unwrap();
+        if let Some(included) = included {
+            fs::create_dir(files.path().join("conf.d")).unwrap();
+            fs::write(files.path().join("conf.d/old.toml"), included).unwrap();
+        }
         let daemon = start_in(files.path());
         let mut client = RawClient::connect(&files.path().join("a.sock"));
         assert_eq!(client.write(0, 512, &[9; 512]), 0);
@@ -69,8 +95,12 @@ impl Served {
         fs::read_to_string(self.path("b.toml")).unwrap()
     }
 
+    /// Runs a command, in which `DIR` stands for the directory.
     fn ctl(&self, args: &[&str]) -> Output {
-        blockmux([&["ctl", &format!("unix:{}", self.path("control").display())], args].concat())
+        let directory = self.files.path().display().to_string();
+        let args = args.iter().map(|word| word.replace("DIR", &directory));
+        let ctl = ["ctl".to_owned(), format!("unix:{}", self.path("control").display())];
+        blockmux(ctl.into_iter().chain(args))
     }
 
     fn said(&self, args: &[&str]) -> String {
@@ -124,13 +154,18 @@ impl Served {
     /// only the files that belong to the configs.
     fn check_start(&self, config: &str) {
         fs::write(self.path("b.toml"), config).unwrap();
+        self.check_start_as_it_is();
+        assert_eq!(self.config(), config);
+    }
+
+    /// Checks that a daemon starts, and that it leaves only the files that belong to the configs.
+    fn check_start_as_it_is(&self) {
         let mut daemon = start_in(self.files.path());
         assert_eq!(RawClient::connect(&self.path("a.sock")).read(512, 512), [9; 512]);
-        assert_eq!(fs::read_to_string(self.path("b.toml")).unwrap(), config);
         daemon.signal(Signal::TERM);
         assert!(daemon.wait().success());
         self.check_data();
-        let known = ["a.img", "old.img", "new.img", "b.toml", "state", "strace.log"];
+        let known = ["a.img", "old.img", "new.img", "b.toml", "conf.d", "part.toml", "state", "strace.log"];
         // A socket of a killed daemon stays if the config does not name it any more.
         let sockets = ["old.sock", "new.sock"];
         for entry in fs::read_dir(self.files.path()).unwrap() {
@@ -169,7 +204,7 @@ impl Tracer {
 fn at_each(
     calls: &[Calls],
     how: &str,
-    prepare: impl Fn(&Served),
+    start: impl Fn() -> Served,
     work: &[&str],
     mut check: impl FnMut(Served, usize, &Output) -> Option<Served>,
 ) {
@@ -182,11 +217,7 @@ fn at_each(
         loop {
             nth += 1;
             assert!(nth < MAX_CALLS, "{call:?} has no end");
-            let own = served.take().unwrap_or_else(|| {
-                let served = Served::start();
-                prepare(&served);
-                served
-            });
+            let own = served.take().unwrap_or_else(&start);
             let Some(tracer) = own.inject(*call, how, nth) else { return skipped() };
             let output = own.ctl(work);
             let is_killed = how.contains("KILL") && !output.status.success();
@@ -211,7 +242,7 @@ fn a_reload_that_is_killed_at_any_call_loses_nothing_and_either_config_starts() 
     at_each(
         RELOAD_CALLS,
         "signal=KILL",
-        |served| served.write_after(),
+        || Served::start().with(Served::write_after),
         &["reload"],
         |mut served, number, _| {
             assert!(!served.daemon.wait().success());
@@ -227,7 +258,7 @@ fn a_reload_that_fails_at_any_call_changes_nothing() {
     at_each(
         RELOAD_CALLS,
         "error=EIO",
-        |served| served.write_after(),
+        || Served::start().with(Served::write_after),
         &["reload"],
         |served, _, output| {
             served.check_data();
@@ -251,7 +282,7 @@ fn a_save_that_is_killed_at_any_call_leaves_the_old_config_file_or_the_new_one()
     at_each(
         SAVE_CALLS,
         "signal=KILL",
-        |served| served.add(),
+        || Served::start().with(Served::add),
         &["save"],
         |mut served, _, _| {
             assert!(!served.daemon.wait().success());
@@ -268,7 +299,7 @@ fn a_save_that_fails_at_any_call_changes_no_file() {
     at_each(
         SAVE_CALLS,
         "error=EIO",
-        |served| served.add(),
+        || Served::start().with(Served::add),
         &["save"],
         |served, _, output| {
             if output.status.success() {
@@ -283,7 +314,100 @@ fn a_save_that_fails_at_any_call_changes_no_file() {
     );
 }
 
+#[test]
+fn an_apply_that_is_killed_at_any_call_loses_nothing_and_changes_no_config() {
+    each_change(CHANGE_CALLS, &["apply", "--prune", "DIR/part.toml"], |served| {
+        fs::write(served.path("part.toml"), AFTER).unwrap();
+    });
+}
+
+#[test]
+fn an_edit_that_is_killed_at_any_call_loses_nothing_and_changes_no_config() {
+    // It has no listener.
+    let calls = &CHANGE_CALLS[..2];
+    each_change(calls, &["add", "volume", "new", "spec=file:DIR/new.img?size=2m"], |_| {});
+}
+
+/// Kills the daemon at each call of a change of the running config.
+fn each_change(calls: &[Calls], work: &[&str], prepare: impl Fn(&Served)) {
+    at_each(
+        calls,
+        "signal=KILL",
+        || Served::start().with(&prepare),
+        work,
+        |mut served, _, _| {
+            assert!(!served.daemon.wait().success());
+            served.check_data();
+            assert_eq!(served.config(), BEFORE, "a change is not saved");
+            served.check_start(BEFORE);
+            None
+        },
+    );
+}
+
+#[test]
+fn a_save_of_several_files_that_is_killed_at_any_call_leaves_all_old_ones_or_all_new_ones() {
+    let mut seen = [false; 2];
+    at_each(
+        SAVE_ALL_CALLS,
+        "signal=KILL",
+        || Served::start_with(MAIN, Some(INCLUDED)).with(Served::change_both),
+        &["save"],
+        |mut served, _, _| {
+            assert!(!served.daemon.wait().success());
+            // A start completes what was decided.
+            served.check_start_as_it_is();
+            let [main, included] = served.both();
+            let is_new = main.contains("name = \"more\"");
+            assert_eq!(included.contains("iops = 900"), is_new, "{main}{included}");
+            assert!(is_new || main == MAIN && included == INCLUDED, "{main}{included}");
+            let names = fs::read_dir(served.path("conf.d")).unwrap().count();
+            assert_eq!(names, 1, "no text of the save is left");
+            seen[usize::from(is_new)] = true;
+            None
+        },
+    );
+    assert!(seen == [true; 2] || seen == [false; 2], "it was killed before and after the decision");
+}
+
+#[test]
+fn a_save_of_several_files_that_fails_at_any_call_changes_none() {
+    at_each(
+        SAVE_ALL_CALLS,
+        "error=EIO",
+        || Served::start_with(MAIN, Some(INCLUDED)).with(Served::change_both),
+        &["save"],
+        |served, _, output| {
+            let [main, included] = served.both();
+            if output.status.success() {
+                assert!(main.contains("name = \"more\"") && included.contains("iops = 900"));
+                return None;
+            }
+            assert!(main == MAIN && included == INCLUDED, "{main}{included}{}", text(&output.stderr));
+            assert!(served.said(&["diff"]).contains("- volume more"), "it is still to be saved");
+            Some(served)
+        },
+    );
+}
+
 impl Served {
+    /// This daemon after some work.
+    fn with(self, work: impl Fn(&Served)) -> Served {
+        work(&self);
+        self
+    }
+
+    /// Makes changes that neither of two config files has.
+    fn change_both(&self) {
+        self.said(&["add", "more=null:1m"]);
+        self.said(&["limit", "old", "iops=900"]);
+    }
+
+    /// The texts of both config files.
+    fn both(&self) -> [String; 2] {
+        ["b.toml", "conf.d/old.toml"].map(|name| fs::read_to_string(self.path(name)).unwrap())
+    }
+
     fn write_after(&self) {
         fs::write(self.path("b.toml"), AFTER).unwrap();
     }

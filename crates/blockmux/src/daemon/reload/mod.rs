@@ -23,6 +23,7 @@ mod open_twice;
 mod plan;
 mod record;
 mod save;
+mod replacement;
 mod signal;
 mod uses;
 
@@ -33,6 +34,7 @@ use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
 pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::signal::ReloadRequests;
+pub(super) use self::replacement::complete_save;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;
@@ -231,7 +233,7 @@ impl Reloader {
             is_unsaved: false,
             listeners: Vec::new(),
         };
-        setup.sources.iter().for_each(save::remove_leftovers);
+        setup.sources.iter().for_each(replacement::remove_leftovers);
         let reloader = Reloader {
             args,
             inherited: Mutex::new(inherited),

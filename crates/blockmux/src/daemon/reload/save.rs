@@ -3,6 +3,7 @@
 
 use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
+use super::replacement::{remove_leftovers, replace_all};
 use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
 use crate::daemon::blocking_work::Awaited;
@@ -14,12 +15,6 @@ use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
 use crate::protocol::PROTOCOLS;
 use crate::protocol::address::ListenerEntry;
-use blockmux_engine::sys::safe_path::{self, SafePath};
-use rustix::fs::{AtFlags, CWD, OFlags, linkat};
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::Value;
@@ -120,7 +115,7 @@ impl Reloader {
         let changed = changed
             .map(|(document, (_, before))| (document.path.as_path(), before, document.document.to_string()));
         step.begin("writing");
-        replace_all(changed, || {
+        replace_all(sources.path(), changed, || {
             // The file has perhaps been edited before that, and must not lose it.
             if !Arc::ptr_eq(&self.config.get().loaded, &config.loaded) {
                 return Err("the config file was reloaded at the same time; try again".to_owned());
@@ -466,140 +461,10 @@ fn value_of(value: &Value) -> toml_edit::Value {
     }
 }
 
-/// Replaces files, given their paths, present texts and new texts, if `begin` allows that when all
-/// are prepared. After an error none has changed, unless the message names it.
-fn replace_all<'a>(
-    files: impl Iterator<Item = (&'a Path, &'a str, String)>,
-    begin: impl FnOnce() -> Result<(), String>,
-) -> Result<(), String> {
-    let cannot = |path: &Path, error: &io::Error| format!("{}: cannot be written: {error}", path.display());
-    let prepare = |(path, before, after): (&'a Path, &'a str, String)| {
-        let prepared = Replacement::prepare(path, &after).map_err(|error| cannot(path, &error))?;
-        Ok((path, before, prepared))
-    };
-    // Most of what can fail, such as a full disk, fails before any file is replaced.
-    let prepared = files.map(prepare).collect::<Result<Vec<_>, String>>()?;
-    begin()?;
-    let mut replaced = Vec::new();
-    for (path, before, mut replacement) in prepared {
-        let committed = replacement.commit();
-        if committed.is_ok() {
-            replaced.push((path, before));
-        }
-        match committed.and_then(|()| replacement.sync_directory()) {
-            Ok(()) => {}
-            Err(error) => {
-                let put_back = |(path, before): &(&Path, &str)| {
-                    Replacement::prepare(path, before).and_then(|mut own| own.commit())
-                };
-                let left = replaced.iter().filter(|file| put_back(file).is_err());
-                let left: Vec<_> = left.map(|(path, _)| path.display().to_string()).collect();
-                let cannot = cannot(path, &error);
-                return Err(match left.is_empty() {
-                    true => cannot,
-                    false => format!("{cannot}; these files have the changes already: {}", left.join(", ")),
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Removes the new texts that saves of these files have left behind, which were killed before they
-/// replaced a file.
-pub(in crate::daemon) fn remove_leftovers(sources: &Sources) {
-    for (path, _) in sources.files() {
-        // The next save reports a file that cannot be removed.
-        let _ = safe_path::resolve(path).and_then(|path| remove_if_there(&new_path(&path)));
-    }
-}
-
-/// The new text of a file, on stable storage beside it. [`Replacement::commit`] replaces the file
-/// atomically and keeps its permissions and, if this process may, its owner. A crash leaves the old
-/// file or the new one.
-struct Replacement {
-    path: SafePath,
-    /// The complete new file. It has no name until it is committed, if the file system can do that.
-    file: File,
-    new_path: PathBuf,
-    has_name: bool,
-}
-
-impl Replacement {
-    fn prepare(path: &Path, text: &str) -> io::Result<Replacement> {
-        // Replaces the file that a symbolic link refers to, not the link.
-        let path = safe_path::resolve(path)?;
-        let found = fs::symlink_metadata(path.as_path())?;
-        let (directory, new_path) = (directory_of(&path), new_path(&path));
-        remove_if_there(&new_path)?;
-        let mut options = File::options();
-        options.write(true).mode(0o600);
-        let (file, has_name) =
-            match options.clone().custom_flags(OFlags::TMPFILE.bits() as i32).open(directory) {
-                Ok(file) => (file, false),
-                // The file system has no files without a name.
-                Err(_) => (options.create_new(true).open(&new_path)?, true),
-            };
-        let mut replacement = Replacement { path, file, new_path, has_name };
-        replacement.file.write_all(text.as_bytes())?;
-        // Only with CAP_CHOWN; otherwise the file becomes this user's.
-        let _ = fchown(&replacement.file, Some(found.uid()), Some(found.gid()));
-        replacement.file.set_permissions(found.permissions())?;
-        replacement.file.sync_all()?;
-        Ok(replacement)
-    }
-
-    /// Replaces the file. [`Replacement::sync_directory`] brings that to stable storage.
-    fn commit(&mut self) -> io::Result<()> {
-        if !self.has_name {
-            // If the process is killed between the next steps, the name stays: see
-            // `remove_leftovers`.
-            let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-            linkat(CWD, unnamed, CWD, &self.new_path, AtFlags::SYMLINK_FOLLOW)?;
-            self.has_name = true;
-        }
-        fs::rename(&self.new_path, self.path.as_path())?;
-        self.has_name = false;
-        Ok(())
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        File::open(directory_of(&self.path))?.sync_all()
-    }
-}
-
-impl Drop for Replacement {
-    fn drop(&mut self) {
-        if self.has_name {
-            // A file that stays is removed by the next save or start.
-            let _ = fs::remove_file(&self.new_path);
-        }
-    }
-}
-
-/// The name of a file's new text in the same directory. Includes read *.toml only.
-fn new_path(path: &SafePath) -> PathBuf {
-    let name = path.as_path().file_name().unwrap_or_default().to_string_lossy();
-    directory_of(path).join(format!(".{name}.new"))
-}
-
-/// The directory of a file, whose path stays valid while `path` lives.
-fn directory_of(path: &SafePath) -> &Path {
-    path.as_path().parent().unwrap_or(Path::new("/"))
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::Frontends;
-    use std::os::unix::fs::{PermissionsExt, chown};
 
     fn saved(text: &str, after: &str) -> String {
         let schema = Schema::new(&Frontends::default());
@@ -646,53 +511,4 @@ mod tests {
         saved(text, after);
         saved("", after);
     }
-
-    #[test]
-    fn if_a_file_cannot_be_replaced_none_is() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name);
-        let (first, second, third) = (path("1.toml"), path("2.toml"), path("3.toml"));
-        let write = || [&first, &third].iter().for_each(|path| fs::write(path, "before").unwrap());
-        let texts = || [&first, &third].map(|path| fs::read_to_string(path).unwrap());
-        let replace = |all: &[&PathBuf]| {
-            replace_all(all.iter().map(|path| (path.as_path(), "before", "after".to_owned())), || Ok(()))
-        };
-        write();
-        let said = replace(&[&first, &second, &third]).unwrap_err();
-        assert!(said.contains("2.toml: cannot be written: "), "{said}");
-        assert_eq!(texts(), ["before", "before"]);
-        // A directory takes a temporary file beside it, but no file replaces it.
-        fs::create_dir(&second).unwrap();
-        let said = replace(&[&first, &second, &third]).unwrap_err();
-        assert!(said.contains("2.toml: cannot be written: "), "{said}");
-        assert_eq!(texts(), ["before", "before"]);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3, "no temporary file is left");
-        replace(&[&first, &third]).unwrap();
-        assert_eq!(texts(), ["after", "after"]);
-    }
-
-    #[test]
-    fn a_new_text_has_no_name_before_it_replaces_the_file_and_a_stale_one_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let (path, stale) = (directory.path().join("b.toml"), directory.path().join(".b.toml.new"));
-        let names = || fs::read_dir(directory.path()).unwrap().count();
-        for is_stale in [false, true] {
-            fs::write(&path, "before").unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-            // Only root may give files away.
-            let is_given = chown(&path, Some(NOBODY), Some(NOBODY)).is_ok();
-            if is_stale {
-                fs::write(&stale, "of a save that was killed").unwrap();
-            }
-            let mut replacement = Replacement::prepare(&path, "after").unwrap();
-            assert_eq!(names(), 1, "a crash now would leave no file");
-            replacement.commit().unwrap();
-            assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "after".to_owned()));
-            let found = fs::metadata(&path).unwrap();
-            assert_eq!(found.permissions().mode() & 0o7777, 0o640);
-            assert_eq!([found.uid(), found.gid()] == [NOBODY; 2], is_given);
-        }
-    }
-
-    const NOBODY: u32 = 65534;
 }
