@@ -55,7 +55,7 @@ use crate::protocol::address::ApiListener;
 use crate::volume_kinds::{flush, sizes};
 use access::ApiAccess;
 use announce::{Announcement, AnnouncementDetail, ClientLocation};
-use api::{Api, Endpoint, bind_control, bind_tcp};
+use api::{Api, Probes, bind_control, bind_tcp};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::sys::congestion::Congestion;
@@ -276,18 +276,23 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let api_credentials = setup.api_credentials.clone().map(watch::Sender::new);
     let tcp = setup.api.as_ref().zip(api_credentials.as_ref());
     let tcp = tcp.map(|(listener, credentials)| bind_tcp(listener, credentials.subscribe(), &mut inherited));
-    let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).collect();
-    let api_url = endpoints.iter().find_map(Endpoint::url);
+    let endpoints: Vec<_> = control.into_iter().chain(tcp.transpose()?).map(Arc::new).collect();
+    let api_url = endpoints.iter().find_map(|endpoint| endpoint.url());
     setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
     listen::warn_of_places(&setup.policy);
     // The command of --run keeps the privileges of the user who started it.
     let drops_privileges = command.is_none() && !keep_privileges;
     let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;
+    let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
+    // The daemon before this one serves the same sockets until it has released its volumes.
+    let early_probes = takeover.is_none().then(|| Probes::start(&endpoints, of_daemon.clone()));
+    let early_probes = early_probes.transpose()?;
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
     let Some(exports) = opening.open(&setup, takeover.as_mut(), &mut inherited)? else {
         info!("stopped before the volumes were open");
         return Ok(ExitCode::SUCCESS);
     };
+    let probes = early_probes.map_or_else(|| Probes::start(&endpoints, of_daemon.clone()), Ok)?;
     let clients = if command.is_some() { ClientLocation::Local } else { ClientLocation::Anywhere };
     let announcement =
         Announcement::new(&exports, &setup.frontends, &setup.policy, clients).with_api(api_url);
@@ -330,7 +335,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let size_checks = may_resize.then(|| sizes::check(&exports)).transpose()?;
     let idle = idle::watch(&setup, &connection_limits, reloader.cores().inboxes())?;
     let reloader = Arc::new(reloader);
-    let offers = endpoints.iter().map(Endpoint::offer).collect::<Result<Vec<_>, _>>()?;
+    let offers = endpoints.iter().map(|endpoint| endpoint.offer()).collect::<Result<Vec<_>, _>>()?;
     let successors = TakeoverServer::new(reloader.clone(), offers, setup.state.clone(), sender.clone());
     let control = ControlServer {
         exports: exports.clone(),
@@ -343,14 +348,14 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         secrets: Secrets::below(setup.asked_state.as_deref()),
         reloader: reloader.clone(),
     };
-    let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
+    drop(probes);
     let api = match endpoints.is_empty() {
         true => {
             // The control server would keep a reference to the cores.
             drop((control, successors));
             None
         }
-        false => Some(Api::start(endpoints, control, successors, of_daemon)?),
+        false => Some(Api::start(endpoints.clone(), control, successors, of_daemon.clone())?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
     let reloads = ReloadRequests::start(&reloader)?;
@@ -404,6 +409,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     drop((ending, disks));
     // The API, the size watch, the idle watch and the watchdog end before the cores that they use.
     drop((api, size_checks, idle, watchdog));
+    // The new process serves the sockets.
+    let endpoints = if hands_over { Vec::new() } else { endpoints };
+    let _probes = Probes::start(&endpoints, of_daemon).inspect_err(|failure| warn!("{failure}"));
     info!("{}; send another signal to stop at once", shutdown::started(&limit, GRACE));
     // A command that hangs may still refer to the reloader.
     let cores = reloader.cores().clone();

@@ -10,7 +10,7 @@ use crate::program::{BLOCKMUX, blockmux, ended, has, text};
 use crate::raw_client::{READ, RawClient};
 use crate::reload::Configured;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
@@ -444,6 +444,54 @@ fn a_signal_ends_a_daemon_that_hangs_in_open_at_its_start() {
     assert!(ended(&mut daemon).success());
     assert!(!socket.exists(), "the socket is removed");
     drop(lease);
+}
+
+#[test]
+fn a_daemon_that_hangs_in_open_at_its_start_answers_probes_and_then_serves() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let Some(mut lease) = Lease::of_new(&path("leased.img")) else { return };
+    let mut command = Command::new(BLOCKMUX);
+    command.args(["serve", "--json", &format!("file:{}", path("leased.img").display())]);
+    command.args(["--nbd", &format!("unix:{}", path("nbd.sock").display())]);
+    command.args(["--control", &format!("unix:{}", path("control").display())]);
+    let mut daemon = command.stdout(Stdio::piped()).spawn().unwrap();
+    lease.wait_until_wanted();
+    let get = |path: &str| ask(&directory.path().join("control"), "GET", path, "", "");
+    let starting = json!({ "error": {
+        "code": "unavailable", "message": "the daemon is starting", "hint": "try again later"
+    } });
+    assert_eq!(get("/healthz"), (200, json!({ "state": "starting" })));
+    assert_eq!(get("/readyz"), (503, starting.clone()));
+    assert_eq!(get("/v1/version").0, 200);
+    assert_eq!(get("/v1/status"), (503, starting));
+    let control = format!("unix:{}", path("control").display());
+    let said = text(&blockmux(["ctl", &control, "status"]).stderr);
+    assert!(said.contains("the daemon is starting; try again later"), "{said}");
+    drop(lease);
+    let mut ready = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert!(ready.contains("nbd.sock"), "{ready}");
+    assert_eq!(get("/readyz"), (200, json!({ "state": "serving" })));
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(ended(&mut daemon).success());
+    assert!(!path("control").exists(), "the socket is removed");
+}
+
+#[test]
+fn a_daemon_that_waits_for_io_in_flight_at_its_end_answers_probes() {
+    let controlled = Controlled::serve(&["delay:1h:null:1m"]);
+    let mut client = RawClient::connect(&controlled.daemon.socket());
+    client.request(READ, 0, 0, 512);
+    let get = |path: &str| ask(&controlled.socket(), "GET", path, "", "");
+    let in_flight = || get("/v1/volumes/disk0").1["users"] == json!(1);
+    eventually("the volume is in use", in_flight);
+    controlled.daemon.signal(Signal::TERM);
+    // The API has ended when it says so about a path of its own.
+    eventually("the daemon stops", || get("/v1/status").0 == 503);
+    assert_eq!(get("/healthz"), (200, json!({ "state": "stopping" })));
+    let (status, said) = get("/readyz");
+    assert_eq!((status, &said["error"]["message"]), (503, &json!("the daemon is stopping")));
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(in crate::daemon) struct Endpoint {
     pub(super) listener: Listener,
     /// The configured address; its port may be 0.
     asked: String,
-    pub(super) guard: Guard,
+    pub(super) guard: Arc<Guard>,
 }
 
 /// The access check of an endpoint.
@@ -99,7 +99,7 @@ impl Endpoint {
         let handle = self.listener.handle().map_err(|error| {
             Failure::run(format!("{}: {error}; raise the limit of open files", self.listener.address()))
         })?;
-        let kind = match self.guard {
+        let kind = match *self.guard {
             Guard::Owner => CONTROL,
             Guard::Network(..) => API,
         };
@@ -140,7 +140,7 @@ pub(in crate::daemon) fn bind_control(
         return Err(cannot("another user owns a directory above it; use one below directories of root's"));
     }
     if let Some(listener) = inherited.take_offered(CONTROL, &asked) {
-        return Ok(Endpoint { listener, asked, guard: Guard::Owner });
+        return Ok(Endpoint { listener, asked, guard: Arc::new(Guard::Owner) });
     }
     // The umask keeps other users from connecting before the permissions are set.
     let before = umask(Mode::from_raw_mode(0o177));
@@ -151,7 +151,7 @@ pub(in crate::daemon) fn bind_control(
         _ => cannot(&error.to_string()),
     })?;
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot(&error.to_string()))?;
-    Ok(Endpoint { listener, asked, guard: Guard::Owner })
+    Ok(Endpoint { listener, asked, guard: Arc::new(Guard::Owner) })
 }
 
 /// Listens on a TCP address for clients with these credentials.
@@ -176,7 +176,8 @@ pub(in crate::daemon) fn bind_tcp(
     let listener = bound.map_err(|error| {
         Failure::request(format!("cannot serve the API at {address}: {error}; check --api"))
     })?;
-    Ok(Endpoint { listener, asked, guard: Guard::Network(networks.clone(), credentials) })
+    let guard = Arc::new(Guard::Network(networks.clone(), credentials));
+    Ok(Endpoint { listener, asked, guard })
 }
 
 impl Guard {

@@ -5,7 +5,7 @@ use super::ApiState;
 use super::reply::json;
 use crate::api::bodies::{DaemonHealth, DaemonStage, DaemonVersion};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use blockmux_engine::core::reactor::Inbox;
@@ -31,6 +31,12 @@ struct CoreCheck {
     all_answer: bool,
 }
 
+impl FromRef<ApiState> for Health {
+    fn from_ref(shared: &ApiState) -> Health {
+        shared.health.clone()
+    }
+}
+
 impl Health {
     /// The health of a daemon with these cores; `stage` tells what it does as a whole.
     pub(super) fn new(stage: watch::Receiver<DaemonStage>, cores: Vec<Inbox>) -> Health {
@@ -46,7 +52,7 @@ impl Health {
     }
 
     /// The stage of the daemon, if it serves.
-    async fn serving(&self) -> Result<DaemonStage, ApiError> {
+    pub(super) async fn serving(&self) -> Result<DaemonStage, ApiError> {
         match self.stage().await? {
             DaemonStage::Starting => Err(unavailable("the daemon is starting; try again later")),
             DaemonStage::Stopping => Err(unavailable("the daemon is stopping; use another one")),
@@ -94,7 +100,10 @@ fn unavailable(text: &str) -> ApiError {
 }
 
 /// The paths of this module.
-pub(super) fn routes() -> OpenApiRouter<ApiState> {
+pub(super) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S>
+where
+    Health: FromRef<S>,
+{
     OpenApiRouter::default().routes(routes!(healthz)).routes(routes!(readyz)).routes(routes!(version))
 }
 
@@ -109,8 +118,8 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         (status = 503, body = ErrorBody, description = "A core does not answer")
     )
 )]
-async fn healthz(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    let state = shared.health.stage().await?;
+async fn healthz(State(health): State<Health>) -> Result<Response, ApiError> {
+    let state = health.stage().await?;
     Ok(json(StatusCode::OK, &DaemonHealth { state }))
 }
 
@@ -125,8 +134,8 @@ async fn healthz(State(shared): State<ApiState>) -> Result<Response, ApiError> {
         (status = 503, body = ErrorBody, description = "The daemon starts or stops, or a core does not answer")
     )
 )]
-async fn readyz(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    let state = shared.health.serving().await?;
+async fn readyz(State(health): State<Health>) -> Result<Response, ApiError> {
+    let state = health.serving().await?;
     Ok(json(StatusCode::OK, &DaemonHealth { state }))
 }
 

@@ -19,6 +19,7 @@ mod objects;
 mod page;
 mod permission;
 mod places;
+mod probes;
 mod process;
 mod reply;
 mod requests;
@@ -26,7 +27,8 @@ mod routes;
 mod takeover;
 mod tls;
 
-pub(super) use endpoint::{Endpoint, bind_control, bind_tcp};
+pub(super) use endpoint::{bind_control, bind_tcp};
+pub(super) use probes::Probes;
 
 use super::control::ControlServer;
 use super::takeover::TakeoverServer;
@@ -39,7 +41,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use blockmux_engine::core::helpers;
 use endable::{EndableStream, Ending};
-use endpoint::{AnyListener, AnyStream, Guard};
+use endpoint::{AnyListener, AnyStream, Endpoint, Guard};
 use health::Health;
 use history::{Samples, TICK};
 use hyper::body::Incoming;
@@ -84,7 +86,7 @@ impl Api {
     /// # Errors
     /// If its thread cannot be started.
     pub(super) fn start(
-        endpoints: Vec<Endpoint>,
+        endpoints: Vec<Arc<Endpoint>>,
         control: ControlServer,
         successors: TakeoverServer,
         stage: watch::Receiver<DaemonStage>,
@@ -126,18 +128,29 @@ impl Drop for Api {
     }
 }
 
-fn run(runtime: &Runtime, endpoints: Vec<Endpoint>, shared: ApiState, stopped: &watch::Receiver<()>) {
+fn run(runtime: &Runtime, endpoints: Vec<Arc<Endpoint>>, shared: ApiState, stopped: &watch::Receiver<()>) {
     let router = routes::router(shared.clone());
     runtime.block_on(async {
         let sampling = tokio::spawn(sample(shared));
-        let mut accepting = JoinSet::new();
-        for endpoint in endpoints {
-            // Clients of one endpoint cannot keep those of another out, such as the daemon's owner.
-            accepting.spawn(accept_all(endpoint, router.clone(), stopped.clone()));
-        }
-        while accepting.join_next().await.is_some() {}
+        serve_all(endpoints, router, stopped, GRACE).await;
         sampling.abort();
     });
+}
+
+/// Serves the clients of all endpoints until the daemon stops; accepted requests then have so much
+/// time.
+async fn serve_all(
+    endpoints: Vec<Arc<Endpoint>>,
+    router: Router,
+    stopped: &watch::Receiver<()>,
+    grace: Duration,
+) {
+    let mut accepting = JoinSet::new();
+    for endpoint in endpoints {
+        // Clients of one endpoint cannot keep those of another out, such as the daemon's owner.
+        accepting.spawn(accept_all(endpoint, router.clone(), stopped.clone(), grace));
+    }
+    while accepting.join_next().await.is_some() {}
 }
 
 /// Samples all counters in each [`TICK`]; never returns.
@@ -160,14 +173,15 @@ async fn sample(shared: ApiState) {
 
 /// Accepts clients at one endpoint until the daemon stops, then waits for pending responses.
 async fn accept_all(
-    Endpoint { listener, guard, .. }: Endpoint,
+    endpoint: Arc<Endpoint>,
     router: Router,
     mut stopped: watch::Receiver<()>,
+    grace: Duration,
 ) {
-    let (guard, places) = (Arc::new(guard), Places::default());
+    let (guard, places) = (endpoint.guard.clone(), Places::default());
     let mut open = JoinSet::new();
-    let address = listener.address().to_string();
-    let accepting = match AnyListener::of(&listener) {
+    let address = endpoint.listener.address().to_string();
+    let accepting = match AnyListener::of(&endpoint.listener) {
         Ok(accepting) => accepting,
         Err(error) => {
             warn!("{address}: the API is not served: {error}; start the daemon again");
@@ -208,10 +222,10 @@ async fn accept_all(
             }
         }
     }
-    drop((accepting, listener));
+    drop((accepting, endpoint));
     let all = async { while open.join_next().await.is_some() {} };
-    if time::timeout(GRACE, all).await.is_err() {
-        warn!("{address}: API requests have not ended after {} s", GRACE.as_secs());
+    if time::timeout(grace, all).await.is_err() {
+        warn!("{address}: API requests have not ended after {} s", grace.as_secs());
     }
 }
 
