@@ -9,8 +9,53 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
+
+/// What a config writes before the name of a secret in the daemon's state directory, in place of a
+/// path. A path that begins so is written `./secret:...`.
+const SECRET: &str = "secret:";
+
+/// The name of the secret that a config names in place of a path.
+pub(crate) fn name_of(file: &Path) -> Option<&str> {
+    file.to_str()?.strip_prefix(SECRET)
+}
+
+/// What a config names a secret by.
+pub(crate) fn reference(name: &str) -> String {
+    format!("{SECRET}{name}")
+}
+
+/// Makes a relative path relative to `directory`, unless it stands for a secret.
+pub(crate) fn below(directory: &Path, file: &Path) -> PathBuf {
+    match name_of(file) {
+        Some(_) => file.to_owned(),
+        None => directory.join(file),
+    }
+}
+
+/// The path of a file that a config names. `secrets` is the directory of secrets, if there is one.
+///
+/// # Errors
+/// If it stands for a secret and has no name of one, or there is no directory; the message says what
+/// to do.
+pub(crate) fn resolve(file: &Path, secrets: Option<&Path>) -> Result<PathBuf, String> {
+    let Some(name) = name_of(file) else { return Ok(file.to_owned()) };
+    if name.is_empty() || name.starts_with('.') || name.contains('/') {
+        return Err(format!(
+            "`{SECRET}{name}` names no secret; write {SECRET}NAME, or a path as ./{SECRET}..."
+        ));
+    }
+    let directory = secrets.ok_or_else(|| {
+        format!("{SECRET}{name}: the config names no state directory for secrets; add state = \"DIR\"")
+    });
+    directory.map(|directory| directory.join(name))
+}
+
+/// The directory of the secrets of a daemon with this state directory.
+pub(crate) fn directory_below(state: &Path) -> PathBuf {
+    state.join("secrets")
+}
 
 /// Reads a one-line secret from a regular file that only its owner can read, and parses it. `what`
 /// names the file in messages.
@@ -154,6 +199,25 @@ mod tests {
         std::fs::write(file.path(), content).unwrap();
         std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
         all_of(file.path()).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn a_secret_is_named_by_a_prefix_that_no_path_needs() {
+        let (directory, secrets) = (Path::new("/etc/b"), Some(Path::new("/var/b/secrets")));
+        for (written, anchored, resolved) in [
+            ("secret:chap", "secret:chap", "/var/b/secrets/chap"),
+            ("chap", "/etc/b/chap", "/etc/b/chap"),
+            ("./secret:chap", "/etc/b/./secret:chap", "/etc/b/./secret:chap"),
+            ("/run/chap", "/run/chap", "/run/chap"),
+        ] {
+            let below = below(directory, Path::new(written));
+            assert_eq!(below, Path::new(anchored));
+            assert_eq!(resolve(&below, secrets), Ok(resolved.into()));
+        }
+        for wrong in ["secret:", "secret:.", "secret:../x", "secret:a/b"] {
+            assert!(resolve(Path::new(wrong), secrets).unwrap_err().contains("names no secret"), "{wrong}");
+        }
+        assert!(resolve(Path::new("secret:a"), None).unwrap_err().contains("add state = "));
     }
 
     #[test]

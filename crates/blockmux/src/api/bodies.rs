@@ -111,28 +111,6 @@ pub(crate) struct ChangeTarget {
     pub(crate) what: Value,
 }
 
-/// A part of a config file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ApplyConfig {
-    /// The file's path, for messages; relative paths in the text are relative to its directory.
-    #[schema(example = "/etc/blockmux/part.toml")]
-    pub(crate) path: String,
-    /// TOML.
-    #[schema(example = "max_connections = 100")]
-    pub(crate) text: String,
-    /// Remove the entries that the lists in the text lack.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) prune: bool,
-}
-
-/// A config file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct ConfigText {
-    /// TOML.
-    pub(crate) text: String,
-}
-
 /// New levels of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -229,8 +207,10 @@ impl fmt::Debug for SecretText {
 /// A secret that was written, without its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct SecretInfo {
+    /// The config names it as `secret:NAME`, for example in `secret_file`.
+    #[schema(example = "host1")]
     pub(crate) name: String,
-    /// What the config names it by, as `secret_file`.
+    /// Its file, for the URLs of remote volumes.
     #[schema(example = "/var/lib/blockmux/secrets/host1")]
     pub(crate) path: String,
     /// Keys of the running config that name it.

@@ -1,5 +1,6 @@
 //! A blocking client of the API: one connection for each request.
 
+use super::fragment::{JSON, TOML};
 use super::tls::TlsConnection;
 use super::{ApiAddress, ApiError, ControlPath, ErrorBody, MAX_ANSWER, tls_error};
 use crate::failure::Failure;
@@ -35,8 +36,16 @@ pub(crate) struct Call {
     pub(crate) path: String,
     /// Further headers.
     pub(crate) headers: Vec<(&'static str, String)>,
-    /// JSON body, if any.
-    pub(crate) body: Option<Value>,
+    pub(crate) body: Option<CallBody>,
+    /// Media type of the response.
+    pub(crate) accept: &'static str,
+}
+
+/// The body of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CallBody {
+    Json(Value),
+    Toml(String),
 }
 
 /// A response that reports success.
@@ -45,6 +54,7 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     /// Path of the action that continues after the response.
     pub(crate) location: Option<String>,
+    /// The body; a string if it is TOML.
     pub(crate) body: Value,
 }
 
@@ -60,7 +70,7 @@ pub(crate) enum CallError {
 impl Call {
     /// A request without a body.
     pub(crate) fn new(method: &'static str, path: impl Into<String>) -> Call {
-        Call { method, path: path.into(), headers: Vec::new(), body: None }
+        Call { method, path: path.into(), headers: Vec::new(), body: None, accept: JSON }
     }
 }
 
@@ -87,8 +97,11 @@ impl Client {
             let body: ErrorBody = serde_json::from_slice(&body).map_err(unreadable)?;
             return Err(CallError::Refused(body.error));
         }
-        let body =
-            if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).map_err(unreadable)? };
+        let body = match call.accept {
+            _ if body.is_empty() => Value::Null,
+            TOML => Value::from(String::from_utf8_lossy(&body)),
+            _ => serde_json::from_slice(&body).map_err(unreadable)?,
+        };
         Ok(Reply { status, location, body })
     }
 
@@ -167,13 +180,17 @@ impl Client {
 
     fn exchange(&self, call: &Call) -> io::Result<(u16, Option<String>, Vec<u8>)> {
         let (host, mut stream) = self.connect()?;
-        let body = call.body.as_ref().map(Value::to_string).unwrap_or_default();
+        let (kind, body) = match &call.body {
+            None => (None, String::new()),
+            Some(CallBody::Json(body)) => (Some(JSON), body.to_string()),
+            Some(CallBody::Toml(text)) => (Some(TOML), text.clone()),
+        };
         let mut head = Zeroizing::new(String::with_capacity(512 + call.path.len()));
         head.push_str(&format!(
             "{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n",
             call.method, call.path
         ));
-        head.push_str("Accept: application/json\r\nPrefer: respond-async, wait=1\r\n");
+        head.push_str(&format!("Accept: {}\r\nPrefer: respond-async, wait=1\r\n", call.accept));
         for (name, value) in &call.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
@@ -182,8 +199,8 @@ impl Client {
             head.push_str(token);
             head.push_str("\r\n");
         }
-        if call.body.is_some() {
-            head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+        if let Some(kind) = kind {
+            head.push_str(&format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len()));
         }
         head.push_str("\r\n");
         // A daemon may refuse a request before it has read the body.

@@ -6,6 +6,7 @@ pub(crate) mod bodies;
 pub(crate) mod client;
 pub(crate) mod edit;
 mod error;
+pub(crate) mod fragment;
 pub(crate) mod limits;
 mod peer;
 mod tls;

@@ -10,7 +10,7 @@ use crate::protocol::address::{ApiListener, is_local};
 use blockmux_engine::carrier::tls::{ServerCertificates, TlsPeer};
 use blockmux_engine::net::socket::Address;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 /// Settings of the API over TCP; the config file has the same names.
@@ -116,13 +116,13 @@ impl ApiAccess {
         }
     }
 
-    /// Reads the tokens and the certificates.
+    /// Reads the tokens and the certificates. `secrets` is the directory of secrets that have names.
     ///
     /// # Errors
     /// If clients would need neither, a file cannot be used, or two entries have the same name or
     /// token.
-    pub(super) fn load(&self) -> Result<RequiredCredentials, Failure> {
-        let tokens = self.load_tokens()?;
+    pub(super) fn load(&self, secrets: Option<&Path>) -> Result<RequiredCredentials, Failure> {
+        let tokens = self.load_tokens(secrets)?;
         let subjects = self.subjects()?;
         let Some(directory) = &self.api_tls_certificates else {
             if subjects.is_some() {
@@ -143,10 +143,15 @@ impl ApiAccess {
     }
 
     /// Reads the files of all tokens.
-    fn load_tokens(&self) -> Result<Vec<RequiredToken>, Failure> {
+    fn load_tokens(&self, secrets: Option<&Path>) -> Result<Vec<RequiredToken>, Failure> {
+        let read = |what: &str, file: &Path| {
+            let file = secret::resolve(file, secrets);
+            let file = file.map_err(|problem| Failure::request(format!("{what}: {problem}")))?;
+            secret::read(what, &file, api_token)
+        };
         let mut all: Vec<RequiredToken> = Vec::new();
         if let Some(file) = &self.api_token_file {
-            let token = secret::read("--api-token-file", file, api_token)?;
+            let token = read("--api-token-file", file)?;
             all.push(RequiredToken { name: DEFAULT_TOKEN.to_owned(), role: Role::Administer, token });
         }
         for ApiToken { name, token_file, role } in &self.api_token {
@@ -160,8 +165,7 @@ impl ApiAccess {
                                   choose another one",
                 ));
             }
-            let token =
-                secret::read(&format!("{} `{name}`: token_file", API_TOKENS.0), token_file, api_token)?;
+            let token = read(&format!("{} `{name}`: token_file", API_TOKENS.0), token_file)?;
             if let Some(same) = all.iter().find(|own| own.token == token) {
                 let same = &same.name;
                 return Err(wrong(&format!(
@@ -256,11 +260,10 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
 
     #[test]
     fn clients_need_a_token_or_a_certificate() {
-        let load = |access: ApiAccess| access.load().map(drop).unwrap_err().to_string();
+        let load = |access: ApiAccess| access.load(None).map(drop).unwrap_err().to_string();
         assert!(load(ApiAccess::default()).contains("without a token, every client that can connect"));
         let subject = ApiAccess { api_tls_subject: vec!["CN=a".to_owned()], ..ApiAccess::default() };
         assert!(load(subject).contains("api_tls_subject requires https; add api_tls_certificates"));
@@ -331,7 +334,7 @@ mod tests {
         let load = |all: &[&ApiToken]| {
             let api_token = all.iter().map(|own| (*own).clone()).collect();
             let api_token_file = Some(token(&files, "first", "of-the-first").token_file);
-            let loaded = ApiAccess { api_token_file, api_token, ..ApiAccess::default() }.load();
+            let loaded = ApiAccess { api_token_file, api_token, ..ApiAccess::default() }.load(None);
             loaded.map_err(|failure| failure.to_string())
         };
         let (one, same) = (token(&files, "one", "of-the-other"), token(&files, "same", "of-the-first"));
@@ -362,7 +365,9 @@ mod tests {
     fn only_renewed_files_are_named() {
         let files = tempfile::tempdir().unwrap();
         let load = |api_token: Vec<ApiToken>| {
-            ApiAccess { api_token, ..ApiAccess::default() }.load().unwrap_or_else(|error| panic!("{error}"))
+            ApiAccess { api_token, ..ApiAccess::default() }
+                .load(None)
+                .unwrap_or_else(|error| panic!("{error}"))
         };
         let before = load(vec![token(&files, "a", "before-12345"), token(&files, "b", "of-b-1234567")]);
         let after = load(vec![token(&files, "a", "after-123456"), token(&files, "b", "of-b-1234567")]);

@@ -67,26 +67,36 @@ impl ControlServer {
         }
     }
 
-    /// Removes a secret that the config does not use.
-    pub(super) fn remove_secret(&self, name: &str, caller: &Caller) -> Result<Changed, ApiError> {
+    /// Removes a secret that the config does not use, or any if that is forced.
+    pub(super) fn remove_secret(
+        &self,
+        name: &str,
+        force: bool,
+        caller: &Caller,
+    ) -> Result<Changed, ApiError> {
         let what = format!("a removal of secret {name}");
         // No edit begins to use it meanwhile.
         let guards = (self.secrets.lock(&what, caller)?, self.reloader.lock_edits(&what, caller)?);
         let (secrets, own, config) = (self.secrets.clone(), name.to_owned(), self.reloader.config_table());
         let remove = move |awaited: &Awaited| {
-            let removed =
-                awaited.begin().map_err(ApiError::from).and_then(|()| secrets.remove(&own, &config));
-            (removed, guards)
+            let begun = awaited.begin().map_err(ApiError::from);
+            (begun.and_then(|()| secrets.remove(&own, &config, force)), guards)
         };
         let effect = format!("- secret {name}");
         let late = late(caller, format!("remove secret {name}"), effect.clone());
         let (removed, _guards) =
             self.reloader.blocking.run_change(STATE, remove, move |(removed, guards)| {
-                late(removed);
+                late(removed.map(drop));
                 drop(guards);
             })?;
-        removed?;
-        Ok(Changed { answer: Answer::Done, effects: vec![effect] })
+        let used_by = removed?;
+        let note = (!used_by.is_empty()).then(|| {
+            let users = used_by.join(", ");
+            format!(
+                "{users} still names it, and no change of the config is possible until it is written again"
+            )
+        });
+        Ok(Changed { answer: Answer::Done.noted(note), effects: vec![effect] })
     }
 
     /// Ends the sessions of a client's address or of an initiator, as a stop does: I/O in flight

@@ -5,7 +5,7 @@ use super::attachment::Attachment;
 use super::role::{ApiCertificate, ApiToken};
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
-use crate::access::networks;
+use crate::access::{networks, secret};
 use crate::api::ControlPath;
 use crate::api::limits;
 use crate::data::unit_identity;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::process::dead_paths::look_at_all;
 use crate::process::poll::Poll;
 use crate::protocol::address::ApiListener;
-use crate::protocol::{Frontends, KeyError, Protocol, by_name};
+use crate::protocol::{FilePlaces, Frontends, KeyError, Protocol, by_name};
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::names::unit_identity::GivenUnitIdentity;
@@ -181,12 +181,17 @@ pub(super) fn current_directory() -> PathBuf {
 }
 
 impl Config {
-    /// Reads the config files; keys of protocols are passed to `frontends`.
+    /// Reads the config files; keys of protocols are passed to `frontends`. `state` is the state
+    /// directory of the command line, which has priority.
     ///
     /// # Errors
     /// If a key or a value is invalid; the message names file and line.
-    pub(super) fn read(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
-        let mut config = Config::parse(sources, frontends)?;
+    pub(super) fn read(
+        sources: &Sources,
+        frontends: &mut Frontends,
+        state: Option<&Path>,
+    ) -> Result<Config, Failure> {
+        let mut config = Config::parse(sources, frontends, state)?;
         config.anchor(sources.path().parent().unwrap_or(Path::new("")))?;
         Ok(config)
     }
@@ -228,16 +233,19 @@ impl Config {
             return Err(Failure::request(wrong));
         }
         let control = self.control.as_mut().map(|ControlPath(path)| path);
-        let of_api = self.api_token_file.iter_mut().chain(&mut self.api_tls_certificates);
-        let tokens = self.api_token.iter_mut().map(|own| &mut own.token_file);
-        for path in self.state.iter_mut().chain(control).chain(of_api).chain(tokens) {
+        for path in self.state.iter_mut().chain(control).chain(&mut self.api_tls_certificates) {
             *path = directory.join(&*path);
+        }
+        let tokens = self.api_token.iter_mut().map(|own| &mut own.token_file);
+        for path in self.api_token_file.iter_mut().chain(tokens) {
+            *path = secret::below(directory, path);
         }
         Ok(())
     }
 
-    fn parse(sources: &Sources, frontends: &mut Frontends) -> Result<Config, Failure> {
-        Config::from_table(sources.table()?, sources.path(), frontends).map_err(|error| match error {
+    fn parse(sources: &Sources, frontends: &mut Frontends, state: Option<&Path>) -> Result<Config, Failure> {
+        let config = Config::from_table(sources.table()?, sources.path(), frontends, state);
+        config.map_err(|error| match error {
             KeyError::Syntax(span, message) => sources.wrong(span, &message),
             KeyError::Invalid(failure) => sources.located(failure),
         })
@@ -248,6 +256,7 @@ impl Config {
         table: Spanned<DeTable<'_>>,
         path: &Path,
         frontends: &mut Frontends,
+        state: Option<&Path>,
     ) -> Result<Config, KeyError> {
         let span = table.span();
         let (own, others): (DeTable<'_>, DeTable<'_>) =
@@ -267,7 +276,11 @@ impl Config {
         let config = Config::deserialize(own)?;
         // Announced commands and URLs may be used in another directory.
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        frontends.take_keys(others, absolute.parent().unwrap_or(Path::new("")))?;
+        let directory = absolute.parent().unwrap_or(Path::new(""));
+        let written = config.state.as_ref().map(|state| directory.join(state));
+        let state = state.map(|state| current_directory().join(state)).or(written);
+        let secrets = state.as_deref().map(secret::directory_below);
+        frontends.take_keys(others, &FilePlaces { directory, secrets: secrets.as_deref() })?;
         Ok(config)
     }
 }
@@ -292,7 +305,7 @@ mod tests {
     fn parse_all(text: &str) -> Result<(Config, Frontends), String> {
         let mut frontends = Frontends::default();
         let sources = Sources::of_text(Path::new("b.toml"), text.to_owned());
-        let config = Config::parse(&sources, &mut frontends);
+        let config = Config::parse(&sources, &mut frontends, None);
         config.map(|config| (config, frontends)).map_err(|failure| failure.to_string())
     }
 
@@ -372,7 +385,7 @@ mod tests {
         let text = format!("{table}\nxyzzyxyzzyxyzzy = 1");
         let sources = Sources::of_text(Path::new("b.toml"), text);
         let table = sources.table().unwrap();
-        let error = match Config::from_table(table, sources.path(), &mut Frontends::default()) {
+        let error = match Config::from_table(table, sources.path(), &mut Frontends::default(), None) {
             Err(KeyError::Syntax(_, message)) => message,
             _ => panic!("an unknown key was accepted"),
         };

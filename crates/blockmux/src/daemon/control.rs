@@ -11,7 +11,7 @@ use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
 use super::exported::ExportedBy;
 use super::opening::VolumeOpener;
-use super::reload::{Current, Reloader, commands, edit};
+use super::reload::{Current, Reloader, commands, edit, fragment};
 use super::secrets::Secrets;
 use crate::api::ApiError;
 use crate::cli::ctl::{
@@ -212,7 +212,10 @@ impl ControlServer {
                 Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
             }
             Request::Diff { .. } => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
-            Request::Export => Answer::Text(self.reloader.export()),
+            Request::Export { as_json } => {
+                let (content, tag) = self.reloader.export(*as_json);
+                Answer::Config { content, tag }
+            }
             Request::Secrets => self.secrets().map_or_else(Answer::Failed, Answer::Secrets),
             Request::List { path, query } => {
                 edit::list(&self.reloader, path, query).map_or_else(Answer::Failed, Answer::Objects)
@@ -231,7 +234,7 @@ impl ControlServer {
     pub(super) fn change(&self, request: &Request, caller: &Caller, progress: &dyn Fn(String)) -> Answer {
         let request = &self.with_exact_target(request);
         let changed = self.make_change(request, caller, progress);
-        if matches!(request, Request::Edit(edit) if edit.options.dry_run) {
+        if request.is_dry_run() {
             return changed.map_or_else(Answer::Failed, |changed| changed.answer);
         }
         let effects = changed.as_ref().map(|changed| &*changed.effects);
@@ -268,12 +271,14 @@ impl ControlServer {
         let said = |text: String| Changed { effects: vec![text.clone()], answer: Answer::Message(text) };
         match request {
             Request::Reload => self.reloader.reload(caller, progress).map(planned),
-            Request::Apply { fragment, prune } => {
-                self.reloader.apply_fragment(fragment, *prune, caller, progress).map(noted)
+            Request::Apply { fragment, options } if options.dry_run => {
+                fragment::plan(&self.reloader, fragment, options).map(planned)
+            }
+            Request::Apply { fragment, options } => {
+                fragment::apply(&self.reloader, fragment, options, caller, progress).map(noted)
             }
             Request::Edit(edit) if edit.options.dry_run => {
-                let report = edit::make(&self.reloader, edit, caller, progress)?;
-                Ok(Changed { answer: Answer::Plan(report), effects: Vec::new() })
+                edit::make(&self.reloader, edit, caller, progress).map(planned)
             }
             Request::Edit(edit) => edit::make(&self.reloader, edit, caller, progress).map(noted),
             Request::Save => self.reloader.save(caller).map(said),
@@ -300,11 +305,11 @@ impl ControlServer {
             Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
-            Request::RemoveSecret { name } => self.remove_secret(name, caller),
+            Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
             Request::Status
             | Request::Sessions
             | Request::Diff { .. }
-            | Request::Export
+            | Request::Export { .. }
             | Request::Secrets
             | Request::List { .. }
             | Request::Show { .. } => Ok(Changed { answer: self.answer(request), effects: Vec::new() }),

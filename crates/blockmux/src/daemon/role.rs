@@ -1,5 +1,6 @@
 //! What a client of the API may request, and the entries of the config file that grant it.
 
+use crate::access::secret;
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ impl fmt::Display for Role {
 impl ApiToken {
     /// The entry as an `[[api_token]]` table with an absolute path.
     pub(super) fn table(&self, directory: &Path) -> Table {
-        let file = directory.join(&self.token_file).display().to_string();
+        let file = secret::below(directory, &self.token_file).display().to_string();
         let all = [("name", self.name.clone()), ("token_file", file), ("role", self.role.to_string())];
         all.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
     }

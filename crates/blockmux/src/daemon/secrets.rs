@@ -1,10 +1,12 @@
 //! Secrets that clients of the API have written: one file each in the state directory, which the
-//! config names by its path. They are never read back; only what uses them reads the files.
+//! config names as `secret:NAME` or by its path. They are never read back; only what uses them reads
+//! the files.
 
 use super::config::current_directory;
 use super::config_audit::Caller;
 use super::named_lock::{NamedGuard, NamedLock};
 use super::setup::check_name;
+use crate::access::secret;
 use crate::api::bodies::SecretInfo;
 use crate::api::{ApiError, ErrorCode};
 use std::fs::{self, DirBuilder, File};
@@ -27,7 +29,7 @@ pub(super) struct Secrets {
 impl Secrets {
     /// The secrets below a state directory.
     pub(super) fn below(state: Option<&Path>) -> Secrets {
-        let directory = state.map(|state| current_directory().join(state).join("secrets"));
+        let directory = state.map(|state| secret::directory_below(&current_directory().join(state)));
         Secrets { directory, changes: NamedLock::default() }
     }
 
@@ -59,7 +61,7 @@ impl Secrets {
     pub(super) fn restore(&self, name: &str, kept: Option<&Zeroizing<String>>) -> Result<(), ApiError> {
         match kept {
             Some(value) => self.write(name, value, &Table::new()).map(drop),
-            None => self.remove(name, &Table::new()),
+            None => self.remove(name, &Table::new(), false).map(drop),
         }
     }
 
@@ -78,7 +80,7 @@ impl Secrets {
         names.sort();
         let info = |name: String| {
             let path = directory.join(&name).display().to_string();
-            SecretInfo { name, used_by: uses(config, &path), path }
+            SecretInfo { used_by: uses(config, &name, &path), name, path }
         };
         Ok(names.into_iter().map(info).collect())
     }
@@ -111,25 +113,29 @@ impl Secrets {
         };
         put().map_err(|error| cannot(&path, &error))?;
         let path = path.display().to_string();
-        Ok(SecretInfo { name: name.to_owned(), used_by: uses(config, &path), path })
+        Ok(SecretInfo { name: name.to_owned(), used_by: uses(config, name, &path), path })
     }
 
-    /// Removes a secret.
+    /// Removes a secret; returns what still uses it.
     ///
     /// # Errors
-    /// If there is none, or the config uses it.
-    pub(super) fn remove(&self, name: &str, config: &Table) -> Result<(), ApiError> {
+    /// If there is none, or the config uses it and that is not forced.
+    pub(super) fn remove(&self, name: &str, config: &Table, force: bool) -> Result<Vec<String>, ApiError> {
         check(name)?;
         let path = self.directory()?.join(name);
-        let used_by = uses(config, &path.display().to_string());
-        if !used_by.is_empty() {
-            let text = format!("secret {name}: is used by {}; change that first", used_by.join(", "));
+        let used_by = uses(config, name, &path.display().to_string());
+        if !used_by.is_empty() && !force {
+            let text = format!(
+                "secret {name}: is used by {}; change that first, or write --force (API: ?force=true)",
+                used_by.join(", ")
+            );
             return Err(ApiError::new(ErrorCode::Conflict, text));
         }
         fs::remove_file(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => ApiError::not_found(format!("secret {name}: does not exist")),
             _ => cannot(&path, &error),
-        })
+        })?;
+        Ok(used_by)
     }
 
     fn directory(&self) -> Result<&Path, ApiError> {
@@ -170,25 +176,27 @@ fn cannot(path: &Path, error: &io::Error) -> ApiError {
     ApiError::failed(format!("{}: {error}; check the state directory", path.display()))
 }
 
-/// The places of a config whose value is this path, as `iscsi_target iqn.a acl iqn.b secret_file`.
-fn uses(config: &Table, path: &str) -> Vec<String> {
-    let mut found = Vec::new();
+/// The places of a config that name this secret or its path, as `iscsi_target iqn.a acl iqn.b
+/// secret_file`.
+fn uses(config: &Table, name: &str, path: &str) -> Vec<String> {
+    let (mut found, reference) = (Vec::new(), secret::reference(name));
+    let is_meant = |text: &str| text == reference || names(text, path);
     for (key, value) in config {
-        find(value, path, key, &mut found);
+        find(value, &is_meant, key, &mut found);
     }
     found
 }
 
-fn find(value: &Value, path: &str, place: &str, found: &mut Vec<String>) {
+fn find(value: &Value, is_meant: &impl Fn(&str) -> bool, place: &str, found: &mut Vec<String>) {
     match value {
-        Value::String(text) if names(text, path) => found.push(place.to_owned()),
-        Value::Array(items) => items.iter().for_each(|item| find(item, path, place, found)),
+        Value::String(text) if is_meant(text) => found.push(place.to_owned()),
+        Value::Array(items) => items.iter().for_each(|item| find(item, is_meant, place, found)),
         Value::Table(table) => {
             // The name of an entry is its first text, whatever its key is.
             let name = NAMES.iter().find_map(|key| table.get(*key)?.as_str()).unwrap_or_default();
             for (key, value) in table {
                 let below = format!("{place} {name} {key}").replace("  ", " ");
-                find(value, path, &below, found);
+                find(value, is_meant, &below, found);
             }
         }
         _ => {}
@@ -229,12 +237,22 @@ mod tests {
         let config: Table = config.parse().unwrap();
         let listed = secrets.list(&config).unwrap();
         assert_eq!(listed[0].used_by, ["iscsi_target iqn.a acl iqn.b secret_file"]);
-        assert!(
-            secrets.remove("chap", &config).unwrap_err().message.contains("is used by iscsi_target iqn.a")
+        let by_name: Table =
+            "[[nvme_subsystem]]\nnqn = 'nqn.a'\n[[nvme_subsystem.host]]\nhostnqn = 'nqn.h'\n\
+            tls_key_file = 'secret:chap'\ndhchap_secret_file = 'secret:chap2'"
+                .parse()
+                .unwrap();
+        assert_eq!(
+            secrets.list(&by_name).unwrap()[0].used_by,
+            ["nvme_subsystem nqn.a host nqn.h tls_key_file"]
         );
-        secrets.remove("chap", &none).unwrap();
+        let refused = secrets.remove("chap", &config, false).unwrap_err();
+        assert!(refused.message.contains("is used by iscsi_target iqn.a"));
+        assert_eq!(secrets.remove("chap", &config, true).unwrap(), listed[0].used_by);
+        secrets.write("chap", "third", &none).unwrap();
+        assert_eq!(secrets.remove("chap", &none, false).unwrap(), [""; 0]);
         assert_eq!(secrets.list(&none).unwrap(), []);
-        assert_eq!(secrets.remove("chap", &none).unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(secrets.remove("chap", &none, true).unwrap_err().code, ErrorCode::NotFound);
         assert_eq!(fs::read_dir(state.path().join("secrets")).unwrap().count(), 0, "nothing is left");
     }
 

@@ -6,13 +6,14 @@
 use super::ServeArgs;
 use super::access::{ApiAccess, RequiredCredentials, tcp_address};
 use super::attachment::{self, ATTACHMENTS, Attachment};
-use super::config::{Config, VolumeEntry};
+use super::config::{Config, VolumeEntry, current_directory};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, VolumeOpener};
 use super::role::{API_CERTIFICATES, API_TOKENS};
 use super::sources::Sources;
 use super::state;
+use crate::access::secret::directory_below;
 use crate::api::ControlPath;
 use crate::data::{layers, unit_identity};
 use crate::failure::Failure;
@@ -112,7 +113,8 @@ impl Setup {
         sources: Option<Sources>,
         inherited: &InheritedListeners,
     ) -> Result<Setup, Failure> {
-        let config = sources.as_ref().map(|sources| Config::read(sources, &mut args.frontends));
+        let (frontends, state) = (&mut args.frontends, args.state.as_deref());
+        let config = sources.as_ref().map(|sources| Config::read(sources, frontends, state));
         let config = config.transpose()?.unwrap_or_default();
         let setup = Setup::combine(args, config, inherited);
         let located = |failure| match &sources {
@@ -177,7 +179,8 @@ impl Setup {
         let api_credentials = match &api_listener {
             Some(listener) => {
                 tcp_address(listener)?;
-                Some(Arc::new(api_access.load()?))
+                let secrets = state.as_deref().map(|own| directory_below(&current_directory().join(own)));
+                Some(Arc::new(api_access.load(secrets.as_deref())?))
             }
             None => {
                 api_access.check_unused()?;

@@ -1,7 +1,7 @@
 //! The frontends of all protocols, and their listeners from the command line and the config file.
 
 use super::frontend::{Change, Frontend, TargetTables};
-use super::keys::{KeyError, anchor};
+use super::keys::{FilePlaces, KeyError, anchor, resolve_secrets};
 use super::policy::TargetAccess;
 use super::{PROTOCOLS, Protocol, with_frontend};
 use crate::failure::Failure;
@@ -10,7 +10,6 @@ use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 use serde::Deserialize;
-use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer, ValueDeserializer};
 
@@ -134,11 +133,15 @@ impl Frontends {
         self.all.iter_mut().try_for_each(|(_, frontend)| frontend.take_options(matches))
     }
 
-    /// Takes the keys of a config file. Relative paths are below `directory`.
+    /// Takes the keys of a config file.
     ///
     /// # Errors
     /// If a key or a value is invalid.
-    pub(crate) fn take_keys(&mut self, mut table: DeTable<'_>, directory: &Path) -> Result<(), KeyError> {
+    pub(crate) fn take_keys(
+        &mut self,
+        mut table: DeTable<'_>,
+        FilePlaces { directory, secrets }: &FilePlaces<'_>,
+    ) -> Result<(), KeyError> {
         for protocol in PROTOCOLS {
             let Some((_, value)) = table.remove_entry(protocol.key().as_str()) else { continue };
             for text in Vec::<Spanned<String>>::deserialize(ValueDeserializer::from(value))? {
@@ -150,12 +153,13 @@ impl Frontends {
         }
         for (_, frontend) in &mut self.all {
             let own = frontend.keys().iter().filter_map(|key| table.remove_entry(*key));
-            let own: DeTable<'_> = own.collect();
+            let mut own: DeTable<'_> = own.collect();
             if !own.is_empty() {
                 let plain = Deserializer::from(Spanned::new(0..0, own.clone()));
                 let mut plain = toml::Table::deserialize(plain)?;
                 plain.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
                 self.written.extend(plain);
+                resolve_secrets(&mut own, *secrets)?;
                 frontend.take_keys(Deserializer::from(Spanned::new(0..0, own)), directory)?;
             }
         }

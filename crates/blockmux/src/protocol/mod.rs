@@ -29,7 +29,7 @@ pub(crate) use {aoe::AOE, iscsi::ISCSI, nbd::NBD, nvme_tcp::NVME_TCP};
 pub(crate) use carrier::Carrier;
 pub(crate) use descriptor::{Protocol, ServiceType};
 pub(crate) use frontends::{ConfiguredListener, Frontends};
-pub(crate) use keys::{KeyError, anchor};
+pub(crate) use keys::{FilePlaces, KeyError, anchor};
 pub(crate) use remote::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote, ResetFunction};
 pub(crate) use units::LogicalUnits;
 

@@ -30,14 +30,28 @@ pub(crate) fn exchange(mut stream: impl Read + Write, request: &[u8]) -> (u16, S
 
 /// Sends a request to the API's socket.
 pub(crate) fn ask(socket: &Path, method: &str, path: &str, headers: &str, body: &str) -> (u16, Value) {
+    let (status, body) = ask_as("application/json", socket, (method, path), headers, body);
+    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+}
+
+/// Sends a request with a body of this media type; returns the text of the response, too.
+pub(crate) fn ask_as(
+    kind: &str,
+    socket: &Path,
+    (method, path): (&str, &str),
+    headers: &str,
+    body: &str,
+) -> (u16, String) {
     let len = body.len();
-    let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
+    let kind = if body.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{kind}{headers}Content-Length: {len}\r\n\r\n{body}"
     );
-    let (status, body) = exchange(UnixStream::connect(socket).unwrap(), request.as_bytes());
-    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+    exchange(UnixStream::connect(socket).unwrap(), request.as_bytes())
 }
+
+/// The media type of a config file.
+pub(crate) const TOML: &str = "application/toml";
 
 #[test]
 fn every_ctl_command_works_over_http_with_its_status() {

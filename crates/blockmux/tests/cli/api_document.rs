@@ -89,7 +89,10 @@ fn a_generated_client_reads_and_changes_what_its_token_permits() {
     let settings = files.path().join("generator.yaml");
     // The metrics are text, and the generated code need not be formatted.
     let metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let overrides = format!("post_hooks: []\ncontent_type_overrides:\n  \"{metrics}\": text/plain\n");
+    let overrides = format!(
+        "post_hooks: []\ncontent_type_overrides:\n  \"{metrics}\": text/plain\n  \"application/toml\": \
+         application/octet-stream\n"
+    );
     fs::write(&settings, overrides).unwrap();
     succeed(
         Command::new(&generator)
@@ -110,12 +113,12 @@ const SCRIPT: &str = r#"
 import sys
 from blockmux_client import AuthenticatedClient, Client
 from blockmux_client.api.actions import actions
-from blockmux_client.api.config import export
+from blockmux_client.api.config import apply, export
 from blockmux_client.api.daemon import healthz, metrics, readyz, status, version
 from blockmux_client.api.targets import attach, detach
 from blockmux_client.api.volumes import add, limit, remove, resize, volume, volumes
 from blockmux_client.models import (
-    ActionStatus, Added, AddVolume, Attached, AttachVolume, DaemonStage, ErrorBody, ErrorCode, LimitVolume,
+    ActionStatus, Added, AddVolume, ApplyJsonBody, Attached, AttachVolume, DaemonStage, ErrorBody, ErrorCode, LimitVolume,
     Message, Resized, ResizeVolume,
 )
 
@@ -152,7 +155,12 @@ assert isinstance(missing, ErrorBody) and missing.error.code == ErrorCode.NOT_FO
 known = actions.sync(client=reader)
 assert [one.action.split()[0] for one in known] == ["add", "resize", "limit", "attach", "detach", "remove"]
 assert all(isinstance(one, ActionStatus) and one.state == "done" for one in known), known
-assert 'name = "a"' in export.sync(client=reader).text
+config = export.sync(client=reader).additional_properties
+assert config["volume"] == [{"name": "a", "spec": "mem:1m"}], config
+part = ApplyJsonBody.from_dict({"volume": [{"name": "c", "spec": "mem:1m"}]})
+assert apply.sync(client=admin, body=part, dry_run=True).applied is False
+assert [one.path for one in apply.sync(client=admin, body=part).changes] == [["volume", "c"]]
+assert len(export.sync(client=reader).additional_properties["volume"]) == 2
 assert "blockmux_volume" in metrics.sync(client=reader)
 print("every call was as expected")
 "#;

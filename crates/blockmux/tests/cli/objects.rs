@@ -1,7 +1,7 @@
 //! Objects of the running config: `ctl list`, `show`, `add`, `set` and `remove`, and their
 //! resources in the API.
 
-use crate::api::ask;
+use crate::api::{TOML, ask, ask_as};
 use crate::control::Controlled;
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, text};
@@ -289,8 +289,11 @@ fn a_secret_is_written_used_replaced_and_removed_and_never_shown() {
         "acl",
         "iqn.2026-11.test:i",
         "CHAP_N=host1",
-        &format!("secret_file={path}"),
+        "secret_file=secret:host1",
     ]);
+    let refusal =
+        daemon.refusal(&["add", "iscsi-target", TARGET, "acl", "x", "CHAP_N=x", "secret_file=secret:no"]);
+    assert!(refusal.contains("/secrets/no: No such file or directory"), "{refusal}");
     let file = daemon.directory.path().join("own.secret");
     let login = |secret: &str| {
         fs::write(&file, secret).unwrap();
@@ -320,6 +323,18 @@ fn a_secret_is_written_used_replaced_and_removed_and_never_shown() {
     assert!(!login("the first secret") && login("another secret!!"));
     let refusal = daemon.refusal(&["remove", "secret", "host1"]);
     assert!(refusal.contains("is used by iscsi_target"), "{refusal}");
+    // A config file has the name, too.
+    daemon.said(&["save"]);
+    let config = daemon.directory.path().join("c.toml");
+    assert!(fs::read_to_string(&config).unwrap().contains("secret_file = \"secret:host1\""));
+    assert!(blockmux([Path::new("check"), &config]).status.success());
+    let forced = daemon.ctl(&["remove", "secret", "host1", "--force"]);
+    let note = text(&forced.stderr);
+    assert!(forced.status.success() && note.contains("secret_file still names it"), "{note}");
+    let refusal = daemon.refusal(&["set", "volume", "disk", "description=x"]);
+    assert!(refusal.contains("/secrets/host1: No such file or directory"), "{refusal}");
+    said_with(&daemon, &["add", "secret", "host1"], "another secret!!");
+    daemon.said(&["set", "volume", "disk", "description=x"]);
     let output = daemon.ctl(&["show", "secret", "host1"]);
     assert!(!output.status.success() && text(&output.stderr).contains("secrets are never shown"));
     let refusal = daemon.refusal(&["remove", "iscsi-target", TARGET]);
@@ -394,4 +409,94 @@ fn an_apply_removes_what_its_lists_lack_if_it_is_asked_to_and_diff_says_by_its_s
     assert_eq!(names(), ["b", "c"]);
     daemon.said(&["save"]);
     assert_eq!(daemon.ctl(&["diff", "--exit-code"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_config_is_read_and_applied_as_json_or_toml_with_its_tag() {
+    let daemon = empty();
+    let socket = daemon.socket();
+    let apply = |query: &str, headers: &str, body: &Value| {
+        ask(&socket, "POST", &format!("/v1/config/apply{query}"), headers, &body.to_string())
+    };
+    let config = || ask(&socket, "GET", "/v1/config", "", "").1;
+    let tag = || {
+        let (_, head) = ask_with_head(&socket, "/v1/config");
+        head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned()
+    };
+    let (before, old) = (config(), tag());
+    let part = json!({
+        "volume": [{ "name": "a", "spec": "mem:1m" }, { "name": "b", "spec": "mem:2m", "description": "\"x\"" }],
+        "iscsi_target": [{ "TargetName": TARGET, "luns": { "0": "a" } }],
+    });
+    let (status, planned) = apply("?dry_run=true", "", &part);
+    assert_eq!((status, &planned["applied"]), (200, &json!(false)));
+    assert_eq!((config(), tag()), (before.clone(), old.clone()), "a dry run changes nothing");
+    let matches = format!("If-Match: {old}\r\n");
+    let (status, done) = apply("", &matches, &part);
+    assert_eq!((status, &done["changes"]), (200, &planned["changes"]), "{done}");
+    let now = config();
+    assert_eq!((&now["volume"], &now["iscsi_target"]), (&part["volume"], &part["iscsi_target"]));
+    assert_ne!(tag(), old);
+    let (status, refused) = apply("", &matches, &json!({ "volume": [{ "name": "c", "spec": "mem:1m" }] }));
+    assert_eq!((status, &refused["error"]["code"]), (412, &json!("precondition_failed")));
+    assert_eq!(config(), now);
+    // What was read can be applied, and then nothing changes.
+    let (status, same) = apply("?prune=true", &format!("If-Match: {}\r\n", tag()), &now);
+    assert_eq!((status, &same["changes"]), (200, &json!([])), "{same}");
+    let (status, done) = apply("?prune=true", "", &json!({ "volume": [{ "name": "a" , "spec": "mem:1m" }] }));
+    assert_eq!((status, done["changes"].as_array().unwrap().len()), (200, 1), "{done}");
+    // The same as TOML.
+    let (status, text) = ask_as("", &socket, ("GET", "/v1/config"), "Accept: application/toml\r\n", "");
+    assert_eq!((status, text.as_str()), (200, daemon.said(&["export"]).as_str()));
+    assert!(text.contains(&format!("TargetName = \"{TARGET}\"")), "{text}");
+    let (status, same) = ask_as(TOML, &socket, ("POST", "/v1/config/apply?path=/etc/b.toml"), "", &text);
+    assert!(status == 200 && same.contains("\"changes\":[]"), "{same}");
+    let shown: Value = serde_json::from_str(&daemon.said(&["export", "--json"])).unwrap();
+    assert_eq!(shown, config());
+    for (kind, query, body, expected) in [
+        ("text/plain", "", "a", 415),
+        ("application/json", "", "[]", 422),
+        ("application/json", "", "{", 400),
+        ("application/json", "", "{\"nothing\": 1}", 422),
+        ("application/json", "", "{\"volume\": [{\"name\": \"a\", \"spec\": null}]}", 422),
+        ("application/json", "?force=true", "{}", 400),
+        ("application/json", "?prune=yes", "{}", 400),
+        (TOML, "", "volume = 1", 422),
+        (TOML, "", "[[volume]]\nspec = 'mem:1m'", 422),
+    ] {
+        let path = format!("/v1/config/apply{query}");
+        let (status, said) = ask_as(kind, &socket, ("POST", &path), "", body);
+        assert_eq!(status, expected, "{kind} {query} {body}: {said}");
+    }
+    let wrong = ask_as(TOML, &socket, ("POST", "/v1/config/apply?path=/etc/b.toml"), "", "\nvolume = 1").1;
+    assert!(wrong.contains("/etc/b.toml:2: "), "{wrong}");
+}
+
+#[test]
+fn a_fragment_of_json_is_applied_by_ctl_and_planned_without_a_change() {
+    let daemon = empty();
+    let fragment = daemon.directory.path().join("part.json");
+    fs::write(&fragment, json!({ "volume": [{ "name": "a", "spec": "null:1m" }] }).to_string()).unwrap();
+    let apply = |more: &[&str]| daemon.said(&[&["apply", fragment.to_str().unwrap()], more].concat());
+    assert!(apply(&["--dry-run"]).contains("+ volume a: null:1m"));
+    assert!(!daemon.said(&["export"]).contains("null:1m"));
+    assert!(apply(&[]).contains("+ volume a: null:1m"));
+    assert!(daemon.said(&["export"]).contains("null:1m"));
+    // A change that waits for the next start is part of the config.
+    daemon.said(&["set", "daemon", "settings", "cores=1"]);
+    assert!(daemon.said(&["export"]).contains("cores = 1"));
+    fs::write(&fragment, "{ \"volume\": ").unwrap();
+    let said = text(&daemon.ctl(&["apply", fragment.to_str().unwrap()]).stderr);
+    assert!(said.contains("part.json: EOF while parsing"), "{said}");
+}
+
+/// The response to a GET and its head.
+fn ask_with_head(socket: &Path, path: &str) -> (String, String) {
+    use std::io::Read;
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (body.to_owned(), head.to_owned())
 }

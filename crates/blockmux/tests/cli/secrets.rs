@@ -1,7 +1,7 @@
 //! Secrets in URLs: they are in no message, no log and no action, whether or not the URL can be
 //! parsed.
 
-use crate::api::ask;
+use crate::api::{TOML, ask, ask_as};
 use crate::control::Controlled;
 use crate::program::blockmux;
 use rustix::process::Signal;
@@ -81,7 +81,9 @@ fn no_action_error_or_log_of_a_daemon_has_the_secret_of_a_url() {
         let body = json!({ "volume": "x=mem:1m", "read_only": url }).to_string();
         check(url, &ask(&socket, "POST", "/v1/volumes", "", &body).1.to_string());
         let fragment = format!("[[volume]]\nname = 'x'\nspec = '{url}'\n");
-        let body = json!({ "path": "/f.toml", "text": fragment }).to_string();
+        let apply = "/v1/config/apply?path=/f.toml";
+        check(url, &ask_as(TOML, &socket, ("POST", apply), "", &fragment).1.to_string());
+        let body = json!({ "volume": [{ "name": "x", "spec": url }] }).to_string();
         check(url, &ask(&socket, "POST", "/v1/config/apply", "", &body).1.to_string());
         check(url, &controlled.refusal(&["remove", url]));
     }

@@ -15,7 +15,6 @@ mod status;
 
 pub(crate) use self::actions::{ActionState, ActionStatus};
 pub(crate) use self::attachments::AttachmentStatus;
-pub(crate) use self::fragment::Fragment;
 pub(crate) use self::history::{History, Rates, Series};
 use self::objects::ObjectCommand;
 pub(crate) use self::plan::{PlanReport, PlannedChange};
@@ -25,6 +24,7 @@ use crate::access::{certificates, secret};
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{ApiCredentials, Client};
 use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
+use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
 use crate::api::limits::{self, LimitsBody};
 use crate::api::{ApiAddress, ApiError, ErrorBody};
 use crate::attach::way::Way;
@@ -144,7 +144,7 @@ pub(crate) enum Request {
     WriteSecret { name: String, value: SecretText },
     /// Remove a secret.
     #[command(skip)]
-    RemoveSecret { name: String },
+    RemoveSecret { name: String, force: bool },
     /// List objects of the running config.
     #[command(skip)]
     List { path: ObjectPath, query: ListQuery },
@@ -211,16 +211,19 @@ pub(crate) enum Request {
         #[arg(long)]
         exit_code: bool,
     },
-    /// Print the running config as a config file
-    Export,
+    /// Print the config as a config file, with changes that wait for the next start
+    Export {
+        /// As JSON, and not as TOML.
+        #[arg(skip)]
+        as_json: bool,
+    },
     /// Apply a config fragment: add and change its entries, keep everything else
     Apply {
-        /// Remove the entries that the lists of the fragment lack, as its volumes or its targets
-        #[arg(long)]
-        prune: bool,
-        /// TOML file; - for standard input
+        /// File of TOML or JSON; - for standard input
         #[arg(value_name = "FILE", value_parser = fragment::read)]
         fragment: Fragment,
+        #[command(flatten)]
+        options: ApplyOptions,
     },
     /// Write the running config into the daemon's config file; keep comments
     Save,
@@ -255,9 +258,9 @@ impl fmt::Display for Request {
             Request::DetachDisk { volume, .. } => write!(f, "detach disk {volume}"),
             Request::Reload => f.write_str("reload"),
             Request::Diff { .. } => f.write_str("diff"),
-            Request::Export => f.write_str("export"),
-            Request::Apply { fragment, prune } => {
-                let prune = if *prune { ", and remove what its lists lack" } else { "" };
+            Request::Export { .. } => f.write_str("export"),
+            Request::Apply { fragment, options } => {
+                let prune = if options.prune { ", and remove what its lists lack" } else { "" };
                 write!(f, "apply {}{prune}", fragment.title().display())
             }
             Request::Save => f.write_str("save"),
@@ -266,7 +269,7 @@ impl fmt::Display for Request {
             Request::Disconnect { session } => write!(f, "disconnect {session}"),
             Request::Secrets => f.write_str("list secret"),
             Request::WriteSecret { name, .. } => write!(f, "write secret {name}"),
-            Request::RemoveSecret { name } => write!(f, "remove secret {name}"),
+            Request::RemoveSecret { name, .. } => write!(f, "remove secret {name}"),
             Request::List { path, .. } => write!(f, "list {path}"),
             Request::Show { path } => write!(f, "show {path}"),
             Request::Edit(edit) => edit.fmt(f),
@@ -302,8 +305,12 @@ pub(crate) enum Answer {
     },
     /// Changes of a config that were made or would be made.
     Plan(PlanReport),
-    /// The text of a config file.
-    Text(String),
+    /// The desired config.
+    Config {
+        content: FragmentContent,
+        /// Its ETag.
+        tag: String,
+    },
     /// Secrets, without their values.
     Secrets(Vec<SecretInfo>),
     /// Objects of the config.
@@ -325,6 +332,17 @@ pub(crate) enum Answer {
     Done,
     /// Failure.
     Failed(ApiError),
+}
+
+impl Request {
+    /// Whether it only asks what would change.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        match self {
+            Request::Edit(edit) => edit.options.dry_run,
+            Request::Apply { options, .. } => options.dry_run,
+            _ => false,
+        }
+    }
 }
 
 impl Answer {
@@ -349,7 +367,8 @@ impl Answer {
             Answer::Attached { number } => json!({ "number": number }),
             Answer::DiskAttached { device } => json!({ "device": device }),
             Answer::Plan(report) => json!(report),
-            Answer::Text(text) => json!({ "text": text }),
+            Answer::Config { content: FragmentContent::Toml(text), .. } => json!(text),
+            Answer::Config { content: FragmentContent::Json(config), .. } => json!(config),
             Answer::Secrets(list) => json!(list),
             Answer::Objects(list) => json!(list),
             Answer::Object { object, .. } => object.clone(),
@@ -529,6 +548,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
         CtlCommand::Status(status) => {
             return status::run(&client, status, args.json).map(|()| ExitCode::SUCCESS);
         }
+        CtlCommand::Request(Request::Export { .. }) => &Request::Export { as_json: args.json },
         CtlCommand::Request(request) => request,
         CtlCommand::Objects(command) => &command.request().map_err(Failure::request)?,
     };
@@ -615,7 +635,7 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
             print(format_args!("{}  {}", printable(&device), printable(volume)))
         }
         (Answer::Plan(report), _) => print(plan::text(&report)),
-        (Answer::Text(text), _) => print(text.trim_end()),
+        (Answer::Config { content: FragmentContent::Toml(text), .. }, _) => print(text.trim_end()),
         (Answer::Secrets(list), _) => print(objects::secrets_text(&list)),
         (Answer::Objects(list), _) => print(objects::list_text(&list)),
         (Answer::Object { object, .. }, _) => print(objects::text(&object)),

@@ -3,7 +3,7 @@
 
 use super::Request;
 use crate::api::bodies::{SecretInfo, SecretText};
-use crate::api::client::{Call, segment};
+use crate::api::client::{Call, CallBody, segment};
 use crate::api::edit::{
     ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
@@ -187,8 +187,8 @@ impl ObjectCommand {
                     "a secret is read from standard input; leave it out of the command line".to_owned()
                 );
             }
-            (ObjectCommand::Remove { .. }, [kind, name]) if kind == SECRET => {
-                Some(Request::RemoveSecret { name: name.clone() })
+            (ObjectCommand::Remove { options, .. }, [kind, name]) if kind == SECRET => {
+                Some(Request::RemoveSecret { name: name.clone(), force: options.force })
             }
             _ => None,
         })
@@ -284,7 +284,7 @@ pub(super) fn call(edit: &ConfigEdit) -> Call {
     let query = if flags.is_empty() { String::new() } else { format!("?{}", flags.join("&")) };
     let mut call = Call::new(method, path(place) + &query);
     call.headers = if_none_match.into_iter().chain(if_match).collect();
-    call.body = body.cloned().map(Value::Object);
+    call.body = body.cloned().map(|body| CallBody::Json(Value::Object(body)));
     call
 }
 

@@ -2,10 +2,11 @@
 
 use super::{Answer, Request, objects};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
-    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized,
+    AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
+    LimitVolume, Message, ResizeVolume, Resized,
 };
-use crate::api::client::{Call, segment};
+use crate::api::client::{Call, CallBody, segment};
+use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
 use serde_json::{Value, json};
 
 /// The HTTP request of a command.
@@ -57,11 +58,11 @@ pub(super) fn call(request: &Request) -> Call {
         }
         Request::Reload => Call::new("POST", "/v1/config/reload"),
         Request::Diff { .. } => Call::new("GET", "/v1/config/diff"),
-        Request::Export => Call::new("GET", "/v1/config"),
-        Request::Apply { fragment, prune } => {
-            let (path, text) = (fragment.path.display().to_string(), fragment.text.clone());
-            with_body("POST", "/v1/config/apply".to_owned(), json!(ApplyConfig { path, text, prune: *prune }))
+        Request::Export { as_json } => {
+            let accept = if *as_json { JSON } else { TOML };
+            Call { accept, ..Call::new("GET", "/v1/config") }
         }
+        Request::Apply { fragment, options } => apply(fragment, options),
         Request::Save => Call::new("POST", "/v1/config/save"),
         Request::Log { levels: None } => Call::new("GET", "/v1/log"),
         Request::Log { levels: Some(levels) } => {
@@ -73,7 +74,9 @@ pub(super) fn call(request: &Request) -> Call {
             let body = json!({ "value": value.0.as_str() });
             with_body("PUT", format!("/v1/secrets/{}", segment(name)), body)
         }
-        Request::RemoveSecret { name } => Call::new("DELETE", format!("/v1/secrets/{}", segment(name))),
+        Request::RemoveSecret { name, force } => {
+            Call::new("DELETE", format!("/v1/secrets/{}{}", segment(name), force_query(*force)))
+        }
         Request::List { path, query } => Call::new("GET", objects::list_path(path, query)),
         Request::Show { path } => Call::new("GET", objects::path(path)),
         Request::Edit(edit) => objects::call(edit),
@@ -121,9 +124,13 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         Request::Reload | Request::Diff { .. } | Request::Apply { .. } | Request::Edit(_) => {
             Answer::Plan(serde_json::from_value(body)?)
         }
-        Request::Export => {
-            let ConfigText { text } = serde_json::from_value(body)?;
-            Answer::Text(text)
+        Request::Export { as_json: true } => {
+            let content = FragmentContent::Json(serde_json::from_value(body)?);
+            Answer::Config { content, tag: String::new() }
+        }
+        Request::Export { as_json: false } => {
+            let content = FragmentContent::Toml(serde_json::from_value(body)?);
+            Answer::Config { content, tag: String::new() }
         }
         Request::Change(_)
         | Request::Limit { .. }
@@ -136,12 +143,30 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
     })
 }
 
+/// The HTTP request that applies a fragment.
+fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call {
+    let ApplyOptions { prune, dry_run, if_match } = options;
+    let path = path.as_ref().map(|path| format!("path={}", segment(&path.display().to_string())));
+    let flags = [("prune=true", *prune), ("dry_run=true", *dry_run)];
+    let flags = flags.into_iter().filter_map(|(flag, is_set)| is_set.then(|| flag.to_owned()));
+    let query: Vec<_> = path.into_iter().chain(flags).collect();
+    let body = match content {
+        FragmentContent::Toml(text) => CallBody::Toml(text.clone()),
+        FragmentContent::Json(object) => CallBody::Json(json!(object)),
+    };
+    Call {
+        headers: if_match.iter().map(|tag| ("If-Match", tag.clone())).collect(),
+        body: Some(body),
+        ..Call::new("POST", format!("/v1/config/apply?{}", query.join("&")))
+    }
+}
+
 fn force_query(force: bool) -> &'static str {
     if force { "?force=true" } else { "" }
 }
 
 fn with_body(method: &'static str, path: String, body: Value) -> Call {
-    Call { body: Some(body), ..Call::new(method, path) }
+    Call { body: Some(CallBody::Json(body)), ..Call::new(method, path) }
 }
 
 #[cfg(test)]
@@ -154,7 +179,7 @@ mod tests {
         let request = Request::Attach { name: "v".to_owned(), target, number: None, ana_group: Some(2) };
         let call = call(&request);
         assert_eq!((call.method, &*call.path), ("POST", "/v1/targets/iqn%2Ex%3Aa%2Fb/units"));
-        assert_eq!(call.body, Some(json!({ "volume": "v", "ana_group": 2 })));
+        assert_eq!(call.body, Some(CallBody::Json(json!({ "volume": "v", "ana_group": 2 }))));
         assert!(matches!(answer(&request, json!({ "number": 3 })), Ok(Answer::Attached { number: 3 })));
         assert!(answer(&request, json!({ "size": 3 })).is_err());
     }

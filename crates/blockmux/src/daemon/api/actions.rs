@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_long_result_is_whole_for_the_client_that_waits_for_it() {
         let actions = Actions::default();
-        let long = |nth: usize| Answer::Text(format!("{nth}{}", "x".repeat(1 << 20)));
+        let long = |nth: usize| Answer::Message(format!("{nth}{}", "x".repeat(1 << 20)));
         let ids: Vec<u64> = (0..=MAX_LONG_RESULTS)
             .map(|nth| {
                 let running = actions.begin(String::new()).unwrap();
@@ -230,7 +230,7 @@ mod tests {
         let actions = Actions::default();
         let long = "\u{e9}".repeat(1 << 20);
         for answer in [
-            Answer::Text(long.clone()),
+            Answer::Message(long.clone()),
             Answer::Failed(ApiError::failed(format!("{long}; {long}"))),
             Answer::Levels([(long.clone(), long.clone())].into()),
         ] {

@@ -8,6 +8,7 @@
 //! see [`actions`].
 
 mod actions;
+mod config;
 mod document;
 mod endable;
 mod endpoint;

@@ -6,7 +6,7 @@
 
 use super::ApiState;
 use super::reply::{Body, json, refusal};
-use super::requests::Asked;
+use super::requests::{Asked, flag, query_pairs, tags};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::cli::ctl::{ActionStatus, Answer, PlanReport, Request};
@@ -16,7 +16,6 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
-use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{ObjectBuilder, OpenApi as Document, RefOr, Required, Type};
@@ -82,24 +81,11 @@ impl FromRequestParts<ApiState> for At {
     async fn from_request_parts(parts: &mut Parts, state: &ApiState) -> Result<At, ApiError> {
         let path = RawPathParams::from_request_parts(parts, state).await.map_err(ApiError::not_found)?;
         let path = ObjectPath(path.iter().map(|(_, name)| name.to_owned()).collect());
-        // A tag that is no text is no tag of ours.
-        let tags = |name| {
-            let lines: Vec<_> =
-                parts.headers.get_all(name).iter().map(|line| line.to_str().unwrap_or_default()).collect();
-            (!lines.is_empty()).then(|| lines.join(","))
-        };
-        let (if_match, if_none_match) = (tags(header::IF_MATCH), tags(header::IF_NONE_MATCH));
+        let [if_match, if_none_match] =
+            [header::IF_MATCH, header::IF_NONE_MATCH].map(|name| tags(&parts.headers, &name));
         let mut options = EditOptions { if_match, if_none_match, ..EditOptions::default() };
         let mut query = ListQuery::default();
-        let pairs = parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-        for pair in pairs {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
-            let is_true = || match &*value {
-                "true" => Ok(true),
-                "false" => Ok(false),
-                _ => Err(ApiError::new(ErrorCode::Malformed, format!("{key}: write true or false"))),
-            };
+        for (key, value) in query_pairs(&parts.uri) {
             match key {
                 "filter" => query.filter = value,
                 "after" => query.after = Some(value),
@@ -107,8 +93,8 @@ impl FromRequestParts<ApiState> for At {
                     let wrong = |_| ApiError::new(ErrorCode::Malformed, "limit: write a number");
                     query.limit = Some(value.parse().map_err(wrong)?);
                 }
-                "force" => options.force = is_true()?,
-                "dry_run" => options.dry_run = is_true()?,
+                "force" => options.force = flag(key, &value)?,
+                "dry_run" => options.dry_run = flag(key, &value)?,
                 _ => {
                     let text = "the query is unknown; write filter, after, limit, force or dry_run";
                     return Err(ApiError::new(ErrorCode::Malformed, text));

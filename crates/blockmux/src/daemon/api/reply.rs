@@ -1,5 +1,6 @@
 //! Responses, and extractors for requests whose errors have the API's format.
 
+use crate::api::fragment::JSON;
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::output::printable_json;
 use axum::body::Bytes;
@@ -26,25 +27,37 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, ApiError> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let kind = kind.map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
+        let kind = content_type(kind.unwrap_or_default());
         let is_patch = request.method() == Method::PATCH;
-        let is_json = |kind: String| kind == "application/json" || is_patch && kind == MERGE_PATCH;
-        if !kind.is_some_and(is_json) {
+        if kind != JSON && !(is_patch && kind == MERGE_PATCH) {
             let text = "the body must be JSON; send `Content-Type: application/json`";
             return Err(ApiError::new(ErrorCode::UnsupportedMediaType, text));
         }
         let malformed = |error: BytesRejection| ApiError::new(ErrorCode::Malformed, error);
         let bytes = Bytes::from_request(request, state).await.map_err(malformed)?;
-        let body = serde_json::from_slice(&bytes).map_err(|error| {
-            let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
-            ApiError::new(code, format!("the body is invalid: {}", with_hidden_secrets(&error.to_string())))
-        })?;
-        // serde also reads a struct from an array of its fields' values.
-        if !bytes.trim_ascii_start().starts_with(b"{") {
-            return Err(ApiError::invalid("the body is an array; send an object"));
-        }
-        Ok(Body(body))
+        object_of(&bytes).map(Body)
     }
+}
+
+/// The type of a media type, without its parameters.
+pub(super) fn content_type(kind: &str) -> String {
+    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// Reads an object of JSON.
+///
+/// # Errors
+/// If it is none, or has other keys or values.
+pub(super) fn object_of<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let body = serde_json::from_slice(bytes).map_err(|error| {
+        let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
+        ApiError::new(code, format!("the body is invalid: {}", with_hidden_secrets(&error.to_string())))
+    })?;
+    // serde also reads a struct from an array of its fields' values.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(ApiError::invalid("the body is an array; send an object"));
+    }
+    Ok(body)
 }
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Param<T> {
@@ -78,8 +91,13 @@ pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
         Err(error) => return refusal(ApiError::failed(error)),
     };
     text.push('\n');
+    with_headers(status, JSON, text)
+}
+
+/// A response of text that must not be cached.
+pub(super) fn with_headers(status: StatusCode, kind: &'static str, text: String) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ];

@@ -3,12 +3,13 @@
 use super::ApiState;
 use super::permission::ApiClient;
 use super::reply::{json, refusal};
-use crate::api::ApiError;
+use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::{Answer, Request};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::Response;
+use percent_encoding::percent_decode_str;
 use std::time::Duration;
 use tokio::time;
 
@@ -79,6 +80,33 @@ impl FromRequestParts<ApiState> for Asked {
         let client = client.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
         Ok(Asked { client, wait: wait_limit(&parts.headers) })
     }
+}
+
+/// The pairs of a query, whose values are decoded.
+pub(super) fn query_pairs(uri: &Uri) -> impl Iterator<Item = (&str, String)> {
+    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key, percent_decode_str(value).decode_utf8_lossy().into_owned())
+    })
+}
+
+/// A value of a query that is true or false.
+///
+/// # Errors
+/// If it is something else.
+pub(super) fn flag(key: &str, value: &str) -> Result<bool, ApiError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(ApiError::new(ErrorCode::Malformed, format!("{key}: write true or false"))),
+    }
+}
+
+/// The tags of a conditional header, separated by commas. One that is no text is no tag of ours.
+pub(super) fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let lines: Vec<_> = headers.get_all(name).iter().map(|line| line.to_str().unwrap_or_default()).collect();
+    (!lines.is_empty()).then(|| lines.join(","))
 }
 
 /// Time after which a client wants the URL of the action instead of its result (RFC 7240 §4.1 and

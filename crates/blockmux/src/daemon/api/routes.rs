@@ -3,16 +3,15 @@
 use super::permission::check_role;
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
-use super::{ApiState, document, health, metrics, objects, page, takeover};
+use super::{ApiState, config, document, health, metrics, objects, page, takeover};
 use crate::api::bodies::{
-    AddVolume, Added, ApplyConfig, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog,
-    ChangeTarget, ConfigText, LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
+    AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
+    LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
 };
 use crate::api::limits::LimitsBody;
 use crate::api::{ApiError, ErrorBody, ErrorCode};
 use crate::cli::ctl::{
-    ActionStatus, Answer, AttachmentStatus, Fragment, History, PlanReport, Request, SessionStatus, Status,
-    VolumeStatus,
+    ActionStatus, Answer, AttachmentStatus, History, Request, SessionStatus, Status, VolumeStatus,
 };
 use crate::daemon::role::Role;
 use crate::daemon::takeover::PATH as TAKEOVER;
@@ -73,16 +72,12 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(change))
         .routes(routes!(attachments, attach_disk))
         .routes(routes!(detach_disk))
-        .routes(routes!(export))
-        .routes(routes!(diff))
-        .routes(routes!(reload))
-        .routes(routes!(apply))
-        .routes(routes!(save))
         .routes(routes!(log, change_log))
         .routes(routes!(actions))
         .routes(routes!(action))
         .routes(routes!(history))
         .routes(routes!(metrics))
+        .merge(config::routes())
         .merge(objects::described())
         .merge(health::routes())
 }
@@ -134,7 +129,7 @@ async fn secrets(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 
 /// Write a secret into a private file of the daemon's state directory
 ///
-/// The config names it by its path. What uses it reads it again.
+/// The config names it as `secret:NAME`. What uses it reads it again.
 #[utoipa::path(
     put,
     path = "/v1/secrets/{name}",
@@ -165,10 +160,14 @@ async fn write_secret(
 #[utoipa::path(
     delete,
     path = "/v1/secrets/{name}",
-    params(("name" = String, Path, description = "Name of the secret")),
+    params(
+        ("name" = String, Path, description = "Name of the secret"),
+        ("force" = Option<bool>, Query, description = "Also if the config uses it")
+    ),
     responses(
         (status = 200, body = Message),
         (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "The config uses it"),
         (status = 422, body = ErrorBody),
@@ -176,8 +175,16 @@ async fn write_secret(
         (status = 503, body = ErrorBody)
     )
 )]
-async fn remove_secret(State(shared): State<ApiState>, asked: Asked, Param(name): Param<String>) -> Response {
-    shared.run_action(Request::RemoveSecret { name }, asked, StatusCode::OK).await
+async fn remove_secret(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(name): Param<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    match force(query.as_deref()) {
+        Ok(force) => shared.run_action(Request::RemoveSecret { name, force }, asked, StatusCode::OK).await,
+        Err(error) => refusal(error),
+    }
 }
 
 /// All volumes
@@ -502,81 +509,6 @@ async fn detach_disk(
         Ok(force) => shared.run_action(Request::DetachDisk { volume, force }, asked, StatusCode::OK).await,
         Err(error) => refusal(error),
     }
-}
-
-/// The running config, as a config file
-#[utoipa::path(get, path = "/v1/config", responses((status = 200, body = ConfigText)))]
-async fn export(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.query(Request::Export).await?.json()))
-}
-
-/// The changes that a reload of the config file would make, and the sessions they would affect
-#[utoipa::path(
-    get,
-    path = "/v1/config/diff",
-    responses(
-        (status = 200, body = PlanReport),
-        (status = 409, body = ErrorBody, description = "There is no config file"),
-        (status = 422, body = ErrorBody, description = "The config file is invalid")
-    )
-)]
-async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.query(Request::Diff { exit_code: false }).await?.json()))
-}
-
-/// Load the daemon's config file again and apply its changes
-///
-/// After an error nothing has changed.
-#[utoipa::path(
-    post,
-    path = "/v1/config/reload",
-    responses(
-        (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 409, body = ErrorBody, description = "There is no config file"),
-        (status = 422, body = ErrorBody, description = "The config file is invalid"),
-        (status = 503, body = ErrorBody)
-    )
-)]
-async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
-    shared.run_action(Request::Reload, asked, StatusCode::OK).await
-}
-
-/// Apply a config fragment: add and change the entries that it names, keep everything else
-///
-/// After an error nothing has changed.
-#[utoipa::path(
-    post,
-    path = "/v1/config/apply",
-    request_body = ApplyConfig,
-    responses(
-        (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
-    )
-)]
-async fn apply(State(shared): State<ApiState>, asked: Asked, Body(body): Body<ApplyConfig>) -> Response {
-    let ApplyConfig { path, text, prune } = body;
-    let request = Request::Apply { fragment: Fragment { path: path.into(), text }, prune };
-    shared.run_action(request, asked, StatusCode::OK).await
-}
-
-/// Write the running config into the daemon's config file; keep comments
-#[utoipa::path(
-    post,
-    path = "/v1/config/save",
-    responses(
-        (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written"),
-        (status = 503, body = ErrorBody)
-    )
-)]
-async fn save(State(shared): State<ApiState>, asked: Asked) -> Response {
-    shared.run_action(Request::Save, asked, StatusCode::OK).await
 }
 
 /// Log levels by area

@@ -191,7 +191,7 @@ impl Reloader {
         };
         let mut setup = match (new, &edits) {
             (_, Some(edits)) => edited(self, config, edits)?,
-            (NewConfig::Fragment(fragment, prune), _) => fragment::merged(self, config, fragment, *prune)?,
+            (NewConfig::Fragment(fragment, options), _) => fragment::merged(self, config, fragment, options)?,
             _ => self.read_file()?,
         };
         let given_up = edits.as_ref().and_then(Edits::removed_volume);

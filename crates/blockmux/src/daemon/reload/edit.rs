@@ -1,21 +1,18 @@
 //! Changes objects of the desired config: edits make another config of it, which is planned and
 //! applied as any other.
 
-use super::fragment::{setup_of, with_absolute_paths};
-use super::model::Model;
+use super::fragment::{keep_passwords, setup_of, with_absolute_paths};
 use super::objects::{Objects, SETTINGS, tag};
 use super::plan::{NETWORKS, Schema, check_not_used};
-use super::{NewConfig, Reloader, RunningConfig, uses};
+use super::{NewConfig, Reloader, RunningConfig, dry_run, uses};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::{ApiError, ErrorCode};
 use crate::cli::ctl::PlanReport;
-use crate::daemon::check::READ_TIMEOUT;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
 use crate::daemon::setup::{Setup, VOLUMES, generated_name};
 use crate::protocol::Frontends;
-use blockmux_volume::Spec;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -149,16 +146,8 @@ pub(in crate::daemon) fn make(
         let guard = reloader.lock_edits(&edit.to_string(), caller)?;
         return reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished();
     }
-    // A query, which waits for no change.
-    let _reading = reloader.begin_reading()?;
-    let (config, planner) = (reloader.config.get(), reloader.clone());
-    let plan = move || {
-        let mut setup = edited(&planner, &config, &edits)?;
-        planner.settle_policy(&config, &mut setup).map_err(ApiError::invalid)?;
-        let desired = Model::of(&setup);
-        Ok::<_, ApiError>(planner.plan(&config, &setup, &desired, edits.removed_volume()).report)
-    };
-    reloader.blocking.within(READ_TIMEOUT).run("the files that the config names", plan)?
+    let given_up = edits.removed_volume().map(str::to_owned);
+    dry_run::planned(reloader, given_up, move |planner, config| edited(planner, config, &edits))
 }
 
 /// Reads the files of secrets and certificates again.
@@ -198,12 +187,7 @@ pub(super) fn edited(reloader: &Reloader, config: &RunningConfig, edits: &Edits)
         check_not_opened(&schema, &config.desired.table, &table)?;
     }
     let (table, mut specs) = with_absolute_paths(table, &current_directory()).map_err(ApiError::invalid)?;
-    // What was shown without its password, and came back so, is the same.
-    specs.retain(|name, spec| {
-        let own = config.desired.volume(name).map(|own| own.entry.spec.to_string());
-        let shown = spec.to_string();
-        own.as_deref() != Some(&*shown) || shown.parse::<Spec>().is_ok_and(|plain| plain != *spec)
-    });
+    keep_passwords(config, &mut specs);
     let mut setup = setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)?;
     let unnamed = setup.volumes.iter_mut().find(|own| edits.unnamed.as_ref() == Some(&own.name));
     unnamed.into_iter().for_each(|own| own.entry.name = None);

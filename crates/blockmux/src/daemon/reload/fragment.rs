@@ -1,10 +1,15 @@
 //! Applies a config fragment: adds or changes the entries that the fragment names, and keeps the
 //! rest of the running config.
 
+use super::json::table_of;
+use super::objects::has_one_of;
 use super::plan::Schema;
-use super::{Reloader, RunningConfig};
-use crate::api::ApiError;
-use crate::cli::ctl::Fragment;
+use super::{ChangeProgress, NewConfig, Reloader, RunningConfig, dry_run};
+use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
+use crate::api::{ApiError, ErrorCode};
+use crate::cli::ctl::PlanReport;
+use crate::daemon::config::current_directory;
+use crate::daemon::config_audit::Caller;
 use crate::daemon::setup::{Setup, VOLUMES};
 use crate::daemon::sources::Sources;
 use crate::failure::Failure;
@@ -14,10 +19,41 @@ use blockmux_volume::{Spec, SpecError};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use toml::de::Deserializer;
 use toml::{Table, Value};
 
-/// The setup of the running config with a fragment merged into it.
+/// Applies a fragment of a config. After an error nothing has changed.
+///
+/// # Errors
+/// The message names the line of the fragment and what to do.
+pub(in crate::daemon) fn apply(
+    reloader: &Arc<Reloader>,
+    fragment: &Fragment,
+    options: &ApplyOptions,
+    caller: &Caller,
+    progress: &ChangeProgress<'_>,
+) -> Result<PlanReport, ApiError> {
+    let title = format!("an apply of {}", fragment.title().display());
+    let guard = reloader.lock_edits(&title, caller)?;
+    let new = NewConfig::Fragment(fragment.clone(), options.clone());
+    reloader.apply(&new, guard, progress)?.finished()
+}
+
+/// The changes that [`apply`] would make.
+///
+/// # Errors
+/// The errors of [`apply`] that do not depend on opening or binding anything.
+pub(in crate::daemon) fn plan(
+    reloader: &Arc<Reloader>,
+    fragment: &Fragment,
+    options: &ApplyOptions,
+) -> Result<PlanReport, ApiError> {
+    let (fragment, options) = (fragment.clone(), options.clone());
+    dry_run::planned(reloader, None, move |planner, config| merged(planner, config, &fragment, &options))
+}
+
+/// The setup of the desired config with a fragment merged into it.
 ///
 /// # Errors
 /// The message names the line of the fragment and what to do.
@@ -25,10 +61,22 @@ pub(super) fn merged(
     reloader: &Reloader,
     config: &RunningConfig,
     fragment: &Fragment,
-    prune: bool,
+    ApplyOptions { prune, if_match, .. }: &ApplyOptions,
 ) -> Result<Setup, ApiError> {
+    if if_match.as_ref().is_some_and(|tags| !has_one_of(Some(&config.desired.tag()), tags)) {
+        let text = "the config has changed since it was read; read it again";
+        return Err(ApiError::new(ErrorCode::PreconditionFailed, text));
+    }
     let named = Setup::named_lists(&reloader.frontends.get());
-    let sources = Sources::of_text(fragment.title(), fragment.text.clone()).with_named(named);
+    let sources = match &fragment.content {
+        FragmentContent::Toml(text) => Sources::of_text(fragment.title(), text.clone()),
+        FragmentContent::Json(object) => {
+            let text = table_of(object.clone()).map_err(ApiError::invalid)?;
+            let text = toml::to_string(&text).map_err(ApiError::invalid)?;
+            Sources::of_text(fragment.title(), text).generated()
+        }
+    };
+    let sources = sources.with_named(named);
     let located = |failure| ApiError::invalid(sources.located(failure));
     let written = sources.table().map_err(ApiError::invalid)?;
     let span = written.span();
@@ -37,13 +85,16 @@ pub(super) fn merged(
     if sources.has_include() {
         return Err(located(Failure::request("include: a fragment cannot include files; remove it")));
     }
-    let directory = fragment.path.parent().unwrap_or(Path::new(""));
-    let (plain, specs) =
-        with_absolute_paths(plain, directory).map_err(|what| located(Failure::request(what)))?;
+    let directory = fragment.path.as_deref().and_then(Path::parent);
+    let directory = directory.map_or_else(current_directory, Path::to_owned);
+    let (plain, mut specs) =
+        with_absolute_paths(plain, &directory).map_err(|what| located(Failure::request(what)))?;
+    keep_passwords(config, &mut specs);
     let schema = Schema::new(&reloader.frontends.get());
     let mut table = config.desired.table.clone();
     for (key, value) in plain {
-        merge(&Merging { schema: &schema, prune }, &mut vec![key.clone()], &mut table, key, value);
+        let merging = Merging { schema: &schema, prune: *prune };
+        merge(&merging, &mut vec![key.clone()], &mut table, key, value);
     }
     let mut setup = setup_of(reloader, config, &table, &specs).map_err(located)?;
     // Messages about the setup name lines of the fragment.
@@ -112,6 +163,16 @@ pub(super) fn with_absolute_paths(
     }
     fragment.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
     Ok((fragment, specs))
+}
+
+/// Leaves out the specs that a config has already: what was shown without its password, and came
+/// back so, is the same.
+pub(super) fn keep_passwords(config: &RunningConfig, specs: &mut BTreeMap<String, Spec>) {
+    specs.retain(|name, spec| {
+        let own = config.desired.volume(name).map(|own| own.entry.spec.to_string());
+        let shown = spec.to_string();
+        own.as_deref() != Some(&*shown) || shown.parse::<Spec>().is_ok_and(|plain| plain != *spec)
+    });
 }
 
 /// How a fragment is merged.

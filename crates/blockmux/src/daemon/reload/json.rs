@@ -5,7 +5,12 @@ use toml::{Table, Value};
 
 /// A table of a config as JSON.
 pub(super) fn json_of_table(table: &Table) -> Json {
-    Json::Object(table.iter().map(|(key, value)| (key.clone(), json_of(value))).collect())
+    Json::Object(json_of_entries(table))
+}
+
+/// The keys of a table with their values as JSON.
+pub(super) fn json_of_entries(table: &Table) -> Map<String, Json> {
+    table.iter().map(|(key, value)| (key.clone(), json_of(value))).collect()
 }
 
 /// A value of a config as JSON.

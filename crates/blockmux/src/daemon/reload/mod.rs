@@ -12,8 +12,9 @@
 
 mod apply;
 pub(super) mod commands;
+mod dry_run;
 pub(super) mod edit;
-mod fragment;
+pub(super) mod fragment;
 #[cfg(test)]
 mod generated;
 mod json;
@@ -22,8 +23,8 @@ mod objects;
 mod open_twice;
 mod plan;
 mod record;
-mod save;
 mod replacement;
+mod save;
 mod signal;
 mod uses;
 
@@ -33,8 +34,8 @@ use self::edit::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
 pub(super) use self::plan::{describe_session, named_sessions};
-pub(super) use self::signal::ReloadRequests;
 pub(super) use self::replacement::complete_save;
+pub(super) use self::signal::ReloadRequests;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;
@@ -49,8 +50,9 @@ use super::named_lock::{LOCK_TIMEOUT, NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
 use super::opening::{NamedVolume, VolumeOpener};
 use super::setup::{Setup, VOLUMES};
+use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{Fragment, PlanReport, PlannedChange, Request};
+use crate::cli::ctl::{PlanReport, PlannedChange, Request};
 use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::address::{ListenerAddress, ListenerFabric};
@@ -176,9 +178,8 @@ pub(super) struct ChangeState {
 enum NewConfig {
     /// The config file.
     File,
-    /// A fragment that is merged into the running config; whether entries that its lists lack are
-    /// removed.
-    Fragment(Fragment, bool),
+    /// A fragment that is merged into the desired config.
+    Fragment(Fragment, ApplyOptions),
     /// The desired config after edits.
     Edits(Edits),
     /// The desired config after a short command.
@@ -569,22 +570,6 @@ impl Reloader {
         self.apply(&NewConfig::File, self.lock_reloads(caller, LOCK_TIMEOUT)?, progress)?.finished()
     }
 
-    /// Applies a fragment of a config. After an error nothing has changed.
-    ///
-    /// # Errors
-    /// The message names the line of the fragment and what to do.
-    pub(super) fn apply_fragment(
-        self: &Arc<Reloader>,
-        fragment: &Fragment,
-        prune: bool,
-        caller: &Caller,
-        progress: &ChangeProgress<'_>,
-    ) -> Result<PlanReport, ApiError> {
-        let title = format!("an apply of {}", fragment.title().display());
-        let guard = self.reloads.lock(&title, caller)?;
-        self.apply(&NewConfig::Fragment(fragment.clone(), prune), guard, progress)?.finished()
-    }
-
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
     ///
     /// # Errors
@@ -629,8 +614,19 @@ impl Reloader {
     }
 
     /// The running config, as the text of a config file. During a reload it is the one before.
-    pub(super) fn export(&self) -> String {
+    pub(super) fn running_text(&self) -> String {
         self.config.get().running.text()
+    }
+
+    /// The desired config and its tag. During a reload it is the one before.
+    pub(super) fn export(&self, as_json: bool) -> (FragmentContent, String) {
+        let desired = self.config.get().desired.clone();
+        let tag = desired.tag();
+        let content = match as_json {
+            true => FragmentContent::Json(desired.json()),
+            false => FragmentContent::Toml(desired.text()),
+        };
+        (content, tag)
     }
 
     /// The name of the config file, for messages.

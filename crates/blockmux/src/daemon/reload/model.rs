@@ -1,7 +1,10 @@
 //! The form of a config that is compared, exported and saved.
 
 use super::Plan;
+use super::json::json_of_entries;
+use super::objects::tag;
 use super::plan::{ConfigChange, Schema, VolumeStep, diff};
+use crate::access::secret;
 use crate::cli::ctl::PlannedChange;
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
@@ -9,6 +12,7 @@ use crate::daemon::opening::NamedVolume;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
 use blockmux_volume::{Resize, Spec};
+use serde_json::{Map, Value as Json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use toml::{Table, Value};
@@ -54,6 +58,7 @@ impl Model {
         let seconds =
             |timeout: Option<Duration>| timeout.map(|timeout| Value::from(timeout.as_secs() as i64));
         let path = |path: &std::path::Path| directory.join(path).display().to_string();
+        let token = |file: &std::path::Path| secret::below(&directory, file).display().to_string();
         let access = &setup.api_access;
         let subjects = &access.api_tls_subject;
         let single = [
@@ -66,7 +71,7 @@ impl Model {
             ("congestion", setup.congestion.as_ref().map(|name| name.to_string().into())),
             ("state", setup.asked_state.as_deref().map(|state| path(state).into())),
             ("api", setup.api.as_ref().map(|api| api.to_string().into())),
-            ("api_token_file", access.api_token_file.as_deref().map(|file| path(file).into())),
+            ("api_token_file", access.api_token_file.as_deref().map(|file| token(file).into())),
             ("api_tls_certificates", access.api_tls_certificates.as_deref().map(|own| path(own).into())),
             ("api_tls_subject", (!subjects.is_empty()).then(|| subjects.clone().into())),
             ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
@@ -122,6 +127,16 @@ impl Model {
             entry.into_iter().for_each(|entry| drop(entry.remove(VOLUMES.1)));
         }
         change
+    }
+
+    /// The config as JSON, in which every volume has a name.
+    pub(super) fn json(&self) -> Map<String, Json> {
+        json_of_entries(&self.table)
+    }
+
+    /// Its tag, which changes with it.
+    pub(super) fn tag(&self) -> String {
+        tag(&Json::Object(self.json()))
     }
 
     /// The text of a config file with this config. Generated names of volumes are left out, so that

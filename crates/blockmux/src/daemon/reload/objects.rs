@@ -93,10 +93,7 @@ impl<'a> Objects<'a> {
     ) -> Result<(), ApiError> {
         let before = self.find(&path.0)?;
         let own = before.as_ref().map(tag);
-        let has_one_of = |tags: &String| {
-            let mut tags = tags.split(',').map(str::trim);
-            tags.any(|tag| own.as_deref() == Some(tag) || tag == ANY && own.is_some())
-        };
+        let has_one_of = |tags: &String| has_one_of(own.as_deref(), tags);
         let failed = |what| Err(ApiError::new(ErrorCode::PreconditionFailed, format!("{path}: {what}")));
         if options.if_match.as_ref().is_some_and(|tags| !has_one_of(tags)) {
             return failed("has changed since it was read; read it again");
@@ -304,6 +301,12 @@ pub(in crate::daemon) fn tag(object: &Json) -> String {
     let digest = Sha256::digest(object.to_string());
     let short = digest.iter().take(8).map(|byte| format!("{byte:02x}"));
     format!("\"{}\"", short.collect::<String>())
+}
+
+/// Whether a conditional header has this tag.
+pub(super) fn has_one_of(own: Option<&str>, tags: &str) -> bool {
+    let mut tags = tags.split(',').map(str::trim);
+    tags.any(|tag| own == Some(tag) || tag == ANY && own.is_some())
 }
 
 /// The name of an entry: text, or a number as text.

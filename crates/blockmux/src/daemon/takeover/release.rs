@@ -144,7 +144,7 @@ impl Handover {
         let reason = match (reloader.under_way(), session_handover.secured()) {
             _ if has_command => "the daemon serves a command (--run)".to_owned(),
             (Some(work), _) => format!("{work}; try again when it is done"),
-            (None, 0) if reloader.export() == self.offered => {
+            (None, 0) if reloader.running_text() == self.offered => {
                 info!("another process takes over");
                 return Some(self);
             }

@@ -77,7 +77,7 @@ impl HostEntry {
     pub(super) fn anchor(&mut self, directory: &Path) {
         let files = [&mut self.tls_key_file, &mut self.dhchap_secret_file, &mut self.dhchap_ctrl_secret_file];
         for path in files.into_iter().flatten() {
-            *path = directory.join(&*path);
+            *path = secret::below(directory, path);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use super::config::{CHAP_NAME, GUIDS, HOSTS, INITIATORS, check_files, own_ip, write_files};
 use crate::api::ApiError;
+use crate::api::fragment::FragmentContent;
 use crate::attach::own_io::by_this_program;
 use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config_audit::Caller;
@@ -142,7 +143,15 @@ impl TestDaemon {
 
     /// The running config as the text of a file.
     pub(super) fn exported(&self) -> String {
-        self.control.reloader.export()
+        self.control.reloader.running_text()
+    }
+
+    /// The desired config as the text of a file.
+    pub(super) fn desired(&self) -> String {
+        match self.control.reloader.export(false) {
+            (FragmentContent::Toml(text), _) => text,
+            (FragmentContent::Json(_), _) => panic!("an export has the form that was asked for"),
+        }
     }
 
     /// What the daemon serves, as its control server and its clients see it. Volumes are in no

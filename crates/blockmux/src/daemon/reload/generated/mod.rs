@@ -11,6 +11,7 @@ mod edits;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
+use crate::api::fragment::{ApplyOptions, Fragment};
 use crate::api::{ApiError, limits};
 use crate::attach::way::Way;
 use crate::cli::ctl::{Answer, PlanReport, Request};
@@ -118,6 +119,19 @@ fn reload(daemon: &TestDaemon, before: &Snapshot) -> Result<PlanReport, ApiError
     reloaded
 }
 
+/// Applies the config that a daemon returns as JSON: then there is nothing to change.
+fn apply_own(daemon: &TestDaemon) {
+    let (content, tag) = daemon.control.reloader.export(true);
+    let options = ApplyOptions { prune: true, if_match: Some(tag), ..ApplyOptions::default() };
+    let fragment = Fragment { path: None, content };
+    let answer = match daemon.change(&Request::Apply { fragment, options }) {
+        Answer::Noted { answer, .. } => *answer,
+        answer => answer,
+    };
+    let Answer::Plan(report) = answer else { panic!("its own config is refused: {answer:?}") };
+    assert_eq!((report.changes, report.warnings), (Vec::new(), Vec::new()));
+}
+
 #[test]
 fn a_reload_leads_to_the_state_of_a_start_with_the_same_config() {
     for seed in seeds(10) {
@@ -127,8 +141,12 @@ fn a_reload_leads_to_the_state_of_a_start_with_the_same_config() {
         let mut started = daemon.snapshot();
         for _ in 0..CHANGES {
             let text = configs.write_next();
-            let is_applied = reload(&daemon, &started).is_ok_and(|report| report.next_start.is_empty());
-            let (running, exported) = (daemon.snapshot(), daemon.exported());
+            let reloaded = reload(&daemon, &started);
+            let waits = reloaded.as_ref().is_ok_and(|report| !report.next_start.is_empty());
+            let is_applied = reloaded.is_ok() && !waits;
+            let (running, exported, desired) = (daemon.snapshot(), daemon.exported(), daemon.desired());
+            apply_own(&daemon);
+            assert_same("its own config has changed a daemon", &running, &daemon.snapshot());
             // What runs can be loaded again, and then nothing changes.
             configs.place.write(&exported);
             assert_eq!(lines(&daemon.plan().unwrap()), [""; 0], "{exported}");
@@ -138,11 +156,21 @@ fn a_reload_leads_to_the_state_of_a_start_with_the_same_config() {
                 assert_same("a start with the exported config differs", &running, &again.snapshot());
                 again.stop();
             }
+            let with_desired = waits.then(|| {
+                configs.place.write(&desired);
+                let again = configs.place.start().unwrap();
+                let snapshot = again.snapshot();
+                again.stop();
+                snapshot
+            });
             configs.place.write(&text);
             daemon = configs.place.start().unwrap();
             started = daemon.snapshot();
             if is_applied {
                 assert_same("a start with the config differs", &running, &started);
+            }
+            if let Some(snapshot) = with_desired {
+                assert_same("a start with what was to wait differs", &started, &snapshot);
             }
             configs.place.check_files();
         }
