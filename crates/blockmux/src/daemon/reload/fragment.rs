@@ -17,6 +17,7 @@ use crate::protocol::address::ListenerEntry;
 use crate::protocol::{PROTOCOLS, anchor};
 use blockmux_volume::{Spec, SpecError};
 use serde::Deserialize;
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,8 +72,9 @@ pub(super) fn merged(
     let sources = match &fragment.content {
         FragmentContent::Toml(text) => Sources::of_text(fragment.title(), text.clone()),
         FragmentContent::Json(object) => {
-            let text = table_of(object.clone()).map_err(ApiError::invalid)?;
-            let text = toml::to_string(&text).map_err(ApiError::invalid)?;
+            object.iter().try_for_each(|(key, value)| check_not_null(key, value))?;
+            let table = table_of(object.clone()).map_err(ApiError::invalid)?;
+            let text = toml::to_string(&table).map_err(ApiError::invalid)?;
             Sources::of_text(fragment.title(), text).generated()
         }
     };
@@ -163,6 +165,18 @@ pub(super) fn with_absolute_paths(
     }
     fragment.iter_mut().for_each(|(key, value)| anchor(key, value, directory));
     Ok((fragment, specs))
+}
+
+/// Checks that no value is null, which could mean that a key is to be removed, or is not given.
+fn check_not_null(key: &str, value: &Json) -> Result<(), ApiError> {
+    match value {
+        Json::Null => {
+            Err(ApiError::invalid(format!("{key}: null is no value; to remove a key, PATCH its object")))
+        }
+        Json::Array(items) => items.iter().try_for_each(|item| check_not_null(key, item)),
+        Json::Object(object) => object.iter().try_for_each(|(key, value)| check_not_null(key, value)),
+        _ => Ok(()),
+    }
 }
 
 /// Leaves out the specs that a config has already: what was shown without its password, and came
