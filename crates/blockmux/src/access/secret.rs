@@ -153,6 +153,17 @@ fn is_for_this_user(file: &File, forbidden: u32) -> bool {
     })
 }
 
+/// Parses a token, which is the line of a file.
+///
+/// # Errors
+/// If it has characters that are not allowed in an HTTP header.
+pub(crate) fn api_token(line: &[u8]) -> Result<Zeroizing<String>, &'static str> {
+    let is_plain = line.iter().all(u8::is_ascii_graphic);
+    let text = std::str::from_utf8(line).ok().filter(|_| is_plain);
+    text.map(|text| Zeroizing::new(text.to_owned()))
+        .ok_or("is not a token of ASCII characters without spaces; create one with `openssl rand -hex 32`")
+}
+
 fn line(path: &Path, min: usize) -> Result<Zeroizing<Vec<u8>>, String> {
     let bytes = bytes(path, MAX_FILE, READABLE)?;
     let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);

@@ -21,17 +21,14 @@ pub(crate) enum FragmentContent {
 }
 
 /// How a fragment is applied.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ApplyOptions {
-    /// Remove the entries that the lists of the fragment lack, as its volumes or its targets
-    #[arg(long)]
+    /// Remove the entries that its lists lack.
     pub(crate) prune: bool,
-    /// Only show what would change
-    #[arg(long)]
+    /// Only compute what would change.
     pub(crate) dry_run: bool,
     /// The tag that the config must have, so that no change is overwritten that the author has not
     /// seen.
-    #[arg(skip)]
     pub(crate) if_match: Option<String>,
 }
 

@@ -1,14 +1,19 @@
 //! The parts of the daemon's HTTP API that server and client share: addresses, errors and bodies.
 //! The server is in `daemon/api/`, the client in [`client`].
 
+pub(crate) mod action;
 mod address;
 pub(crate) mod bodies;
 pub(crate) mod client;
 pub(crate) mod edit;
 mod error;
 pub(crate) mod fragment;
+pub(crate) mod history;
 pub(crate) mod limits;
 mod peer;
+pub(crate) mod plan;
+pub(crate) mod request;
+pub(crate) mod status;
 mod tls;
 
 pub(crate) use address::{ApiAddress, ControlPath};

@@ -3,7 +3,6 @@
 
 use super::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate, ApiToken, Role};
 use crate::access::{certificates, secret};
-use crate::cli::ctl::api_token;
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::{ApiListener, is_local};
@@ -147,7 +146,7 @@ impl ApiAccess {
         let read = |what: &str, file: &Path| {
             let file = secret::resolve(file, secrets);
             let file = file.map_err(|problem| Failure::request(format!("{what}: {problem}")))?;
-            secret::read(what, &file, api_token)
+            secret::read(what, &file, secret::api_token)
         };
         let mut all: Vec<RequiredToken> = Vec::new();
         if let Some(file) = &self.api_token_file {

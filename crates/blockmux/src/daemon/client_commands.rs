@@ -7,7 +7,7 @@ use super::control::{Changed, ControlServer};
 use super::reload::{DRAIN_TIMEOUT, describe_session, edit, named_sessions, wait};
 use crate::api::ApiError;
 use crate::api::bodies::{SecretInfo, SecretText};
-use crate::cli::ctl::Answer;
+use crate::api::request::Answer;
 use blockmux_engine::serve::sessions::SessionInfo;
 use zeroize::Zeroizing;
 

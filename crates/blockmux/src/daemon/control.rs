@@ -14,9 +14,10 @@ use super::opening::VolumeOpener;
 use super::reload::{Current, Reloader, commands, edit, fragment};
 use super::secrets::Secrets;
 use crate::api::ApiError;
-use crate::cli::ctl::{
-    Answer, PlanReport, PopulatedStatus, ProtocolStatus, Request, ReservationStatus, SessionStatus, Status,
-    ThrottleStatus, VolumeStatus,
+use crate::api::plan::PlanReport;
+use crate::api::request::{Answer, Request};
+use crate::api::status::{
+    PopulatedStatus, ProtocolStatus, ReservationStatus, SessionStatus, Status, ThrottleStatus, VolumeStatus,
 };
 use crate::process::log::levels::{self, Levels};
 use crate::protocol::frontend::{Change, LiveProtocol};
@@ -211,7 +212,7 @@ impl ControlServer {
                 let sessions = self.connection_limits.limit.sessions().list();
                 Answer::Sessions(sessions.into_iter().map(SessionStatus::from).collect())
             }
-            Request::Diff { .. } => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
+            Request::Diff => self.reloader.diff().map_or_else(Answer::Failed, Answer::Plan),
             Request::Export { as_json } => {
                 let (content, tag) = self.reloader.export(*as_json);
                 Answer::Config { content, tag }
@@ -308,7 +309,7 @@ impl ControlServer {
             Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
             Request::Status
             | Request::Sessions
-            | Request::Diff { .. }
+            | Request::Diff
             | Request::Export { .. }
             | Request::Secrets
             | Request::List { .. }

@@ -5,7 +5,7 @@ use super::blocking_work::Awaited;
 use super::control::{Changed, ControlServer};
 use super::disks::{DetachedDisks, or_by_force};
 use crate::api::ApiError;
-use crate::cli::ctl::Answer;
+use crate::api::request::Answer;
 use blockmux_proto::exports::VolumeId;
 use blockmux_proto::volume_state::VolumeState;
 use std::sync::Arc;

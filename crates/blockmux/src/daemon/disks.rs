@@ -5,9 +5,9 @@
 //! may block (`blocking_work.rs`).
 
 use super::attachment::Attachment;
+use crate::api::status::AttachmentStatus;
 use crate::api::{ApiError, ErrorCode};
 use crate::attach::way::{self, WantedWays, Way, WayOptions};
-use crate::cli::ctl::AttachmentStatus;
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
 use blockmux_engine::attach::own_io::{IoProcesses, OwnIo};

@@ -1,13 +1,13 @@
 //! `blockmux ctl list`, `show`, `add`, `set` and `remove`: objects of the running config by their
 //! place in it.
 
-use super::Request;
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::edit::{
     ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
 use crate::api::limits;
+use crate::api::request::Request;
 use crate::output::printable;
 use crate::spec_text::SpecText;
 use blockmux_volume::Limits;

@@ -1,12 +1,13 @@
 //! Maps each command to its HTTP request, and the response to an answer.
 
-use super::{Answer, Request, objects};
+use super::objects;
 use crate::api::bodies::{
     AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
     LimitVolume, Message, ResizeVolume, Resized,
 };
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
+use crate::api::request::{Answer, Request};
 use serde_json::{Value, json};
 
 /// The HTTP request of a command.
@@ -57,7 +58,7 @@ pub(super) fn call(request: &Request) -> Call {
             Call::new("DELETE", format!("/v1/attachments/{}{query}", segment(volume)))
         }
         Request::Reload => Call::new("POST", "/v1/config/reload"),
-        Request::Diff { .. } => Call::new("GET", "/v1/config/diff"),
+        Request::Diff => Call::new("GET", "/v1/config/diff"),
         Request::Export { as_json } => {
             let accept = if *as_json { JSON } else { TOML };
             Call { accept, ..Call::new("GET", "/v1/config") }
@@ -121,7 +122,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         Request::Secrets | Request::WriteSecret { .. } => Answer::Secrets(serde_json::from_value(body)?),
         Request::List { .. } => Answer::Objects(serde_json::from_value(body)?),
         Request::Show { .. } => Answer::Object { object: body, tag: String::new() },
-        Request::Reload | Request::Diff { .. } | Request::Apply { .. } | Request::Edit(_) => {
+        Request::Reload | Request::Diff | Request::Apply { .. } | Request::Edit(_) => {
             Answer::Plan(serde_json::from_value(body)?)
         }
         Request::Export { as_json: true } => {
@@ -148,7 +149,7 @@ fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call 
     let ApplyOptions { prune, dry_run, if_match } = options;
     let path = path.as_ref().map(|path| format!("path={}", segment(&path.display().to_string())));
     let flags = [("prune=true", *prune), ("dry_run=true", *dry_run)];
-    let flags = flags.into_iter().filter_map(|(flag, is_set)| is_set.then(|| flag.to_owned()));
+    let flags = flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_owned());
     let query: Vec<_> = path.into_iter().chain(flags).collect();
     let body = match content {
         FragmentContent::Toml(text) => CallBody::Toml(text.clone()),

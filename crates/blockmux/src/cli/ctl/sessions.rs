@@ -1,56 +1,8 @@
 //! `blockmux ctl sessions`: logged-in sessions and their I/O counters.
 
-use super::{AttachmentStatus, TrafficStatus};
+use crate::api::status::{SessionStatus, TrafficStatus};
 use crate::output::printable;
-use blockmux_engine::serve::sessions::SessionInfo;
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-/// A connection that has logged in.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-pub(crate) struct SessionStatus {
-    pub(crate) protocol: String,
-    /// Empty if the protocol has no names for initiators.
-    pub(crate) initiator: String,
-    pub(crate) target: String,
-    /// Address and port.
-    pub(crate) address: String,
-    /// Time of the login in UTC, as RFC 3339.
-    pub(crate) since: String,
-    #[serde(flatten)]
-    pub(crate) traffic: TrafficStatus,
-}
-
-impl From<SessionInfo> for SessionStatus {
-    fn from(info: SessionInfo) -> SessionStatus {
-        let SessionInfo { login, peer, since, traffic, .. } = info;
-        let since = Timestamp::try_from(since).unwrap_or_default();
-        SessionStatus {
-            protocol: login.protocol.to_owned(),
-            initiator: login.initiator,
-            target: login.target,
-            address: peer,
-            since: format!("{since:.0}"),
-            traffic: traffic.into(),
-        }
-    }
-}
-
-impl SessionStatus {
-    /// A disk of the daemon's machine as one more client of its volume; `None` if it is not
-    /// attached.
-    pub(crate) fn of_disk(disk: &AttachmentStatus) -> Option<SessionStatus> {
-        Some(SessionStatus {
-            protocol: disk.via.clone()?,
-            initiator: String::new(),
-            target: disk.volume.clone(),
-            address: disk.device.clone()?,
-            since: String::new(),
-            traffic: disk.traffic.clone(),
-        })
-    }
-}
+use blockmux_volume::units::human_size;
 
 /// Text for people: a block for each initiator of a target from one machine, with the sums of its
 /// connections.
@@ -79,7 +31,7 @@ fn block_text((session, connections): &(SessionStatus, u64)) -> String {
         vec![format!("{protocol}  {}{many}", printable(address)), format!("  since      {since}")];
     lines.extend(name_lines("initiator", &session.initiator, LABEL));
     lines.extend(name_lines("target", &session.target, LABEL));
-    lines.extend(session.traffic.lines(LABEL));
+    lines.extend(traffic_lines(&session.traffic, LABEL));
     lines.join("\n")
 }
 
@@ -92,6 +44,18 @@ pub(super) fn name_lines(label: &str, name: &str, at: usize) -> Vec<String> {
         format!("{label:<at$}{}", piece.iter().collect::<String>())
     };
     pieces.map(line).collect()
+}
+
+/// A line for each counter; values begin at column `at`.
+pub(super) fn traffic_lines(traffic: &TrafficStatus, at: usize) -> [String; 4] {
+    let moved = |count: u64, bytes: u64| format!("{count} ({})", human_size(bytes));
+    [
+        ("reads", moved(traffic.reads, traffic.read_bytes)),
+        ("writes", moved(traffic.writes, traffic.written_bytes)),
+        ("others", traffic.others.to_string()),
+        ("failed", traffic.failed.to_string()),
+    ]
+    .map(|(label, value)| format!("{:<at$}{value}", format!("  {label}")))
 }
 
 /// Whether two connections belong to one initiator of one target at one address.

@@ -1,11 +1,11 @@
 //! `blockmux ctl status`: a table of the volumes, or all about one of them. `--watch` repeats the
 //! table, with rates.
 
-use super::sessions::name_lines;
-use super::{
-    Answer, ProtocolStatus, Request, ReservationStatus, Status, ThrottleStatus, VolumeStatus, actions,
-};
+use super::sessions::{name_lines, traffic_lines};
+use super::{actions, attachments};
 use crate::api::client::Client;
+use crate::api::request::{Answer, Request};
+use crate::api::status::{ProtocolStatus, ReservationStatus, Status, ThrottleStatus, VolumeStatus};
 use crate::failure::Failure;
 use crate::output::{both_sizes, printable};
 use crate::process::stdout::{print, print_json, print_json_while_open, print_while_open};
@@ -261,8 +261,8 @@ fn details(volume: &VolumeStatus, status: &Status) -> Vec<String> {
     }
     lines.extend(lost_connections("  ", volume.orphaned_connections));
     let disks = status.attachments.iter().filter(|disk| disk.volume == volume.name);
-    lines.extend(disks.map(|disk| format!("  disk         {}", disk.text())));
-    lines.extend(volume.traffic.lines(LABEL));
+    lines.extend(disks.map(|disk| format!("  disk         {}", attachments::text(disk))));
+    lines.extend(traffic_lines(&volume.traffic, LABEL));
     let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
     let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
     lines.extend(limits.map(|(label, limits)| format!("  {label:<11}  {}", limits.text())));

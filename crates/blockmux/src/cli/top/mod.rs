@@ -3,7 +3,9 @@
 mod screen;
 
 use crate::api::client::{Call, CallError, Client};
-use crate::cli::ctl::{DaemonArgs, History, SessionStatus, Status};
+use crate::api::history::History;
+use crate::api::status::{SessionStatus, Status};
+use crate::cli::ctl::DaemonArgs;
 use crate::failure::Failure;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use screen::View;

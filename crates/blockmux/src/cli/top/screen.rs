@@ -1,8 +1,9 @@
 //! The screen of `blockmux top`.
 
 use super::DaemonState;
+use crate::api::history::{Rates, Series};
 use crate::api::limits::LimitsBody;
-use crate::cli::ctl::{Rates, Series, SessionStatus, ThrottleStatus, VolumeStatus};
+use crate::api::status::{SessionStatus, ThrottleStatus, VolumeStatus};
 use crate::output::printable;
 use blockmux_volume::units::human_size;
 use ratatui::Frame;

@@ -1,8 +1,9 @@
 //! Actions: API requests that change something. Each runs on its own thread, because it may wait
 //! for a disk, and has a URL while it runs and for some time after.
 
+use crate::api::action::{ActionState, ActionStatus};
+use crate::api::request::Answer;
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{ActionState, ActionStatus, Answer};
 use blockmux_volume::spec::with_hidden_secrets;
 use jiff::Timestamp;
 use serde_json::{Value, json};

@@ -3,10 +3,12 @@
 use super::ApiState;
 use super::reply::{content_type, json, object_of, with_headers};
 use super::requests::{Asked, flag, query_pairs, tags};
+use crate::api::action::ActionStatus;
 use crate::api::bodies::Message;
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
+use crate::api::plan::PlanReport;
+use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::cli::ctl::{ActionStatus, Answer, PlanReport, Request};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, Request as HttpRequest, State};
@@ -72,7 +74,7 @@ fn prefers_toml(headers: &HeaderMap) -> bool {
     )
 )]
 async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
-    Ok(json(StatusCode::OK, &shared.query(Request::Diff { exit_code: false }).await?.json()))
+    Ok(json(StatusCode::OK, &shared.query(Request::Diff).await?.json()))
 }
 
 /// Load the daemon's config file again and apply its changes

@@ -1,6 +1,6 @@
 //! I/O rates and latencies of the last hour: a ring of samples, taken by the API's thread.
 
-use crate::cli::ctl::{History, Rates, Series};
+use crate::api::history::{History, Rates, Series};
 use crate::daemon::control::{Snapshot, VolumeCounters};
 use blockmux_proto::volume_state::{LatencyHistogram, VolumeTraffic};
 use jiff::Timestamp;

@@ -7,9 +7,11 @@
 use super::ApiState;
 use super::reply::{Body, json, refusal};
 use super::requests::{Asked, flag, query_pairs, tags};
+use crate::api::action::ActionStatus;
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
+use crate::api::plan::PlanReport;
+use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::cli::ctl::{ActionStatus, Answer, PlanReport, Request};
 use axum::Router;
 use axum::extract::{FromRequestParts, RawPathParams, State};
 use axum::http::request::Parts;

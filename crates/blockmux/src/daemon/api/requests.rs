@@ -3,8 +3,8 @@
 use super::ApiState;
 use super::permission::ApiClient;
 use super::reply::{json, refusal};
+use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{Answer, Request};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};

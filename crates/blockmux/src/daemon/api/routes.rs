@@ -4,15 +4,16 @@ use super::permission::check_role;
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
 use super::{ApiState, config, document, health, metrics, objects, page, takeover};
+use crate::api::action::ActionStatus;
 use crate::api::bodies::{
     AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
     LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
 };
+use crate::api::history::History;
 use crate::api::limits::LimitsBody;
+use crate::api::request::{Answer, Request};
+use crate::api::status::{AttachmentStatus, SessionStatus, Status, VolumeStatus};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::cli::ctl::{
-    ActionStatus, Answer, AttachmentStatus, History, Request, SessionStatus, Status, VolumeStatus,
-};
 use crate::daemon::role::Role;
 use crate::daemon::takeover::PATH as TAKEOVER;
 use crate::protocol::frontend::Change;

@@ -3,7 +3,7 @@
 use super::model::Model;
 use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
-use crate::cli::ctl::PlanReport;
+use crate::api::plan::PlanReport;
 use crate::daemon::check::READ_TIMEOUT;
 use crate::daemon::setup::Setup;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use super::json::json_of_entries;
 use super::objects::tag;
 use super::plan::{ConfigChange, Schema, VolumeStep, diff};
 use crate::access::secret;
-use crate::cli::ctl::PlannedChange;
+use crate::api::plan::PlannedChange;
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::opening::NamedVolume;

@@ -6,8 +6,8 @@
 
 use super::json::json_of;
 use crate::access::networks;
+use crate::api::plan::{PlanReport, PlannedChange};
 use crate::api::{ApiError, ErrorCode};
-use crate::cli::ctl::{PlanReport, PlannedChange};
 use crate::daemon::attachment::ATTACHMENTS;
 use crate::daemon::role::{API_CERTIFICATES, API_TOKENS};
 use crate::daemon::setup::VOLUMES;

@@ -6,7 +6,7 @@ use super::model::Model;
 use super::plan::{ConfigChange, Schema, diff};
 use super::{Changing, Reloader, RunningConfig};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ObjectPath};
-use crate::cli::ctl::PlanReport;
+use crate::api::plan::PlanReport;
 use crate::daemon::attachment::{ATTACHMENTS, Attachment};
 use crate::daemon::reload::json::json_of_table;
 use crate::daemon::setup::VOLUMES;

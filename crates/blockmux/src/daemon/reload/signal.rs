@@ -4,7 +4,7 @@
 use super::apply::Applied;
 use super::{NewConfig, Reloader};
 use crate::api::ApiError;
-use crate::cli::ctl::PlanReport;
+use crate::api::plan::PlanReport;
 use crate::daemon::config_audit::{self, Caller};
 use crate::failure::Failure;
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 
 use super::daemon::{TestDaemon, TestPlace};
 use super::lines;
+use crate::api::request::{Answer, Request};
 use crate::attach::fake;
 use crate::attach::way::Way;
-use crate::cli::ctl::{Answer, Request};
 use std::path::PathBuf;
 
 const TWO: &str = "nbd = ['unix:n.sock']\n[[volume]]\nname = 'a'\nspec = 'file:a.img?size=1m'\n\

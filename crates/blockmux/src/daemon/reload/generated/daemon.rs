@@ -4,8 +4,9 @@
 use super::config::{CHAP_NAME, GUIDS, HOSTS, INITIATORS, check_files, own_ip, write_files};
 use crate::api::ApiError;
 use crate::api::fragment::FragmentContent;
+use crate::api::plan::PlanReport;
+use crate::api::request::{Answer, Request};
 use crate::attach::own_io::by_this_program;
-use crate::cli::ctl::{Answer, PlanReport, Request};
 use crate::daemon::config_audit::Caller;
 use crate::daemon::control::{ConnectionLimits, ControlServer};
 use crate::daemon::disks::{DiskServer, Disks};

@@ -12,9 +12,10 @@ mod edits;
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
 use crate::api::fragment::{ApplyOptions, Fragment};
+use crate::api::plan::PlanReport;
+use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, limits};
 use crate::attach::way::Way;
-use crate::cli::ctl::{Answer, PlanReport, Request};
 use blockmux_volume::random::SplitMix;
 use std::collections::BTreeMap;
 
