@@ -37,8 +37,8 @@ pub(crate) fn below(directory: &Path, file: &Path) -> PathBuf {
 /// The path of a file that a config names. `secrets` is the directory of secrets, if there is one.
 ///
 /// # Errors
-/// If it stands for a secret and has no name of one, or there is no directory; the message says what
-/// to do.
+/// If it stands for a secret and has no name of one, or there is no directory; the message says
+/// what to do.
 pub(crate) fn resolve(file: &Path, secrets: Option<&Path>) -> Result<PathBuf, String> {
     let Some(name) = name_of(file) else { return Ok(file.to_owned()) };
     if name.is_empty() || name.starts_with('.') || name.contains('/') {

@@ -115,7 +115,7 @@ impl ApiAccess {
         }
     }
 
-    /// Reads the tokens and the certificates. `secrets` is the directory of secrets that have names.
+    /// Reads the tokens and the certificates. `secrets` is the directory of secrets with names.
     ///
     /// # Errors
     /// If clients would need neither, a file cannot be used, or two entries have the same name or

@@ -1,6 +1,6 @@
 //! Secrets that clients of the API have written: one file each in the state directory, which the
-//! config names as `secret:NAME` or by its path. They are never read back; only what uses them reads
-//! the files.
+//! config names as `secret:NAME` or by its path. They are never read back; only what uses them
+//! reads the files.
 
 use super::config::current_directory;
 use super::config_audit::Caller;

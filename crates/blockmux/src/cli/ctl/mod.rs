@@ -1,7 +1,7 @@
 //! `blockmux ctl`: controls a running daemon over its HTTP API.
 //!
-//! A command stands for a request (`api/request.rs`); `routes` maps requests and answers to those of
-//! HTTP.
+//! A command stands for a request (`api/request.rs`); `routes` maps requests and answers to those
+//! of HTTP.
 
 mod actions;
 mod attachments;

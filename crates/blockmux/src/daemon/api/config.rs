@@ -97,8 +97,8 @@ async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
 
 /// Apply a part of a config: add and change the entries that it names, keep everything else
 ///
-/// It is an object with the keys of a config file, or TOML. Volumes in it need names. After an error
-/// nothing has changed.
+/// It is an object with the keys of a config file, or TOML. Volumes in it need names. After an
+/// error nothing has changed.
 #[utoipa::path(
     post,
     path = "/v1/config/apply",
