@@ -7,14 +7,15 @@ use crate::output::{printable, shell_word};
 use crate::process::machine::own_addresses;
 use crate::protocol::Frontends;
 use crate::protocol::address::{ListenerAddress, ListenerFabric};
-use crate::protocol::frontend::{ConnectInfo, Portal, VolumeNames};
+use crate::protocol::frontend::{ConnectInfo, Frontend, Portal, VolumeNames};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::served_protocols;
 use blockmux_engine::net::socket::Address;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_volume::units::human_size;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// All exports and how clients reach them.
@@ -72,6 +73,49 @@ pub(super) enum AnnouncementDetail {
     Full,
 }
 
+/// Says how clients reach volumes.
+pub(super) struct Announcer<'a> {
+    policy: &'a Policy,
+    listeners: Vec<(PolicyListener, &'a dyn Frontend, Vec<Portal>)>,
+}
+
+impl<'a> Announcer<'a> {
+    /// The listeners as they are now.
+    pub(super) fn new(
+        frontends: &'a Frontends,
+        policy: &'a Policy,
+        clients: ClientLocation,
+    ) -> Announcer<'a> {
+        let listeners = policy.listeners().into_iter().filter_map(|listener| {
+            let (frontend, portals) = (frontends.of(listener.protocol)?, portals(&listener, clients));
+            Some((listener, frontend, portals))
+        });
+        Announcer { policy, listeners: listeners.collect() }
+    }
+
+    /// The URLs of a volume; none if it has been removed.
+    pub(super) fn urls_of(&self, exports: &Exports, volume: VolumeId) -> Vec<String> {
+        let named = VolumeNames::of(exports, volume).into_iter();
+        named.flat_map(|named| self.connect(&named)).map(|url| url.info.url).collect()
+    }
+
+    fn connect(&self, named: &VolumeNames) -> Vec<AnnouncedUrl> {
+        let mut connect = Vec::new();
+        for (listener, frontend, portals) in &self.listeners {
+            let spoken = served_protocols(listener.protocol);
+            for protocol in spoken.filter(|own| self.policy.leads_to(own, &listener.place, &named.export)) {
+                for portal in portals {
+                    let is_for_others = portal.is_for_others();
+                    let own = frontend.connect_info(protocol, portal, named).into_iter();
+                    let own = own.map(|info| AnnouncedUrl { protocol: protocol.name, info, is_for_others });
+                    own.for_each(|url| add_new(&mut connect, url));
+                }
+            }
+        }
+        connect
+    }
+}
+
 impl Announcement {
     /// Collects every export on every listener.
     pub(super) fn new(
@@ -80,27 +124,10 @@ impl Announcement {
         policy: &Policy,
         clients: ClientLocation,
     ) -> Announcement {
-        let listeners = policy.listeners();
-        let listeners = listeners.iter().filter_map(|listener| {
-            let frontend = frontends.of(listener.protocol)?;
-            Some((listener, frontend, portals(listener, clients)))
-        });
-        let listeners: Vec<_> = listeners.collect();
+        let announcer = Announcer::new(frontends, policy, clients);
         let announced = exports.iter().filter_map(|(volume, export)| {
             let named = VolumeNames::of(exports, volume)?;
-            let mut connect = Vec::new();
-            for (listener, frontend, portals) in &listeners {
-                let spoken = served_protocols(listener.protocol);
-                for protocol in spoken.filter(|own| policy.leads_to(own, &listener.place, &named.export)) {
-                    for portal in portals {
-                        let is_for_others = portal.is_for_others();
-                        let own = frontend.connect_info(protocol, portal, &named).into_iter();
-                        let own =
-                            own.map(|info| AnnouncedUrl { protocol: protocol.name, info, is_for_others });
-                        own.for_each(|url| add_new(&mut connect, url));
-                    }
-                }
-            }
+            let connect = announcer.connect(&named);
             Some(Announced { connect, size: export.volume.info().size, name: named.export, disk: None })
         });
         Announcement { exports: announced.collect(), moved: policy.moved(), api: None }
@@ -113,8 +140,10 @@ impl Announcement {
 
     /// Adds the disks of volumes.
     pub(super) fn with_disks(mut self, disks: &[DiskInfo]) -> Announcement {
+        let exports = self.exports.iter_mut().map(|export| (export.name.clone(), export));
+        let mut exports: HashMap<_, _> = exports.collect();
         for disk in disks {
-            let export = self.exports.iter_mut().find(|export| export.name == disk.volume);
+            let export = exports.get_mut(&disk.volume);
             let disk = disk.device.as_ref().map(|device| AnnouncedDisk {
                 path: device.path.display().to_string(),
                 path_is: device.way.path_is(),
@@ -122,12 +151,6 @@ impl Announcement {
             export.into_iter().for_each(|export| export.disk.clone_from(&disk));
         }
         self
-    }
-
-    /// The URLs of the export `name`.
-    pub(super) fn urls_of(&self, name: &str) -> Vec<String> {
-        let own = self.exports.iter().filter(|export| export.name == name).flat_map(|export| &export.connect);
-        own.map(|url| url.info.url.clone()).collect()
     }
 
     /// Text for people; the last line is `ready`.

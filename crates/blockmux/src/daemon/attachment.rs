@@ -77,6 +77,7 @@ impl Attachment {
 /// If not; the message says what to write.
 pub(super) fn check_all(attachments: &[Attachment], volumes: &[&str]) -> Result<(), String> {
     let (mut seen, mut links, mut sockets) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let known: HashSet<&str> = volumes.iter().copied().collect();
     for attachment in attachments {
         attachment.check()?;
         let Attachment { volume, name, socket, .. } = attachment;
@@ -92,7 +93,7 @@ pub(super) fn check_all(attachments: &[Attachment], volumes: &[&str]) -> Result<
                 "attachment `{volume}`: another one has the name of {twice}; choose another name"
             ));
         }
-        if !volumes.contains(&volume.as_str()) {
+        if !known.contains(volume.as_str()) {
             return Err(format!(
                 "attachment `{volume}`: no volume has this name; add it, or correct the name"
             ));

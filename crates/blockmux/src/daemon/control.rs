@@ -5,7 +5,7 @@
 //! read snapshots and wait for no change. See
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
-use super::announce::{Announcement, ClientLocation};
+use super::announce::{Announcer, ClientLocation};
 use super::attachment::Attachment;
 use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
@@ -349,8 +349,10 @@ impl ControlServer {
 
     /// The answer about a new volume.
     fn added(&self, name: String, protocols: Option<&[String]>) -> Answer {
-        let urls =
-            Announcement::new(&self.exports, &self.frontends.get(), &self.policy, ClientLocation::Anywhere);
+        let found = self.exports.find(&name).map(|(id, _)| id);
+        let frontends = self.frontends.get();
+        let announcer = Announcer::new(&frontends, &self.policy, ClientLocation::Anywhere);
+        let urls = found.map(|id| announcer.urls_of(&self.exports, id)).unwrap_or_default();
         let opener = self.opener.get();
         let without_listener = protocols.into_iter().flatten().map(|word| word.replace('_', "-"));
         let without_listener = without_listener.filter(|word| {
@@ -358,15 +360,7 @@ impl ControlServer {
         });
         let without_listener = without_listener.collect();
         self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
-        Answer::Added { urls: urls.urls_of(&name), name, without_listener }
-    }
-
-    /// Whether a target that has the volume now restricts access to it.
-    pub(super) fn is_restricted(&self, name: &str, live_protocols: &[LiveProtocol]) -> bool {
-        let Some((volume, _)) = self.exports.find(name) else { return false };
-        live_protocols
-            .iter()
-            .any(|(_, live)| live.targets_of(volume).iter().any(|access| access.public.is_restricted()))
+        Answer::Added { urls, name, without_listener }
     }
 
     pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
@@ -411,7 +405,7 @@ impl ControlServer {
     }
 
     fn status(&self) -> Status {
-        let exported = ExportedBy::new(&self.policy, self.frontends.get(), self.live_protocols.get());
+        let exported = ExportedBy::new(&self.policy, &self.frontends.get(), &self.live_protocols.get());
         let volumes = self.exports.iter().filter_map(|(id, export)| {
             let state = self.exports.volume_state(id)?;
             let (info, traffic, orphaned) = (state.volume().info(), state.traffic(), state.orphans());

@@ -39,9 +39,8 @@ impl ControlServer {
         }
         let checked = {
             let _changing = self.reloader.begin_change();
-            let served = self.live_protocols.get();
             self.policy
-                .check_same_data(name, |name| self.is_restricted(name, &served))
+                .check_same_data()
                 .and_then(|()| size.map_or(Ok(()), |size| self.check_cut(name, size, before)))
         };
         let to = size.map_or(Resize::Own, |size| Resize::Bytes { size, beyond });

@@ -334,10 +334,8 @@ impl Setup {
         for named in &self.volumes {
             self.policy.set_data(&named.name, layers::of_spec(&named.entry.spec));
         }
-        for named in &self.volumes {
-            let checked = self.policy.check_same_data(&named.name, |_| false).map_err(Failure::request);
-            checked.map_err(|failure| self.located(failure))?;
-        }
+        let checked = self.policy.check_same_data().map_err(Failure::request);
+        checked.map_err(|failure| self.located(failure))?;
         let all: Vec<_> = exports.iter().collect();
         warn_of_same_data(&served_data(&all, &exports, &self.policy), |_| true);
         Ok(exports)

@@ -128,6 +128,24 @@ pub(crate) fn for_each_source(spec: &Spec, part: Part, found: &mut dyn FnMut(&Sp
     }
 }
 
+/// Finds two volumes that have data in common and are meant.
+pub(crate) fn find_overlap<'a>(
+    volumes: impl Iterator<Item = (&'a str, &'a [DataPart])>,
+    is_meant: impl Fn([&'a str; 2]) -> bool,
+) -> Option<[&'a str; 2]> {
+    let all = volumes.flat_map(|(name, parts)| parts.iter().map(move |part| (part, name)));
+    let mut all: Vec<_> = all.collect();
+    all.sort_by(|(a, _), (b, _)| (&a.key, a.part.begin).cmp(&(&b.key, b.part.begin)));
+    all.iter().enumerate().find_map(|(at, (part, name))| {
+        let behind = all.iter().skip(at + 1);
+        // Those that begin behind its end have nothing in common with it.
+        let mut near = behind
+            .take_while(|(other, _)| other.key == part.key && other.part.begin < part.part.end)
+            .filter(|(other, other_name)| other_name != name && other.overlaps(part));
+        near.find(|(_, other)| is_meant([name, other])).map(|(_, other)| [*name, *other])
+    })
+}
+
 /// Pairs of volumes that have data in common. Each volume that shares data is in at least one pair.
 pub(crate) fn overlaps<'a>(
     volumes: impl IntoIterator<Item = (&'a str, &'a [DataPart])>,

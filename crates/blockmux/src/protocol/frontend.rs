@@ -22,6 +22,7 @@ use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
@@ -178,6 +179,9 @@ pub(crate) struct TargetTables {
     pub(crate) port_name: Option<(&'static str, u16)>,
 }
 
+/// The targets that have each volume.
+pub(crate) type TargetsByVolume = BTreeMap<VolumeId, Vec<LiveAccess>>;
+
 /// A protocol that is served, with its running frontend.
 pub(crate) type LiveProtocol = (&'static Protocol, Arc<dyn LiveFrontend>);
 
@@ -234,22 +238,25 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// Disconnects the sessions that are no longer allowed and have not ended in time.
     fn disconnect_remaining(&self) {}
 
-    /// Removes a volume from all targets and notifies their clients.
-    fn remove(&self, _volume: VolumeId) {}
+    /// Removes volumes from all targets and notifies their clients.
+    fn remove(&self, _volumes: &BTreeSet<VolumeId>) {}
 
     /// The access control of a target; `None` if there is no such target.
     fn access_of(&self, _target: &str) -> Option<LiveAccess> {
         None
     }
 
-    /// The targets that have the volume.
-    fn targets_of(&self, _volume: VolumeId) -> Vec<LiveAccess> {
-        Vec::new()
+    /// The targets that have each volume.
+    fn targets_by_volume(&self) -> TargetsByVolume {
+        TargetsByVolume::new()
     }
 
-    /// The targets that sessions of the volume name.
-    fn session_targets(&self, volume: VolumeId) -> Vec<String> {
-        self.targets_of(volume).into_iter().map(|access| access.target).collect()
+    /// The targets that sessions of each volume name.
+    fn session_targets(&self) -> Vec<(VolumeId, String)> {
+        let of_volume = |(volume, all): (VolumeId, Vec<LiveAccess>)| {
+            all.into_iter().map(move |access| (volume, access.target))
+        };
+        self.targets_by_volume().into_iter().flat_map(of_volume).collect()
     }
 
     /// Whether the protocol serves a volume that is added now only after the next start, although

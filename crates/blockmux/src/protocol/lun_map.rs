@@ -1,9 +1,9 @@
 //! `luns` in the config file: which volume is which LUN of an iSCSI or SRP target, and what the
 //! initiators of an ACL entry see of it.
 
+use super::frontend::TargetsByVolume;
 use super::policy::{LiveAccess, PublicAccess};
 use super::units::VolumeUnit;
-use blockmux_proto::exports::VolumeId;
 use blockmux_proto::scsi::{
     ListedTarget, LunMapping, MAX_LUN, ScsiTarget, ShownLuns, TargetList, UnitChange,
 };
@@ -13,7 +13,6 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Iter;
 use std::fmt;
-use std::sync::Arc;
 
 /// Maximum number of logical units of one target.
 pub(super) const MAX_LUNS: usize = 4096;
@@ -92,14 +91,23 @@ pub(super) fn access_of(target: &impl ListedTarget) -> LiveAccess {
     live_access(target, PublicAccess::all_if(is_open))
 }
 
-/// The targets that show a volume, and the access that everybody has to it there.
-pub(super) fn targets_of(targets: &TargetList<impl ListedTarget>, volume: VolumeId) -> Vec<LiveAccess> {
-    let public_by = |(view, is_open): (&Arc<ScsiTarget>, bool)| {
-        Some(PublicAccess::of_lun(!view.may_write(volume)?).only_if(is_open))
-    };
-    let all = targets.all();
-    let shown = all.iter().filter_map(|target| Some((target, target.views().filter_map(public_by).max()?)));
-    shown.map(|(target, public)| live_access(&**target, public)).collect()
+/// For each volume the targets that show it, and the access that everybody has to it there.
+pub(super) fn targets_by_volume(targets: &TargetList<impl ListedTarget>) -> TargetsByVolume {
+    let mut all = TargetsByVolume::new();
+    for target in targets.all() {
+        let mut shown = BTreeMap::new();
+        for (view, is_open) in target.views() {
+            for (volume, may_write) in view.volumes() {
+                let public = PublicAccess::of_lun(!may_write).only_if(is_open);
+                let known = shown.entry(volume).or_insert(public);
+                *known = public.max(*known);
+            }
+        }
+        for (volume, public) in shown {
+            all.entry(volume).or_default().push(live_access(&*target, public));
+        }
+    }
+    all
 }
 
 impl AclLuns {

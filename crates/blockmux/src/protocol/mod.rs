@@ -8,6 +8,7 @@ pub(crate) mod address;
 mod alua;
 mod aoe;
 mod carrier;
+mod configured;
 mod descriptor;
 pub(crate) mod fabric;
 pub(crate) mod frontend;

@@ -12,10 +12,10 @@
 
 use super::address::{ListenerAddress, ListenerFabric, matches_listener};
 use super::{Carrier, Protocol, by_name, with_frontend};
-use crate::data::part::DataPart;
+use crate::data::part::{DataPart, find_overlap};
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::AllowedNetworks;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -84,6 +84,7 @@ impl PublicAccess {
 pub(crate) struct LiveAccess {
     pub(crate) target: String,
     /// What everybody can do with the volume there without authentication.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the generated tests compare it"))]
     pub(crate) public: PublicAccess,
     /// Networks from which clients may log in to the target.
     #[cfg_attr(not(test), expect(dead_code, reason = "the generated tests compare them"))]
@@ -111,14 +112,26 @@ pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The configured targets, each with the name of its protocol.
-    targets: Vec<(&'static str, TargetAccess)>,
+    targets: Arc<TargetRules>,
     /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
     listeners: Vec<PolicyListener>,
     volumes: BTreeMap<String, VolumeRule>,
     /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
+}
+
+/// The configured targets, and what the rule asks about them.
+#[derive(Debug, Default)]
+struct TargetRules {
+    /// Each with the name of its protocol.
+    all: Vec<(&'static str, TargetAccess)>,
+    /// For each volume the targets that have it, as indexes, and its access there.
+    of_volume: HashMap<String, Vec<(usize, PublicAccess)>>,
+    names: HashSet<String>,
+    protocols: BTreeSet<&'static str>,
+    /// The index of the first target that restricts access.
+    restricting: Option<usize>,
 }
 
 /// A volume's own access settings in the configuration.
@@ -141,6 +154,32 @@ struct VolumeAccess<'a> {
     public: PublicAccess,
     /// Every listener of the target or export names the volume.
     is_named: bool,
+}
+
+impl From<Vec<(&'static str, TargetAccess)>> for TargetRules {
+    fn from(all: Vec<(&'static str, TargetAccess)>) -> TargetRules {
+        let mut rules = TargetRules::default();
+        for (at, (protocol, target)) in all.iter().enumerate() {
+            for (volume, public) in &target.volumes {
+                rules.of_volume.entry(volume.clone()).or_default().push((at, *public));
+            }
+            rules.names.insert(target.name.clone());
+            rules.protocols.insert(protocol);
+            rules.restricting = rules.restricting.or(target.is_restricted.then_some(at));
+        }
+        TargetRules { all, ..rules }
+    }
+}
+
+impl TargetRules {
+    /// The targets that have a volume, each with its protocol and the access to the volume there.
+    fn of(&self, volume: &str) -> impl Iterator<Item = (&'static str, &TargetAccess, PublicAccess)> {
+        let own = self.of_volume.get(volume).into_iter().flatten();
+        own.filter_map(|(at, public)| {
+            let (protocol, target) = self.all.get(*at)?;
+            Some((*protocol, target, *public))
+        })
+    }
 }
 
 impl TargetAccess {
@@ -181,7 +220,7 @@ impl Policy {
         targets: Vec<(&'static str, TargetAccess)>,
         volumes: impl Iterator<Item = (String, Option<Vec<String>>)>,
     ) -> Result<Policy, String> {
-        let mut shared = Shared { targets, ..Shared::default() };
+        let mut shared = Shared { targets: Arc::new(targets.into()), ..Shared::default() };
         for (name, protocols) in volumes {
             let protocols = shared.checked_words(&name, protocols)?;
             shared.volumes.insert(name, VolumeRule { protocols, networks: AllowedNetworks::default() });
@@ -313,7 +352,7 @@ impl Policy {
     pub(crate) fn is_open(&self, protocol: &Protocol) -> bool {
         let (shared, name) = (self.current(), protocol.served_as());
         let has_open_exports = !shared.has_targets(name) && !shared.restricts(name);
-        let mut own = shared.targets.iter().filter(|(own, _)| *own == name);
+        let mut own = shared.targets.all.iter().filter(|(own, _)| *own == name);
         has_open_exports || own.any(|(_, target)| !target.authenticates_all)
     }
 
@@ -337,26 +376,22 @@ impl Policy {
         all.get(volume).cloned().unwrap_or_default()
     }
 
-    /// Checks that a volume shares no part of a file or device with another volume if either is
-    /// restricted, by the configuration or, for targets attached at run time, by `is_restricted`.
+    /// Checks that no two volumes share a part of a file or device if either is restricted.
     ///
     /// # Errors
-    /// If it does; the message names the other volume and says what to do.
-    pub(crate) fn check_same_data(
-        &self,
-        volume: &str,
-        is_restricted: impl Fn(&str) -> bool,
-    ) -> Result<(), String> {
+    /// If two do; the message names both and says what to do.
+    pub(crate) fn check_same_data(&self) -> Result<(), String> {
         let shared = self.current();
         let all = shared.data.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = all.get(volume) else { return Ok(()) };
-        let is_restricted = |name: &str| shared.is_restricted(name) || is_restricted(name);
-        let is_same = |data: &[DataPart]| data.iter().any(|part| own.iter().any(|own| own.overlaps(part)));
-        let mut same = all.iter().filter(|(name, data)| *name != volume && is_same(data));
-        let Some((other, _)) = same.find(|(name, _)| is_restricted(volume) || is_restricted(name)) else {
+        let restricted: HashSet<&str> =
+            all.keys().map(String::as_str).filter(|name| shared.is_restricted(name)).collect();
+        if restricted.is_empty() {
             return Ok(());
-        };
-        let (restricted, open) = if is_restricted(volume) { (volume, &**other) } else { (&**other, volume) };
+        }
+        let is_meant = |[one, other]: [&str; 2]| restricted.contains(one) || restricted.contains(other);
+        let parts = all.iter().map(|(name, parts)| (name.as_str(), &parts[..]));
+        let Some([volume, other]) = find_overlap(parts, is_meant) else { return Ok(()) };
+        let (restricted, open) = if restricted.contains(volume) { (volume, other) } else { (other, volume) };
         Err(format!(
             "volume `{volume}`: uses the same file or device as `{other}`; a target restricts access to `{restricted}`, \
              and `{open}` would bypass that; export one volume in all places, with its `protocols` or 'blockmux ctl \
@@ -374,7 +409,7 @@ impl Policy {
     /// The targets that redirect logins, and their new addresses.
     pub(crate) fn moved(&self) -> Vec<(String, String)> {
         let shared = self.current();
-        let all = shared.targets.iter();
+        let all = shared.targets.all.iter();
         all.filter_map(|(_, target)| Some((target.name.clone(), target.moved_to.clone()?))).collect()
     }
 
@@ -422,7 +457,7 @@ impl Shared {
             if protocol_names().any(|name| name == dashed) {
                 return Ok(dashed);
             }
-            if self.targets.iter().any(|(_, target)| target.name == word) {
+            if self.targets.names.contains(&word) {
                 return Ok(word);
             }
             let known: Vec<_> = protocol_names().map(key).collect();
@@ -454,11 +489,11 @@ impl Shared {
     /// A target that restricts access. If there is one, volumes without `protocols` have no default
     /// exports.
     fn restricting(&self) -> Option<&TargetAccess> {
-        self.targets.iter().map(|(_, target)| target).find(|target| target.is_restricted)
+        self.targets.all.get(self.targets.restricting?).map(|(_, target)| target)
     }
 
     fn has_targets(&self, protocol: &str) -> bool {
-        self.targets.iter().any(|(own, _)| *own == protocol)
+        self.targets.protocols.contains(protocol)
     }
 
     fn rule_of(&self, volume: &str) -> VolumeRule {
@@ -495,7 +530,7 @@ impl Shared {
     /// Checks that all volumes in lists of listeners exist, and that every target has a listener.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
         let Shared { targets, listeners, volumes, .. } = self;
-        for (protocol, target) in targets {
+        for (protocol, target) in &targets.all {
             let own: Vec<_> = listeners.iter().filter(|listener| listener.is_of(protocol)).collect();
             let (title, option) = (target.title(), key(protocol));
             if own.is_empty() {
@@ -623,8 +658,7 @@ impl Shared {
     }
 
     fn is_restricted(&self, volume: &str) -> bool {
-        let volumes = self.targets.iter().flat_map(|(_, target)| &target.volumes);
-        volumes.into_iter().any(|(name, public)| name == volume && public.is_restricted())
+        self.targets.of(volume).any(|(_, _, public)| public.is_restricted())
             || !self.rule_of(volume).networks.is_everyone()
             || self.listeners.iter().any(|own| {
                 self.restricts(own.protocol.served_as()) && self.serves(own.protocol, &own.place, volume)
@@ -637,18 +671,15 @@ impl Shared {
     fn check_volume(&self, volume: &str, rule: &VolumeRule) -> Result<(), String> {
         let (Shared { targets, listeners, .. }, protocols) = (self, rule.protocols.as_deref());
         let mut accesses = Vec::new();
-        for (protocol, target) in targets {
-            let mapped = target.volumes.iter().filter(|(name, _)| name == volume);
-            for (_, public) in mapped {
-                let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
-                accesses.push(VolumeAccess {
-                    protocol,
-                    target: Some(&target.name),
-                    title: target.title(),
-                    public: public.only_if(rule.networks.is_everyone()),
-                    is_named: all_name(here, volume),
-                });
-            }
+        for (protocol, target, public) in targets.of(volume) {
+            let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
+            accesses.push(VolumeAccess {
+                protocol,
+                target: Some(&target.name),
+                title: target.title(),
+                public: public.only_if(rule.networks.is_everyone()),
+                is_named: all_name(here, volume),
+            });
         }
         accesses.extend(self.default_exports(volume, |listener| {
             let is_wanted = listener.is_asked && listener.volumes.is_none() && protocols.is_none();

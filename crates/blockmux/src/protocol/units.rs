@@ -58,9 +58,10 @@ impl LogicalUnits {
         Some((volume, unit.clone()))
     }
 
-    /// Removes the unit of a removed volume.
-    pub(super) fn remove(&self, volume: VolumeId) {
-        self.created.lock().unwrap_or_else(PoisonError::into_inner).units.remove(&volume);
+    /// Removes the units of removed volumes.
+    pub(super) fn remove(&self, volumes: &BTreeSet<VolumeId>) {
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.iter().for_each(|volume| drop(created.units.remove(volume)));
     }
 }
 

@@ -60,6 +60,12 @@ impl AoeDisks {
         list.iter().find(|disk| disk.unit.volume == volume).map(|disk| disk.unit.address)
     }
 
+    /// The disks, each with its volume.
+    #[must_use]
+    pub fn all(&self) -> Vec<(VolumeId, AoeAddress)> {
+        self.list_mut().iter().map(|disk| (disk.unit.volume, disk.unit.address)).collect()
+    }
+
     /// Whether a disk is served at any port.
     #[must_use]
     pub fn has(&self, address: AoeAddress) -> bool {

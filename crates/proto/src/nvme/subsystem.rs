@@ -370,12 +370,6 @@ impl Subsystem {
         }
     }
 
-    /// Whether one of the namespaces is this volume.
-    #[must_use]
-    pub fn has_volume(&self, volume: VolumeId) -> bool {
-        self.read().iter().any(|attached| attached.namespace.volume == volume)
-    }
-
     fn announce_change(&self, attached: RwLockWriteGuard<'_, Vec<AttachedNamespace>>, nsid: u32) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         drop(attached);

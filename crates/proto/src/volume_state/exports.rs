@@ -2,8 +2,9 @@
 
 use super::VolumeState;
 use blockmux_volume::{Volume, VolumeInfo};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Identifies a volume of a target: its index in [`Exports`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,9 +71,17 @@ pub enum ExportAccess {
 }
 
 struct SharedExports {
-    list: RwLock<Vec<Option<ExportEntry>>>,
+    list: RwLock<ExportTable>,
     /// Number of removed volumes.
     changes: AtomicU64,
+}
+
+#[derive(Default)]
+struct ExportTable {
+    /// The volumes by id; `None` for removed ones.
+    entries: Vec<Option<ExportEntry>>,
+    /// The ids by name.
+    ids: BTreeMap<String, VolumeId>,
 }
 
 #[derive(Clone)]
@@ -105,8 +114,11 @@ impl Exports {
     /// Exports of volumes with an existing shared state.
     #[must_use]
     pub fn with_states(exports: Vec<(Export, Arc<VolumeState>)>) -> Exports {
-        let entry = |(export, volume_state)| Some(ExportEntry { export: Arc::new(export), volume_state });
-        let list = RwLock::new(exports.into_iter().map(entry).collect());
+        let mut list = ExportTable::default();
+        for (export, volume_state) in exports {
+            list.push(export, volume_state);
+        }
+        let list = RwLock::new(list);
         Exports { shared: Arc::new(SharedExports { list, changes: AtomicU64::new(0) }), selection: None }
     }
 
@@ -127,7 +139,7 @@ impl Exports {
     #[must_use]
     pub fn why_hidden(&self, name: &str) -> Option<String> {
         let selection = self.selection.as_ref().filter(|_| self.access(name) == ExportAccess::Hidden)?;
-        self.entries().any(|(_, export)| export.name == name).then(|| selection.why_hidden(name))?
+        self.has(name).then(|| selection.why_hidden(name))?
     }
 
     /// Whether the export with this name exists and is refused for the client's address. The empty
@@ -139,11 +151,24 @@ impl Exports {
                 .first()
                 .is_some_and(|(_, export)| self.access(&export.name) == ExportAccess::Refused);
         }
-        self.access(name) == ExportAccess::Refused && self.entries().any(|(_, export)| export.name == name)
+        self.access(name) == ExportAccess::Refused && self.has(name)
     }
 
     fn access(&self, name: &str) -> ExportAccess {
         self.selection.as_ref().map_or(ExportAccess::Offered, |selection| selection.access(name))
+    }
+
+    /// Whether there is an export with this name, for anybody.
+    fn has(&self, name: &str) -> bool {
+        self.read().ids.contains_key(name)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, ExportTable> {
+        self.shared.list.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, ExportTable> {
+        self.shared.list.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first export that is not hidden.
@@ -154,22 +179,20 @@ impl Exports {
     /// Adds a volume; `None` if the name is in use or the list is full ([`MAX_VOLUMES`]).
     #[must_use]
     pub fn add(&self, export: Export, volume_state: Arc<VolumeState>) -> Option<VolumeId> {
-        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
-        let is_taken = list.iter().flatten().any(|entry| entry.export.name == export.name);
-        if is_taken || list.len() >= MAX_VOLUMES {
+        let mut list = self.write();
+        if list.ids.contains_key(&export.name) || list.entries.len() >= MAX_VOLUMES {
             return None;
         }
-        list.push(Some(ExportEntry { export: Arc::new(export), volume_state }));
-        // Below MAX_VOLUMES, so it fits.
-        Some(VolumeId(list.len().saturating_sub(1) as u32))
+        Some(list.push(export, volume_state))
     }
 
     /// Removes a volume by name: it is no longer found, and no further I/O on it is admitted.
     #[must_use]
     pub fn remove(&self, name: &str) -> Option<Removed> {
         let (volume, _) = self.find(name)?;
-        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
-        let ExportEntry { export, volume_state } = list.get_mut(volume.0 as usize)?.take()?;
+        let mut list = self.write();
+        let ExportEntry { export, volume_state } = list.entries.get_mut(volume.0 as usize)?.take()?;
+        list.ids.remove(name);
         drop(list);
         volume_state.retire();
         self.shared.changes.fetch_add(1, Ordering::Release);
@@ -178,8 +201,8 @@ impl Exports {
 
     /// Changes the description of an export; returns whether it exists.
     pub fn describe(&self, id: VolumeId, description: &str) -> bool {
-        let mut list = self.shared.list.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(Some(entry)) = list.get_mut(id.0 as usize) else { return false };
+        let mut list = self.write();
+        let Some(Some(entry)) = list.entries.get_mut(id.0 as usize) else { return false };
         let export = Export { description: description.to_owned(), ..Export::clone(&entry.export) };
         entry.export = Arc::new(export);
         true
@@ -197,10 +220,10 @@ impl Exports {
         if self.access(name) != ExportAccess::Offered {
             return None;
         }
-        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
-        let entries = (0..).map(VolumeId).zip(list.iter());
-        let mut there = entries.filter_map(|(id, entry)| Some((id, &entry.as_ref()?.export)));
-        there.find(|(_, export)| export.name == name).map(|(id, export)| (id, export.clone()))
+        let list = self.read();
+        let id = *list.ids.get(name)?;
+        let entry = list.entries.get(id.0 as usize)?.as_ref()?;
+        Some((id, entry.export.clone()))
     }
 
     /// The export with this id.
@@ -217,8 +240,8 @@ impl Exports {
 
     /// All exports, in order.
     fn entries(&self) -> impl DoubleEndedIterator<Item = (VolumeId, Arc<Export>)> + use<> {
-        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
-        let entries = (0..).map(VolumeId).zip(list.iter());
+        let list = self.read();
+        let entries = (0..).map(VolumeId).zip(list.entries.iter());
         let there: Vec<_> =
             entries.filter_map(|(id, entry)| Some((id, entry.as_ref()?.export.clone()))).collect();
         drop(list);
@@ -240,8 +263,18 @@ impl Exports {
     }
 
     fn entry(&self, id: VolumeId) -> Option<ExportEntry> {
-        let list = self.shared.list.read().unwrap_or_else(PoisonError::into_inner);
-        list.get(id.0 as usize)?.clone()
+        self.read().entries.get(id.0 as usize)?.clone()
+    }
+}
+
+impl ExportTable {
+    /// Appends a volume. There are fewer than [`MAX_VOLUMES`], so its place fits an id.
+    fn push(&mut self, export: Export, volume_state: Arc<VolumeState>) -> VolumeId {
+        let id = VolumeId(self.entries.len() as u32);
+        // The first one of a name is the one that is found.
+        self.ids.entry(export.name.clone()).or_insert(id);
+        self.entries.push(Some(ExportEntry { export: Arc::new(export), volume_state }));
+        id
     }
 }
 

@@ -11,6 +11,7 @@ use crate::output::{both_sizes, printable};
 use crate::process::stdout::{print, print_json, print_json_while_open, print_while_open};
 use crate::protocol::by_name;
 use blockmux_volume::units::human_size;
+use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,9 +53,8 @@ pub(super) fn run(client: &Client, args: &StatusArgs, is_json: bool) -> Result<(
         let is_read = if is_json {
             print_json_while_open(&status)?
         } else {
-            let rates = before
-                .as_ref()
-                .map(|(then, before)| StatusRates { before, elapsed: at.duration_since(*then) });
+            let rates =
+                before.as_ref().map(|(then, before)| StatusRates::new(before, at.duration_since(*then)));
             let clear = if std::io::stdout().is_terminal() { CLEAR_SCREEN } else { "" };
             print_while_open(format_args!("{clear}{}", table(&status, &StatusColumns::Rates(rates))))?
         };
@@ -102,14 +102,20 @@ enum StatusColumns<'a> {
 
 /// The difference to an earlier answer.
 struct StatusRates<'a> {
-    before: &'a Status,
+    /// The volumes of the earlier answer.
+    before: HashMap<&'a str, &'a VolumeStatus>,
     elapsed: Duration,
 }
 
-impl StatusRates<'_> {
+impl<'a> StatusRates<'a> {
+    fn new(before: &'a Status, elapsed: Duration) -> StatusRates<'a> {
+        let before = before.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
+        StatusRates { before, elapsed }
+    }
+
     /// Reads and writes per second of a volume; `None` if it is new, or was exported anew.
     fn of(&self, volume: &VolumeStatus) -> Option<[u64; 2]> {
-        let before = self.before.volumes.iter().find(|before| before.name == volume.name)?;
+        let before = self.before.get(volume.name.as_str())?;
         let per_second = |now: u64, before: u64| {
             let done = now.checked_sub(before)? as f64;
             Some((done / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)).round() as u64)
@@ -347,10 +353,10 @@ mod tests {
     #[test]
     fn rates_are_those_between_two_answers() {
         let (before, now) = (status(&[volume("a", 100)]), status(&[volume("a", 300), volume("new", 5)]));
-        let rates = StatusRates { before: &before, elapsed: Duration::from_secs(2) };
+        let rates = StatusRates::new(&before, Duration::from_secs(2));
         assert_eq!(rates.of(&now.volumes[0]), Some([100, 0]));
         assert_eq!(rates.of(&now.volumes[1]), None);
-        let again = StatusRates { before: &now, elapsed: Duration::from_secs(1) };
+        let again = StatusRates::new(&now, Duration::from_secs(1));
         assert_eq!(again.of(&before.volumes[0]), None, "the volume was exported anew");
         let said = table(&now, &StatusColumns::Rates(Some(rates)));
         assert!(said.contains("r/s") && said.contains("     100       0 "), "{said}");

@@ -7,7 +7,9 @@ use super::fragment;
 use super::model::{Model, resize_between};
 use super::plan::{named_sessions, would_lose_ram};
 use super::uses::detached_volumes;
-use super::{Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, live_of};
+use super::{
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, live_of,
+};
 use crate::api::plan::PlanReport;
 use crate::api::request::Answer;
 use crate::api::{ApiError, ErrorCode};
@@ -28,7 +30,7 @@ use crate::protocol::policy::{Policy, PolicyListener};
 use crate::volume_kinds::flush;
 use crate::volume_kinds::open::Populate;
 use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
-use blockmux_proto::exports::{Export, Exports, Removed};
+use blockmux_proto::exports::{Export, Exports, Removed, VolumeId};
 use blockmux_proto::volume_state::{Settling, VolumeState};
 use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeMap, BTreeSet};
@@ -213,10 +215,9 @@ impl Reloader {
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
         let opened = self.open_new(&setup, &desired, &plan, (awaited, step)).map_err(failed)?;
-        for named in &desired.volumes {
+        for named in desired.volumes() {
             // The path of a volume that stays as it is may hang.
-            let stays = self.exports.find(&named.name).is_some()
-                && !plan.steps.iter().any(|(name, _)| *name == named.name);
+            let stays = self.exports.find(&named.name).is_some() && !plan.steps.contains_key(&named.name);
             policy.set_data(
                 &named.name,
                 if stays {
@@ -227,9 +228,7 @@ impl Reloader {
                 },
             );
         }
-        let checked =
-            desired.volumes.iter().try_for_each(|named| policy.check_same_data(&named.name, |_| false));
-        checked.map_err(|what| failed(Failure::request(what)))?;
+        policy.check_same_data().map_err(|what| failed(Failure::request(what)))?;
         let resized = self.resize(config, &desired, &plan, (awaited, step));
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
         awaited.check()?;
@@ -318,9 +317,8 @@ impl Reloader {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
-            let is_new = plan.steps.iter().any(|(name, step)| {
-                *name == export.name && matches!(step, VolumeStep::Replace | VolumeStep::Remove)
-            });
+            let step = plan.steps.get(&export.name);
+            let is_new = matches!(step, Some(VolumeStep::Replace | VolumeStep::Remove));
             if let Some(named) = stays.filter(|_| !is_new) {
                 let info = self.exports.volume_state(id).map(|state| state.volume().info());
                 info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
@@ -361,6 +359,7 @@ impl Reloader {
 
     /// The part of [`Reloader::check_kept`] that calls no file system.
     fn check_memory_kept(&self, config: &RunningConfig, plan: &Plan) -> Result<(), String> {
+        let users = VolumeUsers::new(self);
         for (name, step) in &plan.steps {
             if plan.given_up.as_ref() == Some(name) {
                 continue;
@@ -370,10 +369,10 @@ impl Reloader {
                     return Err(format!("volume `{name}`: {}", ResizeError::WouldLose { now, size }));
                 }
                 VolumeStep::Lose { bytes } => Some(bytes),
-                _ => self.needed_ram(config, name).filter(|_| step.closes()),
+                _ => self.needed_ram(config, name, &users).filter(|_| step.closes()),
             };
             if let Some(bytes) = in_ram {
-                let users = self.users_of(name);
+                let users = users.of(name);
                 let used_by = match users.is_empty() {
                     true => String::new(),
                     false => format!("; it is in use by {}", named_sessions(&users)),
@@ -394,7 +393,7 @@ impl Reloader {
         (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<ResizedVolumes, String> {
         let mut resized = ResizedVolumes::default();
-        for (name, _) in plan.steps.iter().filter(|(_, step)| *step == VolumeStep::Resize) {
+        for (name, _) in plan.steps.iter().filter(|(_, step)| **step == VolumeStep::Resize) {
             let specs = config.running.volume(name).zip(desired.volume(name));
             let to = specs.and_then(|(before, after)| resize_between(&before.entry.spec, &after.entry.spec));
             let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
@@ -539,17 +538,16 @@ impl Reloader {
         let leaving: Vec<_> = found.collect();
         let volume_states = leaving.iter().filter_map(|(_, id)| self.exports.volume_state(*id));
         self.lift_limits(&volume_states.collect::<Vec<_>>());
+        let ids: BTreeSet<VolumeId> = leaving.iter().map(|(_, id)| *id).collect();
+        live_protocols.iter().for_each(|(_, live)| live.remove(&ids));
         let mut removed = Vec::new();
-        for (name, id) in leaving {
-            live_protocols.iter().for_each(|(_, live)| live.remove(id));
-            removed.extend(self.exports.remove(name));
-        }
+        leaving.iter().for_each(|(name, _)| removed.extend(self.exports.remove(name)));
         self.cores.wake_all();
         if !opened.is_empty() {
             // Late I/O must not meet that of new volumes with the same data.
             settle(&removed.iter().map(|removed| removed.volume_state.clone()).collect::<Vec<_>>());
         }
-        for named in &desired.volumes {
+        for named in desired.volumes() {
             let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
             if self.exports.add(export, volume_state).is_none() {
                 warnings.push(format!("volume `{}`: too many volumes; restart the daemon", named.name));

@@ -151,10 +151,10 @@ impl ShortCommand<'_> {
 
     /// Checks that the config has a volume with this name.
     fn check_volume(&self, name: &str) -> Result<(), ApiError> {
-        let all = &self.config.desired.volumes;
-        if all.iter().any(|own| own.name == name) {
+        if self.config.desired.volume(name).is_some() {
             return Ok(());
         }
+        let all = self.config.desired.volumes();
         let names: Vec<&str> = all.iter().map(|own| own.name.as_str()).collect();
         Err(ApiError::not_found(match names.is_empty() {
             true => format!("no volume has the name `{name}`; no volume is exported"),
@@ -274,19 +274,20 @@ impl ShortCommand<'_> {
         let mut known = BTreeSet::new();
         for (protocol, tables) in frontends.target_tables() {
             let configured = self.config.desired.table.get(tables.key).and_then(Value::as_array);
-            let is_default = configured.is_none_or(Vec::is_empty);
-            let entries: Vec<Table> = match is_default {
-                true => own_entries(self.reloader, &frontends, protocol),
-                false => configured.into_iter().flatten().filter_map(Value::as_table).cloned().collect(),
+            let configured = configured.filter(|list| !list.is_empty());
+            let own = match configured {
+                None => own_entries(self.reloader, &frontends, protocol),
+                Some(_) => Vec::new(),
             };
+            let entries = || configured.into_iter().flatten().filter_map(Value::as_table).chain(&own);
             let name_of = |entry: &Table| entry.get(tables.name).and_then(Value::as_str).map(str::to_owned);
-            let found = entries.iter().find(|entry| name_of(entry).as_deref() == Some(name)).cloned();
+            let found = entries().find(|entry| name_of(entry).as_deref() == Some(name)).cloned();
             let Some(entry) = found else {
-                known.extend(entries.iter().filter_map(name_of));
+                known.extend(entries().filter_map(name_of));
                 continue;
             };
-            if is_default {
-                self.write_targets(protocol, tables, entries)?;
+            if configured.is_none() {
+                self.write_targets(protocol, tables, own)?;
             }
             return Ok(Target { protocol, tables, name: name.to_owned(), entry });
         }
@@ -312,13 +313,7 @@ impl ShortCommand<'_> {
             );
             return Err(text.into());
         }
-        for entry in entries {
-            let name = entry.get(tables.name).and_then(Value::as_str).unwrap_or_default();
-            let path = ObjectPath(vec![tables.key.to_owned(), name.to_owned()]);
-            if let Json::Object(object) = json_of_table(&entry) {
-                self.push_new(path, object);
-            }
-        }
+        self.edits.default_targets.push((tables.key, entries));
         Ok(())
     }
 }
@@ -329,9 +324,10 @@ fn own_entries(reloader: &Reloader, frontends: &Frontends, protocol: &Protocol) 
     let (Some(frontend), Some(live)) = (frontends.of(protocol), live_of(&served, protocol)) else {
         return Vec::new();
     };
-    let all = reloader.exports.iter().filter_map(|(id, export)| {
-        let named = VolumeNames::of(&reloader.exports, id)?;
-        (!live.targets_of(id).is_empty()).then(|| frontend.own_entry(&named, &export.description))?
+    // In the order of the volumes' numbers, as the exports are.
+    let all = live.targets_by_volume().into_keys().filter_map(|id| {
+        let (named, export) = (VolumeNames::of(&reloader.exports, id)?, reloader.exports.get(id)?);
+        frontend.own_entry(&named, &export.description)
     });
     all.collect()
 }

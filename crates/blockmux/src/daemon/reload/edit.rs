@@ -14,7 +14,7 @@ use crate::daemon::role::API_CERTIFICATES;
 use crate::daemon::setup::{Setup, VOLUMES, generated_name};
 use crate::protocol::Frontends;
 use serde_json::Value as Json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use toml::{Table, Value};
 
@@ -29,6 +29,8 @@ pub(in crate::daemon) struct Edits {
     pub(super) unnamed: Option<String>,
     /// Volumes that targets lose.
     pub(super) detached: Vec<String>,
+    /// Default targets, which are written into lists that are empty, each with its key.
+    pub(super) default_targets: Vec<(&'static str, Vec<Table>)>,
 }
 
 /// Takes what a change waits for, for people.
@@ -91,6 +93,10 @@ impl Edits {
         frontends: &Frontends,
         table: &mut Table,
     ) -> Result<(), ApiError> {
+        for (key, targets) in &self.default_targets {
+            let targets = targets.iter().cloned().map(Value::Table);
+            table.insert((*key).to_owned(), Value::Array(targets.collect()));
+        }
         for ConfigEdit { path, operation, options } in &self.objects {
             Objects::new(schema, table).edit(path, operation, options)?;
             if *operation == EditOperation::Remove {
@@ -248,11 +254,11 @@ fn check_not_opened(schema: &Schema, before: &Table, after: &Table) -> Result<()
     }
     for tables in schema.targets() {
         let closed = schema.entries(before, tables).filter(|(_, owner)| is_closed(owner, tables.peers));
+        let now: HashMap<&str, &Table> = schema.entries(after, tables).collect();
         for (name, _) in closed {
-            let now = schema.entries(after, tables).find(|(own, _)| *own == name);
-            let opens = now.map_or_else(
+            let opens = now.get(name).map_or_else(
                 || !has_entry(after, tables.key) && has_entry(after, VOLUMES.0),
-                |(_, now)| !is_closed(now, tables.peers),
+                |now| !is_closed(now, tables.peers),
             );
             if opens {
                 return Err(refusal(&format!("{} {name}", tables.key)));

@@ -18,7 +18,7 @@ use crate::protocol::{PROTOCOLS, anchor};
 use blockmux_volume::{Spec, SpecError};
 use serde::Deserialize;
 use serde_json::Value as Json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use toml::de::Deserializer;
@@ -202,20 +202,28 @@ fn merge(merging: &Merging<'_>, path: &mut Vec<String>, table: &mut Table, key: 
     let name_key = merging.schema.name_key(path);
     match (table.get_mut(&key), value, name_key) {
         (Some(Value::Array(own)), Value::Array(more), Some(name_key)) => {
+            // As TOML, so that a number is no text.
+            let name_of = |entry: &Value| entry.get(name_key).map(Value::to_string);
             if merging.prune {
-                let is_named = |own: &Value| more.iter().any(|new| new.get(name_key) == own.get(name_key));
-                own.retain(is_named);
+                let named: HashSet<_> = more.iter().map(name_of).collect();
+                own.retain(|own| named.contains(&name_of(own)));
             }
+            // The first one of a name is the one that is merged.
+            let mut places: HashMap<_, _> =
+                own.iter().enumerate().rev().map(|(at, own)| (name_of(own), at)).collect();
             for entry in more {
-                let name = entry.get(name_key).cloned();
-                let known = own.iter_mut().find(|known| known.get(name_key).cloned() == name);
+                let name = name_of(&entry);
+                let known = places.get(&name).and_then(|at| own.get_mut(*at));
                 match (known.and_then(Value::as_table_mut), entry) {
                     (Some(known), Value::Table(entry)) => {
                         path.push(String::new());
                         merge_all(merging, path, known, entry);
                         path.pop();
                     }
-                    (_, entry) => own.push(entry),
+                    (_, entry) => {
+                        places.entry(name).or_insert(own.len());
+                        own.push(entry);
+                    }
                 }
             }
         }

@@ -26,16 +26,20 @@ mod record;
 mod replacement;
 mod save;
 mod signal;
+mod users;
 mod uses;
 
 use self::apply::check_paths;
 pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
 use self::edit::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
-use self::plan::{ConfigChange, Schema, Served, VolumeStep, diff, report, volume_steps, waits_for_start};
+use self::plan::{
+    ConfigChange, Schema, Served, VolumeStep, VolumeSteps, diff, report, volume_steps, waits_for_start,
+};
 pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::replacement::complete_save;
 pub(super) use self::signal::ReloadRequests;
+pub(super) use self::users::VolumeUsers;
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;
@@ -443,7 +447,7 @@ impl Reloader {
                 fabric.name()
             ));
         }
-        let in_ram = config.running.volumes.iter().find(|named| named.entry.spec.ram_bytes() > 0);
+        let in_ram = config.running.volumes().iter().find(|named| named.entry.spec.ram_bytes() > 0);
         if let Some(named) = in_ram {
             return Err(format!(
                 "`{}` ({}) is in RAM and would lose its data; remove it from the config and reload, or restart the \
@@ -492,7 +496,7 @@ impl Reloader {
                     uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
                 }
             };
-            Ok(config.running.volumes.iter().map(offer).collect())
+            Ok(config.running.volumes().iter().map(offer).collect())
         };
         self.blocking.run(PATHS, look).map_err(|failure| failure.to_string())?
     }
@@ -725,32 +729,32 @@ impl Reloader {
             })
         };
         let mut steps = volume_steps(&changes, is_resize);
-        for (name, step) in steps.iter_mut().filter(|(_, step)| *step == VolumeStep::Resize) {
+        for (name, step) in steps.iter_mut().filter(|(_, step)| **step == VolumeStep::Resize) {
             let size = desired.volume(name).and_then(|after| after.entry.spec.size());
             if let Some((now, size)) = self.size_of(name).zip(size).filter(|(now, size)| size < now) {
                 *step = VolumeStep::Shrink { now, size };
             }
         }
         // A changed password is not part of the tables.
-        for after in &desired.volumes {
+        for after in desired.volumes() {
             let before = config.running.volume(&after.name);
             let is_hidden = before.is_some_and(|before| before.entry.spec != after.entry.spec)
-                && !steps.iter().any(|(name, _)| *name == after.name);
+                && !steps.contains_key(&after.name);
             if is_hidden {
-                steps.push((after.name.clone(), VolumeStep::Replace));
+                steps.insert(after.name.clone(), VolumeStep::Replace);
             }
         }
+        let users = VolumeUsers::new(self);
         for (name, step) in steps.iter_mut().filter(|(name, _)| given_up != Some(name)) {
-            if let Some(bytes) = self.needed_ram(config, name).filter(|_| step.closes()) {
+            if let Some(bytes) = self.needed_ram(config, name, &users).filter(|_| step.closes()) {
                 *step = VolumeStep::Lose { bytes };
             }
         }
         let disks = changed_disks(&config.running, desired, &steps);
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
-        let sessions = self.connection_limits.limit.sessions().list();
         let conflicts = self.listener_conflicts(config, setup);
         let served = Served {
-            targets_of: &|volume| self.targets_of(volume),
+            is_target_of: &|volume, target| users.names(volume, target),
             conflict: &|key, address| {
                 let mut all = conflicts.iter();
                 let own = all.find(|(new, _)| new.protocol.key() == key && new.place.to_string() == address);
@@ -760,10 +764,10 @@ impl Reloader {
                 self.policy.serves_at(listener, volume) && !setup.policy.serves_at(listener, volume)
             },
         };
-        let mut report = report(&schema, &changes, &steps, &sessions, &served);
+        let mut report = report(&schema, &changes, &steps, &users.sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
         report.next_start.extend(renamed(&config.running, desired, &steps));
-        let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name)?)));
+        let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name, &users)?)));
         let line = |(name, bytes)| format!("volume {name}: its {bytes} bytes in RAM are lost");
         report.warnings.extend(lost.map(line));
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
@@ -790,18 +794,11 @@ impl Reloader {
 
     /// Size in bytes of what a volume has in RAM, which is lost when it is closed; `None` if nobody
     /// needs it, because nobody has written to the volume or uses it.
-    fn needed_ram(&self, config: &RunningConfig, name: &str) -> Option<u64> {
+    fn needed_ram(&self, config: &RunningConfig, name: &str, users: &VolumeUsers) -> Option<u64> {
         let bytes = config.running.volume(name)?.entry.spec.ram_bytes();
         let (id, _) = self.exports.find(name).filter(|_| bytes > 0)?;
         let is_written = self.exports.volume_state(id)?.traffic().writes > 0;
-        (is_written || !self.users_of(name).is_empty()).then_some(bytes)
-    }
-
-    /// The sessions that can use a volume.
-    pub(super) fn users_of(&self, volume: &str) -> Vec<String> {
-        let targets = self.targets_of(volume);
-        // Sessions of NBD name the export.
-        self.sessions_with(|target| target == volume || targets.iter().any(|own| own == target))
+        (is_written || !users.of(name).is_empty()).then_some(bytes)
     }
 
     /// The sessions of the targets that are meant.
@@ -810,14 +807,8 @@ impl Reloader {
         all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
     }
 
-    /// The targets that sessions of a volume name.
-    fn targets_of(&self, volume: &str) -> Vec<String> {
-        let Some((id, _)) = self.exports.find(volume) else { return Vec::new() };
-        self.live_protocols.get().iter().flat_map(|(_, live)| live.session_targets(id)).collect()
-    }
-
     /// The new volumes that a protocol serves only after the next start.
-    fn waiting_volumes(&self, steps: &[(String, VolumeStep)], policy: &Policy) -> Vec<PlannedChange> {
+    fn waiting_volumes(&self, steps: &VolumeSteps, policy: &Policy) -> Vec<PlannedChange> {
         let served = self.live_protocols.get();
         let opened = steps.iter().filter(|(_, step)| step.opens());
         let waits = |name: &str| {
@@ -834,7 +825,7 @@ impl Reloader {
 struct Plan {
     schema: Schema,
     changes: Vec<ConfigChange>,
-    steps: Vec<(String, VolumeStep)>,
+    steps: VolumeSteps,
     /// The volumes whose disks, if they have any, are detached; a disk that changes is attached
     /// again.
     disks: Vec<String>,

@@ -3,7 +3,7 @@
 use super::Plan;
 use super::json::json_of_entries;
 use super::objects::tag;
-use super::plan::{ConfigChange, Schema, VolumeStep, diff};
+use super::plan::{ConfigChange, Schema, VolumeSteps, diff};
 use crate::access::secret;
 use crate::api::plan::PlannedChange;
 use crate::daemon::attachment::{self, ATTACHMENTS, Attachment};
@@ -13,7 +13,7 @@ use crate::daemon::role::{API_CERTIFICATES, API_TOKENS, ApiCertificate};
 use crate::daemon::setup::{Setup, VOLUMES};
 use blockmux_volume::{Resize, Spec};
 use serde_json::{Map, Value as Json};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 use toml::{Table, Value};
 
@@ -22,7 +22,9 @@ use toml::{Table, Value};
 pub(super) struct Model {
     pub(super) table: Table,
     /// The volumes, with what the table does not have: passwords, and whether names are generated.
-    pub(super) volumes: Vec<NamedVolume>,
+    volumes: Vec<NamedVolume>,
+    /// The index of each volume, which no change moves.
+    places: HashMap<String, usize>,
 }
 
 impl Model {
@@ -77,12 +79,23 @@ impl Model {
             ("control", setup.control.as_ref().map(|control| format!("unix:{}", path(&control.0)).into())),
         ];
         table.extend(single.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-        Model { table, volumes: all }
+        let places = all.iter().enumerate().map(|(at, named)| (named.name.clone(), at)).collect();
+        Model { table, volumes: all, places }
     }
 
     /// The volume with this name.
     pub(super) fn volume(&self, name: &str) -> Option<&NamedVolume> {
-        self.volumes.iter().find(|volume| volume.name == name)
+        self.volumes.get(*self.places.get(name)?)
+    }
+
+    /// The volume with this name, whose name must not change.
+    pub(super) fn volume_mut(&mut self, name: &str) -> Option<&mut NamedVolume> {
+        self.volumes.get_mut(*self.places.get(name)?)
+    }
+
+    /// All volumes, in the order of the config.
+    pub(super) fn volumes(&self) -> &[NamedVolume] {
+        &self.volumes
     }
 
     /// The attachments.
@@ -161,15 +174,13 @@ impl Model {
     /// start.
     pub(super) fn without_pending(&self, before: &Model, plan: &Plan) -> Model {
         let mut model = self.clone();
-        for change in plan.changes.iter().filter(|change| plan.waits(change)) {
+        let waiting: Vec<_> = plan.changes.iter().filter(|change| plan.waits(change)).collect();
+        for change in &waiting {
             put(&mut model.table, &plan.schema, &change.path, change.before.as_ref());
         }
+        let waiting: HashSet<_> = waiting.iter().filter_map(|change| change.of_volume()).collect();
         for named in &mut model.volumes {
-            let waits = |key: &str| {
-                plan.changes.iter().any(|change| {
-                    change.of_volume() == Some((named.name.as_str(), Some(key))) && plan.waits(change)
-                })
-            };
+            let waits = |key: &str| waiting.contains(&(named.name.as_str(), Some(key)));
             let (read_only, shared, uuid) = (waits("read_only"), waits("shared"), waits("uuid"));
             let scsi = waits("scsi");
             if let Some(old) = before.volume(&named.name) {
@@ -181,7 +192,7 @@ impl Model {
                     entry.scsi.clone_from(&old.entry.scsi);
                 }
                 // The names of the targets of a volume that stays open do not change.
-                if !plan.steps.iter().any(|(own, step)| *own == named.name && step.opens()) {
+                if !plan.steps.get(&named.name).is_some_and(|step| step.opens()) {
                     entry.name.clone_from(&old.entry.name);
                 }
             }
@@ -192,12 +203,8 @@ impl Model {
 
 /// The volumes that stay open and whose names become configured or generated ones: the names of
 /// their targets change at the next start.
-pub(super) fn renamed(
-    running: &Model,
-    desired: &Model,
-    steps: &[(String, VolumeStep)],
-) -> Vec<PlannedChange> {
-    let stays = |name: &str| !steps.iter().any(|(own, step)| own == name && step.opens());
+pub(super) fn renamed(running: &Model, desired: &Model, steps: &VolumeSteps) -> Vec<PlannedChange> {
+    let stays = |name: &str| !steps.get(name).is_some_and(|step| step.opens());
     let line = |after: &NamedVolume| {
         let before = running.volume(&after.name).filter(|_| stays(&after.name))?;
         let line = match (&before.entry.name, &after.entry.name) {
@@ -211,9 +218,11 @@ pub(super) fn renamed(
 }
 
 /// The volumes that are closed, and those whose attachments are removed or changed.
-pub(super) fn changed_disks(running: &Model, desired: &Model, steps: &[(String, VolumeStep)]) -> Vec<String> {
-    let after = desired.attachments();
-    let before = running.attachments().into_iter().filter(|one| !after.contains(one)).map(|one| one.volume);
+pub(super) fn changed_disks(running: &Model, desired: &Model, steps: &VolumeSteps) -> Vec<String> {
+    let after = desired.attachments().into_iter().map(|one| (one.volume.clone(), one));
+    let after: HashMap<_, _> = after.collect();
+    let is_changed = |one: &Attachment| after.get(&one.volume) != Some(one);
+    let before = running.attachments().into_iter().filter(is_changed).map(|one| one.volume);
     let closed = steps.iter().filter(|(_, step)| step.closes()).map(|(name, _)| name.clone());
     closed.chain(before).collect::<BTreeSet<_>>().into_iter().collect()
 }

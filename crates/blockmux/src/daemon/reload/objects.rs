@@ -14,6 +14,7 @@ use crate::protocol::PROTOCOLS;
 use crate::protocol::address::ListenerEntry;
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use toml::{Table, Value};
 
 /// How a list holds its objects.
@@ -27,6 +28,27 @@ enum ObjectKind {
     Names,
     /// An array of addresses with parameters.
     Listeners,
+}
+
+impl ObjectKind {
+    /// The name of an element of an array; `None` if the array has no such elements.
+    fn name(self, own: &Value) -> Option<Cow<'_, str>> {
+        match (self, own) {
+            (ObjectKind::Tables(name_key), Value::Table(own)) => Some(name_of(own, name_key)),
+            (ObjectKind::Listeners, Value::String(own)) => Some(ListenerEntry::address_of(own).into()),
+            (ObjectKind::Names, Value::String(own)) => Some(own.into()),
+            _ => None,
+        }
+    }
+
+    /// The keys of an element of an array.
+    fn object(self, own: &Value) -> Json {
+        match (self, own) {
+            (ObjectKind::Tables(_), Value::Table(own)) => json_of_table(own),
+            (ObjectKind::Listeners, Value::String(own)) => Json::Object(ListenerEntry::object(own)),
+            _ => Json::Object(Map::new()),
+        }
+    }
 }
 
 /// The key of a unit's volume.
@@ -184,23 +206,13 @@ impl<'a> Objects<'a> {
         let item = |name: &str, object: Json| ObjectItem { name: name.to_owned(), object };
         let entries = value.and_then(Value::as_array).into_iter().flatten();
         Ok(match kind {
-            ObjectKind::Tables(name_key) => entries
-                .filter_map(Value::as_table)
-                .map(|entry| item(&name_of(entry, name_key), json_of_table(entry)))
-                .collect(),
-            ObjectKind::Names => {
-                entries.filter_map(Value::as_str).map(|name| item(name, Json::Object(Map::new()))).collect()
-            }
-            ObjectKind::Listeners => entries
-                .filter_map(Value::as_str)
-                .map(|text| item(ListenerEntry::address_of(text), Json::Object(ListenerEntry::object(text))))
-                .collect(),
             ObjectKind::Units => value
                 .and_then(Value::as_table)
                 .into_iter()
                 .flatten()
                 .map(|(number, unit)| item(number, unit_object(unit)))
                 .collect(),
+            _ => entries.filter_map(|own| Some(item(&kind.name(own)?, kind.object(own)))).collect(),
         })
     }
 
@@ -208,10 +220,17 @@ impl<'a> Objects<'a> {
     fn find(&self, path: &[String]) -> Result<Option<Json>, ApiError> {
         match path {
             path if *path == SETTINGS => Ok(Some(self.settings())),
+            [list, _] if list == SETTINGS[0] => Ok(None),
             [list @ .., name] if list.len() == 1 || list.len() == 3 => {
-                let name = self.exact_name(list, name);
-                let items = self.items(list)?;
-                Ok(items.into_iter().find(|item| item.name == name).map(|item| item.object))
+                let kind = self.kind(list).ok_or_else(|| self.no_list(list))?;
+                let (name, value) = (self.exact_name(list, name), self.value(list)?);
+                if kind == ObjectKind::Units {
+                    let units = value.and_then(Value::as_table);
+                    return Ok(units.and_then(|units| units.get(&name)).map(unit_object));
+                }
+                let mut entries = value.and_then(Value::as_array).into_iter().flatten();
+                let found = entries.find(|entry| kind.name(entry).as_deref() == Some(&name));
+                Ok(found.map(|entry| kind.object(entry)))
             }
             _ => Err(self.no_list(path)),
         }
@@ -253,12 +272,8 @@ impl<'a> Objects<'a> {
         let entry = after.map(|object| entry_of(kind, &name, object)).transpose()?;
         let entries = owner.entry(&*key).or_insert_with(|| Value::Array(Vec::new()));
         let entries = entries.as_array_mut().ok_or("is no list in this config")?;
-        let is_it = |own: &Value| match (kind, own) {
-            (ObjectKind::Tables(name_key), Value::Table(own)) => name_of(own, name_key) == name,
-            (ObjectKind::Listeners, Value::String(own)) => ListenerEntry::address_of(own) == name,
-            (_, own) => own.as_str() == Some(&name),
-        };
-        match (entries.iter().position(is_it), entry) {
+        let at = entries.iter().position(|own| kind.name(own).as_deref() == Some(&name));
+        match (at, entry) {
             (Some(at), Some(entry)) => entries[at] = entry,
             (Some(at), None) => drop(entries.remove(at)),
             (None, Some(entry)) => entries.push(entry),
@@ -310,11 +325,11 @@ pub(super) fn has_one_of(own: Option<&str>, tags: &str) -> bool {
 }
 
 /// The name of an entry: text, or a number as text.
-fn name_of(entry: &Table, name_key: &str) -> String {
+fn name_of<'a>(entry: &'a Table, name_key: &str) -> Cow<'a, str> {
     match entry.get(name_key) {
-        Some(Value::String(name)) => name.clone(),
-        Some(name) => name.to_string(),
-        None => ALL.to_owned(),
+        Some(Value::String(name)) => name.as_str().into(),
+        Some(name) => name.to_string().into(),
+        None => ALL.into(),
     }
 }
 

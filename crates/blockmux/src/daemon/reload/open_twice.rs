@@ -3,38 +3,34 @@
 //! exported once, because hosts would take the two for one.
 
 use super::model::Model;
-use super::plan::VolumeStep;
+use super::plan::{VolumeStep, VolumeSteps};
 use crate::daemon::opening::NamedVolume;
 use crate::data::part::{Part, for_each_source};
 use crate::data::unit_identity;
-use blockmux_proto::names::unit_identity::GivenUnitIdentity;
+use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Marks the steps that would open a file or export a disk a second time; returns why the first of
 /// them is refused. Only the texts of paths are compared, because to look at a path may hang.
-pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired: &Model) -> Option<String> {
-    let closed = steps.iter().filter(|(_, step)| step.closes());
-    let closed: Vec<_> = closed.filter_map(|(name, _)| running.volume(name)).collect();
+pub(super) fn mark(steps: &mut VolumeSteps, running: &Model, desired: &Model) -> Option<String> {
+    if !steps.values().any(|step| step.opens()) {
+        return None;
+    }
+    let is_closed = |own: &NamedVolume| steps.get(&own.name).is_some_and(|step| step.closes());
+    let closed = WrittenPaths::of(running.volumes().iter().filter(|own| is_closed(own)));
+    let exported = ClaimedDisks::of(running.volumes(), |own| !is_closed(own));
     let mut refusal = None;
     for (name, step) in steps.iter_mut().filter(|(_, step)| step.opens()) {
         let Some(new) = desired.volume(name) else { continue };
-        let opened = closed.iter().find_map(|own| Some((path_in_both(own, new)?, own.name.as_str())));
-        // Also one that stays has its UUID and its SCSI identity until the next start, and no
-        // config has them twice.
-        let stays = |own: &NamedVolume| !closed.iter().any(|closed| closed.name == own.name);
-        let has_uuid = |own: &NamedVolume| new.entry.uuid.is_some() && own.entry.uuid == new.entry.uuid;
-        let is_unit = |own: &NamedVolume| is_same_unit(&own.entry.scsi, &new.entry.scsi);
-        let is_same =
-            |own: &&NamedVolume| is_same_disk(own, new) || (has_uuid(own) || is_unit(own)) && stays(own);
-        let exported = || running.volumes.iter().find(is_same);
-        let (what, why) = match opened {
+        let (what, why) = match closed.shared_with(new) {
             Some((path, owner)) => {
                 (format!("{} is served by this daemon as `{owner}`", path.display()), OPEN_TWICE)
             }
-            None => match exported() {
-                Some(own) => (format!("this daemon exports the same disk as `{}`", own.name), EXPORT_TWICE),
+            None => match exported.same_as(new) {
+                Some(own) => (format!("this daemon exports the same disk as `{own}`"), EXPORT_TWICE),
                 None => continue,
             },
         };
@@ -44,14 +40,45 @@ pub(super) fn mark(steps: &mut [(String, VolumeStep)], running: &Model, desired:
     refusal
 }
 
-/// Whether both volumes claim the same identity.
-fn is_same_disk(own: &NamedVolume, new: &NamedVolume) -> bool {
-    disk(own).is_some_and(|own| Some(own) == disk(new))
+/// What hosts tell disks by.
+#[derive(PartialEq, Eq, Hash)]
+enum DiskClaim {
+    /// The identity of the data ([`disk`]).
+    Data(String),
+    Uuid(VolumeUuid),
+    /// What initiators recognize a unit by.
+    Unit(&'static str, String),
 }
 
-/// Whether initiators would take both units for one disk.
-fn is_same_unit(own: &GivenUnitIdentity, new: &GivenUnitIdentity) -> bool {
-    unit_identity::unique(own).any(|own| unit_identity::unique(new).any(|new| new == own))
+/// What the volumes of a config claim to be, each claim with the first volume that makes it.
+struct ClaimedDisks<'a>(HashMap<DiskClaim, (usize, &'a str)>);
+
+impl<'a> ClaimedDisks<'a> {
+    /// A volume that `stays` has its UUID and its SCSI identity until the next start, and no config
+    /// has them twice; one that is closed gives them up.
+    fn of(volumes: &'a [NamedVolume], stays: impl Fn(&NamedVolume) -> bool) -> ClaimedDisks<'a> {
+        let mut claims = HashMap::new();
+        for (at, own) in volumes.iter().enumerate() {
+            let given = given_claims(own).filter(|_| stays(own));
+            for claim in disk(own).map(DiskClaim::Data).into_iter().chain(given) {
+                claims.entry(claim).or_insert((at, own.name.as_str()));
+            }
+        }
+        ClaimedDisks(claims)
+    }
+
+    /// The first volume that hosts would take for this one.
+    fn same_as(&self, new: &NamedVolume) -> Option<&'a str> {
+        let claims = disk(new).map(DiskClaim::Data).into_iter().chain(given_claims(new));
+        claims.filter_map(|claim| self.0.get(&claim)).min().map(|(_, name)| *name)
+    }
+}
+
+/// The configured identifiers of a volume.
+fn given_claims(named: &NamedVolume) -> impl Iterator<Item = DiskClaim> {
+    let unit = unit_identity::unique(&named.entry.scsi);
+    let unit = unit.map(|(key, text)| DiskClaim::Unit(key, text));
+    named.entry.uuid.map(DiskClaim::Uuid).into_iter().chain(unit)
 }
 
 /// The identity that a volume claims: its UUID, or what that is derived from.
@@ -82,16 +109,37 @@ const OPEN_TWICE: &str = "one file cannot be open twice; remove the volume, relo
 /// Why a volume is not opened while another one has its identity, and what to do.
 const EXPORT_TWICE: &str = "one disk cannot be exported twice; remove the volume, reload, and add it again";
 
-/// The path of a file or device that both volumes write to and cannot share.
-fn path_in_both(own: &NamedVolume, new: &NamedVolume) -> Option<PathBuf> {
-    let (own, new) = (written(own), written(new));
-    let is_shared = |(own, own_part): &(Spec, Part), (new, new_part): &(Spec, Part)| {
-        own == new && !own_part.is_whole() && !new_part.is_whole()
-    };
-    let in_both = new.iter().filter(|new| {
-        own.iter().any(|own| written_path(&own.0) == written_path(&new.0) && !is_shared(own, new))
-    });
-    in_both.filter_map(|(leaf, _)| written_path(leaf)).map(Path::to_owned).next()
+/// The files and devices that volumes write to, each with its parts and the place and name of the
+/// volume.
+struct WrittenPaths<'a>(HashMap<PathBuf, Vec<(usize, &'a str, (Spec, Part))>>);
+
+impl<'a> WrittenPaths<'a> {
+    fn of(volumes: impl Iterator<Item = &'a NamedVolume>) -> WrittenPaths<'a> {
+        let mut paths: HashMap<PathBuf, Vec<_>> = HashMap::new();
+        for (at, own) in volumes.enumerate() {
+            for leaf in written(own) {
+                let Some(path) = written_path(&leaf.0).map(Path::to_owned) else { continue };
+                paths.entry(path).or_default().push((at, own.name.as_str(), leaf));
+            }
+        }
+        WrittenPaths(paths)
+    }
+
+    /// The path of a file or device that this volume and one of the others write to and cannot
+    /// share, and the name of the first one of them.
+    fn shared_with(&self, new: &NamedVolume) -> Option<(PathBuf, &'a str)> {
+        let is_shared = |(own, own_part): &(Spec, Part), (new, new_part): &(Spec, Part)| {
+            own == new && !own_part.is_whole() && !new_part.is_whole()
+        };
+        let mut found: Vec<_> = Vec::new();
+        for leaf in written(new) {
+            let Some(path) = written_path(&leaf.0) else { continue };
+            let others = self.0.get(path).into_iter().flatten();
+            let first = others.filter(|(_, _, own)| !is_shared(own, &leaf)).min_by_key(|(at, ..)| *at);
+            found.extend(first.map(|(at, name, _)| (*at, path.to_owned(), *name)));
+        }
+        found.into_iter().min_by_key(|(at, ..)| *at).map(|(_, path, name)| (path, name))
+    }
 }
 
 /// The files and devices that a volume writes to, and the part of each.
@@ -119,7 +167,11 @@ fn written_path(leaf: &Spec) -> Option<&Path> {
 mod tests {
     use super::*;
     use crate::daemon::config::VolumeEntry;
-    use blockmux_proto::names::volume_uuid::VolumeUuid;
+
+    /// Whether a volume cannot be opened while the other one is closed.
+    fn is_same_disk(own: NamedVolume, new: &NamedVolume) -> bool {
+        ClaimedDisks::of(&[own], |_| false).same_as(new).is_some()
+    }
 
     #[test]
     fn volumes_with_the_same_uuid_or_the_same_data_are_one_disk_unless_one_claims_nothing() {
@@ -138,13 +190,14 @@ mod tests {
             ("slice:4m,1m:file:/a", "slice:4m,1m:file:/b", false),
             ("stripe:64k:file:/a,file:/b", "stripe:64k:file:/b,file:/a", false),
         ] {
-            assert_eq!(is_same_disk(&named(own), &named(new)), is_same, "{own} {new}");
+            assert_eq!(is_same_disk(named(own), &named(new)), is_same, "{own} {new}");
         }
         let shared = |volume: NamedVolume| NamedVolume {
             entry: VolumeEntry { shared: true, ..volume.entry },
             ..volume
         };
-        assert!(!is_same_disk(&named("mem:1m one"), &shared(named("mem:1m one"))));
+        // Its UUID alone is not shared, so only the data counts.
+        assert!(!is_same_disk(named("mem:1m one"), &shared(named("mem:1m one"))));
     }
 
     #[test]
@@ -164,7 +217,9 @@ mod tests {
                 let entry: VolumeEntry = format!("v={spec}").parse().unwrap();
                 NamedVolume { name: "v".to_owned(), entry }
             };
-            let found = path_in_both(&named(own), &named(new));
+            let own_volume = named(own);
+            let found = WrittenPaths::of([&own_volume].into_iter()).shared_with(&named(new));
+            let found = found.map(|(path, _)| path);
             assert_eq!(found.as_deref(), path.map(Path::new), "{own} {new}");
         }
     }

@@ -18,7 +18,7 @@ use crate::protocol::{self, Carrier, Frontends};
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::ResizeError;
 use serde_json::Value as Json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use toml::{Table, Value};
 
 /// The structure of configs: named lists, and keys that take effect only at the next start.
@@ -42,6 +42,9 @@ pub(in crate::daemon) struct ConfigChange {
     pub(in crate::daemon) before: Option<Value>,
     pub(in crate::daemon) after: Option<Value>,
 }
+
+/// The steps of volumes, by name.
+pub(in crate::daemon) type VolumeSteps = BTreeMap<String, VolumeStep>;
 
 /// The step that a change of a volume requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -352,8 +355,8 @@ pub(super) const NETWORKS: &str = "allow";
 pub(in crate::daemon) fn volume_steps(
     changes: &[ConfigChange],
     is_resize: impl Fn(&str) -> bool,
-) -> Vec<(String, VolumeStep)> {
-    let mut steps: Vec<(String, VolumeStep)> = Vec::new();
+) -> VolumeSteps {
+    let mut steps = VolumeSteps::new();
     for change in changes {
         let Some((name, key)) = change.of_volume() else { continue };
         let step = match key {
@@ -363,10 +366,10 @@ pub(in crate::daemon) fn volume_steps(
             Some("spec") => VolumeStep::Replace,
             Some(_) => continue,
         };
-        match steps.iter_mut().find(|(own, _)| own == name) {
-            Some((_, own)) if step == VolumeStep::Replace => *own = step,
+        match steps.get_mut(name) {
+            Some(own) if step == VolumeStep::Replace => *own = step,
             Some(_) => {}
-            None => steps.push((name.to_owned(), step)),
+            None => drop(steps.insert(name.to_owned(), step)),
         }
     }
     steps
@@ -374,12 +377,11 @@ pub(in crate::daemon) fn volume_steps(
 
 /// Whether a change of a volume takes effect only at the next start, because the key applies when
 /// the volume is opened and the volume stays open.
-pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String, VolumeStep)]) -> bool {
+pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &VolumeSteps) -> bool {
     match change.of_volume() {
         Some((name, Some("read_only" | "shared" | "uuid" | "scsi"))) => {
-            let is_opened =
-                |step| matches!(step, VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::Twice(_));
-            !steps.iter().any(|(own, step)| own == name && is_opened(*step))
+            let step = steps.get(name);
+            !matches!(step, Some(VolumeStep::Replace | VolumeStep::Lose { .. } | VolumeStep::Twice(_)))
         }
         _ => false,
     }
@@ -387,8 +389,8 @@ pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &[(String
 
 /// What the report of a plan asks about the running daemon.
 pub(in crate::daemon) struct Served<'a> {
-    /// The names of the targets that have a volume.
-    pub(in crate::daemon) targets_of: &'a dyn Fn(&str) -> Vec<String>,
+    /// Whether sessions of this volume name this target.
+    pub(in crate::daemon) is_target_of: &'a dyn Fn(&str, &str) -> bool,
     /// Whether the listener with this address will no longer export a volume by default.
     pub(in crate::daemon) withdraws: &'a dyn Fn(&str, &str) -> bool,
     /// Why a new listener, given its key and address, cannot be bound while others are, and what to
@@ -400,15 +402,14 @@ pub(in crate::daemon) struct Served<'a> {
 pub(in crate::daemon) fn report(
     schema: &Schema,
     changes: &[ConfigChange],
-    steps: &[(String, VolumeStep)],
+    steps: &VolumeSteps,
     sessions: &[SessionInfo],
     served: &Served<'_>,
 ) -> PlanReport {
     let mut report = PlanReport::default();
     for change in changes {
-        let step_of = |name| steps.iter().find(|(own, _)| own == name).map(|(_, step)| *step);
         let of_volume = change.of_volume().filter(|(_, key)| key.is_none_or(|key| key == "spec"));
-        let note = match of_volume.and_then(|(name, _)| step_of(name)) {
+        let note = match of_volume.and_then(|(name, _)| steps.get(name).copied()) {
             Some(VolumeStep::Lose { bytes }) => {
                 let name = of_volume.map_or("", |(name, _)| name);
                 format!("; refused: {}", would_lose_ram(name, bytes))
@@ -507,7 +508,7 @@ pub(in crate::daemon) fn describe_session(session: &SessionInfo) -> String {
 fn affects(
     schema: &Schema,
     change: &ConfigChange,
-    steps: &[(String, VolumeStep)],
+    steps: &VolumeSteps,
     session: &SessionInfo,
     served: &Served<'_>,
 ) -> bool {
@@ -523,10 +524,10 @@ fn affects(
         let is_replaced = |step| matches!(step, VolumeStep::Replace | VolumeStep::Twice(_));
         let loses =
             |step| is_replaced(step) || matches!(step, VolumeStep::Shrink { .. } | VolumeStep::Lose { .. });
-        let loses_data = steps.iter().any(|(own, step)| own == name && loses(*step));
+        let loses_data = steps.get(name).is_some_and(|step| loses(*step));
         let is_withdrawn =
             withdraws_from(change, login.protocol) && (served.withdraws)(name, &session.listener);
-        let is_its = || login.target == name || (served.targets_of)(name).contains(&login.target);
+        let is_its = || login.target == name || (served.is_target_of)(name, &login.target);
         let is_lost = is_loss && (is_gone || key == Some("spec") && loses_data);
         return (is_lost || is_withdrawn || is_kept_out) && is_its();
     }
@@ -685,12 +686,12 @@ mod tests {
         let steps = |before: &str, after: &str, is_resize| {
             volume_steps(&changes(&volume(before), &volume(after)), |_| is_resize)
         };
-        let one = |step| vec![("a".to_owned(), step)];
+        let one = |step| VolumeSteps::from([("a".to_owned(), step)]);
         assert_eq!(steps("spec = 'mem:1m'", "spec = 'mem:2m'", true), one(VolumeStep::Resize));
         let both = "spec = 'mem:2m'\ndescription = 'x'";
         assert_eq!(steps("spec = 'mem:1m'", both, true), one(VolumeStep::Resize));
         assert_eq!(steps("spec = 'mem:1m'", "spec = 'null:2m'", false), one(VolumeStep::Replace));
-        assert_eq!(steps("spec = 'mem:1m'", "spec = 'mem:1m'\nread_only = true", false), []);
+        assert_eq!(steps("spec = 'mem:1m'", "spec = 'mem:1m'\nread_only = true", false), VolumeSteps::new());
         let all = changes("", &volume("spec = 'mem:1m'"));
         assert_eq!(volume_steps(&all, |_| false), one(VolumeStep::Add));
         let all = changes(&volume("spec = 'mem:1m'"), "");
@@ -723,8 +724,9 @@ mod tests {
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
-            let targets_of = |volume: &str| if volume == "a" { vec!["iqn.b".to_owned()] } else { Vec::new() };
-            let served = Served { targets_of: &targets_of, withdraws: &|_, _| true, conflict: &|_, _| None };
+            let is_target_of = |volume: &str, target: &str| volume == "a" && target == "iqn.b";
+            let served =
+                Served { is_target_of: &is_target_of, withdraws: &|_, _| true, conflict: &|_, _| None };
             let report = report(&schema(), &all, &steps, &sessions, &served);
             assert_eq!(report.changes.len(), 1, "{report:?}");
             let is_named = |peer: &&String| peer.contains(" of ");
@@ -781,11 +783,11 @@ mod tests {
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
             let served = Served {
-                targets_of: &|_| vec!["iqn.a".to_owned()],
+                is_target_of: &|_, target| target == "iqn.a",
                 withdraws: &|_, _| false,
                 conflict: &|_, _| None,
             };
-            let report = report(&schema(), &all, &[], &sessions, &served);
+            let report = report(&schema(), &all, &VolumeSteps::new(), &sessions, &served);
             let all = report.changes.iter().flat_map(|change| change.affected.clone());
             let short = |who: String| who.split(['.', ' ']).next_back().unwrap_or_default().to_owned();
             all.map(short).collect::<Vec<_>>()
@@ -811,7 +813,7 @@ mod tests {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
             let served =
-                Served { targets_of: &|_| Vec::new(), withdraws: &|_, _| false, conflict: &|_, _| None };
+                Served { is_target_of: &|_, _| false, withdraws: &|_, _| false, conflict: &|_, _| None };
             report(&schema(), &all, &steps, &[], &served)
                 .next_start
                 .into_iter()

@@ -81,8 +81,7 @@ impl Model {
     /// Sets the size in a volume's spec, in bytes, if it has one. Otherwise the file itself has the
     /// size.
     fn set_size(&mut self, name: &str, size: u64) -> Option<()> {
-        let named = self.volumes.iter_mut().find(|volume| volume.name == name)?;
-        let spec = &mut named.entry.spec;
+        let spec = &mut self.volume_mut(name)?.entry.spec;
         spec.size()?;
         *spec = spec.with_size(size)?;
         let text = spec.to_string();

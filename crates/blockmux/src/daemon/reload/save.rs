@@ -165,7 +165,7 @@ impl Reloader {
                 && spec_in(before, &named.name).as_ref() != spec_in(&saved, &named.name).as_ref()
         };
         if lost.is_empty() {
-            let volumes = config.desired.volumes.iter().filter(has_lost_password);
+            let volumes = config.desired.volumes().iter().filter(has_lost_password);
             lost.extend(volumes.map(|named| {
                 format!("volume {}: the password of its URL; use one with secret_file=PATH", named.name)
             }));

@@ -16,7 +16,7 @@ use blockmux_proto::aoe::disks::{AoeDisk, AoeDisks};
 use blockmux_proto::aoe::unit::AoeUnit;
 use blockmux_proto::driver::frames::PortId;
 use blockmux_proto::exports::{Exports, VolumeId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::warn;
@@ -129,12 +129,12 @@ impl LiveFrontend for LiveAoe {
         session.login.target.parse().is_ok_and(|address| self.disks.has(address))
     }
 
-    fn remove(&self, volume: VolumeId) {
-        self.disks.remove(volume);
+    fn remove(&self, volumes: &BTreeSet<VolumeId>) {
+        volumes.iter().for_each(|volume| self.disks.remove(*volume));
     }
 
-    fn session_targets(&self, volume: VolumeId) -> Vec<String> {
-        self.disks.of_volume(volume).iter().map(AoeAddress::to_string).collect()
+    fn session_targets(&self) -> Vec<(VolumeId, String)> {
+        self.disks.all().into_iter().map(|(volume, address)| (volume, address.to_string())).collect()
     }
 
     fn waits_for_start(&self, policy: &Policy, volume: &str) -> bool {
@@ -183,7 +183,10 @@ mod tests {
             known: Mutex::default(),
         };
         live.renew().unwrap();
-        let disk = |id| live.session_targets(VolumeId(id));
+        let disk = |id| {
+            let all = live.session_targets().into_iter();
+            all.filter(|(volume, _)| volume.0 == id).map(|(_, disk)| disk).collect::<Vec<_>>()
+        };
         assert_eq!([disk(0), disk(1)], [["e7.0"], ["e7.1"]]);
         live.policy.replace(&policy(&[("a", Some("nbd")), ("b", None)]));
         live.renew().unwrap();
@@ -191,7 +194,7 @@ mod tests {
         live.policy.replace(&policy(&[("b", None)]));
         live.renew().unwrap();
         assert!(disk(0).is_empty(), "it is about to be removed");
-        live.remove(VolumeId(0));
+        live.remove(&BTreeSet::from([VolumeId(0)]));
         exports.remove("a").unwrap();
         let later = ["e7.0", "e7.9", "c"].map(|name| (name, None));
         live.policy.replace(&policy(&later));

@@ -9,6 +9,7 @@ use crate::access::secret;
 use crate::failure::Failure;
 use crate::protocol::address::{matches_listener, tcp_address};
 use crate::protocol::alua::AluaStateName;
+use crate::protocol::configured::HasVolumes;
 use crate::protocol::lun_map::{self, AclLuns, LunMap};
 use crate::protocol::policy::TargetAccess;
 use blockmux_proto::iscsi::login::chap::{ChapAlgorithm, ChapCredentials, ChapSecret, SECRET_LENGTH};
@@ -265,11 +266,6 @@ impl ConfiguredTarget {
         matches!(self.access_states, Some(AccessStates::ByListener(_)))
     }
 
-    /// The names of all volumes that initiators see as LUNs, with repetitions.
-    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
-        self.luns.volumes().chain(self.acl.iter().flat_map(|acl| acl.luns.own_volumes()))
-    }
-
     /// Whether every initiator must authenticate.
     fn authenticates_all(&self) -> bool {
         self.acl.iter().all(|acl| acl.chap.is_some())
@@ -298,6 +294,13 @@ impl ConfiguredTarget {
                 .collect(),
             moved_to: self.redirect.as_ref().map(|redirect| redirect.address.clone()),
         }
+    }
+}
+
+impl HasVolumes for ConfiguredTarget {
+    /// The names of all volumes that initiators see as LUNs.
+    fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.luns.volumes().chain(self.acl.iter().flat_map(|acl| acl.luns.own_volumes()))
     }
 }
 

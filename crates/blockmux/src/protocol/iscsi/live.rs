@@ -3,7 +3,8 @@
 use super::node::{Portals, wanted};
 use super::{Iscsi, default_target, name};
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
+use crate::protocol::configured::HasVolumes;
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::LogicalUnits;
@@ -16,7 +17,8 @@ use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiNode, TargetNode};
-use std::collections::{BTreeMap, BTreeSet};
+use blockmux_proto::scsi::NamedTargets;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The running frontend of iSCSI.
@@ -33,7 +35,7 @@ struct IscsiState {
     /// No target is configured: each volume has its own target.
     has_default_targets: bool,
     /// The targets before the last change of the config.
-    before: Vec<Arc<TargetNode>>,
+    before: NamedTargets<TargetNode>,
 }
 
 impl LiveTargets {
@@ -44,7 +46,11 @@ impl LiveTargets {
             exports: service.exports.clone(),
             node: Arc::new(node),
             units: service.units.clone(),
-            state: Mutex::new(IscsiState { portals, has_default_targets: true, before: Vec::new() }),
+            state: Mutex::new(IscsiState {
+                portals,
+                has_default_targets: true,
+                before: NamedTargets::<TargetNode>::default(),
+            }),
         }
     }
 
@@ -78,18 +84,16 @@ impl LiveFrontend for LiveTargets {
         let IscsiState { portals, has_default_targets, before } = &mut *state;
         *portals = Portals::new(service, &own.targets, Some(portals));
         *has_default_targets = own.targets.is_empty();
-        *before = self.node.targets.all();
+        *before = self.node.targets.by_name();
         let removable = own.targets.iter().filter(|target| target.removable);
         self.units.set_removable(removable.flat_map(|target| target.volumes().map(str::to_owned)));
         self.node.set_discovery_chap(own.discovery.clone());
         let wanted = wanted(own, &self.exports, &self.units, portals);
         let names: BTreeSet<Name> = wanted.iter().map(|target| target.name.clone()).collect();
-        let stray = before.iter().filter(|target| !names.contains(&target.name));
+        let stray = before.values().filter(|target| !names.contains(&target.name));
         stray.for_each(|target| self.node.targets.remove(&target.name));
-        let known: BTreeMap<&Name, &Arc<TargetNode>> =
-            before.iter().map(|target| (&target.name, target)).collect();
         for target in wanted {
-            let same = known.get(&target.name).map(|target| &***target);
+            let same = before.get(&target.name).map(|target| &**target);
             let made = target.make(same, &self.node, portals);
             self.node.targets.replace(made);
         }
@@ -101,10 +105,9 @@ impl LiveFrontend for LiveTargets {
         let state = self.state();
         let Ok(initiator) = Name::new(&session.login.initiator) else { return true };
         let Ok(name) = Name::new(&session.login.target) else { return true };
-        let is_meant = |target: &&Arc<TargetNode>| target.name == name;
-        let Some(before) = state.before.iter().find(is_meant) else { return true };
-        let now = self.node.targets.all();
-        let Some(now) = now.iter().find(is_meant).filter(|now| now.redirect.is_none()) else { return false };
+        let Some(before) = state.before.get(&name) else { return true };
+        let now = self.node.targets.find(&name).filter(|now| now.redirect.is_none());
+        let Some(now) = now else { return false };
         let listener = session.listener.parse().ok().and_then(|tcp| state.portals.number_of(tcp));
         let leads = listener.is_none_or(|listener| {
             now.group_at(listener).is_some_and(|tag| before.group_at(listener) == Some(tag))
@@ -119,21 +122,21 @@ impl LiveFrontend for LiveTargets {
         }
     }
 
-    fn remove(&self, volume: VolumeId) {
-        if let Some(named) =
-            VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets)
-        {
+    fn remove(&self, volumes: &BTreeSet<VolumeId>) {
+        let has_own = self.state().has_default_targets;
+        let own = volumes.iter().filter_map(|volume| VolumeNames::of(&self.exports, *volume));
+        for named in own.filter(|_| has_own) {
             self.node.targets.remove(&name(&default_target(&named.target)));
         }
-        self.node.targets.remove_volume(volume);
-        self.units.remove(volume);
+        self.node.targets.remove_volumes(volumes);
+        self.units.remove(volumes);
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
         Some(lun_map::access_of(&*self.node.targets.find(&Name::new(target).ok()?)?))
     }
 
-    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        lun_map::targets_of(&self.node.targets, volume)
+    fn targets_by_volume(&self) -> TargetsByVolume {
+        lun_map::targets_by_volume(&self.node.targets)
     }
 }

@@ -11,6 +11,7 @@ mod node;
 mod remote;
 
 use super::alua::AluaStateName;
+use super::configured::{ConfiguredTargets, HasVolumes};
 use super::frontend::{
     ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
 };
@@ -102,7 +103,7 @@ struct Iscsi {
     iscsi_discovery: Option<IscsiDiscoveryEntry>,
     /// The configured targets; if it is empty, each volume has its own target.
     #[serde(skip)]
-    targets: Vec<ConfiguredTarget>,
+    targets: ConfiguredTargets<ConfiguredTarget>,
     /// CHAP of discovery sessions.
     #[serde(skip)]
     discovery: Option<Chap>,
@@ -157,12 +158,13 @@ impl Frontend for Iscsi {
             }
             return Ok(());
         }
-        for target in &self.targets {
+        let known: HashSet<&str> = volumes.iter().copied().collect();
+        for target in self.targets.iter() {
             let name = &target.name;
             if !names.insert(name.clone()) {
                 return Err(format!("two iscsi_targets have the name `{name}`; rename one"));
             }
-            if let Some(missing) = target.volumes().find(|volume| !volumes.contains(volume)) {
+            if let Some(missing) = target.volumes().find(|volume| !known.contains(volume)) {
                 return Err(format!(
                     "iscsi_target `{name}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
@@ -384,7 +386,8 @@ fn units<'a>(own: &'a Iscsi, listener: &SocketAddr, named: &VolumeNames) -> Vec<
             digests: [false; 2],
         }];
     }
-    let targets = own.targets.iter().filter(|target| target.is_at(listener) && target.redirect.is_none());
+    let targets = own.targets.having(&named.export);
+    let targets = targets.filter(|target| target.is_at(listener) && target.redirect.is_none());
     let mapped = targets.flat_map(|target| {
         // The last entries apply to all initiators and need no name. Write-protected LUNs come
         // last, because the first URL is the one that most people use.
@@ -458,7 +461,7 @@ mod tests {
     fn configured(text: &str) -> Iscsi {
         let entry: TargetEntry = toml::from_str(text).unwrap();
         let target = ConfiguredTarget::prepare(entry).unwrap_or_else(|error| panic!("{error}"));
-        Iscsi { targets: vec![target], ..Iscsi::default() }
+        Iscsi { targets: [target].into_iter().collect(), ..Iscsi::default() }
     }
 
     #[test]
@@ -559,7 +562,7 @@ mod tests {
     #[test]
     fn names_and_volumes_are_checked_before_anything_is_opened() {
         let check = |text: &[&str], names: &[&str]| {
-            let targets = text.iter().flat_map(|text| configured(text).targets).collect();
+            let targets = text.iter().flat_map(|text| configured(text).targets.to_vec()).collect();
             Iscsi { targets, ..Iscsi::default() }.check(names)
         };
         assert_eq!(check(&[], &["disk0", "b.c-1"]), Ok(()));

@@ -6,6 +6,7 @@ use super::config::{Acl, ConfiguredTarget};
 use super::live::LiveTargets;
 use super::{ISCSI, Iscsi, default_target, name};
 use crate::protocol::address::ListenerAddress;
+use crate::protocol::configured::HasVolumes;
 use crate::protocol::frontend::{LiveFrontend, Service, VolumeNames};
 use crate::protocol::lun_map::WantedLuns;
 use crate::protocol::policy::Policy;

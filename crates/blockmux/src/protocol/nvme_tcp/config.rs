@@ -8,6 +8,7 @@ use super::{NVME_TCP, NvmeTcp, default_nqn};
 use crate::access::networks;
 use crate::failure::Failure;
 use crate::protocol::address::{matches_listener, tcp_address};
+use crate::protocol::configured::HasVolumes;
 use blockmux_proto::fabrics::controller::node::{FabricsPort, MAX_IN_CAPSULE, Referral, SecureChannel};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::nvme::ana::{AnaGroup, MAX_ANA_GROUPS};
@@ -337,6 +338,13 @@ impl ConfiguredSubsystem {
     }
 }
 
+impl HasVolumes for ConfiguredSubsystem {
+    /// The names of the volumes of its namespaces.
+    fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.namespaces.values().map(|namespace| namespace.volume.as_str())
+    }
+}
+
 impl NvmeDiscoveryEntry {
     /// Validates the referrals.
     ///
@@ -439,7 +447,8 @@ pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
         );
     }
     let (mut names, mut serials) = (HashSet::new(), HashSet::new());
-    for subsystem in &own.subsystems {
+    let known: HashSet<&str> = volumes.iter().copied().collect();
+    for subsystem in own.subsystems.iter() {
         let nqn = &subsystem.nqn;
         if !names.insert(nqn) {
             return Err(format!("two nvme_subsystems have the NQN `{nqn}`; rename one"));
@@ -447,8 +456,7 @@ pub(super) fn check(own: &NvmeTcp, volumes: &[&str]) -> Result<(), String> {
         if let Some(twice) = subsystem.serial_number.as_ref().filter(|serial| !serials.insert(*serial)) {
             return Err(format!("two nvme_subsystems have the serial_number `{twice}`; change one"));
         }
-        let mut names = subsystem.namespaces.values().map(|namespace| &namespace.volume);
-        if let Some(missing) = names.find(|name| !volumes.contains(&name.as_str())) {
+        if let Some(missing) = subsystem.volumes().find(|name| !known.contains(name)) {
             return Err(format!(
                 "nvme_subsystem `{nqn}`: no volume has the name `{missing}`; add a [[volume]]"
             ));
@@ -477,10 +485,12 @@ mod tests {
         let is_open = |text: &str| prepare(text).unwrap().is_open;
         assert!(is_open("nqn = 'nqn.a'") && !is_open("nqn = 'nqn.a'\nhosts = []"));
         assert!(subsystem.ana_groups.is_empty());
-        let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
+        let settings =
+            NvmeTcp { subsystems: [subsystem.clone()].into_iter().collect(), ..NvmeTcp::default() };
         assert_eq!(check(&settings, &["x", "y"]), Ok(()));
         assert!(check(&settings, &["x"]).unwrap_err().contains("no volume has the name `y`"));
-        let settings = NvmeTcp { subsystems: vec![subsystem.clone(), subsystem], ..NvmeTcp::default() };
+        let twice = [subsystem.clone(), subsystem].into_iter().collect();
+        let settings = NvmeTcp { subsystems: twice, ..NvmeTcp::default() };
         assert!(check(&settings, &["x", "y"]).unwrap_err().starts_with("two nvme_subsystems have the NQN"));
     }
 

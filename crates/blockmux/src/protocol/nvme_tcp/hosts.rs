@@ -56,8 +56,11 @@ pub(super) struct HostKeys {
 pub(super) struct LiveHosts {
     treq: Mutex<Treq>,
     machine: String,
-    known: Mutex<BTreeMap<(Nqn, Nqn), KnownHost>>,
+    known: Mutex<KnownHosts>,
 }
+
+/// The hosts of each subsystem.
+type KnownHosts = BTreeMap<Nqn, BTreeMap<Nqn, KnownHost>>;
 
 /// A host's entry and its current TLS key.
 struct KnownHost {
@@ -183,12 +186,12 @@ impl LiveHosts {
         configured: &ConfiguredSubsystem,
     ) {
         let mut known = self.known();
-        known.retain(|(of, _), _| *of != subsystem.nqn);
-        for entry in &configured.entries {
-            let Some(host) = Nqn::new(&entry.hostnqn) else { continue };
+        let hosts = configured.entries.iter().filter_map(|entry| {
+            let host = Nqn::new(&entry.hostnqn)?;
             let tls_key = configured.tls_keys.get(&host).cloned();
-            known.insert((subsystem.nqn.clone(), host), KnownHost { entry: entry.clone(), tls_key });
-        }
+            Some((host, KnownHost { entry: entry.clone(), tls_key }))
+        });
+        known.insert(subsystem.nqn.clone(), hosts.collect());
         for host in configured.tls_keys.keys() {
             self.set_tls_keys(&known, node, subsystem, host);
         }
@@ -197,10 +200,8 @@ impl LiveHosts {
     /// Removes the hosts of a removed subsystem and their TLS keys.
     pub(super) fn remove_all(&self, node: &NvmeNode, subsystem: &Subsystem) {
         let mut known = self.known();
-        let of_it: Vec<Nqn> =
-            known.keys().filter(|(of, _)| *of == subsystem.nqn).map(|(_, host)| host.clone()).collect();
-        known.retain(|(of, _), _| *of != subsystem.nqn);
-        of_it.iter().for_each(|host| self.set_tls_keys(&known, node, subsystem, host));
+        let of_it = known.remove(&subsystem.nqn).unwrap_or_default();
+        of_it.keys().for_each(|host| self.set_tls_keys(&known, node, subsystem, host));
     }
 
     /// Sets whether hosts must use TLS.
@@ -224,7 +225,7 @@ impl LiveHosts {
         gone.retain(|host| !wanted.hosts.contains(host));
         for host in &gone {
             node.withdraw_host(subsystem, host);
-            known.remove(&(subsystem.nqn.clone(), host.clone()));
+            known.get_mut(&subsystem.nqn).and_then(|own| own.remove(host));
             self.set_tls_keys(&known, node, subsystem, host);
         }
         if wanted.is_open {
@@ -236,7 +237,7 @@ impl LiveHosts {
             let named = wanted.entries.iter().find(|entry| entry.hostnqn == host.as_str());
             let (entry, keys) =
                 (named.cloned().unwrap_or_else(|| HostEntry::plain(host)), wanted.host_keys(host));
-            let is_known = known.get(&(subsystem.nqn.clone(), host.clone()));
+            let is_known = known.get(&subsystem.nqn).and_then(|own| own.get(host));
             let is_same_entry = is_known.map_or(named.is_none(), |known| known.entry == entry);
             let is_same = before.is_some_and(|before| before.host_keys(host) == keys);
             if listed.contains(host) && is_same && is_same_entry {
@@ -251,16 +252,16 @@ impl LiveHosts {
     /// the new setting requires.
     fn set(
         &self,
-        known: &mut BTreeMap<(Nqn, Nqn), KnownHost>,
+        known: &mut KnownHosts,
         node: &NvmeNode,
         subsystem: &Subsystem,
         (host, entry, HostKeys { access, tls_key }): (&Nqn, &HostEntry, HostKeys),
     ) {
         let has_keys = tls_key.is_some() || access.secrets.is_some();
-        let key = (subsystem.nqn.clone(), host.clone());
-        let had_tls = known.get(&key).is_some_and(|known| known.tls_key.is_some());
-        let keeps_tls = tls_key.is_some() || !had_tls;
-        known.insert(key, KnownHost { entry: entry.clone(), tls_key });
+        let keeps_tls = tls_key.is_some();
+        let of_it = known.entry(subsystem.nqn.clone()).or_default();
+        let before = of_it.insert(host.clone(), KnownHost { entry: entry.clone(), tls_key });
+        let keeps_tls = keeps_tls || before.is_none_or(|before| before.tls_key.is_none());
         if keeps_tls {
             self.set_tls_keys(known, node, subsystem, host);
         }
@@ -275,15 +276,9 @@ impl LiveHosts {
 
     /// Updates a host's TLS keys in the keyring: its key for the subsystem, and for discovery its
     /// keys for all subsystems.
-    fn set_tls_keys(
-        &self,
-        known: &BTreeMap<(Nqn, Nqn), KnownHost>,
-        node: &NvmeNode,
-        subsystem: &Subsystem,
-        host: &Nqn,
-    ) {
-        let of_host = known.iter().filter(|((_, name), _)| name == host);
-        let keys = of_host.filter_map(|((of, _), known)| Some((of, known.tls_key.as_ref()?.retained(host))));
+    fn set_tls_keys(&self, known: &KnownHosts, node: &NvmeNode, subsystem: &Subsystem, host: &Nqn) {
+        let of_host = known.iter().filter_map(|(of, hosts)| Some((of, hosts.get(host)?)));
+        let keys = of_host.filter_map(|(of, known)| Some((of, known.tls_key.as_ref()?.retained(host))));
         let keys: Vec<_> = keys.collect();
         let own: Vec<_> =
             keys.iter().filter(|(of, _)| **of == subsystem.nqn).map(|(_, key)| key.clone()).collect();
@@ -294,7 +289,7 @@ impl LiveHosts {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<(Nqn, Nqn), KnownHost>> {
+    fn known(&self) -> MutexGuard<'_, KnownHosts> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

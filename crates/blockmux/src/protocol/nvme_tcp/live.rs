@@ -6,7 +6,7 @@ use super::namespaces::ConfiguredNamespace;
 use super::{NvmeTcp, default_nqn, of_volume};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
 use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
 use blockmux_engine::net::roce::RoceHost;
@@ -20,7 +20,7 @@ use blockmux_proto::fabrics::controller::node::{FabricsPort, NvmeNode};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::nvme::identity::NamespaceIdentity;
 use blockmux_proto::nvme::nqn::Nqn;
-use blockmux_proto::nvme::subsystem::{Namespace, Subsystem};
+use blockmux_proto::nvme::subsystem::{Namespace, Subsystem, is_discovery_nqn};
 use blockmux_wire::nvme::log::AnaState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -268,13 +268,17 @@ impl LiveFrontend for LiveSubsystems {
         let served: BTreeMap<Nqn, Arc<Subsystem>> =
             self.node.subsystems().into_iter().map(|one| (one.nqn.clone(), one)).collect();
         state.configured.retain(|nqn, _| served.contains_key(nqn));
+        let of_removed = |disconnecting: &PendingDisconnect| match disconnecting {
+            PendingDisconnect::AllHosts(own) => Some(own.nqn.clone()),
+            PendingDisconnect::Host(..) => None,
+        };
+        let left: BTreeSet<Nqn> = state.disconnecting.iter().filter_map(of_removed).collect();
         for wanted in wanted {
             let nqn = wanted.nqn.clone();
-            let is_left = |disconnecting: &PendingDisconnect| matches!(disconnecting, PendingDisconnect::AllHosts(own) if own.nqn == nqn);
             match served.get(&nqn) {
                 Some(subsystem) => self.update(state, subsystem, &wanted),
                 // A removed subsystem with this name still has controllers.
-                None if state.disconnecting.iter().any(is_left) => continue,
+                None if left.contains(&nqn) => continue,
                 None => {
                     let subsystem = state.volumes.subsystem(wanted.clone(), &state.ports);
                     self.hosts.insert_all(&self.node, &subsystem, &wanted);
@@ -325,26 +329,32 @@ impl LiveFrontend for LiveSubsystems {
         }
     }
 
-    fn remove(&self, volume: VolumeId) {
+    fn remove(&self, volumes: &BTreeSet<VolumeId>) {
         let state = self.state();
-        let own =
-            VolumeNames::of(&state.volumes.exports, volume).filter(|_| state.volumes.has_default_targets);
-        if let Some(nqn) = own.and_then(|named| Nqn::new(&default_nqn(&named.target))) {
+        let own = volumes.iter().filter_map(|volume| VolumeNames::of(&state.volumes.exports, *volume));
+        let own = own.filter_map(|named| Nqn::new(&default_nqn(&named.target)));
+        for nqn in own.filter(|_| state.volumes.has_default_targets) {
             self.node.remove(&nqn);
         }
         for subsystem in self.node.subsystems() {
-            subsystem.detach(|namespace| namespace.volume == volume);
+            subsystem.detach(|namespace| volumes.contains(&namespace.volume));
         }
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        let found = self.node.subsystems().into_iter().find(|subsystem| subsystem.nqn.as_str() == target);
-        Some(live_access(&*found?))
+        let subsystem = self.node.find(&Nqn::new(target)?)?;
+        (subsystem.nqn.as_str() == target && !is_discovery_nqn(target)).then(|| live_access(&subsystem))
     }
 
-    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        let subsystems = self.node.subsystems().into_iter().filter(|subsystem| subsystem.has_volume(volume));
-        subsystems.map(|subsystem| live_access(&subsystem)).collect()
+    fn targets_by_volume(&self) -> TargetsByVolume {
+        let mut all = TargetsByVolume::new();
+        for subsystem in self.node.subsystems() {
+            let volumes: BTreeSet<_> = subsystem.attached().iter().map(|(_, volume, _)| *volume).collect();
+            for volume in volumes {
+                all.entry(volume).or_default().push(live_access(&subsystem));
+            }
+        }
+        all
     }
 }
 

@@ -12,6 +12,7 @@ mod referrals;
 mod remote;
 
 use super::address::ListenerAddress;
+use super::configured::ConfiguredTargets;
 use super::frontend::{
     ConnectInfo, Frontend, LiveFrontend, NamedListener, Portal, Service, TargetTables, VolumeNames,
 };
@@ -145,7 +146,7 @@ struct NvmeTcp {
     nvme_in_capsule_data_size: Option<usize>,
     /// The configured subsystems; if it is empty, each volume has its own subsystem.
     #[serde(skip)]
-    subsystems: Vec<ConfiguredSubsystem>,
+    subsystems: ConfiguredTargets<ConfiguredSubsystem>,
     /// Referrals to other discovery subsystems.
     #[serde(skip)]
     referrals: Vec<Referral>,
@@ -277,12 +278,9 @@ impl Frontend for NvmeTcp {
             };
             Some(ConnectInfo { url: url.to_string(), commands: vec![command], ..ConnectInfo::default() })
         };
-        let subsystems = if self.subsystems.is_empty() {
-            vec![ConfiguredSubsystem::of_volume(named)]
-        } else {
-            self.subsystems.clone()
-        };
-        let here = subsystems.iter().filter(|subsystem| subsystem.is_at(&listener));
+        let own = self.subsystems.is_empty().then(|| ConfiguredSubsystem::of_volume(named));
+        let subsystems = self.subsystems.having(&named.export).chain(&own);
+        let here = subsystems.filter(|subsystem| subsystem.is_at(&listener));
         let namespaces = here.flat_map(|subsystem| {
             let of_volume =
                 subsystem.namespaces.iter().filter(|(_, namespace)| namespace.volume == named.export);
@@ -459,7 +457,8 @@ mod tests {
         const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6f9a4c2e-1d3b-4f5a-8c7d-9e0f1a2b3c4d";
         let mut subsystem = ConfiguredSubsystem::of_volume(&VolumeNames::plainly("a"));
         let way = |subsystem: &ConfiguredSubsystem| {
-            let settings = NvmeTcp { subsystems: vec![subsystem.clone()], ..NvmeTcp::default() };
+            let settings =
+                NvmeTcp { subsystems: [subsystem.clone()].into_iter().collect(), ..NvmeTcp::default() };
             let address = Portal::at("127.0.0.1:4420");
             let ConnectInfo { url, commands, .. } =
                 settings.connect_info(&NVME_TCP, &address, &VolumeNames::plainly("a")).remove(0);

@@ -4,6 +4,7 @@ use super::target_port;
 use crate::access::networks;
 use crate::failure::Failure;
 use crate::protocol::alua::AluaStateName;
+use crate::protocol::configured::HasVolumes;
 use crate::protocol::lun_map::{self, AclLuns, LunMap, WantedLuns};
 use crate::protocol::policy::{Policy, TargetAccess};
 use crate::protocol::units::VolumeUnit;
@@ -107,11 +108,6 @@ impl ConfiguredSrpTarget {
         WantedSrpTarget { id: self.id, access, access_state, networks }
     }
 
-    /// The names of all volumes that initiators see as LUNs, with repetitions.
-    pub(super) fn volumes(&self) -> impl Iterator<Item = &str> {
-        self.luns.volumes().chain(self.acl.iter().flat_map(|(_, luns)| luns.own_volumes()))
-    }
-
     /// The LUNs of a volume, for any initiator.
     pub(super) fn luns_of(&self, volume: &str) -> BTreeSet<u16> {
         let all = self.acl.iter().flat_map(|(_, luns)| luns.of(&self.luns));
@@ -135,6 +131,13 @@ impl ConfiguredSrpTarget {
             tables: Vec::new(),
             moved_to: None,
         }
+    }
+}
+
+impl HasVolumes for ConfiguredSrpTarget {
+    /// The names of all volumes that initiators see as LUNs.
+    fn volumes(&self) -> impl Iterator<Item = &str> {
+        self.luns.volumes().chain(self.acl.iter().flat_map(|(_, luns)| luns.own_volumes()))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::frontend::{Frontend, LiveFrontend, Service, VolumeNames};
+use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, Policy};
 use crate::protocol::units::LogicalUnits;
@@ -14,8 +14,9 @@ use blockmux_engine::protocol::srp::target;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::scsi::NamedTargets;
 use blockmux_proto::srp::node::{SrpNode, SrpPortId, SrpTarget};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The running frontend of SRP.
@@ -33,7 +34,7 @@ struct SrpState {
     /// No target is configured: each volume has its own target port.
     has_default_targets: bool,
     /// The target ports before the last change of the config.
-    before: Vec<Arc<SrpTarget>>,
+    before: NamedTargets<SrpTarget>,
 }
 
 impl LiveSrpTargets {
@@ -88,13 +89,14 @@ impl LiveFrontend for LiveSrpTargets {
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
         let Some(own) = desired.as_any().downcast_ref::<Srp>() else { return };
         let mut state = self.state();
-        *state = SrpState { has_default_targets: own.targets.is_empty(), before: self.node.targets.all() };
+        *state =
+            SrpState { has_default_targets: own.targets.is_empty(), before: self.node.targets.by_name() };
         let wanted = self.wanted(own, service.places);
-        let ids: Vec<_> = wanted.iter().map(|target| target.id).collect();
-        let stray = state.before.iter().filter(|target| !ids.contains(&target.id));
+        let ids: BTreeSet<_> = wanted.iter().map(|target| target.id).collect();
+        let stray = state.before.values().filter(|target| !ids.contains(&target.id));
         stray.for_each(|target| self.node.targets.remove(&target.id));
         for target in wanted {
-            let same = state.before.iter().find(|before| before.id == target.id);
+            let same = state.before.get(&target.id);
             let made = target.make(same.map(|same| &**same), &self.node);
             self.node.targets.replace(made);
         }
@@ -104,29 +106,29 @@ impl LiveFrontend for LiveSrpTargets {
     fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let Some(initiator) = SrpPortId::parse(&session.login.initiator) else { return true };
-        let is_meant = |target: &&Arc<SrpTarget>| target.id.to_string() == session.login.target;
-        let Some(before) = state.before.iter().find(is_meant) else { return true };
-        let now = self.node.targets.all();
-        let now = now.iter().find(is_meant).filter(|now| now.networks.admits(session.peer_ip()));
-        let now = now.and_then(|now| now.units_for(initiator));
+        let Some(id) = SrpPortId::parse(&session.login.target) else { return true };
+        let Some(before) = state.before.get(&id) else { return true };
+        let now = self.node.targets.find(&id).filter(|now| now.networks.admits(session.peer_ip()));
+        let now = now.as_ref().and_then(|now| now.units_for(initiator));
         before.units_for(initiator).zip(now).is_some_and(|(before, now)| Arc::ptr_eq(before, now))
     }
 
-    fn remove(&self, volume: VolumeId) {
-        let own = VolumeNames::of(&self.exports, volume).filter(|_| self.state().has_default_targets);
-        self.node.targets.remove_volume(volume);
-        if let Some(named) = own {
+    fn remove(&self, volumes: &BTreeSet<VolumeId>) {
+        let has_own = self.state().has_default_targets;
+        self.node.targets.remove_volumes(volumes);
+        let own = volumes.iter().filter_map(|volume| VolumeNames::of(&self.exports, *volume));
+        for named in own.filter(|_| has_own) {
             self.node.targets.remove(&own_id(&named.target));
         }
-        self.units.remove(volume);
+        self.units.remove(volumes);
     }
 
     fn access_of(&self, target: &str) -> Option<LiveAccess> {
-        let all = self.node.targets.all();
-        Some(lun_map::access_of(&**all.iter().find(|own| own.id.to_string() == target)?))
+        let id = SrpPortId::parse(target).filter(|id| id.to_string() == target)?;
+        Some(lun_map::access_of(&*self.node.targets.find(&id)?))
     }
 
-    fn targets_of(&self, volume: VolumeId) -> Vec<LiveAccess> {
-        lun_map::targets_of(&self.node.targets, volume)
+    fn targets_by_volume(&self) -> TargetsByVolume {
+        lun_map::targets_by_volume(&self.node.targets)
     }
 }

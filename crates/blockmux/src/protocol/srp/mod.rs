@@ -8,6 +8,7 @@ mod config;
 mod live;
 mod remote;
 
+use super::configured::{ConfiguredTargets, HasVolumes};
 use super::frontend::{ConnectInfo, Frontend, LiveFrontend, Portal, Service, TargetTables, VolumeNames};
 use super::lun_map::WantedLuns;
 use super::policy::{Policy, TargetAccess};
@@ -24,7 +25,7 @@ use config::{ConfiguredSrpTarget, SrpTargetEntry, WantedSrpTarget};
 use live::LiveSrpTargets;
 use serde::Deserialize;
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use toml::de::Deserializer;
 
@@ -59,7 +60,7 @@ struct Srp {
     srp_target: Vec<SrpTargetEntry>,
     /// The configured targets; if it is empty, each volume has its own target port.
     #[serde(skip)]
-    targets: Vec<ConfiguredSrpTarget>,
+    targets: ConfiguredTargets<ConfiguredSrpTarget>,
 }
 
 impl Frontend for Srp {
@@ -81,7 +82,8 @@ impl Frontend for Srp {
 
     fn check(&mut self, volumes: &[&str]) -> Result<(), String> {
         let mut numbers = BTreeMap::new();
-        for target in &self.targets {
+        let known: HashSet<&str> = volumes.iter().copied().collect();
+        for target in self.targets.iter() {
             let id = target.id;
             match numbers.insert(port_number(id), id) {
                 Some(other) if other == id => {
@@ -96,7 +98,7 @@ impl Frontend for Srp {
                 }
                 None => {}
             }
-            if let Some(missing) = target.volumes().find(|volume| !volumes.contains(volume)) {
+            if let Some(missing) = target.volumes().find(|volume| !known.contains(volume)) {
                 return Err(format!(
                     "srp_target `{id}`: no volume has the name `{missing}`; add it, or correct `luns`"
                 ));
@@ -163,7 +165,7 @@ impl Frontend for Srp {
         }
         let all = self
             .targets
-            .iter()
+            .having(&named.export)
             .flat_map(|target| target.luns_of(&named.export).into_iter().map(|lun| (target.id, lun)));
         all.map(way).collect()
     }
@@ -278,11 +280,11 @@ mod tests {
         // They differ only in the bit that every relative identifier has set.
         let mut srp = configured(&format!("port_id = '{}'\nluns = {{ 0 = 'a' }}", "0".repeat(32))).unwrap();
         let text = format!("port_id = '{}8000'\nluns = {{ 0 = 'a' }}", "0".repeat(28));
-        srp.targets.extend(configured(&text).unwrap().targets);
+        srp.targets.push(configured(&text).unwrap().targets[0].clone());
         let error = srp.check(&["a"]).unwrap_err();
         assert!(error.contains("relative target port identifier 32768; change one"), "{error}");
         let twice = srp.targets[0].clone();
-        srp.targets = vec![twice.clone(), twice];
+        srp.targets = [twice.clone(), twice].into_iter().collect();
         assert!(srp.check(&["a"]).unwrap_err().contains("two srp_targets have port_id"));
     }
 
@@ -292,7 +294,7 @@ mod tests {
             "port_id = '{ID}'\nluns = {{ 0 = 'a', 1 = 'b' }}\n[[acl]]\ninitiator_port = '0123456789abcdef'\nluns = [0]\n\
              [[acl]]\ninitiator_port = '{ID}'\nluns = [1]"
         );
-        let target = configured(&text).unwrap().targets.remove(0);
+        let target = configured(&text).unwrap().targets[0].clone();
         let node = SrpNode::new(Vec::new());
         let made = target.wanted(|_| None, &Policy::default()).make(None, &node);
         let initiators: Vec<_> = made.access.iter().map(|access| access.initiator).collect();
@@ -323,7 +325,8 @@ mod tests {
         let seen = |at: usize| {
             let view = &made.access[at].target;
             let numbers: Vec<_> = view.units().map(|(number, volume, _)| (number, volume.0)).collect();
-            (numbers, view.may_write(VolumeId(0)), view.may_write(VolumeId(1)))
+            let volumes = view.volumes();
+            (numbers, volumes.get(&VolumeId(0)).copied(), volumes.get(&VolumeId(1)).copied())
         };
         assert_eq!(seen(0), (vec![(1, 1), (7, 0)], Some(false), Some(true)));
         assert_eq!(seen(1), (vec![(0, 0)], Some(true), None));

@@ -2,6 +2,7 @@
 
 use super::unconnected::{ConnectPermit, UnconnectedQueues};
 use crate::fabrics::keyring::Keyring;
+use crate::names::named_list::NamedList;
 use crate::names::networks::AllowedNetworks;
 use crate::nvme::HangUp;
 use crate::nvme::event_queue::QueueEvent;
@@ -18,7 +19,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// All subsystems that are reachable through the same ports, and their discovery subsystem. Shared
 /// by all cores.
 pub struct NvmeNode {
-    subsystems: RwLock<Vec<Arc<Subsystem>>>,
+    subsystems: RwLock<NamedList<Nqn, Arc<Subsystem>>>,
     pub(crate) discovery: Arc<Subsystem>,
     /// GENCTR of the discovery log; incremented by each change of its content.
     generation: AtomicU64,
@@ -69,8 +70,9 @@ impl NvmeNode {
     /// Creates a node with these subsystems and ports. `machine` is as for [`Subsystem::new`].
     #[must_use]
     pub fn new(subsystems: Vec<Arc<Subsystem>>, ports: Vec<FabricsPort>, machine: &str) -> NvmeNode {
+        let named = subsystems.into_iter().map(|subsystem| (subsystem.nqn.clone(), subsystem));
         NvmeNode {
-            subsystems: RwLock::new(subsystems),
+            subsystems: RwLock::new(named.collect()),
             // As by default in Linux's target: `nvme disconnect -n` finds the controller by the
             // name in Identify.
             discovery: Arc::new(Subsystem::discovery(well_known_discovery_nqn(), machine)),
@@ -179,13 +181,12 @@ impl NvmeNode {
     /// Adds a subsystem and notifies discovery hosts. Returns whether its NQN was free.
     pub fn add(&self, subsystem: Arc<Subsystem>) -> bool {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
-        if subsystems.iter().any(|other| other.nqn == subsystem.nqn) {
-            return false;
-        }
-        subsystems.push(subsystem);
+        let is_free = subsystems.add(subsystem.nqn.clone(), subsystem);
         drop(subsystems);
-        self.announce_change();
-        true
+        if is_free {
+            self.announce_change();
+        }
+        is_free
     }
 
     /// Removes a subsystem: its controllers lose their connections, and discovery hosts are
@@ -198,8 +199,7 @@ impl NvmeNode {
     /// [`Subsystem::close`].
     pub fn withdraw(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         let mut subsystems = self.subsystems.write().unwrap_or_else(PoisonError::into_inner);
-        let place = subsystems.iter().position(|subsystem| subsystem.nqn == *nqn)?;
-        let gone = subsystems.remove(place);
+        let gone = subsystems.remove(nqn)?;
         drop(subsystems);
         self.announce_change();
         Some(gone)
@@ -242,7 +242,8 @@ impl NvmeNode {
     /// All subsystems except the discovery subsystem.
     #[must_use]
     pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
-        self.subsystems.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let subsystems = self.subsystems.read().unwrap_or_else(PoisonError::into_inner);
+        subsystems.values().cloned().collect()
     }
 
     /// GENCTR of the discovery log.
@@ -270,7 +271,7 @@ impl NvmeNode {
             return Some(self.discovery.clone());
         }
         let subsystems = self.subsystems.read().unwrap_or_else(PoisonError::into_inner);
-        subsystems.iter().find(|subsystem| subsystem.nqn == *nqn).cloned()
+        subsystems.get(nqn).cloned()
     }
 
     /// The ports of a subsystem in the discovery log. A subsystem that is available on all ports is

@@ -67,7 +67,7 @@ pub use server::{DeviceServer, ManagementResponse, TaskManagement};
 pub use target::{
     LunMapping, MAX_LUN, PortGroupStates, ScsiTarget, ShownLuns, UnitChange, UnitSource, UnitWatcher,
 };
-pub use target_list::{ListedTarget, TargetList};
+pub use target_list::{ListedTarget, NamedTargets, TargetList};
 pub use task::Task;
 pub(crate) use task::TaskFailure;
 pub use unit::{LogicalUnit, UnitIdentity};

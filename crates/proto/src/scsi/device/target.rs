@@ -295,12 +295,14 @@ impl ScsiTarget {
         found.map(|(number, own)| (*number, own.mapping.clone()))
     }
 
-    /// Whether these initiators may write the volume; `None` if they do not see it.
+    /// The volumes that these initiators see, each with whether they may write it.
     #[must_use]
-    pub fn may_write(&self, volume: VolumeId) -> Option<bool> {
-        let units = self.read_units();
-        let own = units.values().map(|own| &own.mapping).filter(|mapping| mapping.volume == volume);
-        own.map(|mapping| !mapping.is_read_only).max()
+    pub fn volumes(&self) -> BTreeMap<VolumeId, bool> {
+        let mut volumes = BTreeMap::new();
+        for LunMapping { volume, is_read_only, .. } in self.read_units().values().map(|own| &own.mapping) {
+            *volumes.entry(*volume).or_default() |= !is_read_only;
+        }
+        volumes
     }
 
     /// The logical unit with this number.

@@ -3,13 +3,15 @@
 use super::target::{ScsiTarget, UnitChange, UnitSource, UnitWatcher};
 use super::unit::LogicalUnit;
 use crate::exports::VolumeId;
+use crate::names::named_list::NamedList;
 use crate::names::networks::AllowedNetworks;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A target with access rules, each of which leads to a view of its logical units.
 pub trait ListedTarget {
     /// What initiators name the target by.
-    type Name: PartialEq + ToString;
+    type Name: Ord + Clone + ToString + Send + Sync;
 
     /// Unique in its list.
     fn name(&self) -> &Self::Name;
@@ -23,64 +25,63 @@ pub trait ListedTarget {
 
 /// Targets that all cores share. They can be added, replaced and removed while sessions use them;
 /// sessions keep the view that they got at login.
-pub struct TargetList<T> {
-    targets: RwLock<Vec<Arc<T>>>,
+pub struct TargetList<T: ListedTarget> {
+    targets: RwLock<NamedTargets<T>>,
     watcher: OnceLock<UnitWatcher>,
 }
+
+/// Targets in the order of their addition.
+pub type NamedTargets<T> = NamedList<<T as ListedTarget>::Name, Arc<T>>;
 
 impl<T: ListedTarget> TargetList<T> {
     /// A list of these targets.
     #[must_use]
     pub fn new(targets: Vec<T>) -> Arc<TargetList<T>> {
-        let targets = RwLock::new(targets.into_iter().map(Arc::new).collect());
-        Arc::new(TargetList { targets, watcher: OnceLock::new() })
+        let named = targets.into_iter().map(|target| (target.name().clone(), Arc::new(target)));
+        Arc::new(TargetList { targets: RwLock::new(named.collect()), watcher: OnceLock::new() })
     }
 
     /// Adds a target; returns whether its name was free.
     pub fn add(&self, target: T) -> bool {
-        let mut targets = self.write();
-        let is_free = targets.iter().all(|other| other.name() != target.name());
-        if is_free {
-            targets.push(Arc::new(target));
-        }
-        is_free
+        self.write().add(target.name().clone(), Arc::new(target))
     }
 
     /// Adds a target, or replaces the one with its name.
     pub fn replace(&self, target: T) {
-        let mut targets = self.write();
-        match targets.iter_mut().find(|other| other.name() == target.name()) {
-            Some(own) => *own = Arc::new(target),
-            None => targets.push(Arc::new(target)),
-        }
+        self.write().set(target.name().clone(), Arc::new(target));
     }
 
     /// Removes a target from discovery and login. Existing sessions stay until its units are
     /// removed.
     pub fn remove(&self, name: &T::Name) {
-        self.write().retain(|target| target.name() != name);
+        drop(self.write().remove(name));
     }
 
-    /// Removes the logical units of a volume. Its targets stay, so that units can be added to them
+    /// Removes the logical units of volumes. Their targets stay, so that units can be added to them
     /// again.
-    pub fn remove_volume(&self, volume: VolumeId) {
+    pub fn remove_volumes(&self, volumes: &BTreeSet<VolumeId>) {
         for (view, _) in self.all().iter().flat_map(|target| target.views()) {
-            view.remove(|_, other| other == volume);
+            view.remove(|_, other| volumes.contains(&other));
         }
-        self.notify(UnitChange::Removed(volume));
+        volumes.iter().for_each(|volume| self.notify(UnitChange::Removed(*volume)));
     }
 
     /// All current targets, in order.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<T>> {
-        self.targets.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read().values().cloned().collect()
+    }
+
+    /// All current targets, by name.
+    #[must_use]
+    pub fn by_name(&self) -> NamedTargets<T> {
+        self.read().clone()
     }
 
     /// The target with this name.
     #[must_use]
     pub fn find(&self, name: &T::Name) -> Option<Arc<T>> {
-        let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
-        targets.iter().find(|target| target.name() == name).cloned()
+        self.read().get(name).cloned()
     }
 
     /// Notifies the watcher of an added or removed unit.
@@ -90,7 +91,11 @@ impl<T: ListedTarget> TargetList<T> {
         }
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<T>>> {
+    fn read(&self) -> RwLockReadGuard<'_, NamedTargets<T>> {
+        self.targets.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, NamedTargets<T>> {
         self.targets.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -212,7 +212,8 @@ impl TestDaemon {
     fn targets_of(&self, volume: &str) -> Vec<String> {
         let Some((id, _)) = self.control.exports.find(volume) else { return Vec::new() };
         let served = self.control.live_protocols.get();
-        let all = served.iter().flat_map(|(_, live)| live.targets_of(id));
+        let all =
+            served.iter().flat_map(|(_, live)| live.targets_by_volume().remove(&id).unwrap_or_default());
         all.map(|access| format!("{} {:?} {:?}", access.target, access.public, access.networks)).collect()
     }
 
@@ -245,12 +246,10 @@ impl TestDaemon {
             "srp" => {
                 let (served, mut urls) = (self.control.live_protocols.get(), Vec::new());
                 for (_, live) in served.iter().filter(|(protocol, _)| protocol.name == "srp") {
-                    for (id, _) in self.control.exports.iter() {
-                        for access in live.targets_of(id) {
-                            urls.extend(
-                                GUIDS.map(|guid| format!("srp://{at}/{}/0?initiator={guid}", access.target)),
-                            );
-                        }
+                    for access in live.targets_by_volume().into_values().flatten() {
+                        urls.extend(
+                            GUIDS.map(|guid| format!("srp://{at}/{}/0?initiator={guid}", access.target)),
+                        );
                     }
                 }
                 urls

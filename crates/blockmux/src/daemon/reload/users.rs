@@ -1,0 +1,52 @@
+//! The sessions that use volumes.
+
+use super::Reloader;
+use super::plan::describe_session;
+use blockmux_engine::serve::sessions::SessionInfo;
+use blockmux_proto::exports::{Exports, VolumeId};
+use std::collections::{BTreeSet, HashMap};
+
+/// The sessions, and the targets that those of each volume name, as they are when this is made.
+pub(in crate::daemon) struct VolumeUsers {
+    exports: Exports,
+    pub(super) sessions: Vec<SessionInfo>,
+    /// The indexes of the sessions of each target.
+    by_target: HashMap<String, Vec<usize>>,
+    targets: HashMap<VolumeId, BTreeSet<String>>,
+}
+
+impl VolumeUsers {
+    pub(super) fn new(reloader: &Reloader) -> VolumeUsers {
+        let sessions = reloader.connection_limits.limit.sessions().list();
+        let mut by_target: HashMap<String, Vec<usize>> = HashMap::new();
+        for (at, session) in sessions.iter().enumerate() {
+            by_target.entry(session.login.target.clone()).or_default().push(at);
+        }
+        let mut targets: HashMap<VolumeId, BTreeSet<String>> = HashMap::new();
+        let served = reloader.live_protocols.get();
+        for (volume, target) in served.iter().flat_map(|(_, live)| live.session_targets()) {
+            targets.entry(volume).or_default().insert(target);
+        }
+        VolumeUsers { exports: reloader.exports.clone(), sessions, by_target, targets }
+    }
+
+    /// The sessions that can use a volume, for messages.
+    pub(in crate::daemon) fn of(&self, volume: &str) -> Vec<String> {
+        // Sessions of NBD name the export.
+        let names = self.targets_of(volume).into_iter().flatten().map(String::as_str).chain([volume]);
+        let names: BTreeSet<&str> = names.collect();
+        let all = names.into_iter().filter_map(|name| self.by_target.get(name)).flatten();
+        // Each session names one target.
+        let all: BTreeSet<usize> = all.copied().collect();
+        all.into_iter().filter_map(|at| self.sessions.get(at)).map(describe_session).collect()
+    }
+
+    /// Whether sessions of a volume name this target.
+    pub(super) fn names(&self, volume: &str, target: &str) -> bool {
+        self.targets_of(volume).is_some_and(|own| own.contains(target))
+    }
+
+    fn targets_of(&self, volume: &str) -> Option<&BTreeSet<String>> {
+        self.targets.get(&self.exports.find(volume)?.0)
+    }
+}
