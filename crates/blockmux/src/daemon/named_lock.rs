@@ -56,12 +56,10 @@ impl NamedLock {
         self.take(title, caller, timeout).map_err(busy)
     }
 
-    /// Takes the lock for work that holds another one already.
-    ///
-    /// # Errors
-    /// The errors of [`NamedLock::lock_within`].
-    pub(super) fn again(&self, guard: &NamedGuard) -> Result<NamedGuard, ApiError> {
-        self.take_for(guard.step.clone(), TURN_TIMEOUT).map_err(busy)
+    /// Takes the lock for work that has begun already; `None` if others take too long.
+    pub(super) fn turn(&self, step: &WorkStep) -> Option<NamedGuard> {
+        step.begin("waiting for its turn");
+        self.take_for(step.clone(), TURN_TIMEOUT).ok()
     }
 
     /// Waits until no other work is under way, at most for `timeout`. `title` names this work in
@@ -70,8 +68,7 @@ impl NamedLock {
     /// # Errors
     /// What is under way, for a message.
     pub(super) fn take(&self, title: &str, caller: &Caller, timeout: Duration) -> Result<NamedGuard, String> {
-        let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
-        self.take_for(WorkStep(Arc::new(Work { title, now: Mutex::new(now) })), timeout)
+        self.take_for(WorkStep::new(title, caller), timeout)
     }
 
     fn take_for(&self, step: WorkStep, timeout: Duration) -> Result<NamedGuard, String> {
@@ -114,6 +111,12 @@ impl Drop for NamedGuard {
 }
 
 impl WorkStep {
+    /// The first step of work, which `title` names in messages.
+    pub(super) fn new(title: &str, caller: &Caller) -> WorkStep {
+        let (title, now) = (format!("{title} from {caller}"), ("beginning".to_owned(), Instant::now()));
+        WorkStep(Arc::new(Work { title, now: Mutex::new(now) }))
+    }
+
     /// Begins the next step, such as `opening file:a.img`.
     pub(super) fn begin(&self, what: impl Into<String>) {
         *self.lock() = (what.into(), Instant::now());

@@ -649,3 +649,44 @@ fn a_takeover_whose_flush_hangs_does_not_delay_a_signal() {
     drop(hanging);
     assert!(!ended(&mut next).success());
 }
+
+#[test]
+fn an_edit_that_hangs_in_open_is_refused_if_a_session_has_begun_meanwhile() {
+    let files = tempfile::tempdir().unwrap();
+    let leased = files.path().join("leased.img");
+    let Some(mut lease) = Lease::of_new(&leased) else { return };
+    let served = Configured::serve_in(files, &OnHanging::config("'unix:a.sock'", ""));
+    let socket = served.socket("control");
+    let spec = format!("spec=file:{}", leased.display());
+    let change = ["set", "volume", "a", &spec];
+    let changing = start(&socket, &change);
+    lease.wait_until_wanted();
+    let mut client = served.nbd("a.sock");
+    let sessions = || ask(&socket, "GET", "/v1/sessions", "", "").1.as_array().unwrap().len();
+    eventually("the session is listed", || sessions() == 1);
+    drop(lease);
+    let changed = changing.wait_with_output().unwrap();
+    let said = text(&changed.stderr);
+    assert!(!changed.status.success() && said.contains("is in use by nbd client "), "{said}");
+    assert!(said.contains("disconnect them, or change it with --force"), "{said}");
+    assert_eq!(client.read(0, 512), [0; 512], "it keeps its volume");
+    drop(client);
+    eventually("the session has ended", || sessions() == 0);
+    assert!(served.said(&change).contains("~ volume a: spec"), "the file is not open any longer");
+}
+
+#[test]
+fn a_command_that_was_overtaken_keeps_what_it_has_opened() {
+    let Some(hanging) = OnHanging::serve("'unix:a.sock'") else { return };
+    let socket = hanging.served.socket("control");
+    let path = hanging.served.socket("mounted/g.img");
+    hanging.file_system.hang("create");
+    let adding = start(&socket, &["add", &format!("g=file:{}?size=1m", path.display())]);
+    hanging.file_system.wait_until_hung("create", 1);
+    hanging.others_change_during("add g");
+    // To close the file and to open it again would hang.
+    hanging.file_system.hang("open release");
+    let added = adding.wait_with_output().unwrap();
+    hanging.file_system.hang("");
+    assert!(added.status.success(), "{}", text(&added.stderr));
+}

@@ -19,9 +19,10 @@ use crate::daemon::disks::{DetachedDisks, or_by_force};
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::named_lock::{NamedGuard, WorkStep};
-use crate::daemon::opening::VolumeOpener;
-use crate::daemon::setup::{OpenedVolumes, Setup};
+use crate::daemon::opening::{NamedVolume, VolumeOpener};
+use crate::daemon::setup::Setup;
 use crate::data::layers;
+use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::by_name;
@@ -50,10 +51,38 @@ struct Prepared {
     plan: Plan,
     /// Listeners in the order of the config.
     places: Vec<PreparedListener>,
-    opened: BTreeMap<String, (Export, Arc<VolumeState>)>,
+    kept: KeptWork,
     policy: Policy,
     resized: ResizedVolumes,
     detached: DetachedDisks,
+}
+
+/// What may hang and is not done again if another change has come in between. Dropping it closes
+/// the volumes.
+#[derive(Default)]
+struct KeptWork {
+    /// The turn of a short command that was overtaken; it ends before the volumes are closed.
+    turn: Option<NamedGuard>,
+    /// New and replaced volumes, by name.
+    opened: BTreeMap<String, OpenedVolume>,
+    /// Volumes that would be closed, and whose files are not deleted.
+    looked_at: BTreeSet<VolumeId>,
+}
+
+impl KeptWork {
+    /// Gives up the turn, because what follows may hang, and others need not wait for it.
+    fn give_way(&mut self) {
+        self.turn = None;
+    }
+}
+
+/// A volume that was opened for a new config.
+struct OpenedVolume {
+    named: NamedVolume,
+    export: Export,
+    volume_state: Arc<VolumeState>,
+    /// The parts of files and devices that it consists of.
+    parts: Vec<DataPart>,
 }
 
 /// What a new config has changed.
@@ -105,7 +134,7 @@ impl Drop for ResizedVolumes {
 }
 
 impl Reloader {
-    /// Applies a new config, whose lock this command has. After an error nothing has
+    /// Applies a new config, under the lock that its kind of change has. After an error nothing has
     /// changed.
     ///
     /// # Errors
@@ -113,48 +142,73 @@ impl Reloader {
     pub(super) fn apply(
         self: &Arc<Reloader>,
         new: &NewConfig,
-        guard: NamedGuard,
+        (step, held): (&WorkStep, Option<NamedGuard>),
         progress: &ChangeProgress<'_>,
     ) -> Result<Applied, ApiError> {
-        let (mut turn, is_command) = (None, matches!(new, NewConfig::Command(_)));
-        for _ in 0..if is_command { MAX_COMMAND_ATTEMPTS } else { MAX_ATTEMPTS } {
+        let is_command = matches!(new, NewConfig::Command(_));
+        let mut kept = KeptWork::default();
+        for attempt in 0..if is_command { MAX_COMMAND_ATTEMPTS } else { MAX_ATTEMPTS } {
+            if is_command && attempt > 0 {
+                kept.turn = self.commands.turn(step);
+            }
             let (config, reloader, new) = (self.config.get(), self.clone(), new.clone());
-            let (before, step) = (config.clone(), guard.step.clone());
+            let (before, its_step) = (config.clone(), step.clone());
             let prepare = move |awaited: &Awaited| {
-                reloader.prepare(&before, &new, (awaited, &step)).map(|prepared| (prepared, new))
+                reloader.prepare(&before, &new, kept, (awaited, &its_step)).map(|prepared| (prepared, new))
             };
-            let (prepared, new) = self.blocking.run_change(&guard.step, prepare, drop)??;
-            guard.step.begin("waiting for other changes and for sessions to end");
+            let (mut prepared, new) = self.blocking.run_change(step, prepare, drop)??;
+            step.begin("waiting for other changes and for sessions to end");
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
-                // Clients may have come since.
-                if let Err(what) = self.check_memory_kept(&config, &prepared.plan) {
+                if let Err(refused) = self.check_again(&config, &prepared) {
                     drop(changing);
-                    let refused = ApiError::invalid(prepared.setup.located(Failure::request(what)));
-                    self.undo(prepared, &guard)?;
+                    self.undo(prepared, step)?;
                     return Err(refused);
                 }
                 let detached = self.detached(&prepared.plan, prepared.edits.as_ref());
-                let answer = prepared.answer.clone();
+                let (answer, turn) = (prepared.answer.clone(), prepared.kept.turn.take());
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
-                drop(changing);
-                report.warnings.extend(self.attach_missing(&guard.step));
-                drop((guard, turn));
+                drop((changing, turn));
+                report.warnings.extend(self.attach_missing(step));
+                drop(held);
                 report.warnings.extend(wait_for_io(&detached, "detached", progress));
                 let (late, flushed) = finish_removal(&removed, progress);
                 report.warnings.extend(late);
                 return Ok(Applied { report, answer, flushed });
             }
             drop(changing);
-            self.undo(prepared, &guard)?;
-            if is_command && turn.is_none() {
-                turn = Some(self.commands.again(&guard)?);
-            }
+            kept = std::mem::take(&mut prepared.kept);
+            kept.give_way();
+            self.undo(prepared, step)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
+    }
+
+    /// Checks what clients may have changed since the preparation, which takes long if a path
+    /// hangs: whether data in RAM is lost, and sessions lose what they use.
+    fn check_again(&self, config: &RunningConfig, prepared: &Prepared) -> Result<(), ApiError> {
+        let Prepared { setup, desired, plan, edits, .. } = prepared;
+        let kept = self.check_memory_kept(config, plan);
+        kept.map_err(|what| ApiError::invalid(setup.located(Failure::request(what))))?;
+        self.check_consent(config, edits.as_ref(), (setup, desired, plan))
+    }
+
+    /// Checks that edits take away nothing that sessions use now, unless they may.
+    fn check_consent(
+        &self,
+        config: &RunningConfig,
+        edits: Option<&Edits>,
+        (setup, desired, plan): (&Setup, &Model, &Plan),
+    ) -> Result<(), ApiError> {
+        let affected = || {
+            let mut affected = self.affected_by(setup, plan);
+            affected.extend(users_of_lost_defaults(self, config, desired));
+            affected
+        };
+        edits.map_or(Ok(()), |edits| edits.check_consent(affected))
     }
 
     /// The volumes of which a plan takes units away from targets. A discard of the old initiator
@@ -170,9 +224,10 @@ impl Reloader {
     }
 
     /// Undoes what was prepared: closes volumes and resizes others, which may hang.
-    fn undo(&self, prepared: Prepared, guard: &NamedGuard) -> Result<(), Failure> {
-        guard.step.begin("closing what it has opened");
-        self.blocking.run(&guard.step, move || drop(prepared))
+    fn undo(&self, mut prepared: Prepared, step: &WorkStep) -> Result<(), Failure> {
+        prepared.kept.give_way();
+        step.begin("closing what it has opened");
+        self.blocking.run(step, move || drop(prepared))
     }
 
     /// Executes the steps that can fail, while they are `awaited`. After an error, those that were
@@ -181,6 +236,7 @@ impl Reloader {
         &self,
         config: &RunningConfig,
         new: &NewConfig,
+        mut kept: KeptWork,
         (awaited, step): (&Awaited, &WorkStep),
     ) -> Result<Prepared, ApiError> {
         step.begin("reading the config and its files");
@@ -205,29 +261,19 @@ impl Reloader {
         let mut plan = self.plan(config, &setup, &desired, given_up);
         let failed = |failure| ApiError::invalid(setup.located(failure));
         step.begin("looking at the volumes that it would close");
-        self.check_kept(config, &plan, is_forced).map_err(|what| failed(Failure::request(what)))?;
+        self.check_kept(config, &plan, &mut kept, is_forced)
+            .map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
-        self.check_disks(config, &desired, &plan, force).map_err(failed)?;
-        if let Some(edits) = &edits {
-            edits.check_consent(&plan.report, || users_of_lost_defaults(self, config, &desired))?;
+        if !plan.disks.is_empty() {
+            kept.give_way();
         }
+        self.check_disks(config, &desired, &plan, force).map_err(failed)?;
+        self.check_consent(config, edits.as_ref(), (&setup, &desired, &plan))?;
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
-        let opened = self.open_new(&setup, &desired, &plan, (awaited, step)).map_err(failed)?;
-        for named in desired.volumes() {
-            // The path of a volume that stays as it is may hang.
-            let stays = self.exports.find(&named.name).is_some() && !plan.steps.contains_key(&named.name);
-            policy.set_data(
-                &named.name,
-                if stays {
-                    self.policy.data_of(&named.name)
-                } else {
-                    step.begin(format!("looking at {} (volume `{}`)", named.entry.spec, named.name));
-                    layers::of_spec(&named.entry.spec)
-                },
-            );
-        }
+        self.open_new(&setup, &desired, &plan, &mut kept, (awaited, step)).map_err(failed)?;
+        self.set_data(&policy, &desired, &plan, &mut kept, step);
         policy.check_same_data().map_err(|what| failed(Failure::request(what)))?;
         let resized = self.resize(config, &desired, &plan, (awaited, step));
         let resized = resized.map_err(|what| failed(Failure::request(what)))?;
@@ -244,11 +290,28 @@ impl Reloader {
             is_unsaved,
             plan,
             places,
-            opened,
+            kept,
             policy,
             resized,
             detached,
         })
+    }
+
+    /// Sets what the volumes of a new config consist of.
+    fn set_data(&self, policy: &Policy, desired: &Model, plan: &Plan, kept: &mut KeptWork, step: &WorkStep) {
+        for named in desired.volumes() {
+            // The path of a volume that stays as it is may hang.
+            let stays = self.exports.find(&named.name).is_some() && !plan.steps.contains_key(&named.name);
+            let parts = match kept.opened.get(&named.name) {
+                Some(opened) => opened.parts.clone(),
+                None if stays => self.policy.data_of(&named.name),
+                None => {
+                    kept.give_way();
+                    parts_of(named, step)
+                }
+            };
+            policy.set_data(&named.name, parts);
+        }
     }
 
     /// Checks that no disk is in use that would be detached, unless that is forced, and that this
@@ -306,14 +369,16 @@ impl Reloader {
         Ok((places, policy.map_err(Failure::request)?))
     }
 
-    /// Opens new and replaced volumes, and checks that every protocol supports the blocks of all.
+    /// Opens new and replaced volumes that are not kept, and checks that every protocol supports
+    /// the blocks of all.
     fn open_new(
         &self,
         setup: &Setup,
         desired: &Model,
         plan: &Plan,
+        kept: &mut KeptWork,
         (awaited, step_now): (&Awaited, &WorkStep),
-    ) -> Result<OpenedVolumes, Failure> {
+    ) -> Result<(), Failure> {
         let opener = setup.opener();
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
@@ -324,12 +389,25 @@ impl Reloader {
                 info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
             }
         }
-        let mut opened = BTreeMap::new();
+        let opens = |own: &OpenedVolume| {
+            let is_opened = plan.steps.get(&own.named.name).is_some_and(|step| step.opens());
+            is_opened && desired.volume(&own.named.name) == Some(&own.named)
+        };
+        if !kept.opened.values().all(opens) {
+            // Closing may hang, too.
+            kept.give_way();
+            kept.opened.retain(|_, own| opens(own));
+        }
         for (name, step) in &plan.steps {
             let Some(named) = desired.volume(name).filter(|_| step.opens()) else { continue };
+            if let Some(opened) = kept.opened.get(name) {
+                opener.check_blocks(named, &opened.volume_state.volume().info())?;
+                continue;
+            }
             awaited.check()?;
+            kept.give_way();
             step_now.begin(format!("opening {} (volume `{name}`)", named.entry.spec));
-            let volume = opener.open(named, Populate::Behind).map_err(|error| {
+            let (export, volume_state) = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
                     VolumeStep::Replace => {
                         "; to open the same data with other options, remove the volume, reload, and add it again"
@@ -338,19 +416,32 @@ impl Reloader {
                 };
                 Failure::request(format!("volume `{name}`: spec: {error}{advice}"))
             })?;
-            opened.insert(name.clone(), volume);
+            let parts = parts_of(named, step_now);
+            kept.opened
+                .insert(name.clone(), OpenedVolume { named: named.clone(), export, volume_state, parts });
         }
-        Ok(opened)
+        Ok(())
     }
 
     /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not
     /// given up by a command of its own.
-    fn check_kept(&self, config: &RunningConfig, plan: &Plan, is_forced: bool) -> Result<(), String> {
+    fn check_kept(
+        &self,
+        config: &RunningConfig,
+        plan: &Plan,
+        kept: &mut KeptWork,
+        is_forced: bool,
+    ) -> Result<(), String> {
         self.check_memory_kept(config, plan)?;
         let is_lost = |name: &String| is_forced && plan.given_up.as_ref() == Some(name);
         for (name, _) in plan.steps.iter().filter(|(name, step)| step.closes() && !is_lost(name)) {
-            let served = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
+            let Some((id, _)) = self.exports.find(name).filter(|(id, _)| !kept.looked_at.contains(id)) else {
+                continue;
+            };
+            kept.give_way();
+            let served = self.exports.volume_state(id);
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
+            kept.looked_at.insert(id);
         }
         plan.conflict.clone().map_or(Ok(()), Err)?;
         // Comes last, because its advice is to remove the volume.
@@ -428,7 +519,7 @@ impl Reloader {
             is_unsaved,
             plan,
             places,
-            mut opened,
+            kept: KeptWork { mut opened, .. },
             policy,
             mut resized,
             detached,
@@ -548,7 +639,9 @@ impl Reloader {
             settle(&removed.iter().map(|removed| removed.volume_state.clone()).collect::<Vec<_>>());
         }
         for named in desired.volumes() {
-            let Some((export, volume_state)) = opened.remove(&named.name) else { continue };
+            let Some(OpenedVolume { export, volume_state, .. }) = opened.remove(&named.name) else {
+                continue;
+            };
             if self.exports.add(export, volume_state).is_none() {
                 warnings.push(format!("volume `{}`: too many volumes; restart the daemon", named.name));
             }
@@ -621,6 +714,12 @@ impl Reloader {
         }
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().throttled_now == 0));
     }
+}
+
+/// The parts of files and devices that a volume consists of; to look at their paths may hang.
+fn parts_of(named: &NamedVolume, step: &WorkStep) -> Vec<DataPart> {
+    step.begin(format!("looking at {} (volume `{}`)", named.entry.spec, named.name));
+    layers::of_spec(&named.entry.spec)
 }
 
 /// Checks that no file of a volume was deleted: the data of such a file is lost when the volume is

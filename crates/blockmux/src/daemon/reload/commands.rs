@@ -18,7 +18,7 @@ use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, limits};
 use crate::daemon::config::VolumeEntry;
 use crate::daemon::config_audit::Caller;
-use crate::daemon::named_lock::NamedLock;
+use crate::daemon::named_lock::WorkStep;
 use crate::daemon::setup::{VOLUMES, generated_name};
 use crate::protocol::frontend::{Change, NamedListener, TargetTables, VolumeNames};
 use crate::protocol::{Frontends, Protocol};
@@ -44,9 +44,8 @@ pub(in crate::daemon) fn execute(
     caller: &Caller,
     progress: &ChangeProgress<'_>,
 ) -> Result<(PlanReport, Answer), ApiError> {
-    // It locks nobody out; the guard is for the messages about what is under way.
-    let guard = NamedLock::default().lock(&request.to_string(), caller)?;
-    let applied = reloader.apply(&NewConfig::Command(request.clone()), guard, progress)?;
+    let step = WorkStep::new(&request.to_string(), caller);
+    let applied = reloader.apply(&NewConfig::Command(request.clone()), (&step, None), progress)?;
     let answer = applied.answer.clone();
     Ok((applied.finished()?, answer))
 }

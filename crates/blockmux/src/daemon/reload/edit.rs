@@ -67,23 +67,16 @@ impl Edits {
         })
     }
 
-    /// Checks that they may do what their plan says. `also` names further sessions that they
-    /// affect.
+    /// Checks that they may do what they do, given the sessions that they affect.
     ///
     /// # Errors
     /// If they take away what sessions use without being forced to.
-    pub(super) fn check_consent(
-        &self,
-        report: &PlanReport,
-        also: impl FnOnce() -> Vec<String>,
-    ) -> Result<(), ApiError> {
+    pub(super) fn check_consent(&self, affected: impl FnOnce() -> BTreeSet<String>) -> Result<(), ApiError> {
         let Consent::Asked { name, verb } = &self.consent else { return Ok(()) };
         if self.force {
             return Ok(());
         }
-        let affected = report.changes.iter().flat_map(|change| change.affected.iter().cloned());
-        let affected: BTreeSet<String> = affected.chain(also()).collect();
-        check_not_used(name, verb, &affected.into_iter().collect::<Vec<_>>())
+        check_not_used(name, verb, &affected().into_iter().collect::<Vec<_>>())
     }
 
     /// Makes them in a config.
@@ -150,7 +143,8 @@ pub(in crate::daemon) fn make(
     let edits = Edits::from(edit);
     if !edit.options.dry_run {
         let guard = reloader.lock_edits(&edit.to_string(), caller)?;
-        return reloader.apply(&NewConfig::Edits(edits), guard, progress)?.finished();
+        let step = guard.step.clone();
+        return reloader.apply(&NewConfig::Edits(edits), (&step, Some(guard)), progress)?.finished();
     }
     let given_up = edits.removed_volume().map(str::to_owned);
     dry_run::planned(reloader, given_up, move |planner, config| edited(planner, config, &edits))

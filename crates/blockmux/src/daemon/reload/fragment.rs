@@ -37,8 +37,8 @@ pub(in crate::daemon) fn apply(
 ) -> Result<PlanReport, ApiError> {
     let title = format!("an apply of {}", fragment.title().display());
     let guard = reloader.lock_edits(&title, caller)?;
-    let new = NewConfig::Fragment(fragment.clone(), options.clone());
-    reloader.apply(&new, guard, progress)?.finished()
+    let (new, step) = (NewConfig::Fragment(fragment.clone(), options.clone()), guard.step.clone());
+    reloader.apply(&new, (&step, Some(guard)), progress)?.finished()
 }
 
 /// The changes that [`apply`] would make.

@@ -34,7 +34,8 @@ pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
 use self::edit::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{
-    ConfigChange, Schema, Served, VolumeStep, VolumeSteps, diff, report, volume_steps, waits_for_start,
+    ConfigChange, Schema, Served, VolumeStep, VolumeSteps, affected, diff, report, volume_steps,
+    waits_for_start,
 };
 pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::replacement::complete_save;
@@ -71,6 +72,7 @@ use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTas
 use blockmux_engine::serve::roce_listener::RoceListenerTask;
 use blockmux_engine::serve::verbs_listener::VerbsListenerTask;
 use blockmux_proto::exports::Exports;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -135,7 +137,7 @@ pub(super) struct Reloader {
     changes: Mutex<ChangeState>,
     /// Reloads run one after the other, also while they open paths.
     reloads: NamedLock,
-    /// Short commands that another change has overtaken run one after the other.
+    /// Short commands that another change has overtaken have turns, so that each is done once.
     commands: NamedLock,
     /// Saves run one after the other.
     saves: NamedLock,
@@ -572,7 +574,9 @@ impl Reloader {
         caller: &Caller,
         progress: &ChangeProgress<'_>,
     ) -> Result<PlanReport, ApiError> {
-        self.apply(&NewConfig::File, self.lock_reloads(caller, LOCK_TIMEOUT)?, progress)?.finished()
+        let guard = self.lock_reloads(caller, LOCK_TIMEOUT)?;
+        let step = guard.step.clone();
+        self.apply(&NewConfig::File, (&step, Some(guard)), progress)?.finished()
     }
 
     /// The changes that [`Reloader::reload`] would make, and the sessions that they would affect.
@@ -760,9 +764,7 @@ impl Reloader {
                 let own = all.find(|(new, _)| new.protocol.key() == key && new.place.to_string() == address);
                 own.map(|(_, why)| why.clone())
             },
-            withdraws: &|volume, listener| {
-                self.policy.serves_at(listener, volume) && !setup.policy.serves_at(listener, volume)
-            },
+            withdraws: &|volume, listener| self.withdraws(setup, volume, listener),
         };
         let mut report = report(&schema, &changes, &steps, &users.sessions, &served);
         report.changes.extend(self.renewed_credentials(setup, &changes));
@@ -773,6 +775,22 @@ impl Reloader {
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
         Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }
+    }
+
+    /// Whether a setup no longer exports a volume by default at a listener that does now.
+    fn withdraws(&self, setup: &Setup, volume: &str, listener: &str) -> bool {
+        self.policy.serves_at(listener, volume) && !setup.policy.serves_at(listener, volume)
+    }
+
+    /// The sessions that a plan affects, as they are now.
+    fn affected_by(&self, setup: &Setup, plan: &Plan) -> BTreeSet<String> {
+        let users = VolumeUsers::new(self);
+        let served = Served {
+            is_target_of: &|volume, target| users.names(volume, target),
+            conflict: &|_, _| None,
+            withdraws: &|volume, listener| self.withdraws(setup, volume, listener),
+        };
+        affected(&plan.schema, &plan.changes, &plan.steps, &users.sessions, &served)
     }
 
     /// The new listeners that cannot be bound because of those that run, each with the reason and

@@ -441,13 +441,36 @@ pub(in crate::daemon) fn report(
             report.next_start.push(planned);
             continue;
         }
-        let affected = sessions.iter().filter(|session| {
-            affects(schema, change, steps, session, served) && !stays(schema, changes, change, session)
-        });
-        let affected = affected.map(describe_session).collect();
+        let affected = affected_by(schema, change, changes, steps, sessions, served).collect();
         report.changes.push(PlannedChange { affected, ..planned });
     }
     report
+}
+
+/// The sessions that changes affect which do not wait for the next start.
+pub(super) fn affected(
+    schema: &Schema,
+    changes: &[ConfigChange],
+    steps: &VolumeSteps,
+    sessions: &[SessionInfo],
+    served: &Served<'_>,
+) -> BTreeSet<String> {
+    let now = changes.iter().filter(|change| !schema.is_fixed(change) && !waits_for_start(change, steps));
+    now.flat_map(|change| affected_by(schema, change, changes, steps, sessions, served)).collect()
+}
+
+fn affected_by<'a>(
+    schema: &'a Schema,
+    change: &'a ConfigChange,
+    changes: &'a [ConfigChange],
+    steps: &'a VolumeSteps,
+    sessions: &'a [SessionInfo],
+    served: &'a Served<'_>,
+) -> impl Iterator<Item = String> {
+    let affected = sessions.iter().filter(|session| {
+        affects(schema, change, steps, session, served) && !stays(schema, changes, change, session)
+    });
+    affected.map(describe_session)
 }
 
 /// A value without the passwords of URLs in it.

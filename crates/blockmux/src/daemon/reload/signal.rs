@@ -36,7 +36,10 @@ impl ReloadRequests {
                 let caller = Caller::Signal(SIGNAL);
                 let guard = reloader.lock_reloads(&caller, Duration::MAX);
                 pending.store(false, Ordering::Release);
-                let outcome = guard.and_then(|guard| reloader.apply(&NewConfig::File, guard, &|_| {}));
+                let outcome = guard.and_then(|guard| {
+                    let step = guard.step.clone();
+                    reloader.apply(&NewConfig::File, (&step, Some(guard)), &|_| {})
+                });
                 let outcome = outcome.map_err(|error| ApiError {
                     message: format!(
                         "the config was not reloaded and nothing has changed: {}",
