@@ -9,10 +9,28 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time;
 
 /// The running actions and the most recent finished ones.
-#[derive(Clone, Default)]
-pub(super) struct Actions(Arc<Mutex<ActionTable>>);
+#[derive(Clone)]
+pub(super) struct Actions(Arc<SharedActions>);
+
+struct SharedActions {
+    table: Mutex<ActionTable>,
+    /// A permit for each action that may run.
+    running: Arc<Semaphore>,
+    /// A permit for each request that may wait for others to end.
+    waiting: Semaphore,
+}
+
+impl Default for Actions {
+    fn default() -> Actions {
+        let (running, waiting) = (Arc::new(Semaphore::new(MAX_RUNNING)), Semaphore::new(MAX_WAITING));
+        Actions(Arc::new(SharedActions { table: Mutex::default(), running, waiting }))
+    }
+}
 
 #[derive(Default)]
 struct ActionTable {
@@ -22,7 +40,6 @@ struct ActionTable {
     /// The latest results that are too long to be stored, by the number of the action, so that the
     /// client that waits for one gets it.
     long_results: VecDeque<(u64, Value)>,
-    running: usize,
 }
 
 /// A running action. If it is dropped without [`RunningAction::end`], the action has failed.
@@ -30,20 +47,35 @@ pub(super) struct RunningAction {
     actions: Actions,
     id: u64,
     is_over: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Actions {
-    /// Begins an action.
+    /// Begins an action. If [`MAX_RUNNING`] actions are running, it waits for one to end, in turn
+    /// with others.
     ///
     /// # Errors
-    /// If [`MAX_RUNNING`] actions are running.
-    pub(super) fn begin(&self, action: String) -> Result<RunningAction, ApiError> {
-        let mut table = self.lock();
-        if table.running >= MAX_RUNNING {
+    /// If none ends within [`WAIT_LIMIT`], or [`MAX_WAITING`] requests wait already.
+    pub(super) async fn begin(&self, action: String) -> Result<RunningAction, ApiError> {
+        let busy = || {
             let text = format!("{MAX_RUNNING} actions are already running; try again later");
-            return Err(ApiError::new(ErrorCode::Busy, text));
-        }
-        table.running += 1;
+            ApiError::new(ErrorCode::Busy, text)
+        };
+        let running = || self.0.running.clone();
+        let permit = match running().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                let _waiting = self.0.waiting.try_acquire().map_err(|_| busy())?;
+                let permit = time::timeout(WAIT_LIMIT, running().acquire_owned()).await;
+                permit.ok().and_then(Result::ok).ok_or_else(busy)?
+            }
+        };
+        Ok(self.add(action, permit))
+    }
+
+    /// Adds a running action to the table.
+    fn add(&self, action: String, permit: OwnedSemaphorePermit) -> RunningAction {
+        let mut table = self.lock();
         table.last_id += 1;
         let id = table.last_id;
         if table.all.len() >= MAX_KNOWN {
@@ -63,7 +95,7 @@ impl Actions {
             result: None,
             error: None,
         });
-        Ok(RunningAction { actions: self.clone(), id, is_over: false })
+        RunningAction { actions: self.clone(), id, is_over: false, _permit: permit }
     }
 
     /// All known actions, oldest first.
@@ -83,7 +115,7 @@ impl Actions {
     }
 
     fn lock(&self) -> MutexGuard<'_, ActionTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,7 +171,6 @@ impl Drop for RunningAction {
                 (status.state, status.error) = (ActionState::Failed, Some(error));
             });
         }
-        self.actions.lock().running -= 1;
     }
 }
 
@@ -175,20 +206,35 @@ const MAX_LONG_RESULTS: usize = 8;
 /// Maximum number of running actions. It is below the number of threads, so that requests which
 /// only read are still served.
 const MAX_RUNNING: usize = 32;
+/// Maximum number of requests that wait for an action to end.
+const MAX_WAITING: usize = 128;
+/// Time for which a request waits for an action to end.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum number of known actions, including running ones.
 const MAX_KNOWN: usize = 128;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+    use tokio::runtime::Builder;
+
+    /// Begins an action that need not wait.
+    fn begin(actions: &Actions, action: String) -> RunningAction {
+        match pin!(actions.begin(action)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(running)) => running,
+            _ => panic!("too many actions are running"),
+        }
+    }
 
     #[test]
     fn running_and_recent_actions_are_kept() {
         let actions = Actions::default();
-        let first = actions.begin("first".to_owned()).unwrap();
+        let first = begin(&actions, "first".to_owned());
         first.set_progress("waiting".to_owned());
         for number in 0..MAX_KNOWN {
-            actions.begin(number.to_string()).unwrap().end(&Answer::Attached { number: 7 });
+            begin(&actions, number.to_string()).end(&Answer::Attached { number: 7 });
         }
         let all = actions.list();
         assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MAX_KNOWN, first.id(), "1"));
@@ -201,12 +247,23 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_running_actions_is_limited() {
-        let actions = Actions::default();
-        let mut all: Vec<_> = (0..MAX_RUNNING).map(|_| actions.begin(String::new()).unwrap()).collect();
-        assert_eq!(actions.begin(String::new()).err().unwrap().code, ErrorCode::Busy);
+    fn an_action_waits_for_another_one_to_end_and_the_number_of_those_that_wait_is_limited() {
+        let (actions, mut context) = (Actions::default(), Context::from_waker(Waker::noop()));
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let _entered = runtime.enter();
+        let mut all: Vec<_> = (0..MAX_RUNNING).map(|_| begin(&actions, String::new())).collect();
+        let mut waiting: Vec<_> =
+            (0..MAX_WAITING).map(|nth| Box::pin(actions.begin(nth.to_string()))).collect();
+        for one in &mut waiting {
+            assert!(one.as_mut().poll(&mut context).is_pending());
+        }
+        let refused = pin!(actions.begin(String::new())).poll(&mut context);
+        assert!(matches!(refused, Poll::Ready(Err(ApiError { code: ErrorCode::Busy, .. }))));
         all.pop().unwrap().end(&Answer::Done);
-        actions.begin(String::new()).unwrap().end(&Answer::Done);
+        let polled: Vec<_> = waiting.iter_mut().map(|one| one.as_mut().poll(&mut context)).collect();
+        let [first, others @ ..] = &polled[..] else { panic!("none waits") };
+        assert!(first.is_ready() && others.iter().all(Poll::is_pending), "the one that came first");
+        assert_eq!(actions.list().last().unwrap().action, "0");
     }
 
     #[test]
@@ -215,7 +272,7 @@ mod tests {
         let long = |nth: usize| Answer::Message(format!("{nth}{}", "x".repeat(1 << 20)));
         let ids: Vec<u64> = (0..=MAX_LONG_RESULTS)
             .map(|nth| {
-                let running = actions.begin(String::new()).unwrap();
+                let running = begin(&actions, String::new());
                 let id = running.id();
                 running.end(&long(nth));
                 id
@@ -235,7 +292,7 @@ mod tests {
             Answer::Failed(ApiError::failed(format!("{long}; {long}"))),
             Answer::Levels([(long.clone(), long.clone())].into()),
         ] {
-            let running = actions.begin(long.clone()).unwrap();
+            let running = begin(&actions, long.clone());
             running.set_progress(long.clone());
             running.end(&answer);
         }
@@ -244,7 +301,7 @@ mod tests {
             assert!(kept.len() < 4096, "{} bytes", kept.len());
             assert!(status.action.starts_with("\u{e9}\u{e9}") && status.action.ends_with("..."));
         }
-        actions.begin("short".to_owned()).unwrap().end(&Answer::Attached { number: 7 });
+        begin(&actions, "short".to_owned()).end(&Answer::Attached { number: 7 });
         assert_eq!(actions.list()[3].result, Some(json!({ "number": 7 })));
     }
 }

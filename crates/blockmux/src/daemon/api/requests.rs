@@ -30,7 +30,7 @@ impl ApiState {
     /// Executes a request that changes something as an action; `done` is the HTTP status of
     /// success.
     pub(super) async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
-        let running = match self.actions.begin(request.to_string()) {
+        let running = match self.actions.begin(request.to_string()).await {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
