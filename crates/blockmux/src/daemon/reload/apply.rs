@@ -14,6 +14,7 @@ use crate::api::plan::PlanReport;
 use crate::api::request::Answer;
 use crate::api::{ApiError, ErrorCode};
 use crate::daemon::access::plain_warning;
+use crate::daemon::attachment::Attachment;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::disks::{DetachedDisks, or_by_force};
 use crate::daemon::identity::{served_data, warn_of_same_data};
@@ -90,17 +91,18 @@ pub(super) struct Applied {
     pub(super) report: PlanReport,
     /// The answer of a short command.
     pub(super) answer: Answer,
-    /// Whether all volumes that it has removed were flushed.
-    pub(super) flushed: Result<(), Failure>,
+    /// Whether all of its steps have succeeded: the volumes that it has removed were flushed, and
+    /// those that it names are attached.
+    pub(super) steps: Result<(), Failure>,
 }
 
 impl Applied {
     /// The changes, if all steps have succeeded.
     ///
     /// # Errors
-    /// If a removed volume was not flushed.
+    /// If a removed volume was not flushed, or a new attachment failed.
     pub(super) fn finished(self) -> Result<PlanReport, ApiError> {
-        match self.flushed {
+        match self.steps {
             Ok(()) => Ok(self.report),
             Err(failure) => Err(ApiError::failed(format!("the change is made, but {failure}"))),
         }
@@ -168,15 +170,17 @@ impl Reloader {
                 }
                 let detached = self.detached(&prepared.plan, prepared.edits.as_ref());
                 let (answer, turn) = (prepared.answer.clone(), prepared.kept.turn.take());
+                let disks = prepared.plan.disks.clone();
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
                 drop((changing, turn));
-                report.warnings.extend(self.attach_missing(step));
+                let (late, attached) = self.attach_missing(&config.running, &disks, step);
+                report.warnings.extend(late);
                 drop(held);
                 report.warnings.extend(wait_for_io(&detached, "detached", progress));
                 let (late, flushed) = finish_removal(&removed, progress);
                 report.warnings.extend(late);
-                return Ok(Applied { report, answer, flushed });
+                return Ok(Applied { report, answer, steps: both(attached, flushed) });
             }
             drop(changing);
             kept = std::mem::take(&mut prepared.kept);
@@ -332,17 +336,31 @@ impl Reloader {
         new.into_iter().try_for_each(|asked| self.disks.probe(&asked))
     }
 
-    /// Attaches the disks of the running config that are not; returns warnings. A disk needs its
-    /// volume, so these come last.
-    fn attach_missing(&self, step: &WorkStep) -> Vec<String> {
-        let all = self.config.get().running.attachments();
+    /// Attaches the disks of the running config that are not; returns warnings about those that
+    /// were missing before, and whether those are attached that are new, or that a plan has
+    /// detached. A disk needs its volume, so these come last.
+    fn attach_missing(
+        &self,
+        before: &Model,
+        detached: &[String],
+        step: &WorkStep,
+    ) -> (Vec<String>, Result<(), Failure>) {
+        let (all, before) = (self.config.get().running.attachments(), before.attachments());
         if all.is_empty() {
-            return Vec::new();
+            return (Vec::new(), Ok(()));
         }
         step.begin("attaching disks");
         let (disks, server) = (self.disks.clone(), self.disk_server());
-        let attached = self.blocking.run(step, move || disks.attach_missing(&server, &all));
-        attached.unwrap_or_else(|failure| vec![failure.to_string()])
+        let is_missing = |asked: &Attachment| before.contains(asked) && !detached.contains(&asked.volume);
+        let (missing, named): (Vec<_>, Vec<_>) = all.into_iter().partition(is_missing);
+        let is_named = !named.is_empty();
+        let attach = move || [missing, named].map(|all| disks.attach_missing(&server, &all));
+        match self.blocking.run(step, attach) {
+            Err(failure) if is_named => (Vec::new(), Err(failure)),
+            Err(failure) => (vec![failure.to_string()], Ok(())),
+            Ok([late, failed]) if failed.is_empty() => (late, Ok(())),
+            Ok([late, failed]) => (late, Err(Failure::run(failed.join("; ")))),
+        }
     }
 
     /// Binds new listeners; returns all, and the policy of the new config at them.
@@ -790,6 +808,14 @@ fn finish_removal(removed: &[Removed], progress: &ChangeProgress<'_>) -> (Vec<St
         progress("flushing".to_owned());
     }
     (late, flush::each(&exports))
+}
+
+/// The result of two steps that do not depend on each other.
+fn both(one: Result<(), Failure>, other: Result<(), Failure>) -> Result<(), Failure> {
+    match (one, other) {
+        (Err(one), Err(other)) => Err(Failure::run(format!("{one}; {other}"))),
+        (one, other) => one.and(other),
+    }
 }
 
 /// A volume with its name.

@@ -47,8 +47,8 @@ impl ReloadRequests {
                     ),
                     ..error
                 });
-                let outcome = outcome.map(|Applied { mut report, flushed, .. }| {
-                    report.warnings.extend(flushed.err().map(|failure| failure.to_string()));
+                let outcome = outcome.map(|Applied { mut report, steps, .. }| {
+                    report.warnings.extend(steps.err().map(|failure| failure.to_string()));
                     report
                 });
                 let lines = outcome.as_ref().map(PlanReport::lines);

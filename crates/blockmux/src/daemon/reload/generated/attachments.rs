@@ -97,15 +97,15 @@ fn the_disk_of_a_replaced_volume_is_attached_again_and_that_of_a_removed_one_is_
 }
 
 #[test]
-fn a_disk_that_cannot_be_attached_is_a_warning_and_the_next_reload_tries_again() {
+fn a_disk_that_cannot_be_attached_fails_the_change_that_names_it_and_the_next_one_tries_again() {
     let place = place(TWO);
     let daemon = place.start().unwrap();
     let broken = "[[volume]]\nname = 'broken'\nspec = 'null:1m'\n";
     place.write(&(TWO.to_owned() + broken + &attachment("broken")));
-    for _ in 0..2 {
-        let warnings = daemon.reload().unwrap().warnings;
-        assert!(warnings.len() == 1 && warnings[0].starts_with("attachment `broken`: "), "{warnings:?}");
-    }
+    let failed = daemon.reload().err().unwrap().to_string();
+    assert!(failed.starts_with("the change is made, but attachment `broken`: "), "{failed}");
+    let warnings = daemon.reload().unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].starts_with("attachment `broken`: "), "{warnings:?}");
     daemon.stop();
     let failure = place.start().err().unwrap().to_string();
     assert!(failure.contains("attachment `broken`: "), "{failure}");
