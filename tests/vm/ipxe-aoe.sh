@@ -1,6 +1,7 @@
 # iPXE boots from an AoE disk of `blockmux serve` on the host, with the command that `serve --verbose` prints. Frames pass a tap
 # interface of this machine, which needs root.
 . /lib.sh
+. /ipxe.inc
 disk=/dev/etherd/e7.0
 
 check ipxe_and_the_boot_loader_have_read_the_kernel_from_the_disk
@@ -15,12 +16,5 @@ has_disk() {
   test -b ${disk}p1
 }
 within 60 has_disk
-mount -t ext4 ${disk}p1 /mnt
-test "$(stat -c %s /mnt/vmlinuz)" -gt 1000000
-cp /usr/bin/busybox /mnt/
-sync
-echo 3 >/proc/sys/vm/drop_caches
-chroot /mnt /busybox sh -c 'echo booted >/result && sync'
-test "$(cat /mnt/result)" = booted
-umount /mnt
+runs_programs_from ${disk}p1
 host stop disk

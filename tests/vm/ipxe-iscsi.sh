@@ -1,6 +1,7 @@
 # iPXE boots from an iSCSI logical unit of `blockmux serve` on the host, with the commands that `serve --verbose` prints: QEMU has no
 # kernel but what iPXE and GRUB load from there. Then Linux goes on with the same logical unit.
 . /lib.sh
+. /ipxe.inc
 . /open-iscsi.inc
 modprobe -a iscsi_ibft ext4
 
@@ -20,13 +21,6 @@ disk=$(iscsi_disk boot 10)
 within 30 test -b "${disk}1"
 
 check programs_run_from_a_root_file_system_on_the_logical_unit
-mount -t ext4 "${disk}1" /mnt
-test "$(stat -c %s /mnt/vmlinuz)" -gt 1000000
-cp /usr/bin/busybox /mnt/
-sync
-echo 3 >/proc/sys/vm/drop_caches
-chroot /mnt /busybox sh -c 'echo booted >/result && sync'
-test "$(cat /mnt/result)" = booted
-umount /mnt
+runs_programs_from "${disk}1"
 iscsiadm -m node -T iqn.2026-11.test:boot -u
 host stop disk

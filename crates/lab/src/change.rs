@@ -85,16 +85,9 @@ fn overlap(a: &Spread, b: &Spread) -> bool {
 mod tests {
     use super::*;
     use crate::job::Job;
-    use crate::result::{ConfigurationKind, Direction, Machine, Run};
+    use crate::result::{ConfigurationKind, Direction, Run};
 
     fn comparison(rows: &[(&str, &[u64])]) -> Comparison {
-        let machine = Machine {
-            cpu: String::new(),
-            cores: 1,
-            kernel: String::new(),
-            memory_bytes: 0,
-            congestion: String::new(),
-        };
         let run = |&ios: &u64| Run {
             runtime_ns: 1_000_000_000,
             read: Direction { ios, bytes: ios * 4096, ..Direction::default() },
@@ -110,17 +103,7 @@ mod tests {
             report: 0,
             runs: iops.iter().map(run).collect(),
         };
-        Comparison {
-            command: String::new(),
-            started: String::new(),
-            version: String::new(),
-            machine,
-            suite: None,
-            rows: rows.iter().map(row).collect(),
-            skipped: Vec::new(),
-            conditions: Vec::new(),
-            changes: None,
-        }
+        Comparison::of_rows(rows.iter().map(row).collect())
     }
 
     fn changes(before: &[(&str, &[u64])], after: &[(&str, &[u64])]) -> Vec<String> {

@@ -365,25 +365,7 @@ mod tests {
             runs: Vec::new(),
         };
         let labels = |rows: &[Row]| {
-            let machine = Machine {
-                cpu: String::new(),
-                cores: 0,
-                kernel: String::new(),
-                memory_bytes: 0,
-                congestion: String::new(),
-            };
-            let comparison = Comparison {
-                command: String::new(),
-                started: String::new(),
-                version: String::new(),
-                machine,
-                suite: None,
-                rows: rows.to_vec(),
-                skipped: Vec::new(),
-                conditions: Vec::new(),
-                changes: None,
-            };
-            let labels = Labels::of(&comparison);
+            let labels = Labels::of(&Comparison::of_rows(rows.to_vec()));
             rows.iter().map(|row| labels.label(row)).collect::<Vec<_>>()
         };
         let local = row("local", ConfigurationKind::Local, "mem:1g", "", "");

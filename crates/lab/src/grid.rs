@@ -158,7 +158,7 @@ const NOTHING: &str = "-";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::{Direction, Machine, Run};
+    use crate::result::{Direction, Run};
     use crate::suite::Suite;
 
     fn row(configuration: &str, protocol: &str, job: &str, mb_s: u64) -> Row {
@@ -177,27 +177,6 @@ mod tests {
         }
     }
 
-    fn comparison(rows: Vec<Row>) -> Comparison {
-        let machine = Machine {
-            cpu: String::new(),
-            cores: 1,
-            kernel: String::new(),
-            memory_bytes: 0,
-            congestion: String::new(),
-        };
-        Comparison {
-            command: String::new(),
-            started: String::new(),
-            version: String::new(),
-            machine,
-            suite: None,
-            rows,
-            skipped: Vec::new(),
-            conditions: Vec::new(),
-            changes: None,
-        }
-    }
-
     #[test]
     fn published_figures_are_next_to_measured_ones() {
         let rows = vec![
@@ -210,7 +189,7 @@ mod tests {
             row("iscsi", "iscsi", "read", 900),
         ];
         let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
-        let grids = grids(&comparison(rows), &study);
+        let grids = grids(&Comparison::of_rows(rows), &study);
         let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
         assert_eq!(titles, ["aoe", "nbd", "local"]);
         let aoe = &grids[0];
@@ -228,7 +207,7 @@ mod tests {
         let mut slow = row("aoe, 1 Gbit/s, MTU 1500", "aoe", "read", 110);
         slow.runs.clear();
         let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
-        let grids = grids(&comparison(vec![slow]), &study);
+        let grids = grids(&Comparison::of_rows(vec![slow]), &study);
         let cells = ["-", "47.0", "47.0", "38.0"].map(str::to_owned).to_vec();
         assert_eq!(grids[0].lines, [("1 Gbit/s, MTU 1500".to_owned(), cells)]);
     }
@@ -246,7 +225,7 @@ mod tests {
             row("aoe (kernel), 12-way stripe, 1 Gbit/s, MTU 4132", "aoe (kernel)", "read", 113),
         ];
         let study = Suite::by_name("aatrokoski-2007").unwrap().to_study();
-        let grids = grids(&comparison(rows), &study);
+        let grids = grids(&Comparison::of_rows(rows), &study);
         let titles: Vec<&str> = grids.iter().map(|grid| grid.title.as_str()).collect();
         let own = ["aoe, 4-way stripe", "aoe, 12-way stripe", "nbd, 12-way stripe", "nbd, 4-way stripe"];
         let others = ["aoe (kernel), 12-way stripe", "local"];

@@ -452,11 +452,9 @@ impl Row {
 pub(crate) const UNKNOWN: &str = "unknown";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::job::Rw;
-
-    fn comparison(rows: Vec<Row>) -> Comparison {
+impl Comparison {
+    /// A comparison of these rows on some machine, for tests.
+    pub(crate) fn of_rows(rows: Vec<Row>) -> Comparison {
         Comparison {
             command: "blockmux bench".into(),
             started: "2026-11-21T12:00:00Z".into(),
@@ -475,6 +473,12 @@ mod tests {
             changes: None,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Rw;
 
     fn ceiling(kind: ConfigurationKind, iops: u64) -> Row {
         Row { configuration: "ceiling".into(), kind, poll: String::new(), ..row(&[iops]) }
@@ -520,7 +524,7 @@ mod tests {
             ceiling(ConfigurationKind::CeilingSleeping, 100),
             ceiling(ConfigurationKind::CeilingSpinning, 200),
         ];
-        let all = comparison(rows);
+        let all = Comparison::of_rows(rows);
         let shares: Vec<_> = all.rows.iter().map(|row| all.share_of_ceiling(row)).collect();
         assert_eq!(shares, [Some(0.5), Some(0.25), Some(0.25), None, None]);
     }
@@ -530,7 +534,7 @@ mod tests {
         let mut deeper = ceiling(ConfigurationKind::CeilingSleeping, 100);
         deeper.job.iodepth = 2;
         let other = Row { protocol: "aoe".into(), ..ceiling(ConfigurationKind::CeilingSleeping, 100) };
-        let all = comparison(vec![row(&[50]), deeper, other]);
+        let all = Comparison::of_rows(vec![row(&[50]), deeper, other]);
         assert_eq!(all.share_of_ceiling(&all.rows[0]), None);
     }
 
@@ -540,7 +544,7 @@ mod tests {
         renamed.job.name = "other".into();
         let mut larger = row(&[3]);
         larger.job.bs = 8192;
-        let all = comparison(vec![row(&[1]), larger, renamed]);
+        let all = Comparison::of_rows(vec![row(&[1]), larger, renamed]);
         let sizes: Vec<_> = all.groups().iter().map(Vec::len).collect();
         assert_eq!(sizes, [2, 1]);
     }
