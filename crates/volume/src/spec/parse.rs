@@ -113,7 +113,8 @@ impl<'a> Parser<'a> {
         match self.size(text) {
             // As QEMU and nbdkit write options.
             Err(_) if text.split(',').skip(1).any(|option| option.contains('=')) => {
-                Err(self.value("size", text, "options follow a question mark, as in mem:1g?block_size=4096"))
+                let is_option = self.spec.split_once('?').is_some_and(|(_, options)| options.contains(text));
+                Err(self.value("size", text, if is_option { JOINED } else { BEHIND_QUESTION_MARK }))
             }
             Err(error) => Err(error),
             Ok(0) => Err(self.value("size", text, "a volume has at least one block, as in mem:1g")),
@@ -498,3 +499,5 @@ const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops, write_bw and 
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";
 const ERRORS: &str = "write medium, nospace, readonly, reserved, unsupported, nomemory, pathlost, aborted, shutdown, range, \
                       misaligned, length or stuck";
+const BEHIND_QUESTION_MARK: &str = "options follow a question mark, as in mem:1g?block_size=4096";
+const JOINED: &str = "options are joined by `&`, as in ?size=1g&direct=on";

@@ -176,6 +176,7 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("mem:0", "`0` is not a value for size in `mem:0`"),
         ("mem:1x", "in `mem:1x`: `1x` is not a size"),
         ("mem:1g,size=2g", "options follow a question mark, as in mem:1g?block_size=4096"),
+        ("file:a?size=1g,direct=on", "options are joined by `&`, as in ?size=1g&direct=on"),
         ("mem:99e", "`99e` is too large"),
         ("file:", "`file:` has no path: write file:PATH"),
         ("file:?size=1g", "has no path"),

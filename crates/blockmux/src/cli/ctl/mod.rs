@@ -167,7 +167,8 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
 fn why_not_exported(name: &str, protocols: Option<&[String]>, without_listener: &[String]) -> Option<String> {
     let Some(protocols) = protocols else {
         return Some(format!(
-            "{name} is not exported yet: attach it to a target, or add it with --protocols"
+            "{name} is not exported yet: other volumes are protected, so name its protocols, as in \
+             `blockmux ctl set volume {name} 'protocols=[\"nbd\"]'`; then attach it to a target, if they have targets"
         ));
     };
     let listens = |word: &&String| !without_listener.contains(&word.replace('_', "-"));

@@ -349,7 +349,11 @@ fn put(
     }
     let next = table.entry(key).or_insert_with(|| Item::Value(InlineTable::new().into()));
     let Some(next) = next.as_table_like_mut() else { return false };
-    put(schema, next, above, rest, value, directory)
+    let is_there = put(schema, next, above, rest, value, directory);
+    if value.is_none() && next.is_empty() && LIMITS.contains(&key.as_str()) {
+        table.remove(key);
+    }
+    is_there
 }
 
 /// Appends a value to a list. In a list with one value per line it gets its own line, and the
@@ -425,7 +429,8 @@ fn in_full(key: &str, text: &str, directory: &Path) -> Option<String> {
 /// A `[[table]]`, with lists of tables in it as `[[table.list]]`.
 fn table_of(entry: &toml::Table) -> Table {
     let mut table = Table::new();
-    let (lists, values): (Vec<_>, Vec<_>) = entry.iter().partition(|(_, value)| is_list_of_tables(value));
+    let (lists, values): (Vec<_>, Vec<_>) =
+        in_order(entry).into_iter().partition(|(_, value)| is_list_of_tables(value));
     for (key, value) in values.into_iter().chain(lists) {
         table.insert(key, item_of(value));
     }
@@ -433,7 +438,14 @@ fn table_of(entry: &toml::Table) -> Table {
 }
 
 fn inline_of(entry: &toml::Table) -> InlineTable {
-    entry.iter().map(|(key, value)| (key.clone(), value_of(value))).collect()
+    in_order(entry).into_iter().map(|(key, value)| (key.clone(), value_of(value))).collect()
+}
+
+/// The keys of a new entry as people write them: first what it is called, then what it is.
+fn in_order(entry: &toml::Table) -> Vec<(&String, &Value)> {
+    let mut keys: Vec<_> = entry.iter().collect();
+    keys.sort_by_key(|(key, _)| FIRST_KEYS.iter().position(|first| first == key).unwrap_or(FIRST_KEYS.len()));
+    keys
 }
 
 fn is_list_of_tables(value: &Value) -> bool {
@@ -460,6 +472,11 @@ fn value_of(value: &Value) -> toml_edit::Value {
         Value::Table(table) => inline_of(table).into(),
     }
 }
+
+/// Keys that begin an entry, in this order.
+const FIRST_KEYS: [&str; 7] = ["name", "TargetName", "nqn", "InitiatorName", "hostnqn", "volume", "spec"];
+/// Tables that say nothing when they are empty.
+const LIMITS: [&str; 2] = ["limits", "client_limits"];
 
 #[cfg(test)]
 mod tests {
@@ -498,6 +515,17 @@ mod tests {
         }
         assert!(text.contains("spec = \"mem:4m\"") && !text.contains("name = 'b'"), "{text}");
         assert!(text.contains("[[iscsi_target.acl]]\nInitiatorName = \"iqn.i\"\nluns = [1]\n"), "{text}");
+    }
+
+    #[test]
+    fn a_new_entry_begins_with_its_name_and_removed_limits_leave_nothing() {
+        let text =
+            "[[volume]]\nname = 'a'\nspec = 'mem:1m'\nlimits = { iops = 5 }\nclient_limits = { iops = 5 }\n";
+        let after = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\nclient_limits = { bandwidth = 9 }\n\
+                     [[volume]]\nname = 'b'\nspec = 'mem:1m'\nprotocols = ['nbd']\nlimits = { iops = 1 }\n";
+        let expected = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\nclient_limits = { bandwidth = 9 }\n\n\
+                        [[volume]]\nname = \"b\"\nspec = \"mem:1m\"\nlimits = { iops = 1 }\nprotocols = [\"nbd\"]\n";
+        assert_eq!(saved(text, after), expected);
     }
 
     #[test]
