@@ -7,6 +7,7 @@ mod package;
 mod peers;
 mod process;
 mod programs;
+mod release;
 mod results;
 mod tidy;
 mod vm;
@@ -46,6 +47,11 @@ enum Task {
         /// Installs, upgrades and purges it in a Debian of its own, too (as root)
         #[arg(long)]
         test: bool,
+    },
+    /// Builds all artifacts of a release into target/release-artifacts (Debian, x86-64)
+    Release {
+        /// Target triples [default: all]
+        targets: Vec<String>,
     },
     /// Makes the pages of docs/results from the measurements in docs/results/data
     Results,
@@ -88,6 +94,12 @@ fn run(task: Task, root: &Path) -> Result<()> {
         Task::Package { test: true } => package::test(root),
         Task::Package { test: false } => {
             println!("{}", package::build(root)?.display());
+            Ok(())
+        }
+        Task::Release { targets } => {
+            for line in release::run(root, &targets)? {
+                println!("{line}");
+            }
             Ok(())
         }
         Task::Results => {

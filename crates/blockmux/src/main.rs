@@ -33,7 +33,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Serve, access and benchmark network block devices
 #[derive(Parser)]
-#[command(name = "blockmux", version, max_term_width = 80, after_help = EXAMPLES)]
+#[command(name = "blockmux", version = VERSION, max_term_width = 80, after_help = EXAMPLES)]
 struct Cli {
     /// Increase log verbosity; -vv for more
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = BEFORE_HELP)]
@@ -175,6 +175,13 @@ fn start_log(cli: &Cli) -> io::Result<Log> {
 
 /// Position of `--verbose` in every list of options.
 const BEFORE_HELP: usize = 900;
+
+/// The version, and what a static build cannot do.
+const VERSION: &str = if cfg!(target_feature = "crt-static") {
+    concat!(env!("CARGO_PKG_VERSION"), " (static build: loads no libraries, so it cannot use RDMA devices)")
+} else {
+    env!("CARGO_PKG_VERSION")
+};
 
 const EXAMPLES: &str = "\
 Volumes:

@@ -24,7 +24,7 @@ impl Library {
     /// installed after one that failed.
     ///
     /// # Errors
-    /// If it is not installed; the message names the packages.
+    /// If it is not installed, or this program is static; the message says what to do.
     pub fn load() -> Result<&'static Library, LibraryError> {
         static LOADED: OnceLock<Library> = OnceLock::new();
         if let Some(library) = LOADED.get() {
@@ -45,6 +45,14 @@ pub enum LibraryError {
         library: &'static str,
         /// What the dynamic linker says.
         reason: String,
+    },
+    /// This program has no dynamic linker.
+    #[error(
+        "cannot load {library}: this is the static build of blockmux, which loads no libraries; use the dynamic build"
+    )]
+    StaticProgram {
+        /// Its file name.
+        library: &'static str,
     },
     /// A function that has been there since 2007 is missing.
     #[error("{library} has no function {function}; install {PACKAGES}")]
@@ -153,6 +161,10 @@ impl SharedLibrary {
     /// `name` ends with a zero byte.
     fn open(name: &'static str) -> Result<SharedLibrary, LibraryError> {
         let file = c_string(name);
+        if cfg!(target_feature = "crt-static") {
+            // Its `dlopen` would say that loading is not supported, but not why, nor what to do.
+            return Err(LibraryError::StaticProgram { library: name.trim_end_matches('\0') });
+        }
         // SAFETY: the name ends with a zero byte. The initializers of rdma-core only set its own
         // variables.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -197,6 +209,16 @@ mod tests {
         assert!(text.starts_with("cannot load libblockmux-none.so.1: cannot open shared object"), "{text}");
         assert!(
             text.ends_with("; install rdma-core (Debian: libibverbs1, librdmacm1 and ibverbs-providers)")
+        );
+    }
+
+    #[test]
+    fn a_static_program_names_the_reason_and_the_remedy() {
+        let error = LibraryError::StaticProgram { library: "libibverbs.so.1" };
+        assert_eq!(
+            error.to_string(),
+            "cannot load libibverbs.so.1: this is the static build of blockmux, which loads no libraries; use the \
+             dynamic build"
         );
     }
 

@@ -56,7 +56,7 @@ pub fn send_outbox(fd: RawFd, outbox: &mut Outbox) -> io::Result<usize> {
         // SAFETY: all fields may be zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = iovecs.as_mut_ptr().cast();
-        message.msg_iovlen = count;
+        message.msg_iovlen = count as _;
         // SAFETY: the first `count` iovecs are written, and what they name lives in `outbox` during
         // the call.
         unsafe { libc::sendmsg(fd, &raw const message, flags) }
@@ -109,7 +109,7 @@ pub fn recv_placed(fd: RawFd, list: &SgList, at: usize, chunk: &mut Chunk) -> io
     // SAFETY: all fields may be zero.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iovecs.as_mut_ptr().cast();
-    message.msg_iovlen = count;
+    message.msg_iovlen = count as _;
     // SAFETY: the first `count` iovecs are written; `list` and the chunk's spare part live during
     // the call.
     let received = check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })?;

@@ -99,9 +99,9 @@ pub(super) fn interface(fd: &OwnedFd, name: &str) -> io::Result<Interface> {
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = byte as libc::c_char;
     }
-    let mut ask = |what| {
+    let mut ask = |what: libc::c_ulong| {
         // SAFETY: the request lives during the call; each of these fills one member of its union.
-        check(unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) } as isize)?;
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), what as _, &raw mut request) } as isize)?;
         Ok::<_, io::Error>(request.ifr_ifru)
     };
     let (index, mtu) = (ask(libc::SIOCGIFINDEX)?, ask(libc::SIOCGIFMTU)?);
@@ -146,14 +146,14 @@ pub(super) fn send(
         message.msg_hdr.msg_name = receivers[count].as_mut_ptr().cast();
         message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         message.msg_hdr.msg_iov = iovecs[used].as_mut_ptr();
-        message.msg_hdr.msg_iovlen = pieces;
+        message.msg_hdr.msg_iovlen = pieces as _;
         messages[count].write(message);
         (count, used) = (count + 1, used + pieces);
     }
     // SAFETY: the first `count` messages are written, and what they name lives during the call:
     // heads and payload in the outbox.
     let sent = unsafe {
-        libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as libc::c_uint, libc::MSG_DONTWAIT)
+        libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as libc::c_uint, libc::MSG_DONTWAIT as _)
     };
     let sent = check(sent as isize)?;
     drop(outbox.drain(..sent));
