@@ -60,7 +60,7 @@ impl Target {
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", namespaces.collect(), Vec::new());
         let subsystem =
             subsystem.with_secrets(secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect());
-        let port = FabricsPort { id: 1, address: "127.0.0.1:4420".parse().unwrap() };
+        let port = FabricsPort::new(1, "127.0.0.1:4420".parse().unwrap());
         let node = Arc::new(with(NvmeNode::new(vec![Arc::new(subsystem)], vec![port], "machine")));
         let (serve, inboxes) = (target::serve(&node, 1, &exports, true), cores.inboxes());
         cores.inboxes()[0].send(move |core| {

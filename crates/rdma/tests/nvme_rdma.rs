@@ -42,7 +42,7 @@ impl ServedSubsystem {
         let served = exports.volume_state(VolumeId(0)).unwrap().clone();
         let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn("nqn.2026-11.test:disk"), "machine", vec![namespace], Vec::new());
-        let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+        let ports = vec![FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
         let node = NvmeNode::new(vec![Arc::new(subsystem)], ports, "machine").with_in_capsule(in_capsule);
         ServedSubsystem { node: Arc::new(node), exports }
     }

@@ -47,6 +47,7 @@ const PEERS: &[Peer] = &[
     peer("virt-xml-validate", "libvirt-clients", "examples for libvirt"),
     peer("xmllint", "libxml2-utils", "examples for libvirt"),
     peer("dnsmasq", "dnsmasq-base", "examples for booting over the network"),
+    peer("nft", "nftables", "discovery behind NAT"),
     peer("dig", "bind9-dnsutils", "announcements by multicast DNS"),
     peer("ansible-playbook", "ansible-core", "the role for Ansible"),
     peer("/usr/include/rdma/rdma_cma.h", "librdmacm-dev", "the layout of structures of rdma-core"),

@@ -305,10 +305,13 @@ fn add_new(connect: &mut Vec<AnnouncedUrl>, mut url: AnnouncedUrl) {
     }
 }
 
-/// The addresses at which these clients reach a listener, each with its fabrics. A listener on the
-/// unspecified address is reached at every address of the machine, or at loopback by local clients.
+/// The addresses at which these clients reach a listener, each with its fabrics. Clients that may
+/// be on other machines use the address that the listener advertises. A listener on the unspecified
+/// address is reached at every address of the machine, or at loopback by local clients.
 fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
+    let advertised = listener.advertised_address().filter(|_| clients == ClientLocation::Anywhere);
     let places = match &listener.place {
+        _ if advertised.is_some() => advertised.into_iter().map(ListenerAddress::of_tcp).collect(),
         // A command may be copied into a shell in another directory.
         ListenerAddress::Socket(Address::Unix(path)) => {
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
@@ -354,20 +357,12 @@ mod tests {
     use crate::daemon::disks::DeviceInfo;
     use crate::protocol::NBD;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::names::networks::AllowedNetworks;
     use blockmux_proto::volume_state::VolumeTraffic;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
 
     fn listener(address: Address) -> PolicyListener {
-        PolicyListener {
-            protocol: &NBD,
-            place: ListenerAddress::Socket(address),
-            volumes: None,
-            networks: AllowedNetworks::default(),
-            is_asked: true,
-            fabric: None,
-        }
+        PolicyListener::at(&NBD, ListenerAddress::Socket(address))
     }
 
     fn announcement(addresses: &[Address], names: &[&str]) -> Announcement {
@@ -442,6 +437,23 @@ b  1 GiB
                 assert!(own == listens && !address.ip().is_unspecified() && address.port() == 7, "{address}");
                 assert_eq!(address.is_ipv4(), listens.is_ipv4());
             }
+        }
+    }
+
+    #[test]
+    fn an_advertised_address_is_for_clients_that_may_be_on_other_machines() {
+        for (advertised, expected) in
+            [("203.0.113.7:99", "203.0.113.7:99"), ("203.0.113.7:0", "203.0.113.7:7")]
+        {
+            let listener = PolicyListener {
+                advertised: Some(advertised.parse().unwrap()),
+                ..listener(Address::Tcp("0.0.0.0:7".parse().unwrap()))
+            };
+            let told =
+                |clients| portals(&listener, clients).iter().filter_map(Portal::tcp).collect::<Vec<_>>();
+            let own: SocketAddr = "0.0.0.0:7".parse().unwrap();
+            assert_eq!(told(ClientLocation::Anywhere), [(own, expected.parse().unwrap())]);
+            assert_eq!(told(ClientLocation::Local), [(own, "127.0.0.1:7".parse().unwrap())]);
         }
     }
 

@@ -82,8 +82,8 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
             ));
         }
     }
-    let places =
-        wanted.into_iter().map(|(protocol, ListenerEntry { address, volumes, networks, fabric })| {
+    let places = wanted.into_iter().map(
+        |(protocol, ListenerEntry { address, volumes, networks, fabric, advertised })| {
             let place = address.resolve(protocol.port)?;
             if let Some(fabric) = fabric.filter(|_| !protocol.has_rdma) {
                 let (option, place, fabric) = (protocol.name, &address, fabric.name());
@@ -91,8 +91,11 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
                     "--{option} {place}: the protocol has no form over RDMA; remove rdma={fabric}"
                 )));
             }
-            Ok(PolicyListener { protocol, place, volumes, networks, is_asked, fabric })
-        });
+            let advertised = advertised.map(|address| address.resolve(0)).transpose()?;
+            let advertised = advertised.and_then(|address| address.tcp());
+            Ok(PolicyListener { protocol, place, volumes, networks, is_asked, fabric, advertised })
+        },
+    );
     let places = places.collect::<Result<Vec<_>, Failure>>()?;
     refuse_twice(&places)?;
     Ok(places)

@@ -129,7 +129,8 @@ fn services<'a>(listeners: impl Iterator<Item = &'a PolicyListener>) -> BTreeSet
     let mut services: BTreeMap<(&str, String), MdnsService> = BTreeMap::new();
     for listener in listeners {
         let Some(ServiceType { name: kind, properties }) = listener.protocol.service_type else { continue };
-        let Some(place) = listener.place.tcp().filter(|place| !place.ip().is_loopback()) else { continue };
+        let place = listener.advertised_address().or_else(|| listener.place.tcp());
+        let Some(place) = place.filter(|place| !place.ip().is_loopback()) else { continue };
         let (ip, port) = (place.ip(), place.port());
         // Other programs announce the machine's own name, with addresses that have no listener. The
         // library answers no questions about a name with a dot.
@@ -164,11 +165,9 @@ mod tests {
     use crate::protocol::nvme_tcp::NVME_RDMA;
     use crate::protocol::{AOE, ISCSI, NBD, Protocol};
     use blockmux_engine::net::socket::Address;
-    use blockmux_proto::names::networks::AllowedNetworks;
 
     fn listener(protocol: &'static Protocol, place: ListenerAddress) -> PolicyListener {
-        let networks = AllowedNetworks::default();
-        PolicyListener { protocol, place, volumes: None, networks, is_asked: true, fabric: None }
+        PolicyListener::at(protocol, place)
     }
 
     fn tcp(protocol: &'static Protocol, address: &str) -> PolicyListener {

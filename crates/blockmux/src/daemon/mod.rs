@@ -563,7 +563,8 @@ address names its interface, as [fe80::1%eth0]:3260. ADDR and IFACE may end in
 ?allow=10.0.0.0/8,::1 to accept only clients in these networks. Every iSCSI
 port serves iSER, too, and every NVMe/TCP port NVMe/RDMA; with ?rdma=roce they
 and SRP ports also accept RoCEv2, at UDP port 4791, and with ?rdma=verbs
-connections over RDMA devices.
+connections over RDMA devices. ?advertise=HOST:PORT is the address that clients
+are told, as behind NAT.
 
 NBD clients can authenticate with TLS, iSCSI initiators and NVMe hosts with
 secrets or keys of a config file. AoE and SRP have no authentication.

@@ -4,7 +4,7 @@
 //! host:port   :port (loopback)   host (the protocol's port)   [::1]:port
 //! [fe80::1%eth0]:port   unix:PATH
 //! ADDR?volumes=NAME,NAME   ADDR?allow=NETWORK,NETWORK   ADDR?rdma=roce   ADDR?rdma=verbs
-//! ADDR?volumes=NAME&allow=NETWORK
+//! ADDR?volumes=NAME&allow=NETWORK   ADDR?advertise=HOST   ADDR?advertise=HOST:PORT
 //! ```
 //! Port 0 lets the system choose.
 
@@ -87,6 +87,14 @@ impl FromStr for ListenAddress {
         if text.is_empty() {
             return Err(NO_ADDRESS.to_owned());
         }
+        let parameter = PARAMETERS.iter().filter_map(|key| text.find(key)).min();
+        if let Some((address, parameters)) = parameter.and_then(|at| text.split_at_checked(at)) {
+            let address = address.trim_end_matches([',', '&', ';', ' ']);
+            let address = if address.is_empty() { "HOST:PORT" } else { address };
+            return Err(format!(
+                "`{text}`: parameters follow an address and a question mark; write '{address}?{parameters}'"
+            ));
+        }
         if text.contains("://") {
             return Err(format!("`{text}` is a URL; write only host:port, or unix:PATH"));
         }
@@ -145,6 +153,8 @@ pub(crate) struct ListenerEntry {
     pub(crate) networks: AllowedNetworks,
     /// The fabric whose connections the listener accepts, beside those over TCP.
     pub(crate) fabric: Option<ListenerFabric>,
+    /// The TCP address that clients are told instead of the listener's.
+    pub(crate) advertised: Option<ListenAddress>,
 }
 
 /// A fabric that a listener has beside its TCP port.
@@ -192,6 +202,7 @@ struct ListenerParameters {
     volumes: Option<Vec<String>>,
     networks: AllowedNetworks,
     fabric: Option<ListenerFabric>,
+    advertised: Option<ListenAddress>,
 }
 
 impl ListenerEntry {
@@ -204,7 +215,7 @@ impl ListenerEntry {
             Some((address, parameters)) => (address, read_parameters(text, parameters)?),
             None => (text, ListenerParameters::default()),
         };
-        let ListenerParameters { volumes, networks, fabric } = parameters;
+        let ListenerParameters { volumes, networks, fabric, advertised } = parameters;
         let address = match carrier {
             Carrier::Stream => address.parse()?,
             Carrier::Frames => ListenAddress::Interface(address.to_owned()),
@@ -223,12 +234,18 @@ impl ListenerEntry {
         if fabric.is_some() && !matches!(address, ListenAddress::Tcp { .. }) {
             return Err(format!("`{text}`: RDMA needs an IP address; remove `rdma`, or write host:port"));
         }
-        Ok(ListenerEntry { address, volumes, networks, fabric })
+        if advertised.is_some() && !matches!(address, ListenAddress::Tcp { .. }) {
+            return Err(format!(
+                "`{text}`: clients connect to an IP address that is told them; remove `advertise`"
+            ));
+        }
+        Ok(ListenerEntry { address, volumes, networks, fabric, advertised })
     }
 
     /// A listener for all volumes and all clients.
     pub(crate) fn at(address: ListenAddress) -> ListenerEntry {
-        ListenerEntry { address, volumes: None, networks: AllowedNetworks::default(), fabric: None }
+        let networks = AllowedNetworks::default();
+        ListenerEntry { address, volumes: None, networks, fabric: None, advertised: None }
     }
 
     /// Whether the listener accepts a session with this volume from this address.
@@ -247,9 +264,9 @@ impl ListenerEntry {
         let (address, parameters) = split_parameters(text).unwrap_or((text, ""));
         let pair = |parameter: &str| {
             let (key, value) = parameter.split_once('=')?;
-            // All but the fabric are lists.
             let list = || value.split(',').filter(|item| !item.is_empty()).map(Json::from).collect();
-            Some((key.to_owned(), if RDMA.starts_with(key) { value.into() } else { list() }))
+            let is_list = [VOLUMES, ALLOW].iter().any(|known| known.starts_with(key));
+            Some((key.to_owned(), if is_list { list() } else { value.into() }))
         };
         let own = [(ADDRESS.to_owned(), address.into())].into_iter();
         own.chain(parameters.split('&').filter_map(pair)).collect()
@@ -285,10 +302,12 @@ impl ListenerEntry {
                 _ => return Err(format!("{key}: write a text, or a list of texts")),
             }
         }
-        let known = |parameter: &&String| [VOLUMES, ALLOW, RDMA].iter().any(|key| parameter.starts_with(key));
+        let known = |parameter: &&String| PARAMETERS.iter().any(|key| parameter.starts_with(key));
         if let Some(parameter) = parameters.iter().find(|parameter| !known(parameter)) {
             let key = parameter.split('=').next().unwrap_or_default();
-            return Err(format!("{key} is no key of a listener; choose one of volumes, allow, rdma"));
+            return Err(format!(
+                "{key} is no key of a listener; choose one of volumes, allow, rdma, advertise"
+            ));
         }
         Ok(match parameters.is_empty() {
             true => address.to_owned(),
@@ -300,13 +319,13 @@ impl ListenerEntry {
 /// Splits off the parameters of a listener. A question mark can also be part of a path.
 fn split_parameters(text: &str) -> Option<(&str, &str)> {
     let (address, parameters) = text.rsplit_once('?')?;
-    let is_known = [VOLUMES, ALLOW, RDMA].iter().any(|key| parameters.starts_with(key));
+    let is_known = PARAMETERS.iter().any(|key| parameters.starts_with(key));
     (is_known || !address.starts_with("unix:")).then_some((address, parameters))
 }
 
 /// Reads the parameters of a listener.
 fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, String> {
-    let (mut volumes, mut networks, mut rdma) = (None, None, None);
+    let (mut volumes, mut networks, mut rdma, mut advertised) = (None, None, None, None);
     for parameter in parameters.split('&') {
         let is_twice = if let Some(names) = parameter.strip_prefix(VOLUMES) {
             volumes.replace(names.split(',').map(str::to_owned).collect()).is_some()
@@ -322,17 +341,39 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
                 )
             });
             rdma.replace(known?).is_some()
+        } else if let Some(address) = parameter.strip_prefix(ADVERTISE) {
+            let address =
+                read_advertised(address).map_err(|error| format!("`{text}`: advertise: {error}"))?;
+            advertised.replace(address).is_some()
         } else {
             return Err(format!(
                 "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME, allow=NETWORK,NETWORK, \
-                 rdma=roce or rdma=verbs"
+                 rdma=roce, rdma=verbs or advertise=HOST:PORT"
             ));
         };
         if is_twice {
             return Err(format!("`{text}`: `{parameter}` repeats a parameter; remove one"));
         }
     }
-    Ok(ListenerParameters { volumes, networks: networks.unwrap_or_default(), fabric: rdma })
+    Ok(ListenerParameters { volumes, networks: networks.unwrap_or_default(), fabric: rdma, advertised })
+}
+
+/// Reads the address that clients are told.
+fn read_advertised(text: &str) -> Result<ListenAddress, String> {
+    let address = text.parse()?;
+    match &address {
+        ListenAddress::Tcp { host, .. } if host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified()) => {
+            Err(format!("no client can connect to `{host}`; write the address that clients use"))
+        }
+        ListenAddress::Tcp { host, .. } if host.contains('%') => {
+            Err("a link has another name on each machine; leave out `%` and what follows".to_owned())
+        }
+        ListenAddress::Tcp { host, port } if host.is_empty() || *port == Some(0) => {
+            Err(format!("`{text}` is no address that clients can use; write host:port, or host"))
+        }
+        ListenAddress::Tcp { .. } => Ok(address),
+        _ => Err(format!("`{text}` is no TCP address; write host:port, or host")),
+    }
 }
 
 impl fmt::Display for ListenAddress {
@@ -368,7 +409,8 @@ impl ListenerEntry {
         let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
         let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
         let rdma = self.fabric.map(|fabric| format!("{RDMA}{}", fabric.name()));
-        let parameters: Vec<_> = volumes.into_iter().chain(networks).chain(rdma).collect();
+        let advertised = self.advertised.as_ref().map(|address| format!("{ADVERTISE}{address}"));
+        let parameters: Vec<_> = [volumes, networks, rdma, advertised].into_iter().flatten().collect();
         if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
     }
 }
@@ -385,10 +427,13 @@ impl FromStr for ApiListener {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ApiListener, String> {
-        let ListenerEntry { address, volumes, networks, fabric } =
+        let ListenerEntry { address, volumes, networks, fabric, advertised } =
             ListenerEntry::read(Carrier::Stream, text)?;
         match (&address, volumes) {
             _ if fabric.is_some() => Err(format!("`{text}`: the API is HTTP; remove `rdma`")),
+            _ if advertised.is_some() => {
+                Err(format!("`{text}`: the API tells clients no addresses; remove `advertise`"))
+            }
             (_, Some(_)) => Err(format!("`{text}`: the API is for all volumes; remove `volumes`")),
             (ListenAddress::Tcp { .. }, None) => Ok(ApiListener { address, networks }),
             _ => Err("--api: write host:port; --control takes unix:PATH".to_owned()),
@@ -399,7 +444,7 @@ impl FromStr for ApiListener {
 impl fmt::Display for ApiListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ApiListener { address, networks } = self.clone();
-        let entry = ListenerEntry { address, volumes: None, networks, fabric: None };
+        let entry = ListenerEntry { networks, ..ListenerEntry::at(address) };
         write!(f, "{}{}", entry.address, entry.parameters())
     }
 }
@@ -409,6 +454,8 @@ const ADDRESS: &str = "address";
 const VOLUMES: &str = "volumes=";
 const ALLOW: &str = "allow=";
 const RDMA: &str = "rdma=";
+const ADVERTISE: &str = "advertise=";
+const PARAMETERS: [&str; 4] = [VOLUMES, ALLOW, RDMA, ADVERTISE];
 const NO_ADDRESS: &str = "an address is missing; write host:port, :port or unix:PATH";
 
 /// Resolves the TCP address by which a config refers to a listener.
@@ -559,6 +606,16 @@ mod tests {
             ("[a]:1", "`[a]:1` is not an IPv6 address"),
             ("[::1]1", "`[::1]1` is not an IPv6 address"),
             ("[fe80::1%]:1", "`[fe80::1%]:1` is not an IPv6 address"),
+            ("*:10809", "`*` is not an address; write 0.0.0.0:10809 for all IPv4"),
+            (
+                ":7&allow=::1",
+                "`:7&allow=::1`: parameters follow an address and a question mark; write ':7?allow=::1'",
+            ),
+            ("10.0.0.1, volumes=a,b", "`10.0.0.1, volumes=a,b`: parameters follow"),
+            (
+                "allow=::1",
+                "`allow=::1`: parameters follow an address and a question mark; write 'HOST:PORT?allow",
+            ),
         ] {
             let error = text.parse::<ListenAddress>().unwrap_err();
             assert!(error.starts_with(expected), "{error}");
@@ -603,6 +660,37 @@ mod tests {
         assert!(
             ListenerEntry::read(Carrier::Frames, "eth0?allow=::1").unwrap_err().contains("use MAC masks")
         );
+    }
+
+    #[test]
+    fn a_listener_may_advertise_another_address() {
+        let read = |text: &str| ListenerEntry::read(Carrier::Stream, text);
+        for text in [
+            "127.0.0.1:7?advertise=192.0.2.1",
+            "127.0.0.1:7?volumes=a&allow=::1&rdma=roce&advertise=[2001:db8::1]:70",
+            "127.0.0.1:7?advertise=storage.example:3260",
+        ] {
+            assert_eq!(read(text).unwrap().in_full(7), text);
+            let object = ListenerEntry::object(text);
+            assert!(object["advertise"].is_string(), "{object:?}");
+            assert_eq!(ListenerEntry::text("127.0.0.1:7", &object).unwrap(), text);
+        }
+        for (text, expected) in [
+            (":7?advertise=", "advertise: an address is missing"),
+            (":7?advertise=0.0.0.0:3260", "no client can connect to `0.0.0.0`; write the address that"),
+            (":7?advertise=[::]:3260", "no client can connect to `::`"),
+            (":7?advertise=:3260", "`:3260` is no address that clients can use"),
+            (":7?advertise=host:0", "`host:0` is no address that clients can use"),
+            (":7?advertise=fe80::1%eth0", "leave out `%`"),
+            (":7?advertise=unix:/s", "`unix:/s` is no TCP address"),
+            (":7?advertise=a&advertise=b", "`advertise=b` repeats a parameter"),
+            ("unix:/s?advertise=a", "remove `advertise`"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(ListenerEntry::read(Carrier::Frames, "eth0?advertise=a").is_err());
+        assert!(":1?advertise=a".parse::<ApiListener>().unwrap_err().contains("remove `advertise`"));
     }
 
     #[test]

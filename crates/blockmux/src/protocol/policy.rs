@@ -104,6 +104,25 @@ pub(crate) struct PolicyListener {
     pub(crate) is_asked: bool,
     /// The fabric whose connections it accepts, beside those over TCP.
     pub(crate) fabric: Option<ListenerFabric>,
+    /// The address that clients are told instead of its own; port 0 stands for its own port.
+    pub(crate) advertised: Option<SocketAddr>,
+}
+
+impl PolicyListener {
+    /// A configured listener of the protocol for all volumes and clients.
+    pub(crate) fn at(protocol: &'static Protocol, place: ListenerAddress) -> PolicyListener {
+        let (networks, is_asked) = (AllowedNetworks::default(), true);
+        PolicyListener { protocol, place, volumes: None, networks, is_asked, fabric: None, advertised: None }
+    }
+
+    /// The TCP address that clients are told instead of the listener's own, if there is one.
+    pub(crate) fn advertised_address(&self) -> Option<SocketAddr> {
+        let (mut advertised, own) = self.advertised.zip(self.place.tcp())?;
+        if advertised.port() == 0 {
+            advertised.set_port(own.port());
+        }
+        Some(advertised)
+    }
 }
 
 /// The access rule with the running configuration. Clones share the configuration.
@@ -249,9 +268,7 @@ impl Policy {
 
     /// The policy of one volume at one listener, for a program that serves itself.
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
-        let networks = AllowedNetworks::default();
-        let listener =
-            PolicyListener { protocol, place, volumes: None, networks, is_asked: true, fabric: None };
+        let listener = PolicyListener::at(protocol, place);
         let volumes = BTreeMap::from([(volume.to_owned(), VolumeRule::default())]);
         Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
     }
@@ -422,6 +439,13 @@ impl Policy {
     /// The listeners of all protocols.
     pub(crate) fn listeners(&self) -> Vec<PolicyListener> {
         self.current().listeners.clone()
+    }
+
+    /// The address that clients are told instead of that of the listener at `own`, if there is one.
+    pub(crate) fn advertised_for(&self, own: SocketAddr) -> Option<SocketAddr> {
+        let shared = self.current();
+        let listener = shared.listeners.iter().find(|listener| listener.place.tcp() == Some(own));
+        listener.and_then(PolicyListener::advertised_address)
     }
 }
 
@@ -800,7 +824,7 @@ mod tests {
     fn listener(protocol: &'static Protocol, volumes: Option<&[&str]>, is_asked: bool) -> PolicyListener {
         let volumes = volumes.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
         let networks = AllowedNetworks::default();
-        PolicyListener { protocol, place: place(protocol), volumes, networks, is_asked, fabric: None }
+        PolicyListener { volumes, networks, is_asked, ..PolicyListener::at(protocol, place(protocol)) }
     }
 
     fn place(protocol: &Protocol) -> ListenerAddress {

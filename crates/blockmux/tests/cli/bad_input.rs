@@ -120,7 +120,7 @@ const WRONG: &[(&[&str], &str)] = &[
     (
         &["serve", "mem:1m", "--nbd", ":0?volume=disk0"],
         "--nbd ':0?volume=disk0': `:0?volume=disk0`: `volume=disk0` is not a parameter of a listener; write \
-         volumes=NAME,NAME, allow=NETWORK,NETWORK, rdma=roce or rdma=verbs",
+         volumes=NAME,NAME, allow=NETWORK,NETWORK, rdma=roce, rdma=verbs or advertise=HOST:PORT",
     ),
     (
         &["serve", "file:/nowhere/disk.img", "--nbd", ":0"],

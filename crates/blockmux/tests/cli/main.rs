@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod advertise;
 mod aliases;
 mod allow;
 mod ansible;

@@ -32,8 +32,7 @@ pub(crate) fn node(exports: &Exports) -> (Arc<NvmeNode>, Arc<Subsystem>) {
     let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], Vec::new());
     let groups = vec![AnaGroup { id: GROUP, namespaces: vec![1], states: BTreeMap::new() }];
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
-    let ports =
-        [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().expect("a valid address") });
+    let ports = [1, 2].map(|id| FabricsPort::new(id, "0.0.0.0:4420".parse().expect("a valid address")));
     (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), subsystem)
 }
 

@@ -42,7 +42,7 @@ pub struct TargetNode {
 /// A network portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
-    /// Address that the listener is bound to. An unspecified IP address stands for the one that an
+    /// Address that initiators are told. An unspecified IP address stands for the one that an
     /// initiator connected to.
     pub address: SocketAddr,
     /// Number of the listener, by which its connections find the portal.

@@ -149,7 +149,6 @@ mod tests {
     use super::*;
     use crate::protocol::policy::PolicyListener;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::names::networks::AllowedNetworks;
     use blockmux_proto::volume_state::VolumeState;
     use blockmux_volume::MemVolume;
 
@@ -158,10 +157,7 @@ mod tests {
             .iter()
             .map(|(name, protocol)| ((*name).to_owned(), protocol.map(|protocol| vec![protocol.to_owned()])));
         let place = ListenerAddress::Interface("eth1".to_owned());
-        let networks = AllowedNetworks::default();
-        let listener =
-            PolicyListener { protocol: &AOE, place, volumes: None, networks, is_asked: true, fabric: None };
-        Policy::new(Vec::new(), volumes).unwrap().at(vec![listener], true).unwrap()
+        Policy::new(Vec::new(), volumes).unwrap().at(vec![PolicyListener::at(&AOE, place)], true).unwrap()
     }
 
     fn export(name: &str) -> Export {

@@ -202,7 +202,8 @@ impl Portals {
             );
             let own = groups.get(&tcp).copied().or_else(|| free.next());
             let group_tag = own.filter(|_| !is_one_group).unwrap_or(1);
-            (tcp, Portal { address: tcp, listener, group_tag })
+            let address = policy.advertised_for(tcp).unwrap_or(tcp);
+            (tcp, Portal { address, listener, group_tag })
         };
         let portals: Vec<(SocketAddr, Portal)> = tcp.iter().copied().map(portal).collect();
         let numbered = before.map(|before| before.numbered.clone()).unwrap_or_default();

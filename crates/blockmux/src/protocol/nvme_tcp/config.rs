@@ -639,7 +639,7 @@ mod tests {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let all = ["127.0.0.1:4420", "[::1]:4420", "127.0.0.1:8009"].map(address);
         let ports: Vec<FabricsPort> =
-            (1..).zip(all).map(|(id, address)| FabricsPort { id, address }).collect();
+            (1..).zip(all).map(|(id, address)| FabricsPort::new(id, address)).collect();
         assert_eq!(with("[]").unwrap().ports(&ports), None);
         assert!(with("[]").unwrap().is_at(&all[2]));
         let one = with("['[::1]:4420']").unwrap();
@@ -654,7 +654,7 @@ mod tests {
     fn an_ana_group_has_a_state_at_each_named_listener() {
         let text = ana("3", "[1]", "{ '[::1]:1' = 'non-optimized', '192.0.2.1:2' = 'inaccessible' }");
         let subsystem = prepare(&text).unwrap();
-        let port = |id, address: &str| FabricsPort { id, address: address.parse().unwrap() };
+        let port = |id, address: &str| FabricsPort::new(id, address.parse().unwrap());
         let group = subsystem.ana_groups[0].at(&[port(7, "[::1]:1"), port(8, "127.0.0.1:4420")]);
         assert_eq!((group.id, group.namespaces.as_slice()), (3, &[1][..]));
         assert_eq!(group.states, BTreeMap::from([(7, AnaState::NON_OPTIMIZED)]));

@@ -202,13 +202,16 @@ impl LiveSubsystems {
 }
 
 /// The ports of a service's listeners. Ports in `before` keep their identifiers.
-fn ports_of(places: &[ListenerAddress], before: &[FabricsPort]) -> Vec<FabricsPort> {
+fn ports_of(service: &Service<'_>, before: &[FabricsPort]) -> Vec<FabricsPort> {
     let known = |address: SocketAddr| before.iter().find(|port| port.address == address).map(|port| port.id);
-    let tcp: Vec<SocketAddr> = places.iter().filter_map(ListenerAddress::tcp).collect();
+    let tcp: Vec<SocketAddr> = service.places.iter().filter_map(ListenerAddress::tcp).collect();
     let taken: BTreeSet<u16> = tcp.iter().filter_map(|address| known(*address)).collect();
     let mut free = (1..=u16::MAX).filter(|id| !taken.contains(id));
-    let port =
-        |address| FabricsPort { id: known(address).or_else(|| free.next()).unwrap_or(u16::MAX), address };
+    let port = |address| FabricsPort {
+        id: known(address).or_else(|| free.next()).unwrap_or(u16::MAX),
+        address,
+        advertised: service.policy.advertised_for(address).unwrap_or(address),
+    };
     tcp.into_iter().map(port).collect()
 }
 
@@ -238,7 +241,7 @@ impl LiveFrontend for LiveSubsystems {
         let Some(own) = desired.as_any().downcast_ref::<NvmeTcp>() else { return };
         let mut state = self.state();
         let state = &mut *state;
-        state.ports = ports_of(service.places, &state.ports);
+        state.ports = ports_of(service, &state.ports);
         state.newly_authenticated.clear();
         self.node.set_places(state.ports.clone(), own.referrals.clone());
         state.volumes.has_default_targets = own.subsystems.is_empty();

@@ -38,7 +38,7 @@ pub(crate) fn page(
     });
     let secure_channel = node.secure_channel();
     let own = discovery.chain(subsystems).filter_map(|(port, subsystem, subtype)| {
-        let address = told_to_peer(port.address, local)?;
+        let address = told_to_peer(port.advertised, local)?;
         Some(entry(port.id, address, secure_channel, &subsystem.nqn, subtype))
     });
     let referrals = node.referrals();
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn addresses_on_other_links_are_left_out() {
-        let port = |id, address: &str| FabricsPort { id, address: address.parse().unwrap() };
+        let port = |id, address: &str| FabricsPort::new(id, address.parse().unwrap());
         let ports = vec![port(1, "192.0.2.1:4420"), port(2, "[fe80::1%7]:4420"), port(3, "[fe80::1%8]:4420")];
         let address = "[fe80::3]:8009".parse().unwrap();
         let referral = Referral { address, nqn: Nqn::new("nqn.2026-11.test:other").unwrap() };
@@ -147,8 +147,20 @@ mod tests {
     }
 
     #[test]
+    fn a_port_is_listed_at_the_address_that_it_advertises() {
+        let own: SocketAddr = "10.0.0.1:4420".parse().unwrap();
+        let port =
+            FabricsPort { advertised: "203.0.113.7:14420".parse().unwrap(), ..FabricsPort::new(1, own) };
+        let node = NvmeNode::new(Vec::new(), vec![port], "machine");
+        let host = Nqn::new("nqn.2026-11.test:host").unwrap();
+        let page = page(&node, &host, (Some(own), None), TransportType::TCP);
+        let entry = DiscoveryEntry::read_from_bytes(&page[1024..]).unwrap();
+        assert!(entry.traddr.starts_with(b"203.0.113.7 ") && entry.trsvcid.starts_with(b"14420 "));
+    }
+
+    #[test]
     fn an_entry_for_rdma_has_the_queue_pair_parameters() {
-        let port = FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() };
+        let port = FabricsPort::new(1, "192.0.2.1:4420".parse().unwrap());
         let node = NvmeNode::new(Vec::new(), vec![port], "machine");
         let host = Nqn::new("nqn.2026-11.test:host").unwrap();
         let entry = |transport| {

@@ -40,9 +40,19 @@ pub struct NvmeNode {
 pub struct FabricsPort {
     /// Port identifier, from 1, unique in its node.
     pub id: u16,
-    /// Address that the listener is bound to. An unspecified IP address stands for the one that a
-    /// host connected to.
+    /// Address that the listener is bound to.
     pub address: SocketAddr,
+    /// Address that hosts are told. An unspecified IP address stands for the one that a host
+    /// connected to.
+    pub advertised: SocketAddr,
+}
+
+impl FabricsPort {
+    /// A port whose address is the one that hosts are told.
+    #[must_use]
+    pub fn new(id: u16, address: SocketAddr) -> FabricsPort {
+        FabricsPort { id, address, advertised: address }
+    }
 }
 
 /// Secure channel requirement of a port (Base 2.0 §5.16.1.23, TREQ and SECTYPE).

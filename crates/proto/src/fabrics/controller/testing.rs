@@ -41,7 +41,7 @@ pub(crate) fn serve(exports: Exports) -> (Arc<NvmeNode>, Exports) {
     let nqn = |name| Nqn::new(name).unwrap();
     let open = Subsystem::new(nqn(NQN), "machine", vec![namespace(1), namespace(2)], Vec::new());
     let private = Subsystem::new(nqn(PRIVATE), "machine", vec![namespace(1)], vec![nqn("nqn.other")]);
-    let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+    let ports = vec![FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
     (Arc::new(NvmeNode::new(vec![Arc::new(open), Arc::new(private)], ports, "machine")), exports)
 }
 

@@ -25,7 +25,7 @@ fn asymmetric() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let groups = vec![AnaGroup { id: 5, namespaces: vec![1], states }];
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", namespaces.into(), Vec::new());
     let subsystem = Arc::new(subsystem.with_ana(groups, &[1, 2]));
-    let ports = [1, 2].map(|id| FabricsPort { id, address: "0.0.0.0:4420".parse().unwrap() });
+    let ports = [1, 2].map(|id| FabricsPort::new(id, "0.0.0.0:4420".parse().unwrap()));
     let node = NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine");
     ((Arc::new(node), exports), subsystem)
 }

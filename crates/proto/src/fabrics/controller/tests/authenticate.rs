@@ -34,7 +34,7 @@ fn guarded_for(hosts: &[&str]) -> (Arc<NvmeNode>, Exports) {
     let known: BTreeMap<_, _> =
         hosts.iter().map(|host| (nqn(host), secrets(None, Some(DhGroup::Ffdhe2048)))).collect();
     let subsystem = Arc::new(subsystem.with_secrets(known));
-    let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+    let ports = vec![FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
     (Arc::new(NvmeNode::new(vec![subsystem], ports, "machine")), exports)
 }
 

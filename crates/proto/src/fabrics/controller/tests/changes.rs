@@ -23,7 +23,7 @@ fn empty() -> ((Arc<NvmeNode>, Exports), Arc<Subsystem>) {
     let masks = BTreeMap::from([(Nqn::new(HOST).unwrap(), BTreeSet::from([1, 2, 7]))]);
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
     let subsystem = Arc::new(subsystem.with_masks(masks));
-    let ports = vec![FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    let ports = vec![FabricsPort::new(1, "192.0.2.1:4420".parse().unwrap())];
     ((Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports), subsystem)
 }
 
@@ -288,7 +288,7 @@ fn a_host_is_added_and_removed_without_affecting_others() {
     let (name, other) = (Nqn::new(HOST).unwrap(), Nqn::new("nqn.2026-11.test:other").unwrap());
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new()).closed();
     let subsystem = Arc::new(subsystem);
-    let ports = vec![FabricsPort { id: 1, address: "192.0.2.1:4420".parse().unwrap() }];
+    let ports = vec![FabricsPort::new(1, "192.0.2.1:4420".parse().unwrap())];
     let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports, "machine")), exports);
     subsystem.attach(namespace(&node.1, 1, 0), None).unwrap();
     let refused = NvmeStatus::from(ConnectStatus::CONNECT_INVALID_HOST);

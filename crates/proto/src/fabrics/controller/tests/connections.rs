@@ -244,8 +244,7 @@ fn a_subsystem_is_available_and_discovered_only_on_its_ports() {
         Arc::new(subsystem(NQN).with_ports([].into())),
     ];
     let address = |port: u16| format!("192.0.2.1:{port}").parse().unwrap();
-    let ports =
-        [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort { id, address: address(port) });
+    let ports = [4420, 4421, 8009].into_iter().zip(1..).map(|(port, id)| FabricsPort::new(id, address(port)));
     let node = (Arc::new(NvmeNode::new(subsystems, ports.collect(), "machine")), exports);
     let host_at = |port| {
         let mut host = FabricsTestHost::new(&node);

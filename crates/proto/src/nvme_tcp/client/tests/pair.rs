@@ -42,7 +42,7 @@ impl ServedSubsystem {
         let namespace = Namespace::new(1, VolumeId(0), served, false, VolumeUuid::of_texts(&["a"]));
         let subsystem = Subsystem::new(nqn(SUBSYSTEM), "machine", vec![namespace], vec![nqn(HOST)]);
         let known = secrets.map(|secrets| (nqn(HOST), secrets)).into_iter().collect::<BTreeMap<_, _>>();
-        let ports = vec![FabricsPort { id: 1, address: "0.0.0.0:4420".parse().unwrap() }];
+        let ports = vec![FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
         let node = NvmeNode::new(vec![Arc::new(subsystem.with_secrets(known))], ports, "machine");
         ServedSubsystem { node: Arc::new(node), exports }
     }
