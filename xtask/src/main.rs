@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to a terminal")]
 
 mod ci;
+mod cluster;
 mod fuzz;
 mod package;
 mod peers;
@@ -36,6 +37,11 @@ enum Task {
     Vm {
         /// Scripts of tests/vm [default: all]
         scripts: Vec<String>,
+    },
+    /// Runs tests with a Ceph cluster, which it starts on loopback (Debian, as root)
+    Cluster {
+        /// Names of tests [default: all]
+        tests: Vec<String>,
     },
     /// Compares Blockmux with other implementations
     Peers {
@@ -90,6 +96,7 @@ fn run(task: Task, root: &Path) -> Result<()> {
             }
             Ok(())
         }
+        Task::Cluster { tests } => cluster::run(root, &tests),
         Task::Peers { protocol } => peers::run(root, protocol),
         Task::Package { test: true } => package::test(root),
         Task::Package { test: false } => {

@@ -147,6 +147,7 @@ fn main() -> ExitCode {
         return Failure::run(format!("cannot handle SIGXFSZ: {error}")).report();
     }
     let result = cli.command.run(cli.verbose > 0);
+    let is_closed = wait_until_closed(CLOSE_TIMEOUT);
     log.finish();
     result.unwrap_or_else(|failure| failure.report())
 }
@@ -190,6 +191,7 @@ Volumes:
   file:disk.img              a file; ?size=10g creates it
   block:/dev/sdb             a block device
   vhost-user:/run/disk.sock  the disk of a vhost-user back end
+  rbd:pool/image             an image of Ceph RBD; @snapshot, ?id=user&conf=path
   slice:1m,10g:SPEC          a part of another volume: 10g from byte 1m on
   stripe:1m:SPEC,SPEC        RAID 0 of other volumes
   delay:5ms:SPEC             adds latency to a volume

@@ -311,6 +311,7 @@ fn locked_memory_limit() -> Option<u64> {
 mod tests {
     use super::*;
     use crate::kernel::testing::TestKernel;
+    use crate::library::PACKAGES;
 
     const MODULES: &str = "kernel/drivers/infiniband/core/ib_core.ko.xz:\n";
 
@@ -335,7 +336,7 @@ mod tests {
 
     fn not_installed() -> LibraryView {
         let (library, reason) = ("libibverbs.so.1", "no such file".to_owned());
-        Err(LibraryError::NotLoaded { library, reason }.into())
+        Err(LibraryError::NotLoaded { library, reason, packages: PACKAGES }.into())
     }
 
     /// A device that everything is there for.

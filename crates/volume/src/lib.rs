@@ -14,6 +14,7 @@
 //! | `stripe:` | chunks of other volumes | [`StripeVolume`] | each member's | no |
 //! | `delay:`, `fault:`, `rate:`, `log:` | the volume below | [`DelayVolume`], [`FaultVolume`], [`RateVolume`], [`LogVolume`] | the volume's | with it |
 //! | `vhost-user:` | a back end | `VhostUserVolume` of the engine | the back end's | follows it |
+//! | `rbd:` | an image of Ceph RBD | `RbdVolume` of the engine | the image's cache, if it has one | yes, and follows it |
 //! | a URL | another server | `RemoteVolume`, `AoeVolume` of the engine | the protocol's | follows the server |
 //!
 //! This crate makes no operating-system calls; unsafe code is in [`buf`] alone.

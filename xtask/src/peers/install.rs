@@ -83,6 +83,18 @@ const PEERS: &[Peer] = &[
     peer("sg_rtpg", "sg3-utils", KERNEL),
 ];
 
+/// What a cluster of Ceph on this machine consists of, and its own clients.
+const CEPH: &[Peer] = &[
+    peer("ceph-mon", "ceph-mon", CLUSTER),
+    peer("ceph-osd", "ceph-osd", CLUSTER),
+    peer("ceph", "ceph-common", CLUSTER),
+    peer("rbd", "ceph-common", CLUSTER),
+    peer("qemu-img", "qemu-utils", CLUSTER),
+    peer("block-rbd.so", "qemu-block-extra", CLUSTER),
+];
+
+/// Tests that need all of these programs at once.
+const CLUSTER: &str = "tests with a Ceph cluster";
 /// Tests that need all of these programs at once.
 const KERNEL: &str = "tests with the Linux kernel";
 /// Tests that the other tests with the kernel do without.
@@ -97,7 +109,17 @@ const fn peer(program: &'static str, package: &'static str, tests: &'static str)
 ///
 /// Never fails: a machine without any of the programs can still run all other tests.
 pub(crate) fn install() {
-    let wanted = missing(is_installed);
+    install_all(PEERS);
+}
+
+/// Installs Ceph as [`install`] does; returns whether all of it is there.
+pub(crate) fn install_ceph() -> bool {
+    install_all(CEPH);
+    missing(CEPH, is_installed).is_empty()
+}
+
+fn install_all(peers: &'static [Peer]) {
+    let wanted = missing(peers, is_installed);
     if wanted.is_empty() {
         println!("test peers: all installed");
         return;
@@ -109,14 +131,14 @@ pub(crate) fn install() {
             Err(error) => format!("{error:#}"),
         },
     };
-    let still = missing(is_installed);
+    let still = missing(peers, is_installed);
     for peer in &still {
         println!("skipped: {} (no {}, Debian package {})", peer.tests, peer.program, peer.package);
     }
     if still.is_empty() {
         println!("test peers: installed {}", packages(&wanted).join(" "));
     } else {
-        println!("test peers: {} of {} missing: {why}", still.len(), PEERS.len());
+        println!("test peers: {} of {} missing: {why}", still.len(), peers.len());
     }
 }
 
@@ -135,8 +157,8 @@ fn is_qemu_module(name: &str) -> bool {
     libraries.map(|library| library.path().join("qemu").join(name)).any(|module| module.is_file())
 }
 
-fn missing(is_installed: impl Fn(&str) -> bool) -> Vec<&'static Peer> {
-    PEERS.iter().filter(|peer| !is_installed(peer.program)).collect()
+fn missing(peers: &'static [Peer], is_installed: impl Fn(&str) -> bool) -> Vec<&'static Peer> {
+    peers.iter().filter(|peer| !is_installed(peer.program)).collect()
 }
 
 /// The packages of these programs, each once.
@@ -238,14 +260,15 @@ mod tests {
 
     #[test]
     fn a_package_with_several_missing_programs_is_installed_once() {
-        let wanted = missing(|program| !program.starts_with("qemu-") || program.starts_with("qemu-system"));
+        let wanted =
+            missing(PEERS, |program| !program.starts_with("qemu-") || program.starts_with("qemu-system"));
         assert_eq!(wanted.len(), 4);
         assert_eq!(packages(&wanted), ["qemu-system-common", "qemu-utils"]);
     }
 
     #[test]
     fn nothing_is_missing_when_everything_is_installed() {
-        assert!(missing(|_| true).is_empty());
+        assert!(missing(PEERS, |_| true).is_empty());
     }
 
     #[test]

@@ -106,6 +106,7 @@ fn is_writable(spec: &Spec) -> Result<bool, Failure> {
             Spec::File(file) => !file.read_only && opens(&file.path),
             Spec::Block(block) => !block.read_only && opens(&block.path),
             Spec::VhostUser(device) => !device.read_only,
+            Spec::Rbd(image) => !image.read_only && image.snapshot.is_none(),
             Spec::Url(url) => reach::of_url(url.as_written())?.describe()?.json["read_only"] != true,
             _ => true,
         };

@@ -5,6 +5,7 @@
 //! key of a block device is its WWID or its name in the volume manager. The key of a remote volume
 //! is the identifier that its server reports.
 
+use blockmux_engine::volume::rbd::RbdVolume;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Volume;
 use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
@@ -44,6 +45,12 @@ impl DataKey {
     pub(crate) fn of_vhost_user(device: &VhostUserSpec) -> DataKey {
         let path = absolute(&device.path).unwrap_or_else(|_| device.path.clone());
         DataKey { key: format!("vhost-user {}", path.display()), is_unique: false }
+    }
+
+    /// The key of an image of Ceph, from what identifies it in all clusters. Two gateways share no
+    /// reservations, so they are one disk only if their configs say so.
+    pub(crate) fn of_rbd(volume: &RbdVolume) -> DataKey {
+        DataKey { key: format!("rbd {}", volume.identity()), is_unique: false }
     }
 
     /// The key of a remote volume. `volume_key` distinguishes it from other volumes of its server,

@@ -103,6 +103,7 @@ impl DataPart {
             | Spec::Null(_)
             | Spec::Block(_)
             | Spec::VhostUser(_)
+            | Spec::Rbd(_)
             | Spec::Url(_) => None,
         }
     }
@@ -122,9 +123,13 @@ pub(crate) fn for_each_source(spec: &Spec, part: Part, found: &mut dyn FnMut(&Sp
             part.of_members(*chunk, members).for_each(|(part, member)| for_each_source(member, part, found));
         }
         Spec::Decorated(_, inner) => for_each_source(inner, part, found),
-        Spec::File(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Mem(_) | Spec::Null(_) | Spec::Url(_) => {
-            found(spec, part)
-        }
+        Spec::File(_)
+        | Spec::Block(_)
+        | Spec::VhostUser(_)
+        | Spec::Rbd(_)
+        | Spec::Mem(_)
+        | Spec::Null(_)
+        | Spec::Url(_) => found(spec, part),
     }
 }
 

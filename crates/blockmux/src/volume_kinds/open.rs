@@ -16,11 +16,12 @@ use blockmux_engine::sys::address_space_left;
 use blockmux_engine::sys::memory::map_pages;
 use blockmux_engine::volume::file::{BlockOptions, FileOptions, FileVolume, OpenError, lock_holder};
 use blockmux_engine::volume::populate;
+use blockmux_engine::volume::rbd::{ClusterOptions, ImageName, RbdError, RbdVolume, TIMEOUT, USER};
 use blockmux_engine::volume::state::{self, has_note};
 use blockmux_engine::volume::vhost_user::{VhostUserOptions, VhostUserVolume};
 use blockmux_proto::names::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
-use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, VhostUserSpec};
+use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, RbdSpec, VhostUserSpec};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
@@ -149,6 +150,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             Ok(local(volume, false, data))
         }
         Spec::VhostUser(device) => open_vhost_user(spec, device, how),
+        Spec::Rbd(image) => open_rbd(spec, image, how),
         Spec::Slice(slice, inner) => {
             let below = open(inner, Use { part: how.part.below_slice(*slice), ..how })?;
             let data = below.data.map(|data| DataKey::of_slice(slice.offset, &data));
@@ -184,6 +186,35 @@ fn open_vhost_user(spec: &Spec, device: &VhostUserSpec, how: Use<'_>) -> Result<
     let (volume, data) =
         (with_blocks(spec, device.blocks, Arc::new(volume))?, Some(DataKey::of_vhost_user(device)));
     Ok(Opened { volume, is_remote: true, is_fresh: false, data, remote: Vec::new() })
+}
+
+fn open_rbd(spec: &Spec, image: &RbdSpec, how: Use<'_>) -> Result<Opened, Failure> {
+    let failed = |error: RbdError| Failure::request(format!("{spec}: {error}"));
+    let refuse = |what: &str| Err(Failure::request(format!("{spec}: is read-only: {what}")));
+    if how.access == Access::Write {
+        if image.snapshot.is_some() {
+            return refuse("it is a snapshot; write to the image, or to a clone of the snapshot");
+        } else if image.read_only {
+            return refuse("remove readonly=on");
+        }
+    }
+    let cluster = ClusterOptions {
+        conf: image.conf.clone(),
+        user: image.id.clone().unwrap_or_else(|| USER.to_owned()),
+        keyring: image.keyring.clone(),
+        timeout: image.timeout.unwrap_or(TIMEOUT),
+    };
+    let name = ImageName {
+        pool: image.pool.clone(),
+        namespace: image.namespace.clone(),
+        image: image.image.clone(),
+        snapshot: image.snapshot.clone(),
+    };
+    let volume = RbdVolume::open(&cluster, &name, image.read_only || how.is_read_only()).map_err(failed)?;
+    let data = DataKey::of_rbd(&volume);
+    let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
+    let volume = with_blocks(spec, image.blocks, Arc::new(volume))?;
+    Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
 }
 
 type Decorate = Box<dyn FnOnce(Arc<dyn Volume>) -> Arc<dyn Volume>>;

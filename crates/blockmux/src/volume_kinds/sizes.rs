@@ -77,7 +77,7 @@ impl Checks {
 /// Whether the size of a volume may change without a command of Blockmux.
 pub(crate) fn can_change_externally(spec: &Spec) -> bool {
     match spec {
-        Spec::File(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Url(_) => true,
+        Spec::File(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Rbd(_) | Spec::Url(_) => true,
         Spec::Slice(_, inner) | Spec::Decorated(_, inner) => can_change_externally(inner),
         // The size of a stripe is computed when it is opened.
         Spec::Mem(_) | Spec::Null(_) | Spec::Stripe { .. } => false,

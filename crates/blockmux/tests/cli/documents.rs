@@ -214,12 +214,13 @@ fn every_config_of_the_documents_is_valid_and_can_be_served() {
 }
 
 /// Parts of command lines that cannot be served here, and why.
-const ELSEWHERE: [(&str, &str); 8] = [
+const ELSEWHERE: [(&str, &str); 9] = [
     ("nbd://server", "another machine"),
     ("nbds://", "another machine"),
     ("nbd+unix:///?", "another program"),
     ("block:/dev/", "a block device"),
     ("rdma=verbs", "an RDMA device"),
+    ("rbd:", "a cluster; the tests of `make test-cluster` run the guide"),
     ("--takeover", "does not end"),
     ("...", "not complete"),
     ("--run", "runs programs that may not be installed"),

@@ -1,7 +1,10 @@
-//! Volumes over files, block devices and vhost-user back ends, memory of RAM volumes, and state
-//! that survives a restart.
+//! Volumes over files, block devices, vhost-user back ends and images of Ceph RBD, memory of RAM
+//! volumes, and state that survives a restart.
 
+mod core_queues;
 pub mod file;
+mod memory_retry;
 pub mod populate;
+pub mod rbd;
 pub mod state;
 pub mod vhost_user;

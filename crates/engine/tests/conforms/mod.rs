@@ -20,9 +20,8 @@ pub(crate) fn disk_and_frozen(volume: &Arc<dyn Volume>) -> Exports {
     Exports::new(exports.into())
 }
 
-/// Runs the suite. `read_only` has the same storage and refuses writes; `None` if this kind of
-/// volume cannot report that it is read-only.
-pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Option<Arc<dyn Volume>>) {
+/// A volume on a real core.
+pub(crate) fn harness(volume: Arc<dyn Volume>) -> Harness<'static> {
     let (mut reactor, _inbox) = Reactor::new(PollPolicy::Never, 512 << 20).unwrap();
     let core: Rc<dyn Core> = reactor.core().clone();
     let clock = core.clone();
@@ -32,7 +31,13 @@ pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Option<Arc<dyn Volume
         let mut turns = 0..1;
         reactor.run_until(|| turns.next().is_none()).is_ok()
     };
-    let mut harness = Harness::new(core, volume, turn);
+    Harness::new(core, volume, turn)
+}
+
+/// Runs the suite. `read_only` has the same storage and refuses writes; `None` if this kind of
+/// volume cannot report that it is read-only.
+pub(crate) fn conforms(volume: Arc<dyn Volume>, read_only: Option<Arc<dyn Volume>>) {
+    let mut harness = harness(volume);
     harness.read_only = read_only;
     conformance::run(&mut harness);
 }

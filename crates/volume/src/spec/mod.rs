@@ -8,6 +8,9 @@
 //!         | vhost-user:PATH[?OPTION[&OPTION]...]
 //!                                              readonly=on|off  reconnect=DURATION
 //!                                              timeout=DURATION  BLOCKS
+//!         | rbd:POOL/[NAMESPACE/]IMAGE[@SNAPSHOT][?OPTION[&OPTION]...]
+//!                                              id=USER  conf=PATH  keyring=PATH
+//!                                              readonly=on|off  timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
@@ -68,6 +71,8 @@ pub enum Spec {
     Block(BlockSpec),
     /// `vhost-user:`, the block device of a vhost-user back end.
     VhostUser(VhostUserSpec),
+    /// `rbd:`, an image of Ceph RBD.
+    Rbd(RbdSpec),
     /// `slice:`, a part of a volume.
     Slice(SliceSpec, Box<Spec>),
     /// `stripe:`, a stripe of volumes.
@@ -107,6 +112,11 @@ impl Spec {
             Spec::VhostUser(device) => {
                 Spec::VhostUser(VhostUserSpec { path: directory.join(&device.path), ..device })
             }
+            Spec::Rbd(image) => {
+                let absolute = |path: Option<PathBuf>| path.map(|path| directory.join(path));
+                let (conf, keyring) = (absolute(image.conf), absolute(image.keyring));
+                Spec::Rbd(RbdSpec { conf, keyring, ..image })
+            }
             Spec::Stripe { chunk, members } => Spec::Stripe {
                 chunk,
                 members: members.into_iter().map(|spec| spec.below(directory)).collect(),
@@ -132,6 +142,7 @@ impl Spec {
             | Spec::File(_)
             | Spec::Block(_)
             | Spec::VhostUser(_)
+            | Spec::Rbd(_)
             | Spec::Url(_) => vec![self],
         }
     }
@@ -153,7 +164,12 @@ impl Spec {
             Spec::File(file) => file.size,
             Spec::Slice(slice, inner) => slice.len.or_else(|| inner.size()?.checked_sub(slice.offset)),
             Spec::Decorated(_, inner) => inner.size(),
-            Spec::Null(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Stripe { .. } | Spec::Url(_) => None,
+            Spec::Null(_)
+            | Spec::Block(_)
+            | Spec::VhostUser(_)
+            | Spec::Rbd(_)
+            | Spec::Stripe { .. }
+            | Spec::Url(_) => None,
         }
     }
 
@@ -170,9 +186,12 @@ impl Spec {
             }
             Spec::Slice(slice, inner) => Spec::Slice(*slice, inside(inner, slice.offset.checked_add(size)?)?),
             Spec::Decorated(decoration, inner) => Spec::Decorated(decoration.clone(), inside(inner, size)?),
-            Spec::Null(_) | Spec::Block(_) | Spec::VhostUser(_) | Spec::Stripe { .. } | Spec::Url(_) => {
-                return None;
-            }
+            Spec::Null(_)
+            | Spec::Block(_)
+            | Spec::VhostUser(_)
+            | Spec::Rbd(_)
+            | Spec::Stripe { .. }
+            | Spec::Url(_) => return None,
         })
     }
 
@@ -295,6 +314,50 @@ pub struct VhostUserSpec {
     pub blocks: BlockSizes,
 }
 
+/// An image of Ceph RBD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RbdSpec {
+    /// The pool.
+    pub pool: String,
+    /// The namespace in the pool.
+    pub namespace: Option<String>,
+    /// The image.
+    pub image: String,
+    /// A snapshot of it, which is read-only.
+    pub snapshot: Option<String>,
+    /// Ceph's user, without `client.`; `None`: the default.
+    pub id: Option<String>,
+    /// Ceph's config; `None`: where Ceph's own programs look for it.
+    pub conf: Option<PathBuf>,
+    /// The file with the user's key; `None`: as the config says.
+    pub keyring: Option<PathBuf>,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Time for connecting; `None`: the default.
+    pub timeout: Option<Duration>,
+    /// Block sizes to present.
+    pub blocks: BlockSizes,
+}
+
+impl RbdSpec {
+    /// An image without options.
+    #[must_use]
+    pub fn new(pool: String, image: String) -> RbdSpec {
+        RbdSpec {
+            pool,
+            namespace: None,
+            image,
+            snapshot: None,
+            id: None,
+            conf: None,
+            keyring: None,
+            read_only: false,
+            timeout: None,
+            blocks: BlockSizes::default(),
+        }
+    }
+}
+
 /// Destination of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
@@ -320,7 +383,7 @@ pub enum SpecError {
     SizeAlone(String),
     /// The kind does not exist.
     #[error(
-        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, vhost-user, slice, stripe, delay, fault, rate, log, or a URL such as nbd://host/export"
+        "`{kind}` in `{spec}` is not a kind of volume: use mem, null, file, block, vhost-user, rbd, slice, stripe, delay, fault, rate, log, or a URL such as nbd://host/export"
     )]
     UnknownKind {
         /// The kind.

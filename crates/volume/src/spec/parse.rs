@@ -4,8 +4,8 @@ use super::path::decode;
 use super::secrets::with_hidden_secrets;
 use super::write::EFFECTS;
 use super::{
-    BlockSpec, Decoration, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, SliceSpec, Spec, SpecError,
-    Url, VhostUserSpec,
+    BlockSpec, Decoration, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, RbdSpec, SliceSpec, Spec,
+    SpecError, Url, VhostUserSpec,
 };
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
@@ -78,6 +78,7 @@ impl<'a> Parser<'a> {
             "file" => self.file(rest),
             "block" => self.block(rest),
             "vhost-user" => self.vhost_user(rest),
+            "rbd" => self.rbd(rest),
             "slice" => self.slice(rest),
             "stripe" => self.stripe(rest),
             "delay" => self.delay(rest),
@@ -211,6 +212,66 @@ impl<'a> Parser<'a> {
             }
         }
         Ok(Spec::VhostUser(device))
+    }
+
+    fn rbd(self, rest: &'a str) -> Parsed<Spec> {
+        let (name, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut image = self.rbd_image(name)?;
+        for (key, value) in self.pairs(options, '&')? {
+            match key {
+                "id" if value.is_empty() => {
+                    return Err(self.value(key, value, "write a user, as in id=admin"));
+                }
+                "id" => image.id = Some(self.ceph_name(value)?),
+                "conf" => image.conf = Some(decode(value)?),
+                "keyring" => image.keyring = Some(decode(value)?),
+                "readonly" => image.read_only = self.on_off(key, value)?,
+                "timeout" => {
+                    let time = self.duration(value)?;
+                    if time < Duration::from_secs(1) || time > MAX_CEPH_TIMEOUT {
+                        return Err(self.value(key, value, "write 1s to 1h"));
+                    }
+                    image.timeout = Some(time);
+                }
+                _ if self.block_size(&mut image.blocks, key, value)? => {}
+                _ => {
+                    let known = "id, conf, keyring, readonly, timeout, block_size and physical_block_size";
+                    return Err(self.unknown(key, "an RBD image", known));
+                }
+            }
+        }
+        Ok(Spec::Rbd(image))
+    }
+
+    /// Parses the pool, the namespace, the image and the snapshot.
+    fn rbd_image(self, name: &str) -> Parsed<RbdSpec> {
+        if name.contains(':') {
+            // As QEMU writes options.
+            let what = "the image's name";
+            return Err(self.value(
+                what,
+                name,
+                "options follow a question mark, as in rbd:pool/image?id=admin",
+            ));
+        }
+        let (place, snapshot) = match name.split_once('@') {
+            Some((place, snapshot)) => (place, Some(self.ceph_name(snapshot)?)),
+            None => (name, None),
+        };
+        let names: Vec<_> = place.split('/').map(|name| self.ceph_name(name)).collect::<Parsed<_>>()?;
+        let new = |pool: &str, image: &str| RbdSpec::new(pool.to_owned(), image.to_owned());
+        let image = match &names[..] {
+            [pool, image] => new(pool, image),
+            [pool, namespace, image] => RbdSpec { namespace: Some(namespace.clone()), ..new(pool, image) },
+            _ => return Err(self.missing("pool and image", RBD_FORM)),
+        };
+        Ok(RbdSpec { snapshot, ..image })
+    }
+
+    fn ceph_name(self, text: &str) -> Parsed<String> {
+        let name = decode(text)?.into_os_string().into_string();
+        let name = name.map_err(|_| self.value("a name of Ceph", text, "write UTF-8"))?;
+        if name.is_empty() { Err(self.missing("pool and image", RBD_FORM)) } else { Ok(name) }
     }
 
     /// Reads one of the two block sizes; `false` if the key is another option.
@@ -492,8 +553,10 @@ fn nesting(depth: &mut i32, byte: u8) -> i32 {
     *depth
 }
 
-const KINDS: [&str; 11] =
-    ["mem", "null", "file", "block", "vhost-user", "slice", "stripe", "delay", "fault", "rate", "log"];
+const KINDS: [&str; 12] =
+    ["mem", "null", "file", "block", "vhost-user", "rbd", "slice", "stripe", "delay", "fault", "rate", "log"];
+const RBD_FORM: &str = "rbd:POOL/IMAGE, as in rbd:rbd/disk or rbd:pool/namespace/disk@snapshot?id=admin";
+const MAX_CEPH_TIMEOUT: Duration = Duration::from_secs(3600);
 const FAULT_KEYS: &str = "op, offset, size, every, probability, error and seed";
 const RATE_KEYS: &str = "iops, bw, read_iops, read_bw, write_iops, write_bw and burst";
 const POSITIVE_SIZE: &str = "write a size above 0, as in 100m";

@@ -30,6 +30,21 @@ pub(super) fn decode(text: &str) -> Result<PathBuf, SpecError> {
 
 /// Encodes a path, so that it can occur anywhere in a spec.
 pub(super) fn encode(path: &Path) -> String {
+    encode_without(path, "")
+}
+
+/// Encodes a path that is the value of an option.
+pub(super) fn encode_value(path: &Path) -> String {
+    encode_without(path, "&")
+}
+
+/// Encodes a part of the name of an image, or a value.
+pub(super) fn encode_name(name: &str) -> String {
+    encode_without(Path::new(name), "&/@")
+}
+
+/// Encodes a path, also the characters `special`.
+fn encode_without(path: &Path, special: &str) -> String {
     let mut text = String::new();
     let escape = |text: &mut String, byte: u8| write!(text, "%{byte:02X}").expect("a string takes all");
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
@@ -37,6 +52,7 @@ pub(super) fn encode(path: &Path) -> String {
             match letter {
                 '%' | '?' | ',' | '[' | ']' | ':' => escape(&mut text, letter as u8),
                 '\0'..' ' | '\x7f' => escape(&mut text, letter as u8),
+                _ if special.contains(letter) => escape(&mut text, letter as u8),
                 _ => text.push(letter),
             }
         }

@@ -94,6 +94,7 @@ fn every_kind_takes_block_sizes() {
         "file:a?format=raw&block_size=512&physical_block_size=4k",
         "block:/dev/sdb?direct=off&block_size=64k",
         "vhost-user:/run/a.sock?readonly=on&reconnect=5s&timeout=0s&block_size=4k",
+        "rbd:pool/disk?readonly=on&timeout=5s&block_size=4k",
         "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
         "delay:1ms:slice:0,1g:file:a?block_size=4k",
     ] {
@@ -103,6 +104,23 @@ fn every_kind_takes_block_sizes() {
     assert_eq!(url.block_sizes(), Ok(large));
     assert_eq!(url.to_string(), "nbd://h/x?timeout=1s&block_size=4096");
     assert_eq!(url.without_block_sizes(), Url::new("nbd://h/x?timeout=1s"));
+}
+
+#[test]
+fn an_image_of_ceph_is_named_as_ceph_does() {
+    let image = RbdSpec::new("pool".to_owned(), "disk".to_owned());
+    assert_eq!(parse("rbd:pool/disk"), Spec::Rbd(image.clone()));
+    let whole = RbdSpec {
+        namespace: Some("ns".to_owned()),
+        snapshot: Some("mon day".to_owned()),
+        id: Some("backup".to_owned()),
+        conf: Some("/etc/ceph/other.conf".into()),
+        keyring: Some("/etc/a&b".into()),
+        ..image
+    };
+    let text = "rbd:pool/ns/disk@mon%20day?id=backup&conf=/etc/ceph/other.conf&keyring=/etc/a%26b";
+    assert_eq!(parse(text), Spec::Rbd(whole));
+    assert_eq!(parse(text).to_string(), text);
 }
 
 #[test]
@@ -194,6 +212,15 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("block:/dev/sda?size=1g", "not an option of a block device"),
         ("vhost-user:/run/a.sock?direct=on", "not an option of a vhost-user device"),
         ("vhost-user:", "has no path: write vhost-user:PATH"),
+        ("rbd:disk", "`rbd:disk` has no pool and image: write rbd:POOL/IMAGE"),
+        ("rbd:a/b/c/d", "has no pool and image"),
+        ("rbd:pool/", "has no pool and image"),
+        ("rbd:pool/disk@", "has no pool and image"),
+        ("rbd:pool/disk:id=admin", "options follow a question mark, as in rbd:pool/image?id=admin"),
+        ("rbd:pool/disk?id=", "write a user, as in id=admin"),
+        ("rbd:pool/disk?user=admin", "`user` in `rbd:pool/disk?user=admin` is not an option of an RBD image"),
+        ("rbd:pool/disk?timeout=0s", "write 1s to 1h"),
+        ("rbd:pool/%ff", "write UTF-8"),
         (
             "mem:1g?block_size=1000",
             "`1000` is not a value for block_size in `mem:1g?block_size=1000`: write a power",
@@ -291,6 +318,28 @@ fn sizes_and_modes() -> impl Strategy<Value = (Option<u64>, Option<u32>)> {
     (prop::option::of(1u64..), prop::option::of(0u32..=0o777))
 }
 
+fn rbd() -> impl Strategy<Value = RbdSpec> {
+    let name = || "[a-z@/&?:%,\\[\\] é.-]{1,6}";
+    let names = (name(), prop::option::of(name()), name(), prop::option::of(name()));
+    let access = (prop::option::of(name()), prop::option::of(path()), prop::option::of(path()));
+    let timeout = prop::option::of((1u64..3600).prop_map(Duration::from_secs));
+    let options = (any::<bool>(), timeout, blocks());
+    (names, access, options).prop_map(
+        |((pool, namespace, image, snapshot), (id, conf, keyring), (read_only, timeout, blocks))| RbdSpec {
+            pool,
+            namespace,
+            image,
+            snapshot,
+            id,
+            conf,
+            keyring,
+            read_only,
+            timeout,
+            blocks,
+        },
+    )
+}
+
 fn spec() -> impl Strategy<Value = Spec> {
     let leaf = prop_oneof![
         ((1u64..), any::<bool>(), blocks()).prop_map(|(size, populate, blocks)| Spec::Mem(MemSpec {
@@ -309,6 +358,7 @@ fn spec() -> impl Strategy<Value = Spec> {
                 Spec::Block(BlockSpec { path, direct, read_only, is_raw, blocks })
             }
         ),
+        rbd().prop_map(Spec::Rbd),
         "(nbd|iscsi|nvme\\+tcp)://(\\[::1\\])?[a-z0-9:,/%?=.&]{0,12}"
             .prop_map(|url| Spec::Url(Url::new(&url))),
     ];
@@ -364,6 +414,8 @@ fn relative_paths_are_resolved_against_a_directory() {
             "log:x.log:stripe:file:a,[delay:1ms:file:/b]",
             "log:/etc/b/x.log:stripe:file:/etc/b/a,[delay:1ms:file:/b]",
         ),
+        ("rbd:p/i?conf=c.conf&keyring=/k", "rbd:p/i?conf=/etc/b/c.conf&keyring=/k"),
+        ("rbd:p/i", "rbd:p/i"),
         ("log:-:mem:1g", "log:-:mem:1g"),
         ("slice:1m:file:a.img", "slice:1m:file:/etc/b/a.img"),
         ("nbd+unix:///x?socket=s", "nbd+unix:///x?socket=/etc/b/s"),
@@ -386,7 +438,7 @@ fn a_resized_volume_has_the_spec_of_its_new_size() {
     );
     assert_eq!(resized("slice:4k:mem:1m"), (Some((1 << 20) - 4096), "slice:4k:mem:8k".to_owned()));
     assert_eq!(resized("slice:2m:mem:1m").0, None);
-    for fixed in ["null:1m", "block:/dev/sdb", "stripe:mem:1m,mem:1m", "log:-:nbd://h/x"] {
+    for fixed in ["null:1m", "rbd:p/i", "block:/dev/sdb", "stripe:mem:1m,mem:1m", "log:-:nbd://h/x"] {
         assert_eq!(resized(fixed), (None, String::new()));
     }
 }

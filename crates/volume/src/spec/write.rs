@@ -1,7 +1,7 @@
 //! Formats volume specs.
 
-use super::path::encode;
-use super::{Decoration, LogTarget, Spec};
+use super::path::{encode, encode_name, encode_value};
+use super::{Decoration, LogTarget, RbdSpec, Spec};
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
@@ -69,6 +69,7 @@ impl fmt::Display for Spec {
                 ];
                 write!(f, "vhost-user:{}{}", encode(&device.path), joined('?', '&', options))
             }
+            Spec::Rbd(image) => write_rbd(f, image),
             Spec::Slice(slice, volume) => {
                 let len = slice.len.map(|len| format!(",{}", format_size(len))).unwrap_or_default();
                 write!(f, "slice:{}{len}:{volume}", format_size(slice.offset))
@@ -92,6 +93,31 @@ impl fmt::Display for Decoration {
             Decoration::Log(LogTarget::File(path)) => write!(f, "log:{}", encode(path)),
         }
     }
+}
+
+fn write_rbd(f: &mut fmt::Formatter<'_>, image: &RbdSpec) -> fmt::Result {
+    write!(f, "rbd:{}/", encode_name(&image.pool))?;
+    if let Some(namespace) = &image.namespace {
+        write!(f, "{}/", encode_name(namespace))?;
+    }
+    f.write_str(&encode_name(&image.image))?;
+    if let Some(snapshot) = &image.snapshot {
+        write!(f, "@{}", encode_name(snapshot))?;
+    }
+    let id = image.id.as_deref().map(encode_name);
+    let [conf, keyring] = [&image.conf, &image.keyring].map(|path| path.as_deref().map(encode_value));
+    let timeout = image.timeout.map(format_duration);
+    let [logical, physical] = block_texts(image.blocks);
+    let options = [
+        ("id", id.as_deref()),
+        ("conf", conf.as_deref()),
+        ("keyring", keyring.as_deref()),
+        ("readonly", image.read_only.then_some("on")),
+        ("timeout", timeout.as_deref()),
+        (BlockSizes::LOGICAL, logical.as_deref()),
+        (BlockSizes::PHYSICAL, physical.as_deref()),
+    ];
+    f.write_str(&joined('?', '&', options))
 }
 
 fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt::Result {

@@ -19,9 +19,9 @@ use super::disk::Disk;
 use super::errno::io_error;
 use super::extents::extents;
 use super::kernel::{EntryOptions, EntryOwner, FileRing, TransferDirection};
-use super::retry::MemoryRetry;
 use crate::core::reactor::EngineCore;
 use crate::core::ring::Registration;
+use crate::volume::memory_retry::MemoryRetry;
 use blockmux_volume::{
     Channel, Completion, Core, Extent, Io, IoError, Memory, Op, Output, PeerAccount, Pool, Seg, SgList, Slab,
     Tag, Waker,

@@ -41,7 +41,6 @@ mod kernel;
 mod open;
 mod probe;
 mod qemu_locks;
-mod retry;
 mod volume;
 
 pub use holder::{LockHolder, lock_holder};

@@ -1,9 +1,10 @@
 //! A channel to the device of a back end.
 
-use super::core_queue::{ChannelCompletions, CoreQueue};
+use super::core_queue::CoreQueue;
 use super::state::OpenDisk;
+use crate::volume::core_queues::ChannelCompletions;
 use blockmux_volume::{Channel, Completion, Io, Waker};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,9 +21,7 @@ impl VhostUserChannel {
         depth: u32,
         waker: Waker,
     ) -> VhostUserChannel {
-        let done = RefCell::new(Vec::with_capacity(depth as usize));
-        let own = Rc::new(ChannelCompletions { done, waker, is_closed: Cell::new(false) });
-        VhostUserChannel { disk: disk.clone(), queue, own }
+        VhostUserChannel { disk: disk.clone(), queue, own: ChannelCompletions::new(depth, waker) }
     }
 }
 

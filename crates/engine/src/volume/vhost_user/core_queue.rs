@@ -6,9 +6,10 @@ use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::remote::OverdueTimer;
 use crate::sys::shared_event::{EventSender, SharedEvent};
+use crate::volume::core_queues::ChannelCompletions;
 use blockmux_proto::virtio::{BlkDriver, RemoteDiskError};
 use blockmux_volume::{Completion, Core, Io, IoError, Slab, Tag, Waker};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -54,14 +55,6 @@ impl RunningDriver {
 struct ChannelRequest {
     tag: Tag,
     of: Rc<ChannelCompletions>,
-}
-
-/// The completions of a channel.
-pub(super) struct ChannelCompletions {
-    pub(super) done: RefCell<Vec<Completion>>,
-    pub(super) waker: Waker,
-    /// Nobody polls any longer.
-    pub(super) is_closed: Cell<bool>,
 }
 
 impl CoreQueue {
@@ -259,13 +252,7 @@ fn complete(
     own: Option<&Rc<ChannelCompletions>>,
 ) {
     let Some(request) = requests.remove(completion.tag.0 as usize) else { return };
-    if request.of.is_closed.get() {
-        return;
-    }
-    request.of.done.borrow_mut().push(Completion { tag: request.tag, ..completion });
-    if own.is_none_or(|own| !Rc::ptr_eq(own, &request.of)) {
-        request.of.waker.wake();
-    }
+    request.of.push(Completion { tag: request.tag, ..completion }, own);
 }
 
 /// Looks for answers while no channel does. It ends with the volume, or when its core is to end and

@@ -9,6 +9,7 @@ use crate::core::reactor::EngineCore;
 use crate::remote::check_unchanged;
 use crate::sys::shared_event::SharedEvent;
 use crate::sys::shared_memory::new_shared;
+use crate::volume::core_queues::CoreQueues;
 use blockmux_proto::virtio::BlkDriver;
 use blockmux_volume::{Channel, Core, IoError, LinkCounts, Memory, Volume, VolumeInfo, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -17,7 +18,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -73,20 +74,10 @@ struct ConnectionProgress {
     is_started: bool,
 }
 
-/// The queues of a core, by volume.
-#[derive(Default)]
-struct CoreQueues(RefCell<Vec<(u64, Weak<RefCell<CoreQueue>>)>>);
-
-impl CoreQueues {
-    fn find(&self, id: u64) -> Option<Rc<RefCell<CoreQueue>>> {
-        self.0.borrow().iter().find(|(found, _)| *found == id)?.1.upgrade()
-    }
-}
-
 impl DiskState {
     /// The queue of a core; its first channel makes it.
     fn queue_of(self: &Arc<DiskState>, core: &Rc<EngineCore>) -> Result<Rc<RefCell<CoreQueue>>, IoError> {
-        let queues = core.local(CoreQueues::default);
+        let queues = core.local(CoreQueues::<CoreQueue>::default);
         if let Some(queue) = queues.find(self.id) {
             return Ok(queue);
         }
@@ -103,9 +94,7 @@ impl DiskState {
             return Err(IoError::Unsupported);
         };
         let queue = CoreQueue::spawn(core, self.clone(), number);
-        let mut all = queues.0.borrow_mut();
-        all.retain(|(_, queue)| queue.strong_count() > 0);
-        all.push((self.id, Rc::downgrade(&queue)));
+        queues.add(self.id, &queue);
         self.wake();
         Ok(queue)
     }
@@ -205,7 +194,7 @@ impl DiskState {
                 let made = core.ask(move |core| {
                     let memory = Memory::from_pages(&pages).seg(at, BlkDriver::MEMORY_LEN);
                     let driver = BlkDriver::new(disk, &memory, addr, core.pool().clone());
-                    let queue = core.local(CoreQueues::default).find(id);
+                    let queue = core.local(CoreQueues::<CoreQueue>::default).find(id);
                     let queue = queue.filter(|queue| queue.borrow().number == number);
                     let running = RunningDriver::new(driver, own_kick, own_call);
                     queue.map(|queue| queue.borrow_mut().install(running))
@@ -308,7 +297,7 @@ impl DiskState {
         for QueueUser { core, .. } in users.into_iter().flatten() {
             let (id, change) = (self.id, change.clone());
             core.ask(move |core| {
-                if let Some(queue) = core.local(CoreQueues::default).find(id) {
+                if let Some(queue) = core.local(CoreQueues::<CoreQueue>::default).find(id) {
                     change(&mut queue.borrow_mut());
                 }
             });

@@ -1,0 +1,112 @@
+//! A channel to an image.
+
+use super::queue::{MAX_BOUNCE, RbdQueue, is_bounced};
+use crate::volume::core_queues::ChannelCompletions;
+use crate::volume::memory_retry::MemoryRetry;
+use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, SgList, Tag, Waker};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+pub(super) struct RbdChannel {
+    queue: Rc<RefCell<RbdQueue>>,
+    own: Rc<ChannelCompletions>,
+    core: Rc<dyn Core>,
+    /// Requests that wait for memory of the pool, first in, first out.
+    waiting: VecDeque<Io>,
+    retry: MemoryRetry,
+}
+
+impl RbdChannel {
+    pub(super) fn new(
+        queue: Rc<RefCell<RbdQueue>>,
+        core: &Rc<dyn Core>,
+        depth: u32,
+        waker: Waker,
+    ) -> RbdChannel {
+        let (own, retry) = (ChannelCompletions::new(depth, waker), MemoryRetry::new(core));
+        RbdChannel { queue, own, core: core.clone(), waiting: VecDeque::new(), retry }
+    }
+
+    /// Starts a request; returns it if the pool has no memory for it.
+    fn start(&mut self, mut io: Io) -> Result<(), Io> {
+        let needed = needed_memory(&io);
+        let mut bounce = None;
+        if needed > 0 {
+            let Some(memory) = self.core.pool().take_payload_or_wait(needed) else { return Err(io) };
+            let seg = memory.seg(0, needed);
+            if io.op == Op::Read {
+                io.data = Some(SgList::one(seg));
+            } else {
+                bounce = Some(seg);
+            }
+        }
+        self.queue.borrow_mut().submit(io, bounce, &self.own);
+        Ok(())
+    }
+
+    fn retry_waiting(&mut self) {
+        while let Some(io) = self.waiting.pop_front() {
+            if let Err(io) = self.start(io) {
+                self.waiting.push_front(io);
+                break;
+            }
+        }
+        self.retry.arm(!self.waiting.is_empty(), &self.own.waker);
+    }
+
+    fn complete(&self, tag: Tag, result: Result<blockmux_volume::Output, IoError>) {
+        self.own.done.borrow_mut().push(Completion { tag, result });
+    }
+}
+
+/// Memory that a request needs besides its own, in bytes.
+fn needed_memory(io: &Io) -> usize {
+    match (&io.data, io.op) {
+        (None, Op::Read) => io.len as usize,
+        (Some(data), Op::Write { .. }) if is_bounced(data) => data.len().min(MAX_BOUNCE),
+        _ => 0,
+    }
+}
+
+impl Channel for RbdChannel {
+    #[inline]
+    fn submit(&mut self, io: Io) {
+        let checked = self.queue.borrow().check(&io);
+        match checked {
+            Err(error) => self.complete(io.tag, Err(error)),
+            Ok(()) if io.len == 0 && io.op != Op::Flush => self.complete(io.tag, Ok(io.into_empty_output())),
+            Ok(()) if !self.waiting.is_empty() && needed_memory(&io) > 0 => self.waiting.push_back(io),
+            Ok(()) => {
+                if let Err(io) = self.start(io) {
+                    self.waiting.push_back(io);
+                    self.retry.arm(true, &self.own.waker);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.queue.borrow_mut().turn(Some(&self.own));
+        if !self.waiting.is_empty() {
+            self.retry_waiting();
+        }
+        done.append(&mut self.own.done.borrow_mut());
+    }
+
+    fn cancel(&mut self, tag: Tag) {
+        // librbd cannot cancel a request that it has.
+        if let Some(at) = self.waiting.iter().position(|io| io.tag == tag) {
+            self.waiting.remove(at);
+            self.complete(tag, Err(IoError::Aborted));
+        }
+    }
+}
+
+impl Drop for RbdChannel {
+    fn drop(&mut self) {
+        self.own.is_closed.set(true);
+        self.queue.borrow().on_channel_closed();
+    }
+}

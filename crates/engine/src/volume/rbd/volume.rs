@@ -1,0 +1,214 @@
+//! The volume: an open image, and what its cores share.
+
+use super::channel::RbdChannel;
+use super::queue::RbdQueue;
+use super::status::StatusQueries;
+use crate::core::reactor::EngineCore;
+use crate::volume::core_queues::CoreQueues;
+use blockmux_rbd::cluster::{Cluster, ClusterOptions};
+use blockmux_rbd::error::RbdError;
+use blockmux_rbd::image::{Image, ImageDetails, ImageName};
+use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Volume, VolumeInfo, Waker};
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use tracing::warn;
+
+/// An image of Ceph RBD.
+pub struct RbdVolume {
+    state: Arc<ImageState>,
+}
+
+/// What a volume shares with its channels.
+pub(super) struct ImageState {
+    pub(super) image: Arc<Image>,
+    /// What it is called in messages.
+    name: String,
+    /// Properties at opening.
+    first: VolumeInfo,
+    /// Current size, in bytes.
+    size: AtomicU64,
+    /// The image has changed since its size was asked for.
+    has_changed: Arc<AtomicBool>,
+    /// Identifies the volume on its cores.
+    pub(super) id: u64,
+    pub(super) status: StatusQueries,
+}
+
+impl RbdVolume {
+    /// Opens an image or a snapshot. Takes at most twice the timeout for connecting, for the
+    /// cluster's connection and the image each.
+    ///
+    /// # Errors
+    /// If the image cannot be opened.
+    pub fn open(cluster: &ClusterOptions, name: &ImageName, read_only: bool) -> Result<RbdVolume, RbdError> {
+        let (sender, opened) = mpsc::channel();
+        let (options, image_name) = (cluster.clone(), name.clone());
+        // The image of a cluster without enough storage daemons opens when they are back, perhaps
+        // never; then nobody receives it, and it is closed.
+        let open = move || drop(sender.send(open_image(&options, &image_name, read_only)));
+        let no_thread = |_| RbdError::NoAnswer(cluster.timeout);
+        thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
+        let opened = opened.recv_timeout(cluster.timeout * 2);
+        let (image, has_changed) = opened.unwrap_or(Err(RbdError::NoAnswer(cluster.timeout * 2)))?;
+        let first = info_of(image.details());
+        if image.details().has_cache {
+            warn!("rbd:{name}: its pool or image turns a cache on, so writes are stable only after a flush");
+        }
+        Ok(RbdVolume {
+            state: Arc::new(ImageState {
+                name: name.to_string(),
+                size: AtomicU64::new(first.size),
+                first,
+                image,
+                has_changed,
+                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                status: StatusQueries::default(),
+            }),
+        })
+    }
+
+    /// The same for every program that opens the image, and for no other image or snapshot.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.state.image.details().identity
+    }
+}
+
+fn open_image(
+    cluster: &ClusterOptions,
+    name: &ImageName,
+    read_only: bool,
+) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
+    let cluster = Cluster::shared(cluster)?;
+    let has_changed = Arc::new(AtomicBool::new(false));
+    let changed = has_changed.clone();
+    let on_change = Box::new(move || changed.store(true, Ordering::Relaxed));
+    Ok((Image::open(&cluster, name, read_only, on_change)?, has_changed))
+}
+
+fn info_of(image: &ImageDetails) -> VolumeInfo {
+    let granularity = u32::try_from(image.discard_granularity.max(BLOCK)).unwrap_or(u32::MAX);
+    VolumeInfo {
+        read_only: image.read_only,
+        write_cache: image.has_cache,
+        preferred_block: PREFERRED_BLOCK,
+        discard_granularity: granularity,
+        fast_zeroes: true,
+        ..VolumeInfo::new(whole_blocks(image.size))
+    }
+}
+
+/// The size of the whole blocks of an image, which may have any size.
+fn whole_blocks(size: u64) -> u64 {
+    size / BLOCK * BLOCK
+}
+
+impl ImageState {
+    /// The properties now.
+    pub(super) fn info(&self) -> VolumeInfo {
+        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+    }
+
+    /// Checks a request against the current size.
+    #[inline]
+    pub(super) fn check(&self, io: &blockmux_volume::Io) -> Result<(), IoError> {
+        self.first.check_within(io, self.size.load(Ordering::Relaxed))
+    }
+
+    /// Whether completed writes may be in a cache of this process.
+    pub(super) fn has_cache(&self) -> bool {
+        self.first.write_cache
+    }
+
+    fn refresh(&self) -> u64 {
+        // Cleared before the size is asked for, so that a later change is noticed.
+        if self.has_changed.swap(false, Ordering::Relaxed) {
+            match self.image.size() {
+                Ok(size) => self.size.store(whole_blocks(size), Ordering::Relaxed),
+                Err(error) => {
+                    warn!("rbd:{}: its size may have changed, but cannot be read: {error}", self.name);
+                }
+            }
+        }
+        self.size.load(Ordering::Relaxed)
+    }
+}
+
+impl Volume for RbdVolume {
+    fn info(&self) -> VolumeInfo {
+        self.state.info()
+    }
+
+    fn refresh_size(&self) -> u64 {
+        self.state.refresh()
+    }
+
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
+        let Resize::Bytes { size, beyond } = to else { return Ok(self.refresh_size()) };
+        let now = self.refresh_size();
+        if self.state.first.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        if size == 0 || !size.is_multiple_of(BLOCK) {
+            return Err(ResizeError::BadSize { size, block: BLOCK as u32 });
+        }
+        beyond.check(now, size)?;
+        let resized = self.state.image.resize(size, size < now);
+        let system = |error| ResizeError::System { action: "resize", source: io::Error::other(error) };
+        resized.map_err(system)?;
+        self.state.has_changed.store(true, Ordering::Relaxed);
+        Ok(self.refresh_size())
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+        let engine = EngineCore::from_core(core).ok_or(IoError::Unsupported)?;
+        let queue = queue_of(&self.state, &engine)?;
+        Ok(Box::new(RbdChannel::new(queue, core, depth, waker)))
+    }
+}
+
+/// The queue of a core; its first channel makes it.
+fn queue_of(state: &Arc<ImageState>, core: &Rc<EngineCore>) -> Result<Rc<RefCell<RbdQueue>>, IoError> {
+    let queues = core.local(CoreQueues::<RbdQueue>::default);
+    if let Some(queue) = queues.find(state.id) {
+        return Ok(queue);
+    }
+    let queue = RbdQueue::spawn(core, state).map_err(|error| {
+        warn!("rbd:{}: cannot be used on this core: {error}", state.name);
+        IoError::NoMemory
+    })?;
+    queues.add(state.id, &queue);
+    Ok(queue)
+}
+
+/// Identifies volumes on their cores.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+/// Logical block in bytes.
+const BLOCK: u64 = 512;
+/// Ceph's storage daemons allocate units of up to this many bytes, and its kernel driver prefers it.
+const PREFERRED_BLOCK: u32 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_says_what_the_image_does() {
+        let image = ImageDetails {
+            size: (1 << 20) + 700,
+            read_only: true,
+            has_cache: false,
+            discard_granularity: 64 << 10,
+            identity: String::new(),
+        };
+        let info = info_of(&image);
+        assert_eq!((info.size, info.read_only, info.write_cache), ((1 << 20) + 512, true, false));
+        assert_eq!(info.discard_granularity, 64 << 10);
+        let cached = info_of(&ImageDetails { has_cache: true, discard_granularity: 1, ..image });
+        assert_eq!((cached.write_cache, cached.discard_granularity), (true, 512));
+    }
+}

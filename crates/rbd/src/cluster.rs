@@ -1,0 +1,230 @@
+//! Connections to clusters.
+//!
+//! A connection has a dozen threads and 26 MB, so images that name the same cluster and user share
+//! one. What it is to the cluster, one client, is also what the cluster blocklists: images that
+//! must be fenced separately need connections of their own.
+#![expect(unsafe_code, reason = "calls a library in C")]
+
+use crate::error::{Errno, RbdError};
+use crate::library::{Library, rados_t};
+use std::ffi::{CStr, CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// Which cluster, and as whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterOptions {
+    /// Ceph's config; `None`: where Ceph's own programs look for it, `CEPH_CONF` included.
+    pub conf: Option<PathBuf>,
+    /// The user, without `client.`.
+    pub user: String,
+    /// The file with the user's key; `None`: as the config says.
+    pub keyring: Option<PathBuf>,
+    /// Time for connecting, in whole seconds.
+    pub timeout: Duration,
+}
+
+impl ClusterOptions {
+    /// The cluster of Ceph's usual config, as its usual user.
+    #[must_use]
+    pub fn new() -> ClusterOptions {
+        ClusterOptions { conf: None, user: USER.to_owned(), keyring: None, timeout: TIMEOUT }
+    }
+}
+
+impl Default for ClusterOptions {
+    fn default() -> ClusterOptions {
+        ClusterOptions::new()
+    }
+}
+
+/// A connection to a cluster. Dropping it disconnects, which may block.
+pub struct Cluster {
+    pub(crate) library: &'static Library,
+    pub(crate) handle: rados_t,
+    pub(crate) user: String,
+    fsid: String,
+    is_blocklisted: AtomicBool,
+}
+// SAFETY: librados allows calls from any thread, also several at the same time.
+unsafe impl Send for Cluster {}
+// SAFETY: librados allows calls from any thread, also several at the same time.
+unsafe impl Sync for Cluster {}
+
+impl Cluster {
+    /// The connection with these options, which others may use already; connects if there is none.
+    /// Blocks for as long as the timeout.
+    ///
+    /// # Errors
+    /// If the cluster cannot be reached, or refuses the user.
+    pub fn shared(options: &ClusterOptions) -> Result<Arc<Cluster>, RbdError> {
+        if let Some(cluster) = find(options) {
+            return Ok(cluster);
+        }
+        // Nobody waits for a lock while it connects. Of two that connect at the same time, both
+        // keep their connection, and later images use the first.
+        let cluster = Arc::new(Cluster::connect(options)?);
+        let mut all = shared();
+        all.retain(|(_, cluster)| cluster.strong_count() > 0);
+        all.push((options.clone(), Arc::downgrade(&cluster)));
+        Ok(cluster)
+    }
+
+    fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
+        let library = Library::load()?;
+        let user = c_string("the user", &options.user)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle, and a text that ends with a zero byte.
+        let created = unsafe { (library.rados.rados_create)(&raw mut handle, user.as_ptr()) };
+        RbdError::check("rados_create", created)?;
+        let is_blocklisted = AtomicBool::new(false);
+        let user = options.user.clone();
+        // From now on dropping it frees the handle.
+        let mut cluster = Cluster { library, handle, user, fsid: String::new(), is_blocklisted };
+        cluster.configure(options)?;
+        // SAFETY: the handle is valid and not connected.
+        let connected = unsafe { (library.rados.rados_connect)(handle) };
+        Errno::check(connected).map_err(|error| cluster.refusal(error, options))?;
+        let mut fsid: [c_char; FSID_LEN] = [0; FSID_LEN];
+        // SAFETY: the length is that of the memory.
+        let found = unsafe { (library.rados.rados_cluster_fsid)(handle, fsid.as_mut_ptr(), fsid.len()) };
+        RbdError::check("rados_cluster_fsid", found)?;
+        cluster.fsid = text(&fsid);
+        Ok(cluster)
+    }
+
+    fn configure(&self, options: &ClusterOptions) -> Result<(), RbdError> {
+        let conf = options.conf.as_ref().map(|path| path_text("conf", path)).transpose()?;
+        let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
+        // SAFETY: the handle is valid; the path is a text, or absent.
+        let read = unsafe { (self.library.rados.rados_conf_read_file)(self.handle, path) };
+        Errno::check(read).map_err(|error| {
+            let path =
+                options.conf.as_ref().map_or("ceph.conf".to_owned(), |path| path.display().to_string());
+            RbdError::Conf { path, error }
+        })?;
+        for (option, value) in OWN_OPTIONS {
+            // A version that does not know an option works as this one sets it.
+            let _ = self.set(option, &c_string("an option", value)?);
+        }
+        let seconds = options.timeout.as_secs().max(1).to_string();
+        self.set(c"client_mount_timeout", &c_string("the timeout", &seconds)?)?;
+        if let Some(keyring) = &options.keyring {
+            self.set(c"keyring", &path_text("keyring", keyring)?)?;
+        }
+        Ok(())
+    }
+
+    fn set(&self, option: &CStr, value: &CStr) -> Result<(), RbdError> {
+        // SAFETY: the handle is valid, and both texts end with a zero byte.
+        let set =
+            unsafe { (self.library.rados.rados_conf_set)(self.handle, option.as_ptr(), value.as_ptr()) };
+        RbdError::check("rados_conf_set", set).map(drop)
+    }
+
+    /// Why the cluster cannot be reached.
+    fn refusal(&self, error: Errno, options: &ClusterOptions) -> RbdError {
+        let user = self.user.clone();
+        match error.0 {
+            libc::ETIMEDOUT => RbdError::NoAnswer(options.timeout),
+            libc::ENOENT => RbdError::NoKey { user },
+            libc::EPERM | libc::EACCES => RbdError::Refused { user, error },
+            _ => RbdError::Call { call: "rados_connect", error },
+        }
+    }
+
+    /// The identifier of the cluster.
+    #[must_use]
+    pub fn fsid(&self) -> &str {
+        &self.fsid
+    }
+
+    /// The cluster has blocklisted this client, for good: later images get another connection.
+    pub fn note_blocklisted(&self) {
+        self.is_blocklisted.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the handle; images and pools hold the cluster.
+        unsafe { (self.library.rados.rados_shutdown)(self.handle) };
+    }
+}
+
+type SharedClusters = Vec<(ClusterOptions, Weak<Cluster>)>;
+
+fn shared() -> MutexGuard<'static, SharedClusters> {
+    static SHARED: Mutex<SharedClusters> = Mutex::new(Vec::new());
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn find(options: &ClusterOptions) -> Option<Arc<Cluster>> {
+    let all = shared();
+    let mut found = all.iter().filter(|(of, _)| of == options).filter_map(|(_, cluster)| cluster.upgrade());
+    found.find(|cluster| !cluster.is_blocklisted.load(Ordering::Relaxed))
+}
+
+pub(crate) fn c_string(what: &'static str, text: &str) -> Result<CString, RbdError> {
+    CString::new(text).ok().filter(|text| !text.is_empty()).ok_or(RbdError::Name(what))
+}
+
+fn path_text(what: &'static str, path: &std::path::Path) -> Result<CString, RbdError> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| RbdError::Name(what))
+}
+
+/// The text up to the first zero byte, or all of it.
+pub(crate) fn text(bytes: &[c_char]) -> String {
+    let bytes: Vec<u8> = bytes.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Options that hold whatever the config says: a write is stable when it completes; its memory is
+/// not copied, because a request completes only once nothing refers to it; a core never waits; and
+/// the error that a call returns says what the libraries would print.
+const OWN_OPTIONS: [(&CStr, &str); 5] = [
+    (c"rbd_cache", "false"),
+    (c"rbd_disable_zero_copy_writes", "false"),
+    (c"rbd_non_blocking_aio", "true"),
+    (c"log_to_stderr", "false"),
+    (c"err_to_stderr", "false"),
+];
+/// The user that Ceph's own programs are by default.
+pub const USER: &str = "admin";
+/// Time for connecting, by default.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// A UUID as text, and a zero byte.
+const FSID_LEN: usize = 37;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_zero_byte_is_refused() {
+        assert!(c_string("the user", "admin").is_ok());
+        for bad in ["", "a\0b"] {
+            assert_eq!(c_string("the user", bad).unwrap_err().to_string(), "the user is not a name for Ceph");
+        }
+    }
+
+    #[test]
+    fn a_config_that_is_not_there_is_named() {
+        let conf = Some(PathBuf::from("/nonexistent/ceph.conf"));
+        let options = ClusterOptions { conf, ..ClusterOptions::new() };
+        match Cluster::shared(&options) {
+            Err(RbdError::Library(error)) => println!("skipped: {error}"),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.starts_with("cannot read Ceph's config /nonexistent/ceph.conf: No such"),
+                    "{text}"
+                );
+            }
+            Ok(_) => panic!("there is no such config"),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What has failed, and what to do.
+
+use crate::library::LibraryError;
+use std::ffi::c_int;
+use std::io;
+use std::time::Duration;
+
+/// An image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RbdError {
+    /// Ceph's libraries are not there.
+    #[error("{0}")]
+    Library(#[from] LibraryError),
+    /// A name has a byte 0, or is empty.
+    #[error("{0} is not a name for Ceph")]
+    Name(&'static str),
+    /// The config cannot be read.
+    #[error("cannot read Ceph's config {path}: {error}; give its path, as in conf=/etc/ceph/ceph.conf")]
+    Conf {
+        /// The path, or where it was looked for.
+        path: String,
+        /// The reason.
+        error: Errno,
+    },
+    /// The config names no monitor, or the user has no key.
+    #[error(
+        "Ceph's config names no monitor, or no keyring has a key for client.{user}; give the user with id=, \
+         and a readable file with its key with keyring=PATH"
+    )]
+    NoKey {
+        /// The user, without `client.`.
+        user: String,
+    },
+    /// The cluster refuses the user.
+    #[error("the cluster refuses client.{user}: {error}; check id= and the key in its keyring")]
+    Refused {
+        /// The user, without `client.`.
+        user: String,
+        /// The reason.
+        error: Errno,
+    },
+    /// No monitor answers.
+    #[error("no monitor of the cluster answers within {} s; is it reachable?", .0.as_secs())]
+    NoAnswer(Duration),
+    /// The pool does not exist.
+    #[error("there is no pool {0}; list pools with 'ceph osd pool ls'")]
+    NoPool(String),
+    /// The image does not exist.
+    #[error("there is no image {image} in {place}; list images with 'rbd ls {place}'")]
+    NoImage {
+        /// The image.
+        image: String,
+        /// The pool, or pool and namespace.
+        place: String,
+    },
+    /// The snapshot does not exist.
+    #[error("the image has no snapshot {0}; list snapshots with 'rbd snap ls'")]
+    NoSnapshot(String),
+    /// The user may not use the image.
+    #[error(
+        "client.{user} may not open the image; give it the caps 'mon \"profile rbd\" osd \"profile rbd pool={pool}\"'"
+    )]
+    NoPermission {
+        /// The user, without `client.`.
+        user: String,
+        /// The pool.
+        pool: String,
+    },
+    /// A call has failed.
+    #[error("{call}: {error}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The reason.
+        error: Errno,
+    },
+}
+
+impl RbdError {
+    /// The result of a call that returns a negative error number.
+    pub(crate) fn check(call: &'static str, result: c_int) -> Result<c_int, RbdError> {
+        Errno::check(result).map_err(|error| RbdError::Call { call, error })
+    }
+}
+
+/// An error number of Ceph, positive; the same numbers as Linux has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    pub(crate) fn check(result: c_int) -> Result<c_int, Errno> {
+        if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(result) }
+    }
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            // The number is ESHUTDOWN, whose text says nothing of what has happened.
+            libc::ESHUTDOWN => f.write_str("the cluster has blocklisted this client"),
+            number => io::Error::from_raw_os_error(number).fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_call_and_the_reason() {
+        assert!(RbdError::check("rbd_open", 3).is_ok());
+        let error = RbdError::check("rbd_open", -libc::ENOENT).unwrap_err();
+        assert_eq!(error.to_string(), "rbd_open: No such file or directory (os error 2)");
+        let error = RbdError::check("rbd_get_size", -libc::ESHUTDOWN).unwrap_err();
+        assert_eq!(error.to_string(), "rbd_get_size: the cluster has blocklisted this client");
+        assert_eq!(Errno::check(c_int::MIN), Err(Errno(c_int::MAX)));
+    }
+}

@@ -1,0 +1,17 @@
+//! Images of Ceph RBD.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`library`] | librados and librbd, loaded at run time |
+//! | [`cluster`] | connections to clusters, which images share |
+//! | [`image`] | open images: what they are, their sizes and extents, and calls that block |
+//! | [`requests`] | one core's requests to an image, and how it learns that they have completed |
+//! | [`error`] | what has failed, and what to do |
+//!
+//! `docs/decisions/0114-ceph-rbd-by-librbd.md` has the reasons.
+
+pub mod cluster;
+pub mod error;
+pub mod image;
+pub mod library;
+pub mod requests;
