@@ -19,6 +19,7 @@ mod spec_text;
 mod volume_kinds;
 
 use blockmux_engine::sys;
+use blockmux_engine::volume::rbd::wait_until_closed;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 use cli::{bench, command_docs, copy, ctl, discover, info, rdma, report, reset, top};
@@ -28,6 +29,7 @@ use process::log::{Log, LogFormat};
 use process::signals;
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -147,7 +149,12 @@ fn main() -> ExitCode {
         return Failure::run(format!("cannot handle SIGXFSZ: {error}")).report();
     }
     let result = cli.command.run(cli.verbose > 0);
-    let is_closed = wait_until_closed(CLOSE_TIMEOUT);
+    if !wait_until_closed(IMAGE_CLOSE_TIMEOUT) {
+        tracing::warn!(
+            "an image of Ceph is not closed after {} s; its lock and its watch end when the cluster notices that",
+            IMAGE_CLOSE_TIMEOUT.as_secs()
+        );
+    }
     log.finish();
     result.unwrap_or_else(|failure| failure.report())
 }
@@ -174,6 +181,8 @@ fn start_log(cli: &Cli) -> io::Result<Log> {
     Ok(log)
 }
 
+/// Time for closing images of Ceph at the end.
+const IMAGE_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Position of `--verbose` in every list of options.
 const BEFORE_HELP: usize = 900;
 

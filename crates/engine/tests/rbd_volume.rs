@@ -190,7 +190,10 @@ fn what_cannot_be_opened_is_said_with_what_to_do() {
     );
     let stranger = ClusterOptions { user: "stranger".to_owned(), ..image.cluster() };
     let said = refusal(&stranger, &name);
-    assert!(said.contains("no keyring has a key for client.stranger"), "{said}");
+    assert!(said.starts_with("the cluster refuses client.stranger: Permission denied"), "{said}");
+    let no_keyring = ClusterOptions { keyring: Some("/nonexistent".into()), ..image.cluster() };
+    let said = refusal(&no_keyring, &name);
+    assert!(said.contains("client.admin") && said.contains("id=") && said.contains("keyring"), "{said}");
     let keyring = image.conf.with_file_name("forged");
     std::fs::write(&keyring, "[client.admin]\nkey = AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA==\n").unwrap();
     let forged = ClusterOptions { keyring: Some(keyring), ..image.cluster() };

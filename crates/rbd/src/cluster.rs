@@ -146,6 +146,12 @@ impl Cluster {
     pub fn note_blocklisted(&self) {
         self.is_blocklisted.store(true, Ordering::Relaxed);
     }
+
+    /// Whether the cluster has blocklisted this client.
+    #[must_use]
+    pub fn is_blocklisted(&self) -> bool {
+        self.is_blocklisted.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Cluster {
@@ -165,7 +171,7 @@ fn shared() -> MutexGuard<'static, SharedClusters> {
 fn find(options: &ClusterOptions) -> Option<Arc<Cluster>> {
     let all = shared();
     let mut found = all.iter().filter(|(of, _)| of == options).filter_map(|(_, cluster)| cluster.upgrade());
-    found.find(|cluster| !cluster.is_blocklisted.load(Ordering::Relaxed))
+    found.find(|cluster| !cluster.is_blocklisted())
 }
 
 pub(crate) fn c_string(what: &'static str, text: &str) -> Result<CString, RbdError> {

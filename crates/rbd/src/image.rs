@@ -58,7 +58,7 @@ pub struct ImageDetails {
     pub has_cache: bool,
     /// A discard frees whole units of this many bytes, and keeps what is in others.
     pub discard_granularity: u64,
-    /// The same for every program that opens the image, and for no other image or snapshot.
+    /// Identifies the image, or the snapshot, for every program that opens it.
     pub identity: String,
 }
 

@@ -136,8 +136,8 @@ impl RequestQueue {
     }
 
     /// Submits a request; `token` comes back with its completion. `data` is what is written, or
-    /// where to read to, and empty for other commands. Returns `false` if librbd refuses the request
-    /// at once: then it is polled next, without a signal.
+    /// where to read to, and empty for other commands. Returns `false` if librbd refuses the
+    /// request at once: then it is polled next, without a signal.
     ///
     /// # Panics
     /// If the data is in a registered buffer, or is read to and cannot be written.

@@ -72,6 +72,7 @@ fn name_of(spec: &Spec) -> String {
         | Spec::VhostUser(VhostUserSpec { path, .. }) => {
             of_text(path.to_string_lossy().rsplit('/').next().unwrap_or_default())
         }
+        Spec::Rbd(image) => of_text(&image.image),
         Spec::Slice(_, inner) | Spec::Decorated(_, inner) => name_of(inner),
         Spec::Stripe { .. } => "stripe".to_owned(),
         Spec::Url(url) => {

@@ -21,6 +21,7 @@ mod bench;
 mod bench_devices;
 mod bench_file_system;
 mod block_sizes;
+mod ceph;
 mod config;
 mod connection_places;
 mod control;

@@ -1,18 +1,19 @@
 //! One core's requests to an image, which its channels share.
 
 use super::errors::io_error;
-use super::status::{StatusQuery, StatusResult, ask};
-use super::volume::ImageState;
+use super::state::{BLOCK, ImageState};
+use super::status::{StatusQuery, StatusResult};
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
-use crate::volume::core_queues::ChannelCompletions;
+use crate::volume::core_queues::{ChannelCompletions, CoreQueues};
 use blockmux_rbd::requests::{Command, Finished, RequestQueue};
-use blockmux_volume::{Completion, Io, IoError, Op, Output, Seg, SgList, Slab, Tag, Waker};
+use blockmux_volume::{Completion, Core, Io, IoError, Op, Output, Seg, SgList, Slab, Tag, Waker};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The queue of a core.
 pub(super) struct RbdQueue {
@@ -23,6 +24,12 @@ pub(super) struct RbdQueue {
     waker: Waker,
     registration: Registration,
     armed: Rc<WakeOnEvent>,
+    /// When to look next whether requests complete; `None` while there are none.
+    look_at: Option<Instant>,
+    /// A request has completed since the last look.
+    has_completed: bool,
+    /// A read that tells whether the cluster still serves this client is under way.
+    is_probing: bool,
 }
 
 /// A request of a channel, which takes one command or several, one after the other.
@@ -42,6 +49,8 @@ struct RbdRequest {
     bounce: Option<Seg>,
     /// The last command is a flush, and has been submitted.
     is_flushing: bool,
+    /// It has failed for its channel, but librbd still has it.
+    has_failed: bool,
 }
 
 impl RbdQueue {
@@ -62,6 +71,9 @@ impl RbdQueue {
                 waker: waker.clone(),
                 registration: core.register(armed.clone()),
                 armed,
+                look_at: None,
+                has_completed: false,
+                is_probing: false,
             }));
             made = Some(queue.clone());
             RbdQueueTask(queue)
@@ -78,8 +90,12 @@ impl RbdQueue {
     /// Takes a request that was checked, with memory for its data if that can change meanwhile.
     pub(super) fn submit(&mut self, io: Io, bounce: Option<Seg>, of: &Rc<ChannelCompletions>) {
         let Io { tag, op, offset, len, data } = io;
+        if self.image.image.cluster().is_blocklisted() {
+            // librbd would wait for the lock, which it never gets, before it sends a write.
+            return of.push(Completion { tag, result: Err(IoError::Fenced) }, Some(of));
+        }
         let (of, data) = (of.clone(), data.unwrap_or_default());
-        let (done, part, is_flushing) = (0, 0, false);
+        let (done, part, is_flushing, has_failed) = (0, 0, false, false);
         let index = self.requests.insert(RbdRequest {
             tag,
             of,
@@ -91,13 +107,21 @@ impl RbdQueue {
             data,
             bounce,
             is_flushing,
+            has_failed,
         });
+        if self.look_at.is_none() {
+            self.look_later(self.core.now());
+        }
         self.advance(index, None, true);
     }
 
     /// Submits the next command of a request, or completes it. `is_submit`: the channel polls next.
     fn advance(&mut self, index: usize, own: Option<&Rc<ChannelCompletions>>, is_submit: bool) {
         let Some(request) = self.requests.get_mut(index) else { return };
+        if request.has_failed {
+            self.requests.discard(index);
+            return;
+        }
         match request.next_step(self.image.has_cache()) {
             NextStep::Command(command, data) => {
                 if !self.queue.submit(index, command, data) {
@@ -105,8 +129,11 @@ impl RbdQueue {
                 }
             }
             NextStep::AskStatus => {
-                let (offset, len, core) = (request.offset, request.len, self.core.inbox().clone());
-                ask(&self.image, StatusQuery { offset, len, core, request: index });
+                let (offset, len, volume) = (request.offset, request.len, self.image.id);
+                let core = self.core.inbox().clone();
+                let answer =
+                    Box::new(move |found| core.send(move |core| on_status(core, volume, index, found)));
+                self.image.status.ask(&self.image.image, StatusQuery { offset, len, answer });
             }
             NextStep::Done(result) if is_submit => {
                 // Its own channel is polled after the submission without being woken.
@@ -123,13 +150,13 @@ impl RbdQueue {
         result: Result<Output, IoError>,
         own: Option<&Rc<ChannelCompletions>>,
     ) {
-        if let Some(request) = self.requests.remove(index) {
+        if let Some(request) = self.requests.remove(index).filter(|request| !request.has_failed) {
             request.of.push(Completion { tag: request.tag, result }, own);
         }
     }
 
-    /// Takes what has completed; wakes the users of all channels but `own`. Returns whether anything
-    /// has.
+    /// Takes what has completed, and wakes the users of all channels but `own`. Returns whether
+    /// anything has.
     #[inline]
     pub(super) fn turn(&mut self, own: Option<&Rc<ChannelCompletions>>) -> bool {
         let mut has_finished = false;
@@ -137,14 +164,61 @@ impl RbdQueue {
             has_finished = true;
             self.on_finished(finished, own);
         }
+        self.has_completed |= has_finished;
         has_finished
+    }
+
+    fn look_later(&mut self, now: Instant) {
+        let when = now + LOOK_INTERVAL;
+        (self.look_at, self.has_completed) = (Some(when), false);
+        self.core.wake_at(when, &self.waker);
+    }
+
+    /// Looks whether requests complete, if it is time to. A client that the cluster has blocklisted
+    /// is not told so when it writes, because librbd first waits for the lock, for ever. It is told
+    /// when it reads.
+    fn look(&mut self) {
+        let Some(when) = self.look_at else { return };
+        let now = self.core.now();
+        if now < when {
+            return;
+        }
+        if !self.requests.iter_mut().any(|request| !request.has_failed) {
+            self.look_at = None;
+            return;
+        }
+        if !self.has_completed && !self.is_probing {
+            self.is_probing = true;
+            let data = SgList::one(Seg::from_slice(&[0; BLOCK as usize]));
+            if !self.queue.submit(PROBE, Command::Read { offset: 0 }, data) {
+                self.waker.wake();
+            }
+        }
+        self.look_later(now);
+    }
+
+    /// The cluster has blocklisted this client, so what librbd has not done by now it never does.
+    /// Reads complete by themselves; until then, librbd may use the memory of their clients.
+    #[cold]
+    fn fail_pending(&mut self) {
+        for request in self.requests.iter_mut() {
+            let ends_itself = matches!(request.op, Op::Read | Op::BlockStatus);
+            if !ends_itself && !std::mem::replace(&mut request.has_failed, true) {
+                request.of.push(Completion { tag: request.tag, result: Err(IoError::Fenced) }, None);
+            }
+        }
     }
 
     fn on_finished(&mut self, finished: Finished, own: Option<&Rc<ChannelCompletions>>) {
         let index = finished.token;
+        self.is_probing &= index != PROBE;
         if let Err(error) = finished.result {
             let error = io_error(error, self.image.image.cluster());
-            return self.complete(index, Err(error), own);
+            self.complete(index, Err(error), own);
+            if self.image.image.cluster().is_blocklisted() {
+                self.fail_pending();
+            }
+            return;
         }
         let Some(request) = self.requests.get_mut(index) else { return };
         request.done += request.part;
@@ -155,7 +229,7 @@ impl RbdQueue {
     }
 
     /// The answer of a query of the object map.
-    pub(super) fn on_status(&mut self, index: usize, result: StatusResult) {
+    fn on_status(&mut self, index: usize, result: StatusResult) {
         let cluster = self.image.image.cluster();
         let result = result.map(Output::Extents).map_err(|error| io_error(error, cluster));
         self.complete(index, result, None);
@@ -182,6 +256,13 @@ impl Drop for RbdQueue {
     fn drop(&mut self) {
         // The descriptor is about to be closed.
         self.armed.disarm(&self.registration);
+    }
+}
+
+/// The answer of a query. The queue is kept until all of its requests have completed.
+fn on_status(core: &EngineCore, volume: u64, index: usize, found: StatusResult) {
+    if let Some(queue) = core.local(CoreQueues::<RbdQueue>::default).find(volume) {
+        queue.borrow_mut().on_status(index, found);
     }
 }
 
@@ -277,7 +358,9 @@ impl Task for RbdQueueTask {
         // From now on until it is parked, this task looks for completions.
         queue.queue.disarm();
         let progress = if queue.turn(None) { Progress::Drained } else { Progress::Idle };
-        let is_unused = Rc::strong_count(&self.0) == 1 && queue.requests.is_empty();
+        queue.look();
+        let is_unused =
+            Rc::strong_count(&self.0) == 1 && queue.requests.iter_mut().all(|request| request.has_failed);
         if is_unused { Progress::Done } else { progress }
     }
 
@@ -290,9 +373,13 @@ impl Task for RbdQueueTask {
     }
 }
 
-/// Data that could change is copied in pieces of this many bytes, so that one request cannot exhaust
-/// the pool.
+/// Data that could change is copied in pieces of this many bytes, so that no request exhausts the
+/// pool.
 pub(super) const MAX_BOUNCE: usize = 1 << 20;
+/// Requests that take longer make the queue ask whether the cluster still serves this client.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// The token of the read that asks.
+const PROBE: usize = usize::MAX;
 /// Bytes that one command frees: some 256 objects, each a request to the cluster.
 const MAX_FREED: u64 = 1 << 30;
 /// Zeroes that one command writes, in bytes.
@@ -315,6 +402,7 @@ mod tests {
             data: SgList::default(),
             bounce: None,
             is_flushing: false,
+            has_failed: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::channel::RbdChannel;
 use super::queue::RbdQueue;
-use super::status::StatusQueries;
+use super::state::{BLOCK, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
 use crate::volume::core_queues::CoreQueues;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions};
@@ -20,22 +20,6 @@ use tracing::warn;
 /// An image of Ceph RBD.
 pub struct RbdVolume {
     state: Arc<ImageState>,
-}
-
-/// What a volume shares with its channels.
-pub(super) struct ImageState {
-    pub(super) image: Arc<Image>,
-    /// What it is called in messages.
-    name: String,
-    /// Properties at opening.
-    first: VolumeInfo,
-    /// Current size, in bytes.
-    size: AtomicU64,
-    /// The image has changed since its size was asked for.
-    has_changed: Arc<AtomicBool>,
-    /// Identifies the volume on its cores.
-    pub(super) id: u64,
-    pub(super) status: StatusQueries,
 }
 
 impl RbdVolume {
@@ -66,12 +50,12 @@ impl RbdVolume {
                 image,
                 has_changed,
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-                status: StatusQueries::default(),
+                status: Arc::default(),
             }),
         })
     }
 
-    /// The same for every program that opens the image, and for no other image or snapshot.
+    /// Identifies the image, or the snapshot, for every program that opens it.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.state.image.details().identity
@@ -99,42 +83,6 @@ fn info_of(image: &ImageDetails) -> VolumeInfo {
         discard_granularity: granularity,
         fast_zeroes: true,
         ..VolumeInfo::new(whole_blocks(image.size))
-    }
-}
-
-/// The size of the whole blocks of an image, which may have any size.
-fn whole_blocks(size: u64) -> u64 {
-    size / BLOCK * BLOCK
-}
-
-impl ImageState {
-    /// The properties now.
-    pub(super) fn info(&self) -> VolumeInfo {
-        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
-    }
-
-    /// Checks a request against the current size.
-    #[inline]
-    pub(super) fn check(&self, io: &blockmux_volume::Io) -> Result<(), IoError> {
-        self.first.check_within(io, self.size.load(Ordering::Relaxed))
-    }
-
-    /// Whether completed writes may be in a cache of this process.
-    pub(super) fn has_cache(&self) -> bool {
-        self.first.write_cache
-    }
-
-    fn refresh(&self) -> u64 {
-        // Cleared before the size is asked for, so that a later change is noticed.
-        if self.has_changed.swap(false, Ordering::Relaxed) {
-            match self.image.size() {
-                Ok(size) => self.size.store(whole_blocks(size), Ordering::Relaxed),
-                Err(error) => {
-                    warn!("rbd:{}: its size may have changed, but cannot be read: {error}", self.name);
-                }
-            }
-        }
-        self.size.load(Ordering::Relaxed)
     }
 }
 
@@ -187,9 +135,7 @@ fn queue_of(state: &Arc<ImageState>, core: &Rc<EngineCore>) -> Result<Rc<RefCell
 
 /// Identifies volumes on their cores.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-/// Logical block in bytes.
-const BLOCK: u64 = 512;
-/// Ceph's storage daemons allocate units of up to this many bytes, and its kernel driver prefers it.
+/// Ceph's storage daemons allocate units of up to this many bytes; its kernel driver prefers them.
 const PREFERRED_BLOCK: u32 = 64 << 10;
 
 #[cfg(test)]

@@ -1,0 +1,64 @@
+//! What a volume shares with its channels.
+
+use super::status::StatusQueries;
+use blockmux_rbd::image::Image;
+use blockmux_volume::{Io, IoError, VolumeInfo};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tracing::warn;
+
+/// An image that is in use: by its volume, and by channels, which may outlive that.
+pub(super) struct ImageState {
+    pub(super) image: Arc<Image>,
+    /// What it is called in messages.
+    pub(super) name: String,
+    /// Properties at opening.
+    pub(super) first: VolumeInfo,
+    /// Current size, in bytes.
+    pub(super) size: AtomicU64,
+    /// The image has changed since its size was asked for.
+    pub(super) has_changed: Arc<AtomicBool>,
+    /// Identifies the volume on its cores.
+    pub(super) id: u64,
+    pub(super) status: Arc<StatusQueries>,
+}
+
+impl ImageState {
+    /// The properties now.
+    pub(super) fn info(&self) -> VolumeInfo {
+        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+    }
+
+    /// Checks a request against the current size.
+    #[inline]
+    pub(super) fn check(&self, io: &Io) -> Result<(), IoError> {
+        self.first.check_within(io, self.size.load(Ordering::Relaxed))
+    }
+
+    /// Whether completed writes may be in a cache of this process.
+    pub(super) fn has_cache(&self) -> bool {
+        self.first.write_cache
+    }
+
+    /// Asks for the size if it may have changed; returns it in bytes.
+    pub(super) fn refresh(&self) -> u64 {
+        // Cleared before the size is asked for, so that a later change is noticed.
+        if self.has_changed.swap(false, Ordering::Relaxed) {
+            match self.image.size() {
+                Ok(size) => self.size.store(whole_blocks(size), Ordering::Relaxed),
+                Err(error) => {
+                    warn!("rbd:{}: its size may have changed, but cannot be read: {error}", self.name);
+                }
+            }
+        }
+        self.size.load(Ordering::Relaxed)
+    }
+}
+
+/// The size of the whole blocks of an image, which may have any size.
+pub(super) fn whole_blocks(size: u64) -> u64 {
+    size / BLOCK * BLOCK
+}
+
+/// Logical block in bytes.
+pub(super) const BLOCK: u64 = 512;
