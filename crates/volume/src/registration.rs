@@ -3,8 +3,9 @@
 //! An RDMA adapter accesses only memory that its driver has pinned, and a work request names it by
 //! a local key (L_Key of the verbs). A block of memory is registered as a whole, for each
 //! protection domain, at the first call of [`Seg::local_key`](crate::Seg::local_key), and stays
-//! registered until it is freed: pool buffers are reused, and a RAM volume is one block. Without
-//! such a device this costs nothing.
+//! registered until it is freed: pool buffers are reused. The pages of a RAM volume are one block,
+//! which the verbs provider never asks for: it copies their data (decision 103). Without such a
+//! device this costs nothing.
 //!
 //! `docs/decisions/0053-memory-is-registered-in-blocks.md` has the reasons.
 

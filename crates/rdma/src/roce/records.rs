@@ -8,10 +8,8 @@
 //! stream: initiators, targets, limits and the simulator drive it as they drive iWARP. A record
 //! keeps the packet whole, and neither side stores one twice.
 //!
-//! A record is the length of the packet in two bytes, and the packet from its base transport header
-//! to its ICRC. The highest bit of the length says that the network has marked the packet as one
-//! that met congestion. The sender of a record leaves the ICRC zero: only the owner of the port
-//! knows the addresses that it covers.
+//! [`super::record`] has the form of a record. The sender of one leaves the ICRCs zero: only the
+//! owner of the port knows the addresses that they cover.
 
 use super::record::{HEAD_LEN, RecordHead, RecordWriter};
 use super::{Roce, RoceConfig, RoceNumbers};
