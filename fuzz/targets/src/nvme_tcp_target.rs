@@ -100,7 +100,7 @@ pub(crate) fn node(exports: &Exports) -> Arc<NvmeNode> {
     let namespaces = exports.iter().map(|(id, _)| namespace(exports, id));
     let nqn = Nqn::new("nqn.t").expect("the name is valid");
     let subsystem = Arc::new(Subsystem::new(nqn, "", namespaces.collect(), Vec::new()));
-    let ports = vec![FabricsPort { id: 1, address: ([192, 0, 2, 1], 4420).into() }];
+    let ports = vec![FabricsPort::new(1, ([192, 0, 2, 1], 4420).into())];
     Arc::new(NvmeNode::new(vec![subsystem], ports, ""))
 }
 

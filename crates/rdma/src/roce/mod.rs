@@ -406,9 +406,8 @@ impl Roce {
         self.disconnect_now();
     }
 
-    /// Ends the connection as if its time-outs had passed.
-    #[cfg(test)]
-    fn on_unreachable(&mut self) {
+    /// Ends the connection as if its time-outs had passed; for tests.
+    pub fn on_unreachable(&mut self) {
         self.cm.stop();
         self.deadline = None;
         self.end(None);

@@ -236,8 +236,9 @@ fn a_target_shows_what_it_gets_later_to_those_without_their_own_map() {
     });
     let numbers = |view: &ScsiTarget| view.units().map(|(number, ..)| number).collect::<Vec<_>>();
     assert_eq!(views.each_ref().map(numbers), [vec![0, 1], vec![1], vec![0, 1]]);
-    assert_eq!(views.each_ref().map(|view| view.may_write(VolumeId(0))), [Some(true), None, Some(true)]);
-    assert_eq!(views[2].may_write(VolumeId(1)), Some(false));
+    let volumes = |view: &ScsiTarget| view.volumes().into_iter().map(|(id, writes)| (id.0, writes)).collect();
+    let volumes: [Vec<_>; 3] = views.each_ref().map(volumes);
+    assert_eq!(volumes, [vec![(0, true), (1, false)], vec![(1, false)], vec![(0, true), (1, false)]]);
     assert_eq!(views.each_ref().map(|view| view.add(2, VolumeId(2), unit("z"))), [true, true, false]);
     assert_eq!(views.each_ref().map(numbers), [vec![0, 1, 2], vec![1, 2], vec![0, 1]]);
 }
