@@ -162,7 +162,7 @@ const WRONG: &[(&[&str], &str)] = &[
     ),
     (
         &["info", "localhost:10809"],
-        "`localhost` in `localhost:10809` is not a kind of volume: use mem, null, file, block, vhost-user, slice, stripe, delay, fault, \
+        "`localhost` in `localhost:10809` is not a kind of volume: use mem, null, file, block, vhost-user, rbd, slice, stripe, delay, fault, \
          rate, log, or a URL such as nbd://host/export",
     ),
     (&["info"], "the following required arguments were not provided: <URL>; --help lists the options"),

@@ -164,7 +164,7 @@ fn what_info_and_check_say_of_an_image() {
     assert_eq!(refused.status.code(), Some(2));
     assert_eq!(
         text(&refused.stderr),
-        format!("error: {none}: there is no image none in rbd; list images with 'rbd ls rbd'\n")
+        format!("blockmux: {none}: there is no image none in rbd; list images with 'rbd ls rbd'\n")
     );
 }
 

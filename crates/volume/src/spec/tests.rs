@@ -212,15 +212,6 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("block:/dev/sda?size=1g", "not an option of a block device"),
         ("vhost-user:/run/a.sock?direct=on", "not an option of a vhost-user device"),
         ("vhost-user:", "has no path: write vhost-user:PATH"),
-        ("rbd:disk", "`rbd:disk` has no pool and image: write rbd:POOL/IMAGE"),
-        ("rbd:a/b/c/d", "has no pool and image"),
-        ("rbd:pool/", "has no pool and image"),
-        ("rbd:pool/disk@", "has no pool and image"),
-        ("rbd:pool/disk:id=admin", "options follow a question mark, as in rbd:pool/image?id=admin"),
-        ("rbd:pool/disk?id=", "write a user, as in id=admin"),
-        ("rbd:pool/disk?user=admin", "`user` in `rbd:pool/disk?user=admin` is not an option of an RBD image"),
-        ("rbd:pool/disk?timeout=0s", "write 1s to 1h"),
-        ("rbd:pool/%ff", "write UTF-8"),
         (
             "mem:1g?block_size=1000",
             "`1000` is not a value for block_size in `mem:1g?block_size=1000`: write a power",
@@ -262,14 +253,34 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
         ("rate:iops=1,burst=0:mem:1g", "`0` is not a value for burst"),
         ("log:x", "`log:x` has no volume: write log:PATH:VOLUME"),
     ];
+    assert_errors(&errors);
+    let deep = "log:-:".repeat(100_000) + "mem:1g";
+    assert_eq!(deep.parse::<Spec>(), Err(SpecError::Nesting));
+    assert_eq!("[".repeat(100_000).parse::<Spec>().unwrap_err(), SpecError::Brackets("[".repeat(100_000)));
+}
+
+/// Checks that each text is refused with a message that contains these words.
+fn assert_errors(errors: &[(&str, &str)]) {
     for (text, words) in errors {
         let message = text.parse::<Spec>().expect_err(text).to_string();
         assert!(message.contains(words), "{text}: {message}");
         assert!(!message.contains('\n') && message.len() < 300, "{text}: {message}");
     }
-    let deep = "log:-:".repeat(100_000) + "mem:1g";
-    assert_eq!(deep.parse::<Spec>(), Err(SpecError::Nesting));
-    assert_eq!("[".repeat(100_000).parse::<Spec>().unwrap_err(), SpecError::Brackets("[".repeat(100_000)));
+}
+
+#[test]
+fn an_error_about_an_image_of_ceph_shows_how_to_name_one() {
+    assert_errors(&[
+        ("rbd:disk", "`rbd:disk` has no pool and image: write rbd:POOL/IMAGE"),
+        ("rbd:a/b/c/d", "has no pool and image"),
+        ("rbd:pool/", "has no pool and image"),
+        ("rbd:pool/disk@", "has no pool and image"),
+        ("rbd:pool/disk:id=admin", "options follow a question mark, as in rbd:pool/image?id=admin"),
+        ("rbd:pool/disk?id=", "write a user, as in id=admin"),
+        ("rbd:pool/disk?user=admin", "`user` in `rbd:pool/disk?user=admin` is not an option of an RBD image"),
+        ("rbd:pool/disk?timeout=0s", "write 1s to 1h"),
+        ("rbd:pool/%ff", "write UTF-8"),
+    ]);
 }
 
 fn path() -> impl Strategy<Value = PathBuf> {
