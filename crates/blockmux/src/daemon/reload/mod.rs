@@ -137,7 +137,7 @@ pub(super) struct Reloader {
     changes: Mutex<ChangeState>,
     /// Reloads run one after the other, also while they open paths.
     reloads: NamedLock,
-    /// Short commands that another change has overtaken have turns, so that each is done once.
+    /// Short commands that another change has overtaken take turns.
     commands: NamedLock,
     /// Saves run one after the other.
     saves: NamedLock,
