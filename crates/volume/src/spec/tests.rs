@@ -112,13 +112,13 @@ fn an_image_of_ceph_is_named_as_ceph_does() {
     assert_eq!(parse("rbd:pool/disk"), Spec::Rbd(image.clone()));
     let whole = RbdSpec {
         namespace: Some("ns".to_owned()),
-        snapshot: Some("mon day".to_owned()),
+        snapshot: Some("mon@day".to_owned()),
         id: Some("backup".to_owned()),
         conf: Some("/etc/ceph/other.conf".into()),
         keyring: Some("/etc/a&b".into()),
         ..image
     };
-    let text = "rbd:pool/ns/disk@mon%20day?id=backup&conf=/etc/ceph/other.conf&keyring=/etc/a%26b";
+    let text = "rbd:pool/ns/disk@mon%40day?id=backup&conf=/etc/ceph/other.conf&keyring=/etc/a%26b";
     assert_eq!(parse(text), Spec::Rbd(whole));
     assert_eq!(parse(text).to_string(), text);
 }
