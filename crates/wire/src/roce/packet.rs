@@ -114,10 +114,30 @@ mod tests {
         for len in 0..ACK.len() {
             assert_eq!(RocePacket::parse(&ACK[..len]), Err(PacketError::Truncated), "{len}");
         }
-        // Three bytes of pad where there are none (CVE-2026-46043).
-        let mut padded = ACK;
-        padded[1] = 0x30;
-        assert_eq!(RocePacket::parse(&padded), Err(PacketError::Truncated));
+    }
+
+    /// rxe computed a negative length of the payload from such a packet (CVE-2026-46043).
+    #[test]
+    fn a_pad_and_an_icrc_that_the_packet_has_no_room_for_are_truncation() {
+        let opcodes = [
+            (RoceOpcode::RC_SEND_ONLY, 0),
+            (RoceOpcode::RC_WRITE_ONLY, 16),
+            (RoceOpcode::RC_ACKNOWLEDGE, 4),
+            (RoceOpcode::RC_SEND_ONLY_INVALIDATE, 4),
+            (RoceOpcode::UD_SEND_ONLY, 8),
+        ];
+        for (opcode, headers_len) in opcodes {
+            for pad_len in 0..4_usize {
+                for behind in 0..8 + ICRC_LEN {
+                    let mut bytes = [0; 64];
+                    let packet = &mut bytes[..BTH_LEN + headers_len + behind];
+                    packet[..2].copy_from_slice(&[opcode.0, (pad_len as u8) << 4]);
+                    let payload_len = behind.checked_sub(ICRC_LEN + pad_len);
+                    let parsed = RocePacket::parse(packet).map(|packet| packet.payload.len());
+                    assert_eq!(parsed, payload_len.ok_or(PacketError::Truncated), "{opcode} {pad_len}");
+                }
+            }
+        }
     }
 
     #[test]
