@@ -206,8 +206,8 @@ impl CmConnection {
             }
             CmMessage::Mra(mra) => {
                 let is_awaited = match self.phase {
-                    CmPhase::Requesting => mra.message == ANSWERS_REQ,
-                    CmPhase::Accepted => mra.message == ANSWERS_REP && is_of_peer,
+                    CmPhase::Requesting => mra.answers() == ANSWERS_REQ,
+                    CmPhase::Accepted => mra.answers() == ANSWERS_REP && is_of_peer,
                     _ => false,
                 };
                 if is_awaited && let Some(repetition) = &mut self.repetition {
@@ -265,13 +265,17 @@ impl CmConnection {
         (self.peer_comm_id, self.peer_qp) = (req.local_comm_id.get(), req.local_qpn.get());
         self.phase = CmPhase::Requested;
         let mtu = mtu_of_code(req.mtu_code()).filter(|mtu| *mtu <= config.mtu);
-        if ip.version != 0 || req.service_type() != 0 {
-            self.reject(RejectReason::UNSUPPORTED_REQUEST, &[]);
-            return CmOutcome::Released;
-        }
-        let Some(mtu) = mtu else {
-            self.reject(RejectReason::INVALID_MTU, &[]);
-            return CmOutcome::Released;
+        let mtu = match mtu {
+            _ if ip.version != 0 => Err(RejectReason::UNSUPPORTED_REQUEST),
+            _ if req.service_type() != 0 => Err(RejectReason::INVALID_SERVICE_TYPE),
+            mtu => mtu.ok_or(RejectReason::INVALID_MTU),
+        };
+        let mtu = match mtu {
+            Ok(mtu) => mtu,
+            Err(reason) => {
+                self.reject(reason, &[]);
+                return CmOutcome::Released;
+            }
         };
         let peer_guid = req.local_ca_guid.get();
         let terms = RoceTerms {

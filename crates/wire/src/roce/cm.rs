@@ -292,6 +292,15 @@ pub struct CmMra {
 }
 const _: () = assert!(size_of::<CmMra>() == CM_BODY_LEN);
 
+impl CmMra {
+    /// The message that takes longer to answer: [`ANSWERS_REQ`] or [`ANSWERS_REP`]. The bits behind
+    /// it are reserved.
+    #[must_use]
+    pub const fn answers(&self) -> u8 {
+        self.message & 0xc0
+    }
+}
+
 /// Reject (§12.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -5,6 +5,7 @@ mod captures;
 mod congestion;
 mod hostile;
 mod long_packets;
+mod management;
 mod port;
 mod provider_conformance;
 mod records;
