@@ -109,9 +109,11 @@ const OPEN_TWICE: &str = "one file cannot be open twice; remove the volume, relo
 /// Why a volume is not opened while another one has its identity, and what to do.
 const EXPORT_TWICE: &str = "one disk cannot be exported twice; remove the volume, reload, and add it again";
 
-/// The files and devices that volumes write to, each with its parts and the place and name of the
-/// volume.
-struct WrittenPaths<'a>(HashMap<PathBuf, Vec<(usize, &'a str, (Spec, Part))>>);
+/// The place and the name of a volume, and a part that it writes to.
+type WrittenPart<'a> = (usize, &'a str, (Spec, Part));
+
+/// The files and devices that volumes write to, each with the parts.
+struct WrittenPaths<'a>(HashMap<PathBuf, Vec<WrittenPart<'a>>>);
 
 impl<'a> WrittenPaths<'a> {
     fn of(volumes: impl Iterator<Item = &'a NamedVolume>) -> WrittenPaths<'a> {
