@@ -3,6 +3,7 @@
 
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task};
 use crate::net::host::{ByteStream, Host, SocketWatch};
+pub use crate::net::roce::group::RocePortUse;
 use crate::net::roce::group::{RoceGroup, RoceShare};
 use crate::net::roce::socket::{ArrivedPacket, ReceiveBuffers};
 use crate::net::roce::{ArrivedRequest, RoceHost, RoceStream};

@@ -94,8 +94,7 @@ impl RoceGroup {
             return Ok(own);
         }
         for _ in 0..LOOPBACK_ATTEMPTS {
-            let [a, b, c] = sys::random_bytes()?;
-            match RoceGroup::at((Ipv4Addr::new(127, a | 0x40, b, c), UDP_PORT).into()) {
+            match RoceGroup::at((any_loopback()?, UDP_PORT).into()) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 other => return other,
             }
@@ -191,6 +190,45 @@ pub(super) fn is_of_this_machine(address: SocketAddr) -> bool {
     UdpSocket::bind(at_any_port).is_ok()
 }
 
+/// Who has the UDP port of RoCEv2 on this machine, over IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RocePortUse {
+    /// Nobody.
+    Free,
+    /// A program has it at some addresses, and others are free.
+    AtSomeAddresses,
+    /// A program, or the kernel's software RoCEv2, has it at all addresses.
+    AtAllAddresses,
+}
+
+impl RocePortUse {
+    /// Finds out by binding for a moment.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub fn of_this_machine() -> io::Result<RocePortUse> {
+        RocePortUse::of(UDP_PORT)
+    }
+
+    fn of(port: u16) -> io::Result<RocePortUse> {
+        let is_in_use = |ip: Ipv4Addr| {
+            let bound = check_unused((ip, port).into());
+            bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        };
+        if !is_in_use(Ipv4Addr::UNSPECIFIED) {
+            return Ok(RocePortUse::Free);
+        }
+        let is_everywhere = is_in_use(any_loopback()?);
+        Ok(if is_everywhere { RocePortUse::AtAllAddresses } else { RocePortUse::AtSomeAddresses })
+    }
+}
+
+/// An address of loopback that probably nobody uses.
+fn any_loopback() -> io::Result<Ipv4Addr> {
+    let [a, b, c] = sys::random_bytes()?;
+    Ok(Ipv4Addr::new(127, a | 0x40, b, c))
+}
+
 /// Checks that no other program has the port. One of the same user could open sockets beside ours,
 /// and the kernel would give packets to either.
 fn check_unused(address: SocketAddr) -> io::Result<()> {
@@ -225,10 +263,13 @@ const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
 #[cfg(test)]
 mod tests {
-    use super::super::socket::ReceiveBuffers;
+    use super::super::socket::{MAX_DATAGRAM, ReceiveBuffers, state_of};
     use super::*;
     use blockmux_proto::driver::outbox::Outbox;
     use blockmux_rdma::roce::record::RecordHead;
+    use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef};
+    use socket2::SockRef;
+    use std::io::IoSliceMut;
 
     /// An address of loopback that no other test, and no other program, uses.
     fn address(last: u8) -> SocketAddr {
@@ -237,6 +278,11 @@ mod tests {
     }
 
     const LIMITS: RocePortLimits = RocePortLimits { connections: 8, requests: 8, requests_of_address: 8 };
+
+    /// Sets the byte of the IPv4 header that ends with the ECN bits, of what the socket sends.
+    fn set_type_of_service(socket: &UdpSocket, value: u32) {
+        SockRef::from(socket).set_tos_v4(value).unwrap();
+    }
 
     /// The packets that a share has received, from their base transport headers on.
     fn received(share: &RoceShare) -> Vec<Vec<u8>> {
@@ -278,6 +324,71 @@ mod tests {
         assert!(shares.iter().all(|share| received(share).is_empty()));
     }
 
+    /// The network marks packets in the IP header, which UDP sockets show only on request.
+    #[test]
+    fn marks_of_congestion_are_seen_on_single_and_on_joined_packets() {
+        let group = RoceGroup::at(address(6)).unwrap();
+        let (share, sender) = (group.share().unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let packet = packet_to(group.shares() as u32, 0);
+        let (mut buffers, mut datagram) = (ReceiveBuffers::new(), vec![0; MAX_DATAGRAM]);
+        // The bits are those of a transport that cannot be marked, ECT(1), ECT(0) and CE.
+        for (codepoint, is_marked) in [(0, false), (1, false), (2, false), (3, true)] {
+            // The bits before them are the DSCP, of any value.
+            set_type_of_service(&sender, 0x68 | codepoint);
+            let mut seen = Vec::new();
+            sender.send_to(&packet, group.address()).unwrap();
+            share.socket().receive(&mut buffers, |packet| seen.push(packet.is_marked)).unwrap();
+            sender.send_to(&packet, group.address()).unwrap();
+            let one = share.socket().receive_into(&mut datagram).unwrap().unwrap();
+            seen.extend(one.packets().map(|packet| packet.is_marked));
+            assert_eq!(seen, [is_marked; 2], "{codepoint}");
+        }
+        let sender = Socket::from(sender);
+        let state = state_of(&sender).unwrap();
+        for (ecn, is_marked) in [(EcnCodepoint::Ect0, false), (EcnCodepoint::Ce, true)] {
+            let contents = packet.repeat(4);
+            let (destination, segment_size) = (group.address(), Some(packet.len()));
+            let transmit =
+                Transmit { destination, ecn: Some(ecn), contents: &contents, segment_size, src_ip: None };
+            for _ in 0..2 {
+                state.try_send(UdpSockRef::from(&sender), &transmit).unwrap();
+            }
+            let mut seen = Vec::new();
+            let joined = share.socket().receive_into(&mut datagram).unwrap().unwrap();
+            assert_eq!(joined.bytes.len(), contents.len(), "the packets of one call arrive by one");
+            seen.extend(joined.packets().map(|packet| packet.is_marked));
+            share.socket().receive(&mut buffers, |packet| seen.push(packet.is_marked)).unwrap();
+            assert_eq!(seen, [is_marked; 8]);
+        }
+    }
+
+    #[test]
+    fn packets_are_sent_as_ones_that_may_be_marked() {
+        let group = RoceGroup::at(address(7)).unwrap();
+        let share = group.share().unwrap();
+        // The port is not that of RoCEv2, which the group has.
+        let receiver = Socket::from(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let state = state_of(&receiver).unwrap();
+        let peer = receiver.local_addr().unwrap().as_socket().unwrap();
+        let path = RocePath { local: group.address().ip(), peer };
+        share.socket().send_packet(&path, &[0; 60]);
+        let (mut outbox, head) =
+            (Outbox::default(), RecordHead { len: 128, packet_len: 64, is_marked: false });
+        outbox.push_head(&head.to_bytes());
+        outbox.push_head(&[0; 128]);
+        share.socket().send(&path, &mut outbox).unwrap();
+        // Packets of one call may be received by one.
+        let mut len = 0;
+        while len < 3 * 64 {
+            let (mut meta, mut buffer) = ([RecvMeta::default()], [0; 512]);
+            let mut slices = [IoSliceMut::new(&mut buffer)];
+            state.recv(UdpSockRef::from(&receiver), &mut slices, &mut meta).unwrap();
+            assert_eq!(meta[0].ecn, Some(EcnCodepoint::Ect0));
+            len += meta[0].len;
+        }
+        assert_eq!(len, 3 * 64);
+    }
+
     #[test]
     fn a_share_has_one_owner_at_a_time() {
         let group = RoceGroup::at(address(1)).unwrap();
@@ -316,6 +427,19 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         let own = RoceGroup::of_initiator(address(2), address(2)).unwrap();
         assert!(own.address().ip().is_loopback() && own.address() != address(2));
+    }
+
+    #[test]
+    fn who_has_the_port_shows_without_listening_there() {
+        let all = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = all.local_addr().unwrap().port();
+        assert_eq!(RocePortUse::of(port).unwrap(), RocePortUse::AtAllAddresses);
+        drop(all);
+        let _one = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        assert_eq!(RocePortUse::of(port).unwrap(), RocePortUse::AtSomeAddresses);
+        assert_eq!(RocePortUse::of(0).unwrap(), RocePortUse::Free);
+        let _other = UdpSocket::bind(address(5)).unwrap();
+        assert_ne!(RocePortUse::of_this_machine().unwrap(), RocePortUse::Free);
     }
 
     /// Packets of one length go out in one call, each with the identification that its place in the

@@ -88,7 +88,7 @@ impl RoceSocket {
         let _ = socket.set_recv_buffer_size(0);
         let _ = socket.set_send_buffer_size(BUFFER);
         socket.bind(&address.into())?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let state = state_of(&socket)?;
         Ok(RoceSocket { socket, state })
     }
 
@@ -214,6 +214,16 @@ impl AsFd for RoceSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Prepares a socket for batches, with ECN codepoints and addresses of this side.
+pub(super) fn state_of(socket: &Socket) -> io::Result<UdpSocketState> {
+    let state = UdpSocketState::new(UdpSockRef::from(socket))?;
+    // `quinn-udp` 0.6 asks for times of arrival, and its buffer of 88 bytes has no room for them
+    // beside the length of joined packets and the address: the codepoint would be cut off.
+    let off = 0_i32.to_ne_bytes();
+    sys::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &off)?;
+    Ok(state)
 }
 
 /// Buffers of one receive call. Only those that are used take memory.
