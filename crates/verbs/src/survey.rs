@@ -143,7 +143,7 @@ impl SoftwareDevice {
     }
 
     fn installed(paths: &KernelPaths) -> Option<SoftwareDevice> {
-        let modules = [("rdma_rxe", SoftwareDevice::Rxe), ("siw", SoftwareDevice::Siw)];
+        let modules = [(RXE_MODULE, SoftwareDevice::Rxe), ("siw", SoftwareDevice::Siw)];
         modules.into_iter().find(|(module, _)| paths.is_installed(module)).map(|(_, device)| device)
     }
 }
@@ -208,6 +208,12 @@ impl Survey {
 pub fn obstacle_at(address: IpAddr) -> Option<String> {
     let library = Library::load().err().map(|error| error.to_string());
     library.or_else(|| address_obstacle(&KernelPaths::new(), address))
+}
+
+/// Whether the kernel's software RoCEv2 is loaded, which has the UDP port of RoCEv2 at all addresses.
+#[must_use]
+pub fn has_software_roce() -> bool {
+    KernelPaths::new().is_loaded(RXE_MODULE)
 }
 
 /// Whether the TCP ports of an interface, by its index, are those of an iWARP device: one that the
@@ -306,6 +312,9 @@ fn locked_memory_limit() -> Option<u64> {
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     rustix::process::getrlimit(Resource::Memlock).current.filter(|_| !has_no_limit)
 }
+
+/// The kernel's software RoCEv2.
+const RXE_MODULE: &str = "rdma_rxe";
 
 #[cfg(test)]
 mod tests {

@@ -4,10 +4,11 @@
 use crate::failure::Failure;
 use crate::output::printable;
 use crate::process::stdout::{print, print_json};
-use crate::protocol::fabric::{FABRICS, ListedFabric};
+use crate::protocol::fabric::{FABRICS, FabricNeed, ListedFabric};
+use blockmux_engine::serve::roce_listener::{RocePortUse, UDP_PORT};
 use blockmux_verbs::device::{DeviceAttributes, MemoryWindows};
 use blockmux_verbs::kernel::KernelPort;
-use blockmux_verbs::survey::{DeviceDetails, Obstacle, Survey, SurveyedDevice};
+use blockmux_verbs::survey::{DeviceDetails, Obstacle, Survey, SurveyedDevice, has_software_roce};
 use serde_json::{Value, json};
 
 /// Arguments of `blockmux rdma`.
@@ -24,13 +25,89 @@ pub(crate) fn run(args: &RdmaArgs) -> Result<(), Failure> {
     let survey = Survey::of_this_machine().map_err(|error| {
         Failure::run(format!("cannot list RDMA devices: {error}; check /sys/class/infiniband"))
     })?;
-    if args.json { print_json(&as_json(&survey)) } else { print(as_text(&survey)) }
+    let roce_port = RocePortUse::of_this_machine().map_err(Failure::run)?;
+    let found = Found { survey, roce_port, has_software_roce: has_software_roce() };
+    if args.json { print_json(&as_json(&found)) } else { print(as_text(&found)) }
 }
 
-fn as_text(survey: &Survey) -> String {
+/// What there is on this machine.
+struct Found {
+    survey: Survey,
+    roce_port: RocePortUse,
+    /// Whether the kernel's software RoCEv2 is loaded.
+    has_software_roce: bool,
+}
+
+/// Whether a fabric can be used on this machine.
+struct FabricState {
+    name: &'static str,
+    /// What keeps it from being used, or restricts its use, and what to do.
+    reason: Option<String>,
+}
+
+impl FabricState {
+    const WORKS: FabricState = FabricState { name: "works", reason: None };
+
+    fn of(fabric: &ListedFabric, found: &Found) -> FabricState {
+        match fabric.needs {
+            FabricNeed::Nothing => FabricState::WORKS,
+            FabricNeed::RocePort => FabricState::of_roce(found),
+            FabricNeed::Device => FabricState::of_devices(&found.survey),
+        }
+    }
+
+    fn of_roce(found: &Found) -> FabricState {
+        let (name, reason) = match found.roce_port {
+            RocePortUse::Free => return FabricState::WORKS,
+            RocePortUse::AtSomeAddresses => (
+                FabricState::WORKS.name,
+                format!(
+                    "another program has UDP port {UDP_PORT} of some addresses, which `ss -lun` shows; listen at \
+                     another address, or stop it"
+                ),
+            ),
+            RocePortUse::AtAllAddresses if found.has_software_roce => (
+                "port in use",
+                format!(
+                    "Linux's rdma_rxe has UDP port {UDP_PORT} of all addresses; use its device by rdma=verbs, or \
+                     unload it with `modprobe -r rdma_rxe`"
+                ),
+            ),
+            RocePortUse::AtAllAddresses => (
+                "port in use",
+                format!(
+                    "another program has UDP port {UDP_PORT} of all addresses; stop it, or have it listen at one \
+                     address (`ss -lunp` names it)"
+                ),
+            ),
+        };
+        FabricState { name, reason: Some(reason) }
+    }
+
+    fn of_devices(survey: &Survey) -> FabricState {
+        if survey.has_ready_device() {
+            return FabricState::WORKS;
+        }
+        let name = match survey {
+            survey if survey.devices.is_empty() => "no device",
+            survey if !survey.has_library => "missing library",
+            _ => "device not ready",
+        };
+        FabricState { name, reason: obstacles(survey).next().map(ToString::to_string) }
+    }
+}
+
+/// All obstacles, those that concern every device first.
+fn obstacles(survey: &Survey) -> impl Iterator<Item = &Obstacle> {
+    survey.obstacles.iter().chain(survey.devices.iter().flat_map(|device| &device.obstacles))
+}
+
+fn as_text(found: &Found) -> String {
+    let survey = &found.survey;
     let mut lines = vec!["Fabrics".to_owned()];
     for fabric in FABRICS {
-        lines.extend(fabric_lines(fabric, survey.has_ready_device()));
+        let state = FabricState::of(fabric, found).name;
+        lines.extend(wrapped(&format!("  {:<10} ", fabric.name), &format!("{state}: {}", fabric.about)));
     }
     lines.push("Devices".to_owned());
     if survey.devices.is_empty() {
@@ -39,22 +116,13 @@ fn as_text(survey: &Survey) -> String {
     for device in &survey.devices {
         lines.extend(device_lines(device));
     }
-    let own = survey.devices.iter().flat_map(|device| &device.obstacles);
-    let mut obstacles = survey.obstacles.iter().chain(own).peekable();
-    if obstacles.peek().is_some() {
+    let of_devices = obstacles(survey).map(ToString::to_string);
+    let mut all = FabricState::of_roce(found).reason.into_iter().chain(of_devices).peekable();
+    if all.peek().is_some() {
         lines.push("Obstacles".to_owned());
-        lines.extend(obstacles.flat_map(|obstacle| wrapped("  - ", &obstacle.to_string())));
+        lines.extend(all.flat_map(|obstacle| wrapped("  - ", &obstacle)));
     }
     lines.join("\n")
-}
-
-fn fabric_lines(fabric: &ListedFabric, has_device: bool) -> Vec<String> {
-    let state = match fabric {
-        fabric if !fabric.is_available() => "not in this version",
-        fabric if fabric.needs_device && !has_device => "has no device",
-        _ => "works",
-    };
-    wrapped(&format!("  {:<10} ", fabric.name), &format!("{state}: {}", fabric.about))
 }
 
 fn device_lines(device: &SurveyedDevice) -> Vec<String> {
@@ -135,10 +203,18 @@ fn wrapped(start: &str, text: &str) -> Vec<String> {
     lines
 }
 
-fn as_json(survey: &Survey) -> Value {
-    let fabrics = FABRICS.iter().map(
-        |fabric| json!({ "name": fabric.name, "available": fabric.is_available(), "about": fabric.about }),
-    );
+fn as_json(found: &Found) -> Value {
+    let survey = &found.survey;
+    let fabrics = FABRICS.iter().map(|fabric| {
+        let state = FabricState::of(fabric, found);
+        json!({
+            "name": fabric.name,
+            "available": state.name == FabricState::WORKS.name,
+            "state": state.name,
+            "reason": state.reason,
+            "about": fabric.about,
+        })
+    });
     let devices = survey.devices.iter().map(|device| device_json(device, &survey.obstacles));
     json!({
         "fabrics": fabrics.collect::<Value>(),
@@ -206,6 +282,7 @@ Examples:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::srp::url::SrpUrl;
     use blockmux_verbs::device::PortAttributes;
     use blockmux_verbs::kernel::{KernelDevice, Transport};
 
@@ -253,13 +330,14 @@ mod tests {
         SurveyedDevice { kernel, details: Some(details()), obstacles: Vec::new() }
     }
 
-    fn survey(devices: Vec<SurveyedDevice>, obstacles: Vec<Obstacle>) -> Survey {
-        Survey { devices, obstacles, has_library: true }
+    fn survey(devices: Vec<SurveyedDevice>, obstacles: Vec<Obstacle>) -> Found {
+        let survey = Survey { devices, obstacles, has_library: true };
+        Found { survey, roce_port: RocePortUse::Free, has_software_roce: false }
     }
 
     /// The text from the devices on.
-    fn devices_text(survey: &Survey) -> String {
-        let text = as_text(survey);
+    fn devices_text(found: &Found) -> String {
+        let text = as_text(found);
         text[text.find("Devices").unwrap()..].to_owned()
     }
 
@@ -329,13 +407,64 @@ Obstacles
     }
 
     #[test]
-    fn every_fabric_that_urls_can_name_is_listed() {
-        let available: Vec<_> = FABRICS.iter().filter(|fabric| fabric.is_available()).collect();
-        assert!(!available.is_empty());
-        let names: Vec<_> = FABRICS.iter().map(|fabric| fabric.name).collect();
-        assert_eq!(names.len(), 3);
+    fn every_listed_fabric_can_be_named_in_urls() {
+        for fabric in FABRICS {
+            let url = format!("srp://host?rdma={}", fabric.name);
+            assert!(url.parse::<SrpUrl>().is_ok(), "{url}");
+        }
+        assert_eq!(FABRICS.len(), 3);
+    }
+
+    /// Name, whether it is available, and the reason of a state.
+    fn states(found: &Found) -> Vec<(String, bool, Option<String>)> {
+        let json = as_json(found);
+        let state = |fabric: &Value| {
+            let reason = fabric["reason"].as_str().map(str::to_owned);
+            (fabric["state"].as_str().unwrap().to_owned(), fabric["available"].as_bool().unwrap(), reason)
+        };
+        json["fabrics"].as_array().unwrap().iter().map(state).collect()
+    }
+
+    #[test]
+    fn a_fabric_says_whether_it_works_and_why_not() {
+        let works = ("works".to_owned(), true, None);
+        let ready = survey(vec![adapter()], Vec::new());
+        assert_eq!(states(&ready), [works.clone(), works.clone(), works.clone()]);
+        let taken = Found { roce_port: RocePortUse::AtAllAddresses, has_software_roce: true, ..ready };
+        let [iwarp, (state, is_available, Some(reason)), verbs] = &states(&taken)[..] else { panic!() };
+        assert_eq!([iwarp, verbs], [&works; 2]);
+        assert_eq!((state.as_str(), is_available), ("port in use", &false));
+        assert!(reason.contains("; use its device by rdma=verbs, or unload it with `modprobe -r rdma_rxe`"));
+        assert!(as_text(&taken).contains("\n  roce       port in use: RoCEv2 in software"));
         assert!(
-            as_text(&survey(Vec::new(), Vec::new())).contains(&format!("{:<10} works", available[0].name))
+            as_text(&taken).contains("\nObstacles\n  - Linux's rdma_rxe has UDP port 4791 of all addresses;")
         );
+        let taken = Found { has_software_roce: false, ..taken };
+        assert!(
+            states(&taken)[1].2.as_ref().unwrap().starts_with("another program has UDP port 4791 of all")
+        );
+        let partly = Found { roce_port: RocePortUse::AtSomeAddresses, ..taken };
+        let (state, is_available, reason) = &states(&partly)[1];
+        assert_eq!((state.as_str(), is_available), ("works", &true));
+        assert!(reason.as_ref().unwrap().contains("; listen at another address, or stop it"));
+    }
+
+    #[test]
+    fn devices_that_cannot_be_used_are_a_state_with_the_first_obstacle() {
+        let missing = || vec![Obstacle::NoDevice { software: None }];
+        let mut down = adapter();
+        down.obstacles = vec![Obstacle::NoActivePort { device: "mlx5_0".to_owned() }];
+        let mut without_library = survey(vec![adapter()], vec![Obstacle::LockedMemory(1)]);
+        without_library.survey.has_library = false;
+        for (found, expected, start) in [
+            (survey(Vec::new(), missing()), "no device", "the kernel has no RDMA device; "),
+            (survey(vec![down], Vec::new()), "device not ready", "mlx5_0 has no active port; "),
+            (without_library, "missing library", "at most 1 bytes"),
+        ] {
+            let (state, is_available, reason) = &states(&found)[2];
+            assert_eq!((state.as_str(), is_available), (expected, &false));
+            assert!(reason.as_ref().unwrap().starts_with(start), "{reason:?}");
+            assert!(as_text(&found).contains(&format!("\n  verbs      {expected}: RDMA devices")));
+        }
     }
 }

@@ -1,42 +1,43 @@
 //! The tables of RDMA fabrics: which one a URL names, and which ones `blockmux rdma` lists.
 
-use blockmux_proto::srp::url::SrpUrl;
-
 /// A fabric that protocols over RDMA can have.
 pub(crate) struct ListedFabric {
     /// Its name in URLs: `rdma=NAME`.
     pub(crate) name: &'static str,
     /// How it transmits, and what it needs.
     pub(crate) about: &'static str,
-    /// Whether it works only with a device.
-    pub(crate) needs_device: bool,
+    /// What it needs of the machine.
+    pub(crate) needs: FabricNeed,
 }
 
-/// All fabrics, also those that this version lacks.
+/// What a fabric needs beside a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FabricNeed {
+    Nothing,
+    /// The UDP port of RoCEv2.
+    RocePort,
+    /// An RDMA device, and rdma-core.
+    Device,
+}
+
+/// All fabrics.
 pub(crate) const FABRICS: &[ListedFabric] = &[
     ListedFabric {
         name: "iwarp",
         about: "iWARP in software, over TCP; needs no device",
-        needs_device: false,
+        needs: FabricNeed::Nothing,
     },
     ListedFabric {
         name: "roce",
         about: "RoCEv2 in software, over UDP; needs no device",
-        needs_device: false,
+        needs: FabricNeed::RocePort,
     },
     ListedFabric {
         name: "verbs",
         about: "RDMA devices, by rdma-core; they are listed below",
-        needs_device: true,
+        needs: FabricNeed::Device,
     },
 ];
-
-impl ListedFabric {
-    /// Whether URLs of this version can name it.
-    pub(crate) fn is_available(&self) -> bool {
-        format!("srp://host?rdma={}", self.name).parse::<SrpUrl>().is_ok()
-    }
-}
 
 /// Evaluates an expression with the fabric of a URL. Each arm has its own type, so sessions are
 /// compiled for each fabric, and nothing is dispatched for each I/O.

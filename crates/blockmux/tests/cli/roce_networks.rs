@@ -179,3 +179,31 @@ fn an_initiator_beside_a_target_of_roce_takes_an_address_of_loopback_or_says_wha
         assert_eq!(output.status.code(), Some(0), "{iwarp}: {}", text(&output.stderr));
     }
 }
+
+/// As with Linux's `rdma_rxe`, which has the port in the kernel.
+#[test]
+fn the_list_of_fabrics_says_whether_the_udp_port_can_be_used() {
+    let Some(cable) = Cable::new() else { return };
+    let roce = || {
+        let said = cable.beside_the_target(&["rdma", "--json"]).stdout;
+        let found: serde_json::Value = serde_json::from_slice(&said).unwrap();
+        found["fabrics"].as_array().unwrap().iter().find(|fabric| fabric["name"] == "roce").unwrap().clone()
+    };
+    let cannot_listen = || {
+        let listener = format!("{IPV4}?rdma=roce");
+        let output = cable.beside_the_target(&["serve", "mem:1m", "--srp", &listener, "--run", "true"]);
+        assert!(matches!(output.status.code(), Some(0 | 2)), "{}", text(&output.stderr));
+        output.status.code() == Some(2)
+    };
+    assert_eq!(
+        (roce()["state"].as_str(), roce()["reason"].as_str(), cannot_listen()),
+        (Some("works"), None, false)
+    );
+    let everywhere = cable.serve("0.0.0.0");
+    assert_eq!((roce()["state"].as_str(), cannot_listen()), (Some("port in use"), true));
+    assert!(roce()["reason"].as_str().unwrap().contains("UDP port 4791 of all addresses; "), "{}", roce());
+    drop(everywhere);
+    let _at_one = cable.serve(IPV4);
+    assert_eq!((roce()["state"].as_str(), cannot_listen()), (Some("works"), true));
+    assert!(roce()["reason"].as_str().unwrap().contains("; listen at another address"), "{}", roce());
+}
