@@ -41,6 +41,8 @@ struct AnnouncedUrl {
     /// Name of the protocol.
     protocol: &'static str,
     info: ConnectInfo,
+    /// The query of the portal's URLs over RDMA, which names their fabric.
+    rdma_query: &'static str,
     /// Whether only clients on other machines can use it.
     is_for_others: bool,
 }
@@ -105,10 +107,11 @@ impl<'a> Announcer<'a> {
             let spoken = served_protocols(listener.protocol);
             for protocol in spoken.filter(|own| self.policy.leads_to(own, &listener.place, &named.export)) {
                 for portal in portals {
-                    let is_for_others = portal.is_for_others();
-                    let own = frontend.connect_info(protocol, portal, named).into_iter();
-                    let own = own.map(|info| AnnouncedUrl { protocol: protocol.name, info, is_for_others });
-                    own.for_each(|url| add_new(&mut connect, url));
+                    for info in frontend.connect_info(protocol, portal, named) {
+                        let (rdma_query, is_for_others) = (portal.rdma_query, portal.is_for_others());
+                        let protocol = protocol.name;
+                        add_new(&mut connect, AnnouncedUrl { protocol, info, rdma_query, is_for_others });
+                    }
                 }
             }
         }
@@ -212,7 +215,7 @@ impl Announcement {
             size: export.size,
             device: export.disk.as_ref().map(|disk| disk.path.as_str()),
             urls: export.connect.iter().map(|url| url.info.url.as_str()).collect(),
-            commands: export.connect.iter().flat_map(|url| &url.info.commands).map(String::as_str).collect(),
+            commands: export.commands(),
         });
         let json = Json { ready: true, exports: exports.collect(), api: self.api.as_deref() };
         serde_json::to_string(&json).map_err(Failure::run)
@@ -255,6 +258,17 @@ impl Announcement {
 }
 
 impl Announced {
+    /// All commands, each once: some reach the volume over any fabric.
+    fn commands(&self) -> Vec<&str> {
+        let mut commands = Vec::new();
+        for command in self.connect.iter().flat_map(|url| &url.info.commands) {
+            if !commands.contains(&command.as_str()) {
+                commands.push(command.as_str());
+            }
+        }
+        commands
+    }
+
     /// Name, size and the first URL of each protocol: in one line if they fit, else in a line each.
     fn in_short(&self) -> Vec<String> {
         let name = format!("{}  {}", self.name, human_size(self.size));
@@ -296,9 +310,11 @@ struct ExportJson<'a> {
 }
 
 /// Adds how clients connect, without what is listed already: protocols over TCP have the same URLs
-/// at all fabrics of a listener, and standard clients the same commands.
+/// at all fabrics of a listener, and standard clients the same commands for all LUNs of a target.
 fn add_new(connect: &mut Vec<AnnouncedUrl>, mut url: AnnouncedUrl) {
-    let is_known = |command: &String| connect.iter().any(|known| known.info.commands.contains(command));
+    let rdma_query = url.rdma_query;
+    let same_fabric = || connect.iter().filter(|known| known.rdma_query == rdma_query);
+    let is_known = |command: &String| same_fabric().any(|known| known.info.commands.contains(command));
     url.info.commands.retain(|command| !is_known(command));
     if connect.iter().all(|known| known.info.url != url.info.url) {
         connect.push(url);
@@ -479,6 +495,22 @@ b  1 GiB
         for clients in [ClientLocation::Local, ClientLocation::Anywhere] {
             assert_eq!(fabrics("192.0.2.1:7", clients), [(iwarp, false), (roce, false)]);
         }
+    }
+
+    #[test]
+    fn clients_get_their_command_for_each_fabric_and_once_for_all_luns_of_a_target() {
+        let mut connect = Vec::new();
+        for (url, rdma_query) in [("a/0", "?rdma=iwarp"), ("a/1", "?rdma=iwarp"), ("b/0", "?rdma=roce")] {
+            let (url, commands) = (url.to_owned(), vec!["log in to a".to_owned()]);
+            let info = ConnectInfo { url, commands, ..ConnectInfo::default() };
+            add_new(&mut connect, AnnouncedUrl { protocol: "iser", info, rdma_query, is_for_others: false });
+        }
+        let export = Announced { name: "a".to_owned(), size: 1 << 20, disk: None, connect };
+        assert_eq!(export.commands(), ["log in to a"]);
+        let announcement = Announcement { exports: vec![export], moved: Vec::new(), api: None };
+        let text = announcement.text(AnnouncementDetail::Full);
+        let expected = "a  1 MiB\n  a/0\n    log in to a\n  a/1\n  b/0\n    log in to a\nready";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! SRP over RDMA (iWARP): its properties, its frontend for `serve`, and its URLs.
+//! SRP over RDMA: its properties, its frontend for `serve`, and its URLs.
 //!
 //! Without `srp_target` in the config file, each volume has its own target port, in which it is
 //! LUN 0; the port's identifier is derived from the volume's name. SRP has no discovery over
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::process::machine::machine_id;
 use blockmux_engine::net::zone;
 use blockmux_lab::ceiling::{MessageShape, Transport};
+use blockmux_proto::names::rdma::UDP_TARGET_QUERY;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::scsi::{AccessState, TargetPort};
 use blockmux_proto::srp::node::SrpPortId;
@@ -146,10 +147,7 @@ impl Frontend for Srp {
             let digits = id.to_string();
             let (extension, guid) = digits.trim_start_matches("0x").split_at(16);
             let port = format!("id_ext={extension},ioc_guid={guid}");
-            // A software iWARP device has its MAC address in the first half of its GID and zeros in
-            // the second. Linux uses the second half as the initiator port's GUID, so without an
-            // extension all machines would have the same initiator port identifier.
-            let own = "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)";
+            let own = own_parameters(portal.rdma_query);
             let host = "/sys/class/infiniband_srp/srp-*";
             ConnectInfo {
                 url: format!("srp://{place}:{}/{digits}/{lun}{}", address.port(), portal.rdma_query),
@@ -169,6 +167,18 @@ impl Frontend for Srp {
             .flat_map(|target| target.luns_of(&named.export).into_iter().map(|lun| (target.id, lun)));
         all.map(way).collect()
     }
+}
+
+/// What Linux's initiator has to be told beside the target port.
+fn own_parameters(rdma_query: &str) -> &'static str {
+    if rdma_query == UDP_TARGET_QUERY {
+        // rxe takes the default of 7 retries for any number, and would not notice a lost target.
+        return "tl_retry_count=3";
+    }
+    // A software iWARP device has its MAC address in the first half of its GID and zeros in the
+    // second. Linux uses the second half as the initiator port's GUID, so without an extension all
+    // machines would have the same initiator port identifier.
+    "initiator_ext=$(cat /sys/class/infiniband/*/ports/1/gids/0 | head -1 | tr -d : | cut -c1-16)"
 }
 
 /// A volume's own target port, if no targets are configured.
@@ -237,6 +247,13 @@ mod tests {
         let line = format!("echo {port},{own},dest=127.0.0.1:5555 > ");
         assert!(way.commands[0].starts_with(&line), "{}", way.commands[0]);
         assert_eq!(way.commands[1], format!("# /etc/srp_daemon.conf: a {port}"));
+        let roce = Portal { rdma_query: UDP_TARGET_QUERY, ..portal.clone() };
+        let [way] = &Srp::default().connect_info(&SRP, &roce, &VolumeNames::plainly("a"))[..] else {
+            panic!("one")
+        };
+        assert!(way.url.ends_with("/0?rdma=roce"), "{}", way.url);
+        let line = format!("echo {port},tl_retry_count=3,dest=127.0.0.1:5555 > ");
+        assert!(way.commands[0].starts_with(&line), "{}", way.commands[0]);
         let srp = configured(&format!("port_id = '{ID}'\nluns = {{ 3 = 'a', 4 = 'b' }}")).unwrap();
         let [way] = &srp.connect_info(&SRP, &portal, &VolumeNames::plainly("a"))[..] else { panic!("one") };
         assert_eq!(way.url, format!("srp://127.0.0.1:5555/{ID}/3?rdma=iwarp"));
