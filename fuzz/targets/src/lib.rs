@@ -37,6 +37,7 @@ mod rdma_target_side;
 mod records;
 mod requests;
 mod roce;
+mod roce_port;
 mod served;
 mod srp_initiator;
 mod srp_target;
@@ -85,6 +86,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "outbox", run: outbox::outbox },
     Target { name: "roce_packets", run: roce::roce_packets },
     Target { name: "roce_peer", run: roce::roce_peer },
+    Target { name: "roce_port", run: roce_port::roce_port },
+    Target { name: "roce_records", run: roce_port::roce_records },
     Target { name: "scsi_commands", run: iscsi_requests::scsi_commands },
     Target { name: "srp_initiator", run: srp_initiator::srp_initiator },
     Target { name: "srp_target", run: srp_target::srp_target },
