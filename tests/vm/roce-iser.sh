@@ -34,6 +34,12 @@ verified_io "$disk" --size=2m --iodepth=1
 lose_no_packets
 no_kernel_warnings .
 
+check iser_loses_no_data_with_packets_lost_and_reordered
+lose_and_reorder_packets
+verified_io "$disk" --size=1m --iodepth=1
+lose_no_packets
+no_kernel_warnings .
+
 check iser_continues_after_the_server_is_killed_and_restarted
 session=/sys/class/iscsi_session/session1
 begin_io "$disk"
@@ -58,4 +64,10 @@ describes_32_mib "$url"
 # LIO ends a connection if the data of a write takes longer than 3 seconds, so little of it is in flight.
 copies_data "$url" --bs 64k --iodepth 4
 fails is_zero theirs.img 8
+no_kernel_warnings .
+
+check our_initiator_copies_to_lio_with_packets_lost_and_reordered
+lose_and_reorder_packets
+copies_data "$url" --bs 64k --iodepth 4
+lose_no_packets
 no_kernel_warnings .

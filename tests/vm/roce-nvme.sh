@@ -32,6 +32,12 @@ verified_io "$disk" --size=2m
 lose_no_packets
 no_kernel_warnings .
 
+check nvme_loses_no_data_with_packets_lost_and_reordered
+lose_and_reorder_packets
+verified_io "$disk" --size=1m
+lose_no_packets
+no_kernel_warnings .
+
 check nvme_continues_after_the_server_is_killed_and_restarted
 nvme_survives_a_kill
 disconnect $controller
@@ -58,5 +64,27 @@ check our_initiator_copies_to_nvmet_with_1_percent_of_packets_lost
 lose_packets
 copies_data "$url"
 lose_no_packets
+
+check our_initiator_copies_to_nvmet_with_packets_lost_and_reordered
+lose_and_reorder_packets
+copies_data "$url"
+lose_no_packets
 close_port 1
+no_kernel_warnings .
+
+# Every protocol: one side uses rxe by rdma-core, and the other is RoCEv2 in software.
+check blockmux_by_verbs_and_blockmux_in_software_copy_to_each_other
+ulimit -l unlimited
+in_software=$ours
+places() { echo "nvme+rdma://$address:4420/$NQN/1 iser://$address:3260/$iqn/0 srp://$address:5555/0x$port_id/0"; }
+address=$our_ipv4
+serve_disk mem:32m
+ours=
+for place in $(places); do copies_data "$place?rdma=verbs"; done
+kill_server
+address=$rxe_ipv4 fabric=verbs
+serve_disk mem:32m
+ours=$in_software
+for place in $(places); do copies_data "$place?rdma=roce"; done
+kill_server
 no_kernel_warnings .

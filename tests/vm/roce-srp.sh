@@ -37,6 +37,12 @@ verified_io "$disk" --size=2m
 lose_no_packets
 no_kernel_warnings .
 
+check srp_loses_no_data_with_packets_lost_and_reordered
+lose_and_reorder_packets
+verified_io "$disk" --size=1m
+lose_no_packets
+no_kernel_warnings .
+
 check srp_continues_after_the_server_is_killed_and_restarted
 begin_io "$disk"
 sees_writes "$disk"
@@ -60,4 +66,10 @@ grep "$guid$guid/0" found
 describes_32_mib "$url"
 copies_data "$url"
 fails is_zero theirs.img 8
+no_kernel_warnings .
+
+check our_initiator_copies_to_ib_srpt_with_packets_lost_and_reordered
+lose_and_reorder_packets
+copies_data "$url"
+lose_no_packets
 no_kernel_warnings .

@@ -61,6 +61,21 @@ url="srp://$address:5555/0x$port_id/0?rdma=verbs"
 copies_data "$url"
 bench_verifies "$url"
 
+check our_initiators_and_targets_copy_over_a_device_by_ipv6
+kill_server
+ip addr add fd88::15/64 dev eth1 nodad
+has_ipv6_gid() { grep -q fd88:0000:0000:0000:0000:0000:0000:0015 /sys/class/infiniband/rxe0/ports/1/gids/*; }
+within 20 has_ipv6_gid
+ipv4=$address
+address='[fd88::15]'
+serve_disk mem:32m
+for place in "nvme+rdma://$address:4420/$NQN/1" "iser://$address:3260/$iqn/0" "srp://$address:5555/0x$port_id/0"; do
+  copies_data "$place?rdma=verbs"
+done
+kill_server
+address=$ipv4
+serve_disk mem:32m
+
 check an_initiator_says_where_nothing_listens
 fails blockmux info "nvme+rdma://$address:4999/$NQN/1?rdma=verbs" 2>refused
 cat refused
@@ -135,4 +150,23 @@ check our_nvme_initiator_copies_to_nvmet_over_a_device
 . /nvmet-target.inc
 copies_to_nvmet $address 4421
 close_port 1
+no_kernel_warnings .
+
+check our_srp_initiator_copies_to_ib_srpt_over_a_device
+. /lio-rdma.inc
+truncate -s 32M theirs.lio
+lio_disk /disks/theirs.lio 32
+srpt_target rxe0 5555 $address
+url="srp://$address:5555/$guid$guid/0?rdma=verbs"
+blockmux discover "$url" >found
+grep "$guid$guid/0" found
+copies_data "$url"
+bench_verifies "$url"
+fails is_zero theirs.lio 8
+no_kernel_warnings .
+
+check our_iser_initiator_copies_to_lio_over_a_device
+isert_target iqn.2026-11.test:open $address:3270
+url="iser://$address:3270/iqn.2026-11.test:open/0?rdma=verbs"
+copies_data "$url" --bs 64k --iodepth 4
 no_kernel_warnings .
