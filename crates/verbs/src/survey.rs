@@ -210,7 +210,8 @@ pub fn obstacle_at(address: IpAddr) -> Option<String> {
     library.or_else(|| address_obstacle(&KernelPaths::new(), address))
 }
 
-/// Whether the kernel's software RoCEv2 is loaded, which has the UDP port of RoCEv2 at all addresses.
+/// Whether the kernel's software RoCEv2 is loaded, which has the UDP port of RoCEv2 at all
+/// addresses.
 #[must_use]
 pub fn has_software_roce() -> bool {
     KernelPaths::new().is_loaded(RXE_MODULE)
