@@ -232,6 +232,12 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// not disturbed. Called before volumes are removed, and again after new ones were added.
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>);
 
+    /// The targets that keep a unit in the config of `desired`, but with other identifiers, so that
+    /// clients lose the disk that they use and find another one.
+    fn targets_with_other_identities(&self, _desired: &dyn Frontend) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
     /// Whether a session that began before the last [`LiveFrontend::reconfigure`] is still allowed.
     fn may_continue(&self, session: &SessionInfo) -> bool;
 

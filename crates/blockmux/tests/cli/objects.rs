@@ -192,6 +192,34 @@ fn tag_of(socket: &Path, path: &str) -> String {
 }
 
 #[test]
+fn a_host_gets_another_disk_only_by_force() {
+    let daemon = empty();
+    let (ip, other) = (own_ip(), "nqn.2026-11.test:other");
+    for line in [
+        format!("add nvme-tcp {ip}:4430"),
+        "add volume disk spec=mem:1m".to_owned(),
+        format!("add nvme-subsystem {SUBSYSTEM}"),
+        format!("add nvme-subsystem {SUBSYSTEM} namespaces 1 volume=disk"),
+        format!("add nvme-subsystem {other}"),
+        format!("add nvme-subsystem {other} namespaces 1 volume=disk"),
+    ] {
+        daemon.said(&line.split(' ').collect::<Vec<_>>());
+    }
+    let host = Daemon::serve(&[&format!("nvme+tcp://{ip}:4430/{other}")]);
+    let mut client = RawClient::connect(&host.socket());
+    assert_eq!(client.read(0, 512), [0; 512]);
+    for removal in [
+        &["remove", "nvme-subsystem", SUBSYSTEM][..],
+        &["remove", "nvme-subsystem", SUBSYSTEM, "namespaces", "1"],
+    ] {
+        // The namespace of the other subsystem would get the UUID of the volume.
+        let refusal = daemon.refusal(removal);
+        assert!(refusal.contains("is in use by nvme") && refusal.contains("--force"), "{refusal}");
+    }
+    daemon.said(&["remove", "nvme-subsystem", SUBSYSTEM, "--force"]);
+}
+
+#[test]
 fn what_sessions_use_is_removed_only_by_force_and_what_is_refused_changes_nothing() {
     let mut daemon = Controlled::serve(&["root=mem:1m", "other=mem:1m"]);
     let mut client = RawClient::connect(&daemon.daemon.socket());

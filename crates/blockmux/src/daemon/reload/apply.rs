@@ -210,6 +210,7 @@ impl Reloader {
         let affected = || {
             let mut affected = self.affected_by(setup, plan);
             affected.extend(users_of_lost_defaults(self, config, desired));
+            affected.extend(self.users_of_other_identities(setup));
             affected
         };
         edits.map_or(Ok(()), |edits| edits.check_consent(affected))

@@ -825,6 +825,16 @@ impl Reloader {
         all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
     }
 
+    /// The sessions of targets that keep their units, but with other identifiers.
+    fn users_of_other_identities(&self, setup: &Setup) -> Vec<String> {
+        let served = self.live_protocols.get();
+        let renamed = served.iter().filter_map(|(protocol, live)| {
+            Some(live.targets_with_other_identities(setup.frontends.of(protocol)?))
+        });
+        let renamed: BTreeSet<String> = renamed.flatten().collect();
+        if renamed.is_empty() { Vec::new() } else { self.sessions_with(|target| renamed.contains(target)) }
+    }
+
     /// The new volumes that a protocol serves only after the next start.
     fn waiting_volumes(&self, steps: &VolumeSteps, policy: &Policy) -> Vec<PlannedChange> {
         let served = self.live_protocols.get();

@@ -31,10 +31,15 @@ pub(super) struct NamespaceFactory {
     pub(super) exports: Exports,
     /// Identifier of this daemon.
     pub(super) node: String,
+    pub(super) identities: ConfiguredIdentities,
+}
+
+/// What the identifiers of namespaces depend on.
+pub(super) struct ConfiguredIdentities {
     /// No subsystem is configured: each volume has its own subsystem.
     pub(super) has_default_targets: bool,
     /// The configured namespaces, by subsystem and NSID.
-    pub(super) configured: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
+    pub(super) namespaces: BTreeMap<(Nqn, u32), ConfiguredNamespace>,
     /// The first configured subsystem of each volume.
     pub(super) first_of: BTreeMap<String, Nqn>,
 }
@@ -79,29 +84,16 @@ impl NamespaceFactory {
     /// namespaces. A volume that was removed and added again gets its configured identifiers.
     fn namespace(&self, nqn: &Nqn, nsid: u32, volume: VolumeId) -> Option<Namespace> {
         let (export, volume_state) = self.exports.get(volume).zip(self.exports.volume_state(volume))?;
-        let configured = self.configured.get(&(nqn.clone(), nsid));
+        let configured = self.identities.namespaces.get(&(nqn.clone(), nsid));
         let uuid = volume_state.uuid().unwrap_or_else(|| VolumeUuid::of_texts(&[&self.node, &export.name]));
-        let uuid = if self.has_volume_uuid(nqn, volume) { uuid } else { uuid.within(nqn.as_str()) };
+        let names = VolumeNames::of(&self.exports, volume);
+        let has_volume_uuid = names.is_some_and(|names| self.identities.has_volume_uuid(nqn, &names));
+        let uuid = if has_volume_uuid { uuid } else { uuid.within(nqn.as_str()) };
         let namespace = Namespace::new(nsid, volume, volume_state, export.read_only, uuid);
         Some(match configured.filter(|configured| configured.volume == export.name) {
             Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
             None => namespace,
         })
-    }
-
-    /// Whether the volume's namespace in this subsystem has the volume's UUID: the subsystem is the
-    /// volume's own; if that does not have it, the first one of the config, so that a further one
-    /// behind it changes nothing. Namespaces of different subsystems must have different UUIDs.
-    fn has_volume_uuid(&self, nqn: &Nqn, volume: VolumeId) -> bool {
-        let Some(named) = VolumeNames::of(&self.exports, volume) else { return false };
-        let Some(own) = Nqn::new(&default_nqn(&named.target)) else { return false };
-        if *nqn == own {
-            return true;
-        }
-        let mut in_own = self.configured.range((own.clone(), 0)..=(own, u32::MAX));
-        !self.has_default_targets
-            && !in_own.any(|(_, namespace)| namespace.volume == named.export)
-            && self.first_of.get(&named.export) == Some(nqn)
     }
 
     /// Creates a configured subsystem with those of its volumes that exist.
@@ -139,6 +131,35 @@ impl NamespaceFactory {
             subsystem = subsystem.with_model_number(model);
         }
         Arc::new(subsystem.with_ana(groups, &port_ids).with_masks(masks).with_secrets(secrets))
+    }
+}
+
+impl ConfiguredIdentities {
+    /// Whether the volume's namespace in this subsystem has the volume's UUID: the subsystem is the
+    /// volume's own; if that does not have it, the first one of the config, so that a further one
+    /// behind it changes nothing. Namespaces of different subsystems must have different UUIDs.
+    fn has_volume_uuid(&self, nqn: &Nqn, names: &VolumeNames) -> bool {
+        let Some(own) = Nqn::new(&default_nqn(&names.target)) else { return false };
+        if *nqn == own {
+            return true;
+        }
+        let mut in_own = self.namespaces.range((own.clone(), 0)..=(own, u32::MAX));
+        !self.has_default_targets
+            && !in_own.any(|(_, namespace)| namespace.volume == names.export)
+            && self.first_of.get(&names.export) == Some(nqn)
+    }
+
+    /// The subsystems with a namespace that `after` has, too, but with other identifiers.
+    fn changed_in(&self, after: &ConfiguredIdentities, exports: &Exports) -> BTreeSet<String> {
+        let kept = self.namespaces.iter().filter(|(place, own)| after.namespaces.get(place) == Some(own));
+        let changed = kept.filter(|((nqn, _), namespace)| {
+            let found = exports.find(&namespace.volume).and_then(|(id, _)| VolumeNames::of(exports, id));
+            let is_given = namespace.identity.nguid.is_some() || namespace.identity.uuid.is_some();
+            let is_changed =
+                |names: VolumeNames| self.has_volume_uuid(nqn, &names) != after.has_volume_uuid(nqn, &names);
+            !is_given && found.is_some_and(is_changed)
+        });
+        changed.map(|((nqn, _), _)| nqn.as_str().to_owned()).collect()
     }
 }
 
@@ -244,8 +265,7 @@ impl LiveFrontend for LiveSubsystems {
         state.ports = ports_of(service, &state.ports);
         state.newly_authenticated.clear();
         self.node.set_places(state.ports.clone(), own.referrals.clone());
-        state.volumes.has_default_targets = own.subsystems.is_empty();
-        (state.volumes.configured, state.volumes.first_of) = (own.namespaces(), own.first_subsystems());
+        state.volumes.identities = own.identities();
         let wanted: Vec<ConfiguredSubsystem> = if own.subsystems.is_empty() {
             let all = VolumeNames::all(&state.volumes.exports);
             all.iter().filter_map(|named| of_volume(&self.policy, &state.ports, named)).collect()
@@ -295,6 +315,12 @@ impl LiveFrontend for LiveSubsystems {
         }
     }
 
+    fn targets_with_other_identities(&self, desired: &dyn Frontend) -> BTreeSet<String> {
+        let Some(own) = desired.as_any().downcast_ref::<NvmeTcp>() else { return BTreeSet::new() };
+        let state = self.state();
+        state.volumes.identities.changed_in(&own.identities(), &state.volumes.exports)
+    }
+
     fn may_continue(&self, session: &SessionInfo) -> bool {
         let state = self.state();
         let login = &session.login;
@@ -336,7 +362,7 @@ impl LiveFrontend for LiveSubsystems {
         let state = self.state();
         let own = volumes.iter().filter_map(|volume| VolumeNames::of(&state.volumes.exports, *volume));
         let own = own.filter_map(|named| Nqn::new(&default_nqn(&named.target)));
-        for nqn in own.filter(|_| state.volumes.has_default_targets) {
+        for nqn in own.filter(|_| state.volumes.identities.has_default_targets) {
             self.node.remove(&nqn);
         }
         for subsystem in self.node.subsystems() {

@@ -36,7 +36,7 @@ use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{ConfiguredSubsystem, NvmeDiscoveryEntry, SubsystemEntry, Treq};
 use hosts::{HostEntry, LiveHosts};
-use live::{LiveSubsystems, NamespaceFactory};
+use live::{ConfiguredIdentities, LiveSubsystems, NamespaceFactory};
 use namespaces::ConfiguredNamespace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -231,9 +231,7 @@ impl Frontend for NvmeTcp {
         let factory = NamespaceFactory {
             exports: exports.clone(),
             node: machine.clone(),
-            has_default_targets: self.subsystems.is_empty(),
-            configured: self.namespaces(),
-            first_of: self.first_subsystems(),
+            identities: self.identities(),
         };
         let node = NvmeNode::new(Vec::new(), Vec::new(), &machine);
         let node = match self.nvme_discovery.unique_subnqn {
@@ -291,6 +289,15 @@ impl Frontend for NvmeTcp {
 }
 
 impl NvmeTcp {
+    /// What the identifiers of namespaces depend on.
+    fn identities(&self) -> ConfiguredIdentities {
+        ConfiguredIdentities {
+            has_default_targets: self.subsystems.is_empty(),
+            namespaces: self.namespaces(),
+            first_of: self.first_subsystems(),
+        }
+    }
+
     /// The namespaces of all subsystems, by NQN and NSID.
     fn namespaces(&self) -> BTreeMap<(Nqn, u32), ConfiguredNamespace> {
         let of_each = self.subsystems.iter().flat_map(|subsystem| {
