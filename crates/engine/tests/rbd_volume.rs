@@ -60,7 +60,7 @@ fn a_snapshot_keeps_its_content_and_size_and_refuses_writes() {
     client.write(MIB, &[2; 4096]).unwrap();
     image.rbd(&["resize", "--no-progress", "--size", "16M", &image.name]);
     let snapshot = ImageName { snapshot: Some("then".to_owned()), ..image.image_name() };
-    let then = Arc::new(RbdVolume::open(&image.cluster(), &snapshot, false).unwrap());
+    let then = Arc::new(RbdVolume::open(&image.cluster(), &snapshot, false, || {}).unwrap());
     assert_eq!((then.info().read_only, then.info().size), (true, 8 * MIB));
     assert_ne!(then.identity(), volume.identity());
     let mut reader = harness(then).client(4).unwrap();
@@ -115,9 +115,9 @@ fn a_size_that_changes_elsewhere_is_noticed_and_one_can_be_set() {
     assert_eq!(beyond.err(), Some(IoError::OutOfRange));
     // A user who may only read opens the image, too.
     let reader = ClusterOptions { user: "reader".to_owned(), ..image.cluster() };
-    let volume = RbdVolume::open(&reader, &image.image_name(), true).unwrap();
+    let volume = RbdVolume::open(&reader, &image.image_name(), true, || {}).unwrap();
     assert_eq!(volume.info().size, 8 * MIB);
-    let refused = RbdVolume::open(&reader, &image.image_name(), false);
+    let refused = RbdVolume::open(&reader, &image.image_name(), false, || {});
     let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
     assert!(said.starts_with("client.reader may not open the image; give it the caps"), "{said}");
 }
@@ -136,7 +136,7 @@ fn a_client_that_is_blocklisted_is_fenced_and_the_next_image_is_not() {
     let Some(image) = TestImage::new("fenced", &["--size", "8M"]) else { return };
     // A connection of its own, because others share one.
     let options = ClusterOptions { timeout: Duration::from_secs(29), ..image.cluster() };
-    let volume = RbdVolume::open(&options, &image.image_name(), false).unwrap();
+    let volume = RbdVolume::open(&options, &image.image_name(), false, || {}).unwrap();
     let mut client = harness(Arc::new(volume)).client(4).unwrap();
     client.write(0, &[1; 4096]).unwrap();
     let watchers = image.rbd(&["status", &image.name]);
@@ -159,7 +159,7 @@ fn a_client_that_is_blocklisted_is_fenced_and_the_next_image_is_not() {
         result = client.call(write()).unwrap();
     }
     assert_eq!(result.err(), Some(IoError::Fenced));
-    let again = RbdVolume::open(&options, &image.image_name(), false).unwrap();
+    let again = RbdVolume::open(&options, &image.image_name(), false, || {}).unwrap();
     let mut other = harness(Arc::new(again)).client(4).unwrap();
     other.write(0, &[3; 4096]).unwrap();
     assert_eq!(other.read(0, 4096).unwrap(), [3; 4096]);
@@ -171,7 +171,7 @@ fn what_cannot_be_opened_is_said_with_what_to_do() {
     let Some(image) = TestImage::new("errors", &["--size", "8M"]) else { return };
     let name = image.image_name();
     let refusal = |options: &ClusterOptions, name: &ImageName| {
-        RbdVolume::open(options, name, false).err().map(|error| error.to_string()).unwrap_or_default()
+        RbdVolume::open(options, name, false, || {}).err().map(|error| error.to_string()).unwrap_or_default()
     };
     let cluster = image.cluster();
     let no_pool = ImageName { pool: "none".to_owned(), ..name.clone() };

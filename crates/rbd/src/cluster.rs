@@ -169,9 +169,12 @@ fn shared() -> MutexGuard<'static, SharedClusters> {
 }
 
 fn find(options: &ClusterOptions) -> Option<Arc<Cluster>> {
-    let all = shared();
-    let mut found = all.iter().filter(|(of, _)| of == options).filter_map(|(_, cluster)| cluster.upgrade());
-    found.find(|cluster| !cluster.is_blocklisted())
+    let same: Vec<_> = {
+        let all = shared();
+        all.iter().filter(|(of, _)| of == options).filter_map(|(_, cluster)| cluster.upgrade()).collect()
+    };
+    // The last user of a connection disconnects, which may block: the lock is free then.
+    same.into_iter().find(|cluster| !cluster.is_blocklisted())
 }
 
 pub(crate) fn c_string(what: &'static str, text: &str) -> Result<CString, RbdError> {

@@ -391,7 +391,8 @@ impl Drop for Handles {
                 // SAFETY: the image is open. No call of the callback begins or goes on after that.
                 unsafe { (library.rbd.rbd_update_unwatch)(self.image, watch) };
             }
-            // SAFETY: nobody else has the handle: requests hold the image.
+            // SAFETY: nobody else has the handle. librbd ends the requests that it still has, whose
+            // memory is leaked ([`RequestQueue`](crate::requests::RequestQueue)).
             unsafe { (library.rbd.rbd_close)(self.image) };
         }
         // SAFETY: the pool has no image any longer.

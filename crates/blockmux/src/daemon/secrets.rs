@@ -9,6 +9,7 @@ use super::setup::check_name;
 use crate::access::secret;
 use crate::api::bodies::SecretInfo;
 use crate::api::{ApiError, ErrorCode};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -48,9 +49,15 @@ impl Secrets {
     pub(super) fn keep(&self, name: &str) -> Result<Option<Zeroizing<String>>, ApiError> {
         check(name)?;
         let path = self.directory()?.join(name);
-        match fs::read_to_string(&path) {
+        let read = || -> io::Result<Zeroizing<String>> {
+            if !fs::symlink_metadata(&path)?.is_file() {
+                return Err(io::Error::other("is not a regular file"));
+            }
+            fs::read_to_string(&path).map(Zeroizing::new)
+        };
+        match read() {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            read => read.map(|text| Some(Zeroizing::new(text))).map_err(|error| cannot(&path, &error)),
+            read => read.map(Some).map_err(|error| cannot(&path, &error)),
         }
     }
 
@@ -100,6 +107,7 @@ impl Secrets {
         let put = || -> io::Result<()> {
             let mut builder = DirBuilder::new();
             builder.recursive(true).mode(0o700).create(directory)?;
+            directory.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
             remove_leftovers(directory)?;
             // Only this user can read it.
             let mut file = NamedTempFile::with_prefix_in(NEW, directory)?;
@@ -135,6 +143,10 @@ impl Secrets {
             ErrorKind::NotFound => ApiError::not_found(format!("secret {name}: does not exist")),
             _ => cannot(&path, &error),
         })?;
+        // Otherwise a secret that was revoked could be back after a power cut.
+        let synced =
+            self.directory().map(|directory| File::open(directory).and_then(|own| own.sync_all()))?;
+        synced.map_err(|error| cannot(&path, &error))?;
         Ok(used_by)
     }
 
@@ -180,7 +192,14 @@ fn cannot(path: &Path, error: &io::Error) -> ApiError {
 /// secret_file`.
 fn uses(config: &Table, name: &str, path: &str) -> Vec<String> {
     let (mut found, reference) = (Vec::new(), secret::reference(name));
-    let is_meant = |text: &str| text == reference || names(text, path);
+    let resolved = fs::canonicalize(path).ok();
+    let is_same_file = |text: &str| {
+        let text = Path::new(text);
+        text.file_name() == Some(OsStr::new(name))
+            && resolved.is_some()
+            && fs::canonicalize(text).ok() == resolved
+    };
+    let is_meant = |text: &str| text == reference || names(text, path) || is_same_file(text);
     for (key, value) in config {
         find(value, &is_meant, key, &mut found);
     }

@@ -3,9 +3,9 @@
 //!
 //! Capabilities belong to a thread, and a new thread inherits those of its parent. So the main
 //! thread drops its capabilities before it starts the cores. The threads that exist by then, for
-//! logs, signals and populating memory, drop theirs when they start. A thread that attaches disks
-//! keeps what it needs for that ([`PrivilegedThread`]), and so do the commands of the cores that
-//! serve them ([`leave_to_commands`]).
+//! logs, signals, probes, populating memory and clusters, drop theirs when they start. A thread
+//! that attaches disks keeps what it needs for that ([`PrivilegedThread`]), and so do the commands
+//! of the cores that serve them ([`leave_to_commands`]).
 
 use crate::failure::Failure;
 use blockmux_engine::core::reactor::EngineCore;
@@ -154,9 +154,20 @@ impl ServiceUser {
 
 /// Drops all capabilities of a thread that needs none. A failure is logged only.
 pub(crate) fn drop_all_capabilities() {
+    drop_all_except(CapabilitySet::empty());
+}
+
+/// Drops all capabilities of a thread except to read files of other users, such as the keyring of a
+/// cluster. A failure is logged only.
+pub(crate) fn keep_only_reading() {
+    drop_all_except(CapabilitySet::DAC_READ_SEARCH);
+}
+
+/// As long as the user will change, each thread has to be able to.
+fn drop_all_except(kept: CapabilitySet) {
     let kept = match USER_CHANGES.load(Ordering::Relaxed) {
-        true => CapabilitySet::SETUID | CapabilitySet::SETGID,
-        false => CapabilitySet::empty(),
+        true => kept | CapabilitySet::SETUID | CapabilitySet::SETGID,
+        false => kept,
     };
     if let Err(error) = keep(kept) {
         debug!("a thread keeps its capabilities: {error}");

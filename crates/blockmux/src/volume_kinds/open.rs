@@ -210,7 +210,9 @@ fn open_rbd(spec: &Spec, image: &RbdSpec, how: Use<'_>) -> Result<Opened, Failur
         image: image.image.clone(),
         snapshot: image.snapshot.clone(),
     };
-    let volume = RbdVolume::open(&cluster, &name, image.read_only || how.is_read_only()).map_err(failed)?;
+    let read_only = image.read_only || how.is_read_only();
+    let volume =
+        RbdVolume::open(&cluster, &name, read_only, privileges::keep_only_reading).map_err(failed)?;
     let data = DataKey::of_rbd(&volume);
     let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
     let volume = with_blocks(spec, image.blocks, Arc::new(volume))?;
@@ -330,9 +332,9 @@ fn check_whole_blocks(spec: &Spec, size: u64, blocks: BlockSizes) -> Result<(), 
         return Err(Failure::request(format!("{spec}: is smaller than one block; use at least {block}")));
     }
     if !size.is_multiple_of(block) {
-        let next = size.next_multiple_of(block);
+        let fits = size.checked_next_multiple_of(block).unwrap_or(size - size % block);
         return Err(Failure::request(format!(
-            "{spec}: is not a multiple of the block size, {block} bytes; use {next}"
+            "{spec}: is not a multiple of the block size, {block} bytes; use {fits}"
         )));
     }
     Ok(())

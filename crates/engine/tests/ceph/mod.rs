@@ -57,7 +57,7 @@ impl TestImage {
     }
 
     pub(crate) fn open(&self, read_only: bool) -> RbdVolume {
-        RbdVolume::open(&self.cluster(), &self.image_name(), read_only).unwrap()
+        RbdVolume::open(&self.cluster(), &self.image_name(), read_only, || {}).unwrap()
     }
 }
 

@@ -287,7 +287,12 @@ async fn serve(
         .with_upgrades();
     let replaced = async {
         match &mut credentials {
-            Some(credentials) => drop(credentials.changed().await),
+            Some(credentials) => {
+                if credentials.changed().await.is_err() {
+                    // Nobody replaces them: the daemon stops.
+                    pending().await
+                }
+            }
             None => pending().await,
         }
     };

@@ -7,7 +7,7 @@
 use crate::daemon::sources::Sources;
 use crate::failure::Failure;
 use blockmux_engine::sys::safe_path::{self, SafePath};
-use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, flock, linkat};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -71,20 +71,25 @@ pub(super) fn replace_all<'a>(
 /// # Errors
 /// If that is not possible; the message says what to do.
 pub(in crate::daemon) fn complete_save(main: &Path) -> Result<(), Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        Failure::request(format!(
-            "{}: a save was interrupted and cannot be completed: {error}; make its directory writable",
-            main.display()
-        ))
-    };
     // A file that cannot be found is reported when it is read.
     let Ok(resolved) = safe_path::resolve(main) else { return Ok(()) };
-    let list = CommitList { main: resolved };
-    let listed = list.read().map_err(|error| cannot(&error))?;
-    for file in listed.iter().flatten() {
-        file.complete().map_err(|error| cannot(&format!("{}: {error}", file.path.display())))?;
-    }
-    if listed.is_some() {
+    let list = CommitList { main: resolved, _lock: None };
+    let cannot = |error: &dyn std::fmt::Display| {
+        let (main, list) = (main.display(), list.path());
+        Failure::request(format!(
+            "{main}: a save was interrupted and cannot be completed: {error}; mend that, or remove {} to keep the \
+             files as they are",
+            list.display()
+        ))
+    };
+    let listed = list.read().map_err(|error| match is_under_way(&error) {
+        true => Failure::request(format!("{}: another process saves it now; try again", main.display())),
+        false => cannot(&error),
+    })?;
+    if let Some((owner, files)) = listed {
+        for file in files {
+            file.complete(owner).map_err(|error| cannot(&format!("{}: {error}", file.path.display())))?;
+        }
         info!("{}: a save that was interrupted is complete now", main.display());
         list.remove();
     }
@@ -95,7 +100,11 @@ pub(in crate::daemon) fn complete_save(main: &Path) -> Result<(), Failure> {
 /// replaced a file.
 pub(super) fn remove_leftovers(sources: &Sources) {
     if let Ok(main) = safe_path::resolve(sources.path()) {
-        CommitList { main }.remove();
+        let list = CommitList { main, _lock: None };
+        if list.read().is_err_and(|error| is_under_way(&error)) {
+            return;
+        }
+        list.remove();
     }
     for (path, _) in sources.files() {
         // The next save reports a file that cannot be removed.
@@ -106,6 +115,8 @@ pub(super) fn remove_leftovers(sources: &Sources) {
 /// The list of the files that a save replaces, on stable storage beside the main file.
 struct CommitList {
     main: SafePath,
+    /// Locked by the process that replaces the files.
+    _lock: Option<File>,
 }
 
 /// A file that is to be replaced by the new text beside it.
@@ -125,19 +136,24 @@ impl CommitList {
             replacement.sync_directory()?;
             all.push(ListedFile { path: std::path::absolute(path)?, before: digest(before.as_bytes()) });
         }
-        let list = CommitList { main: safe_path::resolve(main)? };
+        let list = CommitList { main: safe_path::resolve(main)?, _lock: None };
         let text = serde_json::to_string(&all)?;
-        list.put(&text).inspect_err(|_| list.remove())?;
-        Ok(list)
+        let lock = list.put(&text).inspect_err(|_| list.remove())?;
+        Ok(CommitList { _lock: Some(lock), ..list })
     }
 
-    fn put(&self, text: &str) -> io::Result<()> {
+    /// Writes the list; returns its file, which is locked as long as this process lives and it is
+    /// open.
+    fn put(&self, text: &str) -> io::Result<File> {
         let (directory, path) = (directory_of(&self.main), self.path());
         let mut new = NewFile::create(directory, self.new_path())?;
         new.file.write_all(text.as_bytes())?;
         new.file.sync_all()?;
+        let lock = new.file.try_clone()?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         new.replace(&path)?;
-        File::open(directory)?.sync_all()
+        File::open(directory)?.sync_all()?;
+        Ok(lock)
     }
 
     fn path(&self) -> PathBuf {
@@ -156,38 +172,66 @@ impl CommitList {
         let _ = remove_if_there(&self.path()).and_then(|()| remove_if_there(&self.new_path()));
     }
 
-    /// The files of the list; `None` if there is no list.
-    fn read(&self) -> io::Result<Option<Vec<ListedFile>>> {
-        let path = self.path();
-        let found = match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            found => found?,
+    /// The owner and the files of the list; `None` if there is no list. A daemon that changes its
+    /// user writes it as that user, who owns the directory, and starts as root.
+    fn read(&self) -> io::Result<Option<(u32, Vec<ListedFile>)>> {
+        let mut options = File::options();
+        options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+        let file = match options.open(self.path()) {
+            // A name that is too long for the list has none.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) =>
+            {
+                return Ok(None);
+            }
+            file => file?,
         };
-        if !found.is_file() || found.uid() != geteuid().as_raw() {
-            return Err(io::Error::other("the list of its files belongs to another user; remove it"));
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let found = file.metadata()?;
+        let owners = [geteuid().as_raw(), fs::metadata(directory_of(&self.main))?.uid()];
+        if !found.is_file() || !owners.contains(&found.uid()) {
+            return Err(io::Error::other("the list of its files belongs to another user"));
         }
         let mut text = Vec::new();
-        File::open(&path)?.take(MAX_LIST).read_to_end(&mut text)?;
-        Ok(Some(serde_json::from_slice(&text)?))
+        file.take(MAX_LIST).read_to_end(&mut text)?;
+        Ok(Some((found.uid(), serde_json::from_slice(&text)?)))
     }
 }
 
 impl ListedFile {
-    /// Replaces the file, unless that is done or somebody has edited the file since.
-    fn complete(&self) -> io::Result<()> {
-        let path = safe_path::resolve(&self.path)?;
-        let new = new_path(&path);
-        if let Err(error) = fs::symlink_metadata(&new) {
-            return if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) };
-        }
-        if digest(&fs::read(path.as_path())?) != self.before {
+    /// Replaces the file, unless that is done or somebody has edited or removed the file since.
+    /// `owner` wrote the list, and may replace only what is in directories of its own.
+    fn complete(&self, owner: u32) -> io::Result<()> {
+        let is_absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let skip = || {
             let path = self.path.display();
             warn!("{path}: lacks the changes of a save that was interrupted, because it was edited since");
-            return Ok(());
+            Ok(())
+        };
+        let path = match safe_path::resolve(&self.path) {
+            Err(error) if is_absent(&error) => return skip(),
+            path => path?,
+        };
+        let new = new_path(&path);
+        if let Err(error) = fs::symlink_metadata(&new) {
+            return if is_absent(&error) { Ok(()) } else { Err(error) };
+        }
+        if owner != geteuid().as_raw() && fs::metadata(directory_of(&path))?.uid() != owner {
+            return Err(io::Error::other("it is in a directory of another user"));
+        }
+        match fs::read(path.as_path()) {
+            Ok(text) if digest(&text) == self.before => {}
+            Err(error) if !is_absent(&error) => return Err(error),
+            _ => return skip(),
         }
         fs::rename(&new, path.as_path())?;
         File::open(directory_of(&path))?.sync_all()
     }
+}
+
+/// Whether a list cannot be read because the process that wrote it replaces the files now.
+fn is_under_way(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
 }
 
 fn digest(text: &[u8]) -> String {

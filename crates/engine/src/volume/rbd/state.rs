@@ -47,6 +47,7 @@ impl ImageState {
             match self.image.size() {
                 Ok(size) => self.size.store(whole_blocks(size), Ordering::Relaxed),
                 Err(error) => {
+                    self.has_changed.store(true, Ordering::Relaxed);
                     warn!("rbd:{}: its size may have changed, but cannot be read: {error}", self.name);
                 }
             }

@@ -24,16 +24,25 @@ pub struct RbdVolume {
 
 impl RbdVolume {
     /// Opens an image or a snapshot. Takes at most twice the timeout for connecting, for the
-    /// cluster's connection and the image each.
+    /// cluster's connection and the image each. `on_start` is called by the thread from which all
+    /// threads of the libraries begin, which inherit its capabilities.
     ///
     /// # Errors
     /// If the image cannot be opened.
-    pub fn open(cluster: &ClusterOptions, name: &ImageName, read_only: bool) -> Result<RbdVolume, RbdError> {
+    pub fn open(
+        cluster: &ClusterOptions,
+        name: &ImageName,
+        read_only: bool,
+        on_start: fn(),
+    ) -> Result<RbdVolume, RbdError> {
         let (sender, opened) = mpsc::channel();
         let (options, image_name) = (cluster.clone(), name.clone());
         // The image of a cluster without enough storage daemons opens when they are back, perhaps
         // never; then nobody receives it, and it is closed.
-        let open = move || drop(sender.send(open_image(&options, &image_name, read_only)));
+        let open = move || {
+            on_start();
+            drop(sender.send(open_image(&options, &image_name, read_only)));
+        };
         let no_thread = |_| RbdError::NoAnswer(cluster.timeout);
         thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
         let opened = opened.recv_timeout(cluster.timeout * 2);

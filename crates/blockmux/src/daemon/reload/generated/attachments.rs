@@ -135,7 +135,7 @@ fn commands_attach_and_detach_and_a_save_writes_that_down() {
     assert!(fake::state(&path).was_forced);
     let saved = daemon.change(&Request::Save);
     assert!(matches!(saved, Answer::Message(_)), "{saved:?}");
-    assert!(place.text().ends_with("[[attachment]]\nvia = \"fake\"\nvolume = \"b\"\n"), "{}", place.text());
+    assert!(place.text().ends_with("[[attachment]]\nvolume = \"b\"\nvia = \"fake\"\n"), "{}", place.text());
     assert_eq!(lines(&daemon.plan().unwrap()), [""; 0]);
     place.write(TWO);
     daemon.reload().unwrap();
