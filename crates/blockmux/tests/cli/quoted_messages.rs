@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 /// Programs whose command lines, of words alone, look like messages.
-const PROGRAMS: [&str; 10] =
-    ["apt", "blockmux", "cargo", "dnf", "modprobe", "nbdkit", "podman", "rdma", "setcap", "systemctl"];
+const PROGRAMS: [&str; 11] =
+    ["apt", "blockmux", "cargo", "ctl", "dnf", "modprobe", "nbdkit", "podman", "rdma", "setcap", "systemctl"];
 
 /// Quotes of other programs, and whose they are.
 const OF_OTHERS: [(&str, &str); 1] = [("Already connected to target port", "Linux")];
