@@ -5,9 +5,9 @@
 //!   core: RequestQueue::poll   ◀── Completed  ◀── on_complete
 //!              ▲ woken by the eventfd, if it waits
 //! ```
-//! librbd has one descriptor for the events of an image, whoever made the request, and writes to it
-//! with each completion. So each core has a list of completed requests and a descriptor of its own,
-//! which is signalled only while the core waits.
+//! librbd has one descriptor for the events of an image, for the requests of all cores, and writes
+//! to it with each completion. So each core has a list of completed requests and a descriptor of
+//! its own, which is signalled only while the core waits.
 //!
 //! A request owns its memory until librbd has completed it. Memory belongs to a core, so only the
 //! number of a request goes to other threads. A queue that is dropped with requests in flight leaks
@@ -306,7 +306,7 @@ unsafe fn start(
 unsafe extern "C" fn on_complete(completion: rbd_completion_t, argument: *mut c_void) {
     let node = argument.cast::<Node>();
     let Ok(library) = crate::library::Library::load() else { return };
-    // SAFETY: the completion has its result, and is not used any more.
+    // SAFETY: the completion has its result, and is not used after this.
     let result = unsafe {
         let result = (library.rbd.rbd_aio_get_return_value)(completion);
         (library.rbd.rbd_aio_release)(completion);

@@ -284,7 +284,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let drops_privileges = command.is_none() && !keep_privileges;
     let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
-    // The daemon before this one serves the same sockets until it has released its volumes.
+    // The daemon before this one may still serve the same sockets.
     let early_probes = takeover.is_none().then(|| Probes::start(&endpoints, of_daemon.clone()));
     let early_probes = early_probes.transpose()?;
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });

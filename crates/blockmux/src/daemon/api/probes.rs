@@ -2,8 +2,8 @@
 //! with the reason.
 //!
 //! It runs until the API can be served, and again from the end of the API to the end of the
-//! process. Its thread has no capabilities: while volumes are opened with those of root, nothing
-//! that reads from the network has them. See
+//! process. Its thread has no capabilities except those for a change of the user that is to come:
+//! while volumes are opened with root's, nothing that reads from the network has them. See
 //! docs/decisions/0112-probes-are-answered-while-a-daemon-starts-and-stops.md.
 
 use super::endpoint::Endpoint;
