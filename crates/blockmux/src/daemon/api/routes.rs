@@ -18,7 +18,8 @@ use crate::daemon::role::Role;
 use crate::daemon::takeover::PATH as TAKEOVER;
 use crate::protocol::frontend::Change;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, RawQuery, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
@@ -180,12 +181,9 @@ async fn remove_secret(
     State(shared): State<ApiState>,
     asked: Asked,
     Param(name): Param<String>,
-    RawQuery(query): RawQuery,
+    Force(force): Force,
 ) -> Response {
-    match force(query.as_deref()) {
-        Ok(force) => shared.run_action(Request::RemoveSecret { name, force }, asked, StatusCode::OK).await,
-        Err(error) => refusal(error),
-    }
+    shared.run_action(Request::RemoveSecret { name, force }, asked, StatusCode::OK).await
 }
 
 /// All volumes
@@ -258,22 +256,25 @@ async fn remove(
     State(shared): State<ApiState>,
     asked: Asked,
     Param(name): Param<String>,
-    RawQuery(query): RawQuery,
+    Force(force): Force,
 ) -> Response {
-    match force(query.as_deref()) {
-        Ok(force) => shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await,
-        Err(error) => refusal(error),
-    }
+    shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await
 }
 
-/// Whether a query says `force=true`.
-fn force(query: Option<&str>) -> Result<bool, ApiError> {
-    match query.unwrap_or_default() {
-        "" | "force=false" => Ok(false),
-        "force=true" => Ok(true),
-        _ => {
-            let text = "the query is unknown; leave it out, or write force=true";
-            Err(ApiError::new(ErrorCode::Malformed, text))
+/// Extracts `?force=true`: whether what is in use may be taken away.
+struct Force(bool);
+
+impl FromRequestParts<ApiState> for Force {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Force, ApiError> {
+        match parts.uri.query().unwrap_or_default() {
+            "" | "force=false" => Ok(Force(false)),
+            "force=true" => Ok(Force(true)),
+            _ => {
+                let text = "the query is unknown; leave it out, or write force=true";
+                Err(ApiError::new(ErrorCode::Malformed, text))
+            }
         }
     }
 }
@@ -405,14 +406,9 @@ async fn detach(
     State(shared): State<ApiState>,
     asked: Asked,
     Param((target, number)): Param<(String, u32)>,
-    RawQuery(query): RawQuery,
+    Force(force): Force,
 ) -> Response {
-    match force(query.as_deref()) {
-        Ok(force) => {
-            shared.run_action(Request::Detach { target, number, force }, asked, StatusCode::OK).await
-        }
-        Err(error) => refusal(error),
-    }
+    shared.run_action(Request::Detach { target, number, force }, asked, StatusCode::OK).await
 }
 
 /// Change a protocol-specific setting of a target
@@ -504,12 +500,9 @@ async fn detach_disk(
     State(shared): State<ApiState>,
     asked: Asked,
     Param(volume): Param<String>,
-    RawQuery(query): RawQuery,
+    Force(force): Force,
 ) -> Response {
-    match force(query.as_deref()) {
-        Ok(force) => shared.run_action(Request::DetachDisk { volume, force }, asked, StatusCode::OK).await,
-        Err(error) => refusal(error),
-    }
+    shared.run_action(Request::DetachDisk { volume, force }, asked, StatusCode::OK).await
 }
 
 /// Log levels by area
