@@ -19,7 +19,7 @@ use blockmux_rdma::roce::RoceNumbers;
 use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed, refusal};
 use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 use blockmux_rdma::roce::records::RoceRecords;
-use blockmux_volume::{Chunk, Pool};
+use blockmux_volume::{Chunk, Memory, Pool};
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
 use blockmux_wire::roce::cm::{CM_BODY_LEN, CmAttribute, CmMessage, MadHeader, RejectReason};
 use blockmux_wire::roce::eth::{Deth, Q_KEY_GSI};
@@ -244,26 +244,44 @@ pub(crate) fn roce_records(data: &[u8]) {
     let connect = if is_active { RoceRecords::active } else { RoceRecords::passive };
     let (pool, mut now) = (Pool::new(1 << 20), Instant::now());
     let mut session = connect(&queue_pair_owner::endpoint(), None, pool.clone(), [9; 32], now);
-    let mut rest = &stream[..];
+    let mut arriving = Arriving { read: Chunk::new(Memory::from_heap(stream.len())), rest: &stream };
     while let Demand::Bytes(len) = session.demand() {
         assert!(len > 0 && len <= usize::from(u16::MAX), "{len} bytes are demanded");
-        // With less, nothing is taken.
-        let short = Chunk::from_slice(&rest[..rest.len().min(len - 1)]);
-        assert!(matches!(session.on_bytes(&short, now), Ok(0)));
-        if rest.len() < len {
+        arriving.until(len - 1);
+        if arriving.read.unread().len() < len {
+            assert!(matches!(session.on_bytes(&arriving.read, now), Ok(0)), "less is taken");
+        }
+        arriving.until(len + usize::from(choices.byte()));
+        if arriving.read.unread().len() < len {
             break;
         }
-        let given = (len + usize::from(choices.byte())).min(rest.len());
-        match session.on_bytes(&Chunk::from_slice(&rest[..given]), now) {
+        match session.on_bytes(&arriving.read, now) {
             Ok(taken) => assert_eq!(taken, len),
             Err(error) => assert!(!error.reference.is_empty()),
         }
-        rest = &rest[len..];
+        arriving.read.take(len);
         now += Duration::from_millis(choices.byte().into());
         check_records(&session.outbox().take_bytes());
     }
     drop(session);
     assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
+}
+
+/// A stream of which a part has arrived. It has memory for all of it, because a buffer for each piece
+/// is a page or more, of which AddressSanitizer keeps hundreds of thousands.
+struct Arriving<'a> {
+    read: Chunk,
+    rest: &'a [u8],
+}
+
+impl Arriving<'_> {
+    /// Lets bytes arrive until `len` are unread, as far as the stream has them.
+    fn until(&mut self, len: usize) {
+        let missing = len.saturating_sub(self.read.unread().len());
+        let (arrived, rest) = self.rest.split_at(missing.min(self.rest.len()));
+        self.read.extend(arrived);
+        self.rest = rest;
+    }
 }
 
 /// What is sent are whole records of whole packets.
