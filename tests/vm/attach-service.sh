@@ -40,7 +40,7 @@ stop() {
 control() { blockmux ctl unix:control "$@"; }
 # disk_of VOLUME: the path of its disk.
 disk_of() {
-  control status | awk -v volume="$1" '/^[^ ]/ { own = $1 == volume; next } own && $1 == "disk" { print $2 }'
+  control status | awk -v volume="$1" '/^[^ ]/ { own = $1 == volume; next } own && $1 == "disk" { sub(",", "", $2); print $2 }'
 }
 
 serve "'disk=file:remote.img?size=384m' --nbd $HOST:10809"
@@ -68,7 +68,7 @@ for task in /proc/$daemon/task/*; do
 done
 
 check a_disk_has_the_counters_and_the_limits_of_its_volume
-control status | grep "disk  *$disk by ublk, [1-9][0-9]* requests"
+control status disk | grep "disk  *$disk by ublk, [1-9][0-9]* requests"
 control limit disk iops=20
 begun=$(date +%s)
 fio --name=slow --filename="$disk" --direct=1 --rw=randread --bs=4k --number_ios=100 --size=64m --eta=never --output=/dev/null
@@ -150,7 +150,7 @@ test -b "$disk"
 test ! -e "$remote"
 start
 test "$(disk_of disk)" = "$disk"
-control status | grep ', recovered'
+control status disk | grep ', recovered'
 wait $copy
 umount /mnt
 mount -t xfs "$disk" /mnt
