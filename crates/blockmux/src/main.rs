@@ -263,13 +263,22 @@ mod tests {
         with_all_below(&Cli::command(), "blockmux", &mut commands);
         let mut page = "# Command line\n\n<!-- What `blockmux help COMMAND` prints; written by a test of \
                         crates/blockmux/src/main.rs. -->\n\n\
-                        The options of `blockmux` itself are options of every command.\n"
+                        The options of `blockmux` itself are options of every command, those of `blockmux ctl` \
+                        of every command below it.\n"
             .to_owned();
-        let of_all = ["log", "log_format", "verbose"];
-        let without = of_all.iter().fold(Cli::command(), |all, own| all.mut_arg(own, |own| own.hide(true)));
+        let (of_all, of_ctl) = (["log", "log_format", "verbose"], ["token_file", "tls_certificates", "json"]);
+        let hidden = |from: clap::Command, names: &[&str]| {
+            names.iter().fold(from, |all, own| all.mut_arg(own, |own| own.hide(true)))
+        };
+        let without = hidden(Cli::command(), &of_all).disable_help_flag(true);
+        let below_ctl = without.clone().mut_subcommand("ctl", |ctl| hidden(ctl, &of_ctl));
         for (name, _) in commands.into_iter().filter(|(_, command)| !command.is_hide_set()) {
             let words = ["blockmux", "help"].into_iter().chain(name.split(' ').skip(1));
-            let command = if name == "blockmux" { Cli::command() } else { without.clone() };
+            let command = match name.strip_prefix("blockmux") {
+                Some("") => Cli::command(),
+                Some(below) if below.starts_with(" ctl ") => below_ctl.clone(),
+                _ => without.clone(),
+            };
             let help = command.try_get_matches_from(words).unwrap_err().to_string();
             let help: Vec<_> = help.lines().map(str::trim_end).collect();
             page += &format!("\n## {name}\n\n```text\n{}\n```\n", help.join("\n").trim_end());
