@@ -5,11 +5,11 @@ mod sides;
 
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::core::reactor::PollPolicy;
-use blockmux_engine::fabric::FabricOfTcpPorts;
 use blockmux_engine::fabric::iwarp::IwarpFabric;
+use blockmux_engine::fabric::{self, FabricOfTcpPorts};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::protocol::srp::initiator::{SrpEndpoint, connect, describe, luns, manage};
-use blockmux_engine::protocol::srp::target;
+use blockmux_engine::protocol::srp::target::SrpListener;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerTask};
 use blockmux_proto::scsi::Lun;
 use blockmux_proto::srp::client::{ResponseCode, TaskManagementFunction};
@@ -35,7 +35,7 @@ impl Target {
         let (cores, limit) = (Cores::start(&config).unwrap(), ConnectionLimit::new(64));
         let exports = disk_and_frozen(&volume);
         let (serve, inboxes) =
-            (target::serve::<FabricOfTcpPorts>(&node(&exports), &exports), cores.inboxes());
+            (fabric::serve::<FabricOfTcpPorts>(SrpListener::new(&node(&exports), &exports)), cores.inboxes());
         let shared = limit.clone();
         cores.inboxes()[0].send(move |core| ListenerTask::spawn(core, listener, inboxes, serve, shared));
         Target { address, limit, _cores: cores }

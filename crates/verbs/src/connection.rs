@@ -39,12 +39,6 @@ impl Listener {
         Ok(Listener { id })
     }
 
-    /// The address, with the port.
-    #[must_use]
-    pub fn local_address(&self) -> Option<SocketAddr> {
-        self.id.local_address()
-    }
-
     /// Takes the next connection request; `None` if there is none now. One that is dropped is
     /// rejected.
     ///
@@ -209,12 +203,6 @@ impl Connection {
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.id.local_address()
-    }
-
-    /// The address of the peer.
-    #[must_use]
-    pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.id.peer_address()
     }
 
     pub(crate) fn id(&self) -> &ConnectionId {

@@ -158,6 +158,11 @@ impl Survey {
         self.obstacles.is_empty() && self.devices.iter().any(|device| device.obstacles.is_empty())
     }
 
+    /// All obstacles, those that concern every device first.
+    pub fn all_obstacles(&self) -> impl Iterator<Item = &Obstacle> {
+        self.obstacles.iter().chain(self.devices.iter().flat_map(|device| &device.obstacles))
+    }
+
     /// Looks at the devices of this machine. Opens each for a moment.
     ///
     /// # Errors

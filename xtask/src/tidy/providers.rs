@@ -21,9 +21,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             !line.trim_start().starts_with("//") && !tests.iter().any(|lines| lines.contains(&at))
         };
         for (at, line) in source.lines().enumerate().filter(|(at, line)| is_code(*at, line)) {
-            let line = line.to_lowercase();
-            if let Some(name) = PROVIDERS.iter().find(|name| line.contains(**name)) {
-                let what = format!("names the provider `{name}`; be generic over the fabric (decision 91)");
+            if let Some(name) = PROVIDERS.iter().find(|name| names(line, name)) {
+                let what = format!("names the provider `{name}`; be generic over the fabric (decision 115)");
                 findings.push(Finding::new(path, at + 1, what));
             }
         }
@@ -31,19 +30,32 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Names of providers, in lower case. RoCEv2 is known by its fabric and its provider only: its port
-/// is a transport as TCP is, and listeners name it.
-const PROVIDERS: &[&str] = &["iwarp", "rocefabric", "rocerecords", "verbsfabric", "devicequeuepair"];
+/// Whether a line has a word that begins with this name: `Roce`, `has_roce` and `rdma=roce`, but
+/// not `process`.
+fn names(line: &str, name: &str) -> bool {
+    let lower = line.to_ascii_lowercase();
+    lower.match_indices(name).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let is_capital = line[at..].starts_with(|first: char| first.is_ascii_uppercase());
+        let is_within = |before: char| before.is_ascii_alphabetic() && !is_capital;
+        !before.is_some_and(|before| before.is_ascii_uppercase() || is_within(before))
+    })
+}
+
+/// Names of providers, in lower case.
+const PROVIDERS: &[&str] = &["iwarp", "roce", "verbs", "devicequeuepair"];
 
 /// Path prefixes of files that name providers, each with its reason.
 const MAY: &[(&str, &str)] = &[
     ("crates/wire/src/", "bytes of the standards"),
     ("crates/rdma/src/", "the providers"),
-    ("crates/engine/src/fabric/", "the fabric of each provider"),
-    ("crates/verbs/src/", "the transports of devices"),
+    ("crates/verbs/src/", "rdma-core"),
+    ("crates/engine/src/fabric/", "the fabric of each provider, with its sockets or devices"),
     ("crates/proto/src/names/rdma.rs", "the names in URLs"),
-    ("crates/blockmux/src/protocol/fabric.rs", "the table that chooses a fabric by its name"),
-    ("crates/blockmux/src/cli/bench/fabric.rs", "the fabrics that are measured"),
+    ("crates/blockmux/src/protocol/fabric/", "the table that chooses a fabric by its name"),
+    ("crates/blockmux/src/cli/rdma.rs", "`blockmux rdma` lists the devices of rdma-core"),
+    ("crates/blockmux/src/daemon/mod.rs", "the help of listeners"),
+    ("crates/blockmux/src/cli/bench/mod.rs", "the help of `--rdma`"),
     ("crates/lab/src/suite.rs", "the name of a published study"),
 ];
 
@@ -55,7 +67,7 @@ mod tests {
     #[test]
     fn a_provider_is_named_only_where_it_may_be() {
         let source = "// iWARP\nuse x::IwarpFabric;\nconst URL: &str = \"?rdma=iwarp\";\n\
-            use x::RoceFabric;\nuse x::RoceRecords;\nuse x::RoceHost;\n\
+            use x::RoceHost;\nlet has_roce = 1;\nuse x::verbs::Y;\nstatic THIS_PROCESS: process::Id = x;\n\
             #[cfg(test)]\nmod tests {\n    use x::Iwarp;\n}\n";
         let files = [
             ("crates/blockmux/src/protocol/srp/mod.rs", source),
@@ -64,6 +76,6 @@ mod tests {
             ("xtask/src/peers/srp.rs", source),
         ];
         let first = "crates/blockmux/src/protocol/srp/mod.rs";
-        assert_eq!(places(&check(&tree(&files))), [2, 3, 4, 5].map(|line| (first, line)));
+        assert_eq!(places(&check(&tree(&files))), [2, 3, 4, 5, 6].map(|line| (first, line)));
     }
 }

@@ -4,12 +4,12 @@
 use crate::failure::Failure;
 use crate::output::printable;
 use crate::process::stdout::{print, print_json};
-use crate::protocol::fabric::{FABRICS, FabricNeed, ListedFabric};
-use blockmux_engine::serve::roce_listener::{RocePortUse, UDP_PORT};
+use crate::protocol::fabric::{FABRICS, FabricState};
 use blockmux_verbs::device::{DeviceAttributes, MemoryWindows};
 use blockmux_verbs::kernel::KernelPort;
-use blockmux_verbs::survey::{DeviceDetails, Obstacle, Survey, SurveyedDevice, has_software_roce};
+use blockmux_verbs::survey::{DeviceDetails, Obstacle, Survey, SurveyedDevice};
 use serde_json::{Value, json};
+use std::io;
 
 /// Arguments of `blockmux rdma`.
 #[derive(clap::Args)]
@@ -25,89 +25,24 @@ pub(crate) fn run(args: &RdmaArgs) -> Result<(), Failure> {
     let survey = Survey::of_this_machine().map_err(|error| {
         Failure::run(format!("cannot list RDMA devices: {error}; check /sys/class/infiniband"))
     })?;
-    let roce_port = RocePortUse::of_this_machine().map_err(Failure::run)?;
-    let found = Found { survey, roce_port, has_software_roce: has_software_roce() };
+    let states: io::Result<_> = FABRICS.iter().map(|fabric| (fabric.state)(&survey)).collect();
+    let found = Found { states: states.map_err(Failure::run)?, survey };
     if args.json { print_json(&as_json(&found)) } else { print(as_text(&found)) }
 }
 
 /// What there is on this machine.
 struct Found {
     survey: Survey,
-    roce_port: RocePortUse,
-    /// Whether the kernel's software RoCEv2 is loaded.
-    has_software_roce: bool,
-}
-
-/// Whether a fabric can be used on this machine.
-struct FabricState {
-    name: &'static str,
-    /// What keeps it from being used, or restricts its use, and what to do.
-    reason: Option<String>,
-}
-
-impl FabricState {
-    const WORKS: FabricState = FabricState { name: "works", reason: None };
-
-    fn of(fabric: &ListedFabric, found: &Found) -> FabricState {
-        match fabric.needs {
-            FabricNeed::Nothing => FabricState::WORKS,
-            FabricNeed::RocePort => FabricState::of_roce(found),
-            FabricNeed::Device => FabricState::of_devices(&found.survey),
-        }
-    }
-
-    fn of_roce(found: &Found) -> FabricState {
-        let (name, reason) = match found.roce_port {
-            RocePortUse::Free => return FabricState::WORKS,
-            RocePortUse::AtSomeAddresses => (
-                FabricState::WORKS.name,
-                format!(
-                    "another program has UDP port {UDP_PORT} of some addresses, which `ss -lun` shows; listen at \
-                     another address, or stop it"
-                ),
-            ),
-            RocePortUse::AtAllAddresses if found.has_software_roce => (
-                "port in use",
-                format!(
-                    "Linux's rdma_rxe has UDP port {UDP_PORT} of all addresses; use its device by rdma=verbs, or \
-                     unload it with `modprobe -r rdma_rxe`"
-                ),
-            ),
-            RocePortUse::AtAllAddresses => (
-                "port in use",
-                format!(
-                    "another program has UDP port {UDP_PORT} of all addresses; stop it, or have it listen at one \
-                     address (`ss -lunp` names it)"
-                ),
-            ),
-        };
-        FabricState { name, reason: Some(reason) }
-    }
-
-    fn of_devices(survey: &Survey) -> FabricState {
-        if survey.has_ready_device() {
-            return FabricState::WORKS;
-        }
-        let name = match survey {
-            survey if survey.devices.is_empty() => "no device",
-            survey if !survey.has_library => "missing library",
-            _ => "device not ready",
-        };
-        FabricState { name, reason: obstacles(survey).next().map(ToString::to_string) }
-    }
-}
-
-/// All obstacles, those that concern every device first.
-fn obstacles(survey: &Survey) -> impl Iterator<Item = &Obstacle> {
-    survey.obstacles.iter().chain(survey.devices.iter().flat_map(|device| &device.obstacles))
+    /// The state of each fabric of [`FABRICS`].
+    states: Vec<FabricState>,
 }
 
 fn as_text(found: &Found) -> String {
     let survey = &found.survey;
     let mut lines = vec!["Fabrics".to_owned()];
-    for fabric in FABRICS {
-        let state = FabricState::of(fabric, found).name;
-        lines.extend(wrapped(&format!("  {:<10} ", fabric.name), &format!("{state}: {}", fabric.about)));
+    for (fabric, state) in FABRICS.iter().zip(&found.states) {
+        let text = format!("{}: {}", state.name, fabric.about);
+        lines.extend(wrapped(&format!("  {:<10} ", fabric.name), &text));
     }
     lines.push("Devices".to_owned());
     if survey.devices.is_empty() {
@@ -116,11 +51,17 @@ fn as_text(found: &Found) -> String {
     for device in &survey.devices {
         lines.extend(device_lines(device));
     }
-    let of_devices = obstacles(survey).map(ToString::to_string);
-    let mut all = FabricState::of_roce(found).reason.into_iter().chain(of_devices).peekable();
-    if all.peek().is_some() {
+    let of_fabrics = found.states.iter().filter_map(|state| state.reason.clone());
+    // The first obstacle of a device may be the reason of its fabric.
+    let mut all = Vec::new();
+    for obstacle in of_fabrics.chain(survey.all_obstacles().map(ToString::to_string)) {
+        if !all.contains(&obstacle) {
+            all.push(obstacle);
+        }
+    }
+    if !all.is_empty() {
         lines.push("Obstacles".to_owned());
-        lines.extend(all.flat_map(|obstacle| wrapped("  - ", &obstacle)));
+        lines.extend(all.iter().flat_map(|obstacle| wrapped("  - ", obstacle)));
     }
     lines.join("\n")
 }
@@ -205,8 +146,7 @@ fn wrapped(start: &str, text: &str) -> Vec<String> {
 
 fn as_json(found: &Found) -> Value {
     let survey = &found.survey;
-    let fabrics = FABRICS.iter().map(|fabric| {
-        let state = FabricState::of(fabric, found);
+    let fabrics = FABRICS.iter().zip(&found.states).map(|(fabric, state)| {
         json!({
             "name": fabric.name,
             "available": state.name == FabricState::WORKS.name,
@@ -331,8 +271,13 @@ mod tests {
     }
 
     fn survey(devices: Vec<SurveyedDevice>, obstacles: Vec<Obstacle>) -> Found {
-        let survey = Survey { devices, obstacles, has_library: true };
-        Found { survey, roce_port: RocePortUse::Free, has_software_roce: false }
+        found(Survey { devices, obstacles, has_library: true })
+    }
+
+    /// Fabrics in software work.
+    fn found(survey: Survey) -> Found {
+        let of_devices = (FABRICS[2].state)(&survey).unwrap();
+        Found { survey, states: vec![FabricState::WORKS, FabricState::WORKS, of_devices] }
     }
 
     /// The text from the devices on.
@@ -430,23 +375,19 @@ Obstacles
         let works = ("works".to_owned(), true, None);
         let ready = survey(vec![adapter()], Vec::new());
         assert_eq!(states(&ready), [works.clone(), works.clone(), works.clone()]);
-        let taken = Found { roce_port: RocePortUse::AtAllAddresses, has_software_roce: true, ..ready };
-        let [iwarp, (state, is_available, Some(reason)), verbs] = &states(&taken)[..] else { panic!() };
+        let reason = "Linux's rdma_rxe has UDP port 4791 of all addresses; unload it".to_owned();
+        let mut taken = ready;
+        taken.states[1] = FabricState { name: "port in use", reason: Some(reason.clone()) };
+        let [iwarp, (state, is_available, why), verbs] = &states(&taken)[..] else { panic!() };
         assert_eq!([iwarp, verbs], [&works; 2]);
-        assert_eq!((state.as_str(), is_available), ("port in use", &false));
-        assert!(reason.contains("; use its device by rdma=verbs, or unload it with `modprobe -r rdma_rxe`"));
+        assert_eq!((state.as_str(), is_available, why), ("port in use", &false, &Some(reason)));
         assert!(as_text(&taken).contains("\n  roce       port in use: RoCEv2 in software"));
         assert!(
             as_text(&taken).contains("\nObstacles\n  - Linux's rdma_rxe has UDP port 4791 of all addresses;")
         );
-        let taken = Found { has_software_roce: false, ..taken };
-        assert!(
-            states(&taken)[1].2.as_ref().unwrap().starts_with("another program has UDP port 4791 of all")
-        );
-        let partly = Found { roce_port: RocePortUse::AtSomeAddresses, ..taken };
-        let (state, is_available, reason) = &states(&partly)[1];
-        assert_eq!((state.as_str(), is_available), ("works", &true));
-        assert!(reason.as_ref().unwrap().contains("; listen at another address, or stop it"));
+        taken.states[1].name = FabricState::WORKS.name;
+        let (state, is_available, reason) = &states(&taken)[1];
+        assert_eq!((state.as_str(), is_available, reason.is_some()), ("works", &true, true));
     }
 
     #[test]
@@ -454,8 +395,8 @@ Obstacles
         let missing = || vec![Obstacle::NoDevice { software: None }];
         let mut down = adapter();
         down.obstacles = vec![Obstacle::NoActivePort { device: "mlx5_0".to_owned() }];
-        let mut without_library = survey(vec![adapter()], vec![Obstacle::LockedMemory(1)]);
-        without_library.survey.has_library = false;
+        let (devices, obstacles) = (vec![adapter()], vec![Obstacle::LockedMemory(1)]);
+        let without_library = found(Survey { devices, obstacles, has_library: false });
         for (found, expected, start) in [
             (survey(Vec::new(), missing()), "no device", "the kernel has no RDMA device; "),
             (survey(vec![down], Vec::new()), "device not ready", "mlx5_0 has no active port; "),

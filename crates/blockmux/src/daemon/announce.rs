@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::output::{printable, shell_word};
 use crate::process::machine::own_addresses;
 use crate::protocol::Frontends;
-use crate::protocol::address::{ListenerAddress, ListenerFabric};
+use crate::protocol::address::ListenerAddress;
 use crate::protocol::frontend::{ConnectInfo, Frontend, Portal, VolumeNames};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::served_protocols;
@@ -344,7 +344,7 @@ fn portals(listener: &PolicyListener, clients: ClientLocation) -> Vec<Portal> {
         }
         other => vec![other.clone()],
     };
-    let fabrics = std::iter::once(TCP_TARGET_QUERY).chain(listener.fabric.map(ListenerFabric::query));
+    let fabrics = std::iter::once(TCP_TARGET_QUERY).chain(listener.fabric.map(|fabric| fabric.query));
     let at = |reached_at: ListenerAddress| {
         let listener = listener.place.clone();
         fabrics.clone().map(move |rdma_query| Portal {
@@ -372,7 +372,9 @@ mod tests {
     use crate::attach::way::Way;
     use crate::daemon::disks::DeviceInfo;
     use crate::protocol::NBD;
+    use crate::protocol::fabric::RdmaFabric;
     use blockmux_proto::exports::Export;
+    use blockmux_proto::names::rdma::UDP_TARGET_QUERY;
     use blockmux_proto::volume_state::VolumeTraffic;
     use blockmux_volume::NullVolume;
     use std::sync::Arc;
@@ -478,7 +480,10 @@ b  1 GiB
     fn rocev2_at_all_addresses_is_announced_for_other_machines() {
         let fabrics = |address: &str, clients| {
             let listener = listener(Address::Tcp(address.parse().unwrap()));
-            let listener = PolicyListener { fabric: Some(ListenerFabric::Roce), ..listener };
+            let listener = PolicyListener {
+                fabric: RdmaFabric::of_listeners().find(|known| known.name == "roce"),
+                ..listener
+            };
             let mut found: Vec<_> = portals(&listener, clients)
                 .iter()
                 .map(|portal| (portal.rdma_query, portal.is_for_others()))
@@ -486,7 +491,7 @@ b  1 GiB
             found.dedup();
             found
         };
-        let (iwarp, roce) = (TCP_TARGET_QUERY, ListenerFabric::Roce.query());
+        let (iwarp, roce) = (TCP_TARGET_QUERY, UDP_TARGET_QUERY);
         for at_all in ["0.0.0.0:7", "[::]:7", "[::1]:7"] {
             assert_eq!(fabrics(at_all, ClientLocation::Local), [(iwarp, false)], "{at_all}");
             let anywhere = fabrics(at_all, ClientLocation::Anywhere);

@@ -6,13 +6,12 @@ use crate::failure::Failure;
 use crate::process::retry::retry_while_held;
 use crate::process::signals;
 use crate::protocol::address::ListenerAddress;
-use crate::protocol::address::{ListenAddress, ListenerEntry, ListenerFabric, is_local};
+use crate::protocol::address::{ListenAddress, ListenerEntry, is_local};
+use crate::protocol::fabric::FabricPort;
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
-use blockmux_engine::serve::roce_listener::{RoceListener, UDP_PORT};
-use blockmux_engine::serve::verbs_listener::VerbsListener;
 use blockmux_engine::sys::congestion::Congestion;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -45,20 +44,7 @@ pub(super) struct BoundListener {
     /// `None` for a network interface.
     pub(super) socket: Option<Listener>,
     /// For connections over RDMA.
-    pub(super) rdma: Option<RdmaListener>,
-}
-
-/// A bound listener of a fabric.
-pub(super) enum RdmaListener {
-    Roce(RoceListener),
-    Verbs(VerbsListener),
-}
-
-impl RdmaListener {
-    /// Whether nothing else can listen at the TCP port of the same number.
-    pub(super) fn takes_tcp_port(&self) -> bool {
-        matches!(self, RdmaListener::Verbs(listener) if listener.takes_tcp_port())
-    }
+    pub(super) rdma: Option<FabricPort>,
 }
 
 /// The configured listeners. Without any, one for each protocol that has a volume to export: a
@@ -86,7 +72,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
         |(protocol, ListenerEntry { address, volumes, networks, fabric, advertised })| {
             let place = address.resolve(protocol.port)?;
             if let Some(fabric) = fabric.filter(|_| !protocol.has_rdma) {
-                let (option, place, fabric) = (protocol.name, &address, fabric.name());
+                let (option, place, fabric) = (protocol.name, &address, fabric.name);
                 return Err(Failure::request(format!(
                     "--{option} {place}: the protocol has no form over RDMA; remove rdma={fabric}"
                 )));
@@ -127,30 +113,11 @@ pub(super) fn bind(
 }
 
 /// Opens the port of a bound listener that accepts connections over RDMA, too.
-pub(super) fn bind_rdma(listener: &PolicyListener) -> Result<Option<RdmaListener>, Failure> {
-    let Some((address, fabric)) = listener.place.tcp().zip(listener.fabric) else { return Ok(None) };
-    match fabric {
-        ListenerFabric::Roce => bind_roce(address).map(RdmaListener::Roce),
-        ListenerFabric::Verbs => VerbsListener::bind(address).map(RdmaListener::Verbs).map_err(|error| {
-            Failure::request(format!("cannot listen on {address} for RDMA devices: {error}"))
-        }),
-    }
-    .map(Some)
-}
-
-fn bind_roce(address: SocketAddr) -> Result<RoceListener, Failure> {
-    let bound =
-        retry_while_held(|| RoceListener::bind(address), |error| error.kind() == io::ErrorKind::AddrInUse);
-    let ip = address.ip();
-    bound.map_err(|error| {
-        let advice = match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                format!("another program has UDP port {UDP_PORT}; stop it, or unload the module rdma_rxe")
-            }
-            _ => format!("{error}; remove rdma=roce"),
-        };
-        Failure::request(format!("cannot listen on {ip} for RoCEv2: {advice}"))
-    })
+pub(super) fn bind_rdma(listener: &PolicyListener) -> Result<Option<FabricPort>, Failure> {
+    let ports = listener.fabric.and_then(|fabric| fabric.ports.as_ref());
+    let Some((address, ports)) = listener.place.tcp().zip(ports) else { return Ok(None) };
+    let bound = retry_while_held(|| (ports.bind)(address), |error| error.kind() == io::ErrorKind::AddrInUse);
+    bound.map(Some).map_err(|error| Failure::request((ports.explain)(address, &error)))
 }
 
 /// Warns of each listener that exports nothing, and of each that other machines can reach without

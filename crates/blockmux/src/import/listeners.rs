@@ -1,6 +1,7 @@
 //! Addresses at which a foreign config listens, as our listeners.
 
 use blockmux_proto::names::networks::Network;
+use blockmux_proto::names::rdma::DEVICE_TARGET_QUERY;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -124,7 +125,7 @@ impl Listeners {
     pub(super) fn lists(&self) -> BTreeMap<&'static str, Vec<String>> {
         let mut lists: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         for listener in &self.all {
-            let query = if listener.has_rdma { "?rdma=verbs" } else { "" };
+            let query = if listener.has_rdma { DEVICE_TARGET_QUERY } else { "" };
             lists.entry(listener.key).or_default().push(listener.place.text() + query);
         }
         lists

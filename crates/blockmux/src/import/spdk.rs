@@ -11,6 +11,7 @@ use super::model::{
 use super::notes::Notes;
 use super::specs::{self, StorageOptions};
 use super::unit_identity::{ScsiIdentity, spdk_naa};
+use blockmux_proto::names::rdma::DEVICE_TARGET_QUERY;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{MemSpec, SliceSpec, Url};
 use std::collections::{BTreeMap, BTreeSet};
@@ -591,7 +592,7 @@ fn remote(params: &mut Members) -> Option<Spec> {
     let transport = params.text("trtype").unwrap_or_default().to_ascii_lowercase();
     let (scheme, query) = match transport.as_str() {
         "tcp" => ("nvme+tcp", ""),
-        "rdma" => ("nvme+rdma", "?rdma=verbs"),
+        "rdma" => ("nvme+rdma", DEVICE_TARGET_QUERY),
         _ => return None,
     };
     let host = params.filled("traddr")?;

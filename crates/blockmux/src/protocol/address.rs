@@ -10,10 +10,10 @@
 
 use crate::failure::Failure;
 use crate::protocol::Carrier;
+use crate::protocol::fabric::RdmaFabric;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
-use blockmux_proto::names::rdma::{DEVICE_TARGET_QUERY, UDP_TARGET_QUERY};
 use serde_json::{Map, Value as Json};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -152,48 +152,9 @@ pub(crate) struct ListenerEntry {
     /// Networks from which clients may connect.
     pub(crate) networks: AllowedNetworks,
     /// The fabric whose connections the listener accepts, beside those over TCP.
-    pub(crate) fabric: Option<ListenerFabric>,
+    pub(crate) fabric: Option<&'static RdmaFabric>,
     /// The TCP address that clients are told instead of the listener's.
     pub(crate) advertised: Option<ListenAddress>,
-}
-
-/// A fabric that a listener has beside its TCP port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ListenerFabric {
-    /// RoCEv2, in software.
-    Roce,
-    /// RDMA devices.
-    Verbs,
-}
-
-impl ListenerFabric {
-    const ALL: [ListenerFabric; 2] = [ListenerFabric::Roce, ListenerFabric::Verbs];
-
-    /// Its value of the parameter `rdma`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            ListenerFabric::Roce => "roce",
-            ListenerFabric::Verbs => "verbs",
-        }
-    }
-
-    /// The query of URLs of a target that is reached by it.
-    pub(crate) fn query(self) -> &'static str {
-        match self {
-            ListenerFabric::Roce => UDP_TARGET_QUERY,
-            ListenerFabric::Verbs => DEVICE_TARGET_QUERY,
-        }
-    }
-}
-
-impl fmt::Display for ListenerFabric {
-    /// As messages call its connections.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ListenerFabric::Roce => "RoCEv2",
-            ListenerFabric::Verbs => "RDMA devices",
-        })
-    }
 }
 
 /// The parameters of a listener.
@@ -201,7 +162,7 @@ impl fmt::Display for ListenerFabric {
 struct ListenerParameters {
     volumes: Option<Vec<String>>,
     networks: AllowedNetworks,
-    fabric: Option<ListenerFabric>,
+    fabric: Option<&'static RdmaFabric>,
     advertised: Option<ListenAddress>,
 }
 
@@ -334,11 +295,10 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
             let list = list.map_err(|error| format!("`{text}`: allow: {error}"))?;
             networks.replace(AllowedNetworks::only(&list)).is_some()
         } else if let Some(fabric) = parameter.strip_prefix(RDMA) {
-            let known = ListenerFabric::ALL.into_iter().find(|known| known.name() == fabric);
+            let known = RdmaFabric::of_listeners().find(|known| known.name == fabric);
             let known = known.ok_or_else(|| {
-                format!(
-                    "`{text}`: `{fabric}` is not a fabric of listeners; write rdma=roce or rdma=verbs, or nothing"
-                )
+                let known = RdmaFabric::parameters_of_listeners(" or ");
+                format!("`{text}`: `{fabric}` is not a fabric of listeners; write {known}, or nothing")
             });
             rdma.replace(known?).is_some()
         } else if let Some(address) = parameter.strip_prefix(ADVERTISE) {
@@ -346,9 +306,10 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
                 read_advertised(address).map_err(|error| format!("`{text}`: advertise: {error}"))?;
             advertised.replace(address).is_some()
         } else {
+            let fabrics = RdmaFabric::parameters_of_listeners(", ");
             return Err(format!(
                 "`{text}`: `{parameter}` is not a parameter of a listener; write volumes=NAME,NAME, allow=NETWORK,NETWORK, \
-                 rdma=roce, rdma=verbs or advertise=HOST:PORT"
+                 {fabrics} or advertise=HOST:PORT"
             ));
         };
         if is_twice {
@@ -408,7 +369,7 @@ impl ListenerEntry {
         let volumes = self.volumes.as_ref().map(|names| format!("{VOLUMES}{}", names.join(",")));
         let networks: Vec<_> = self.networks.networks().map(|network| network.to_string()).collect();
         let networks = (!self.networks.is_everyone()).then(|| format!("{ALLOW}{}", networks.join(",")));
-        let rdma = self.fabric.map(|fabric| format!("{RDMA}{}", fabric.name()));
+        let rdma = self.fabric.map(|fabric| format!("{RDMA}{}", fabric.name));
         let advertised = self.advertised.as_ref().map(|address| format!("{ADVERTISE}{address}"));
         let parameters: Vec<_> = [volumes, networks, rdma, advertised].into_iter().flatten().collect();
         if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }

@@ -3,15 +3,14 @@
 
 use super::Protocol;
 use super::address::{ListenerAddress, matches_listener};
+use super::fabric::{AcceptRdma, FabricPort};
 use super::keys::KeyError;
 use super::policy::{LiveAccess, Policy, TargetAccess};
 use super::units::LogicalUnits;
 use crate::failure::Failure;
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::EngineCore;
-use blockmux_engine::net::roce::RoceHost;
 use blockmux_engine::net::socket::Stream;
-use blockmux_engine::net::verbs::VerbsHost;
 use blockmux_engine::net::zone;
 use blockmux_engine::serve::listener::{Permit, Serve};
 use blockmux_engine::serve::sessions::{SessionInfo, Sessions};
@@ -209,15 +208,9 @@ pub(crate) trait LiveFrontend: Send + Sync {
     /// The function that serves the connections of a listener.
     fn serve(&self, place: &ListenerAddress) -> Serve;
 
-    /// The function that serves the connections of RoCEv2 to a listener; `None` for a protocol
-    /// without a form over RDMA.
-    fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
-        None
-    }
-
-    /// The function that serves the connections over RDMA devices to a listener; `None` for a
+    /// What accepts connections over RDMA to a listener that has this port, too; `None` for a
     /// protocol without a form over RDMA.
-    fn serve_verbs(&self, _place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
+    fn serve_rdma(&self, _place: &ListenerAddress, _port: FabricPort) -> Option<AcceptRdma> {
         None
     }
 

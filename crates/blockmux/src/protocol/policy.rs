@@ -10,7 +10,8 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
-use super::address::{ListenerAddress, ListenerFabric, matches_listener};
+use super::address::{ListenerAddress, matches_listener};
+use super::fabric::RdmaFabric;
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::{DataPart, find_overlap};
 use blockmux_engine::net::zone;
@@ -103,7 +104,7 @@ pub(crate) struct PolicyListener {
     /// Whether the listener is configured; otherwise it is the default listener of its protocol.
     pub(crate) is_asked: bool,
     /// The fabric whose connections it accepts, beside those over TCP.
-    pub(crate) fabric: Option<ListenerFabric>,
+    pub(crate) fabric: Option<&'static RdmaFabric>,
     /// The address that clients are told instead of its own; port 0 stands for its own port.
     pub(crate) advertised: Option<SocketAddr>,
 }

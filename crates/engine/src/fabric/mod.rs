@@ -1,21 +1,41 @@
 //! RDMA fabrics: how connections get their queue pairs, on both sides and for any protocol.
 //!
+//! ```text
+//!   protocol ── session ──▶ Driven ◀── queue pair ── Fabric: iwarp, roce, verbs, one module each
+//!   Dialer (initiator) ───▶ Fabric::connect          │
+//!   RdmaTarget (target) ──▶ serve ◀── connections ───┴── FabricListener: its own ports
+//!                       └─▶ PortSession ◀── connections of TCP ports
+//! ```
 //! A session specifies its queue pair, including its private data ([`Endpoint`]). A [`Fabric`]
 //! makes a queue pair of its provider accordingly, and [`Driven`] joins the two. Protocols are
 //! generic over the fabric, so no call of a session to its queue pair is dispatched dynamically.
-//! Each fabric is one module below this one; a URL names it (decision 91).
+//!
+//! A provider of queue pairs is one module below this one: its [`Fabric`], its sockets or devices,
+//! and its [`FabricListener`]. Protocols name none: an initiator gets its fabric from the program,
+//! which has the table of names in URLs, and a target is an [`RdmaTarget`], which [`serve`] serves
+//! over any of them (decisions 91 and 115).
 
+mod byte_queue;
+mod connector;
 pub mod iwarp;
+pub(crate) mod port_session;
 pub mod roce;
+mod target;
 pub mod verbs;
 
-use crate::net::host::{ByteStream, Host};
+pub use target::{RdmaTarget, serve};
+
+use crate::core::reactor::{EngineCore, Inbox};
+use crate::net::host::{ByteStream, Host, NetworkHost};
+use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
 use blockmux_proto::driver::session::StreamSession;
 use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_proto::rdma::{Endpoint, RdmaConnections, RdmaSession};
 use blockmux_rdma::{Driven, Provider, Seed};
 use blockmux_volume::Pool;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// How the connections of one fabric are made.
@@ -47,6 +67,37 @@ pub trait Fabric: Clone + Send + Sync + 'static {
 /// drive them.
 pub trait StreamFabric: Fabric<QueuePair: StreamSession> {}
 
+/// A port of a fabric at which a target listens, beside its TCP port.
+pub trait FabricListener: Sized + Send + 'static {
+    /// The fabric of its connections.
+    type Fabric: StreamFabric<Host: NetworkHost>;
+
+    /// Opens the port for the service that has this TCP address.
+    ///
+    /// # Errors
+    /// If the port is in use, or the fabric cannot listen at that address.
+    fn bind(address: SocketAddr) -> io::Result<Self>;
+
+    /// Whether nothing else can listen at the TCP port of the same number.
+    fn takes_tcp_port(&self) -> bool {
+        false
+    }
+
+    /// Accepts connections on `core`, which is the calling thread's, until the core stops or
+    /// [`ListenerEnd::end`] is called. They are served on `cores`.
+    ///
+    /// # Errors
+    /// If the fabric cannot accept there.
+    fn accept(
+        self,
+        core: &Rc<EngineCore>,
+        end: ListenerEnd,
+        cores: Vec<Inbox>,
+        serve: Serve<<Self::Fabric as Fabric>::Host>,
+        limit: ConnectionLimit,
+    ) -> io::Result<()>;
+}
+
 /// What the engine gives to each connection, and so to its queue pair.
 #[derive(Clone)]
 pub struct Setup {
@@ -69,7 +120,7 @@ impl Setup {
 }
 
 /// Accepts a connection that requests a queue pair.
-pub(crate) fn accept<F: Fabric, S: RdmaSession>(session: S, setup: Setup) -> Driven<F::QueuePair, S> {
+fn accept<F: Fabric, S: RdmaSession>(session: S, setup: Setup) -> Driven<F::QueuePair, S> {
     let now = setup.now;
     let queue_pair = F::accept(&session.endpoint(), setup);
     Driven::new(session, queue_pair, now)
@@ -77,24 +128,18 @@ pub(crate) fn accept<F: Fabric, S: RdmaSession>(session: S, setup: Setup) -> Dri
 
 /// Whether a connection to a TCP port that begins with these bytes, at least [`REQUEST_LEN`],
 /// requests a queue pair.
-pub(crate) fn is_request(begin: &[u8]) -> bool {
+fn is_request(begin: &[u8]) -> bool {
     begin.starts_with(FabricOfTcpPorts::REQUEST)
 }
 
 /// Number of bytes by which a request is recognised.
-pub(crate) const REQUEST_LEN: usize = FabricOfTcpPorts::REQUEST.len();
+const REQUEST_LEN: usize = FabricOfTcpPorts::REQUEST.len();
 
 /// The fabric at the TCP ports of targets. A target needs no setting: a request shows the fabric.
 pub type FabricOfTcpPorts = iwarp::IwarpFabric;
 
-/// The fabric at the UDP ports of targets.
-pub type FabricOfUdpPorts = roce::RoceFabric;
-
-/// The fabric of RDMA devices, at their own ports.
-pub type FabricOfDevices = verbs::VerbsFabric;
-
 /// A target's session at a TCP port, joined with its queue pair.
-pub(crate) type OverFabric<S> = Driven<<FabricOfTcpPorts as Fabric>::QueuePair, S>;
+type OverFabric<S> = Driven<<FabricOfTcpPorts as Fabric>::QueuePair, S>;
 
 /// Connects a session of one connection.
 pub(crate) fn connect<F: Fabric, S: RdmaSession>(

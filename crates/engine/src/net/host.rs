@@ -9,7 +9,7 @@ use crate::core::reactor::{EngineCore, PollPolicy, Task, WakeOnEvent, cross_thre
 use crate::core::ring::Registration;
 use crate::net::ktls::{self, Direction};
 use crate::net::login_stream::{self, LoginStream};
-use crate::net::socket::{Address, Stream};
+use crate::net::socket::{self, Address, Stream};
 use crate::sys;
 use blockmux_proto::driver::computation::Helpers;
 use blockmux_proto::driver::outbox::Outbox;
@@ -18,8 +18,9 @@ use blockmux_proto::driver::transport::TransportInfo;
 use blockmux_tls::RecordKeys;
 use blockmux_volume::{Chunk, Core, SgList, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::Socket;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -269,15 +270,16 @@ impl NetworkHost for EngineCore {
 
 impl NetworkStream for Stream {
     fn peer_ip(&self) -> Option<IpAddr> {
-        Stream::peer_ip(self)
+        socket::peer_address(&self.socket).map(|peer| peer.ip())
     }
 
     fn local_address(&self) -> Option<SocketAddr> {
-        Stream::local_address(self)
+        socket::local_address(&self.socket)
     }
 
     fn hang_up(&self) -> HangUp {
-        Arc::new(Stream::hang_up(self))
+        let socket = self.socket.clone();
+        Arc::new(move || shut_down(&socket))
     }
 
     fn control(&self) -> ConnectionHandle {
@@ -314,19 +316,19 @@ impl ByteStream for Stream {
     type Watch = SocketWatch;
 
     fn share(&self) -> Stream {
-        Stream::share(self)
+        Stream { socket: self.socket.clone(), peer: self.peer.clone() }
     }
 
     fn close(&self) {
-        Stream::hang_up(self)();
+        shut_down(&self.socket);
     }
 
     fn peer(&self) -> &str {
-        Stream::peer(self)
+        &self.peer
     }
 
     fn shared_peer(&self) -> Arc<str> {
-        Stream::shared_peer(self)
+        self.peer.clone()
     }
 
     fn transport(&self) -> TransportInfo {
@@ -334,7 +336,14 @@ impl ByteStream for Stream {
     }
 
     fn connect_result(&self) -> Option<io::Result<()>> {
-        Stream::connect_result(self)
+        match self.socket.take_error() {
+            Ok(Some(error)) | Err(error) => Some(Err(error)),
+            Ok(None) => match self.socket.peer_addr() {
+                Ok(_) => Some(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => None,
+                Err(error) => Some(Err(error)),
+            },
+        }
     }
 
     #[inline]
@@ -402,6 +411,11 @@ impl Drop for SocketWatch {
     fn drop(&mut self) {
         self.readiness.disarm(&self.registration);
     }
+}
+
+fn shut_down(socket: &Socket) {
+    // The connection may have ended just now.
+    let _ = socket.shutdown(Shutdown::Both);
 }
 
 /// Which directions of a stream socket have ended, even if input is unread.

@@ -1,14 +1,10 @@
 //! Sockets of byte streams and of raw frames, and what their tasks need from a core.
 
-mod byte_queue;
-pub mod connector;
 pub(crate) mod fd_socket;
 pub mod frames;
 pub mod host;
 pub mod ktls;
 pub mod login_stream;
 pub mod namespace;
-pub mod roce;
 pub mod socket;
-pub mod verbs;
 pub mod zone;

@@ -8,7 +8,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -86,12 +86,12 @@ impl Address {
 /// A non-blocking stream socket that is connected or connecting.
 pub struct Stream {
     /// Shared with handles that may shut the connection down.
-    socket: Arc<Socket>,
-    peer: Arc<str>,
+    pub(super) socket: Arc<Socket>,
+    pub(super) peer: Arc<str>,
 }
 
 impl Stream {
-    /// Starts to connect; [`Stream::connect_result`] has the result once the socket is writable.
+    /// Starts to connect; `ByteStream::connect_result` has the result once the socket is writable.
     ///
     /// # Errors
     /// If it fails at once.
@@ -150,74 +150,22 @@ impl Stream {
         Stream::accepted(socket, &peer)
     }
 
-    /// Result of connecting; `None` while it is in progress.
-    #[must_use]
-    pub fn connect_result(&self) -> Option<io::Result<()>> {
-        match self.socket.take_error() {
-            Ok(Some(error)) | Err(error) => Some(Err(error)),
-            Ok(None) => match self.socket.peer_addr() {
-                Ok(_) => Some(Ok(())),
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => None,
-                Err(error) => Some(Err(error)),
-            },
-        }
-    }
-
-    /// The peer's address, for messages.
-    #[must_use]
-    pub fn peer(&self) -> &str {
-        &self.peer
-    }
-
-    /// The peer's address, shared with the stream.
-    #[must_use]
-    pub fn shared_peer(&self) -> Arc<str> {
-        self.peer.clone()
-    }
-
-    /// The local address of the connection; `None` for a Unix socket.
-    #[must_use]
-    pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.socket)
-    }
-
-    /// The peer's address; `None` for a Unix socket.
-    #[must_use]
-    pub fn peer_ip(&self) -> Option<IpAddr> {
-        Some(self.socket.peer_addr().ok()?.as_socket()?.ip())
-    }
-
     /// Whether the peer is on this machine and the congestion control paces segments, which slows
     /// down deep queues.
     #[must_use]
     pub fn paces_here(&self) -> bool {
-        self.peer_ip().is_some_and(|peer| paces_to(&self.socket, peer))
+        peer_address(&self.socket).is_some_and(|peer| paces_to(&self.socket, peer.ip()))
     }
 
     /// TCP's maximum segment size in bytes; `None` for a Unix socket.
     #[must_use]
     pub fn segment_len(&self) -> Option<usize> {
-        let peer = self.socket.peer_addr().ok()?.as_socket()?;
-        if self.local_address().is_some_and(|local| local.ip() == peer.ip()) {
+        let peer = peer_address(&self.socket)?;
+        if local_address(&self.socket).is_some_and(|local| local.ip() == peer.ip()) {
             // TCP_MAXSEG reports half of the window while that is small, as at first.
             return Some(LOOPBACK_SEGMENT);
         }
         self.socket.tcp_mss().ok().and_then(|bytes| usize::try_from(bytes).ok())
-    }
-
-    /// Another handle of the socket, for another owner.
-    #[must_use]
-    pub fn share(&self) -> Stream {
-        Stream { socket: self.socket.clone(), peer: self.peer.clone() }
-    }
-
-    /// Returns a function that shuts the connection down, from any thread.
-    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
-        let socket = self.socket.clone();
-        move || {
-            // The connection may have ended just now.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
     }
 }
 
@@ -448,8 +396,14 @@ fn prepare(socket: &Socket, tcp_peer: Option<IpAddr>) -> io::Result<()> {
     Ok(())
 }
 
-fn local_address(socket: &Socket) -> Option<SocketAddr> {
+/// The address of this side; `None` for a Unix socket.
+pub(super) fn local_address(socket: &Socket) -> Option<SocketAddr> {
     socket.local_addr().ok()?.as_socket()
+}
+
+/// The peer's address; `None` for a Unix socket.
+pub(super) fn peer_address(socket: &Socket) -> Option<SocketAddr> {
+    socket.peer_addr().ok()?.as_socket()
 }
 
 fn paces_to(socket: &Socket, peer: IpAddr) -> bool {
@@ -472,8 +426,9 @@ const LOOPBACK_SEGMENT: usize = 65_536 - 40 - 32;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::host::{ByteStream, StreamEnd};
+    use crate::net::host::{ByteStream, NetworkStream, StreamEnd};
     use blockmux_volume::{Chunk, Memory};
+    use std::net::Shutdown;
 
     #[test]
     fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
@@ -541,7 +496,7 @@ mod tests {
         peer.shutdown(Shutdown::Write).unwrap();
         assert_eq!(stream.ended(), StreamEnd::Input);
         let hang_up = stream.hang_up();
-        std::thread::spawn(hang_up).join().unwrap();
+        std::thread::spawn(move || hang_up()).join().unwrap();
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
         assert_eq!(stream.ended(), StreamEnd::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));

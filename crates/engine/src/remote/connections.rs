@@ -1,6 +1,7 @@
 //! The connections of one session: the link makes the first, and the session requests the others.
 
 use super::missing;
+use crate::carrier::Carrier;
 use crate::carrier::connection::{Broken, Connection, Inflow};
 use crate::carrier::tls::ClientTls;
 use crate::net::host::{ByteStream, Host};

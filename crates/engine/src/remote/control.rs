@@ -7,6 +7,7 @@
 //! connection is lost, the session is closed; if the session ends, the control connection is
 //! closed. See decision 14.
 
+use crate::carrier::Carrier;
 use crate::carrier::connection::{Broken, Connection, Inflow};
 use crate::core::reactor::Progress;
 use crate::net::host::Host;

@@ -2,7 +2,7 @@
 
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
-use crate::net::host::Host;
+use crate::net::host::{ByteStream, Host, NetworkStream};
 use crate::net::socket::{Listener, Stream};
 use crate::serve::audit::AUDIT;
 use crate::serve::handover::SessionHandover;
@@ -354,13 +354,10 @@ impl ConnectionLimit {
         true
     }
 
-    /// [`ConnectionLimit::admit`] for a peer by address and name. A refusal is logged.
-    pub(crate) fn admit_or_log(
-        &self,
-        (address, peer): (Option<IpAddr>, &str),
-        hang_up: impl Fn() + Send + Sync + 'static,
-    ) -> Option<Permit> {
-        let permit = self.admit(address, hang_up);
+    /// [`ConnectionLimit::admit`] for a stream. A refusal is logged.
+    pub(crate) fn admit_or_log(&self, stream: &impl NetworkStream) -> Option<Permit> {
+        let (hang_up, peer) = (stream.hang_up(), stream.peer());
+        let permit = self.admit(stream.peer_ip(), move || hang_up());
         if permit.is_none() {
             self.0.listener.refused.fetch_add(1, Ordering::Relaxed);
             warn!(
@@ -635,11 +632,10 @@ impl ListenerTask {
     }
 
     fn hand_over(&mut self, stream: Stream) {
-        let peer = (stream.peer_ip(), stream.peer());
-        if !self.limit.accepts(peer) {
+        if !self.limit.accepts((stream.peer_ip(), stream.peer())) {
             return;
         }
-        let Some(permit) = self.limit.admit_or_log(peer, stream.hang_up()) else { return };
+        let Some(permit) = self.limit.admit_or_log(&stream) else { return };
         let serve = self.serve.clone();
         self.cores[self.next_core].send(move |core| serve(core, stream, permit));
         self.next_core = (self.next_core + 1) % self.cores.len();

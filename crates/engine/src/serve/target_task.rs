@@ -447,7 +447,7 @@ const LATE_LOGIN: ProtocolError =
 mod tests {
     use super::*;
     use crate::core::reactor::{PollPolicy, Reactor};
-    use crate::net::host::ByteStream;
+    use crate::net::host::{ByteStream, NetworkStream};
     use crate::net::socket::Address;
     use crate::net::socket::{Listener, Stream};
     use crate::serve::listener::ConnectionLimit;
@@ -853,7 +853,7 @@ mod tests {
         let (hang_up, limit) = (stream.hang_up(), ConnectionLimit::new(1));
         let core = reactor.core().clone();
         BlockedSession::default().serve(&core, stream, limit.permit().unwrap());
-        let cutter = std::thread::spawn(hang_up);
+        let cutter = std::thread::spawn(move || hang_up());
         reactor.run_until(|| limit.open() == 0).unwrap();
         cutter.join().unwrap();
     }

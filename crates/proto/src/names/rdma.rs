@@ -16,14 +16,6 @@ pub enum Rdma {
     Verbs,
 }
 
-/// The name of a fabric in a URL.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FabricName {
-    Iwarp,
-    Roce,
-    Verbs,
-}
-
 impl Default for Rdma {
     /// The fabric of a URL that names none.
     fn default() -> Rdma {
@@ -42,43 +34,26 @@ impl<E: From<ParameterError>> ParameterTable<'_, E> {
     /// The parameters of the fabric, of a URL over RDMA; those of other URLs are refused before.
     pub(crate) fn fabric(&mut self, field: &mut Option<Rdma>) {
         let mut has_crc = matches!(field, Some(Rdma::Iwarp { crc: true }));
-        let mut name = field.map(|rdma| match rdma {
-            Rdma::Iwarp { .. } => FabricName::Iwarp,
-            Rdma::Roce => FabricName::Roce,
-            Rdma::Verbs => FabricName::Verbs,
-        });
         let names = [
-            ("iwarp", Some(FabricName::Iwarp)),
-            ("roce", Some(FabricName::Roce)),
-            ("verbs", Some(FabricName::Verbs)),
+            ("iwarp", Some(Rdma::Iwarp { crc: has_crc })),
+            ("roce", Some(Rdma::Roce)),
+            ("verbs", Some(Rdma::Verbs)),
         ];
         match has_crc {
-            false => self.word("rdma", &mut name, &names, "write iwarp, roce or verbs"),
-            true => self.word("rdma", &mut name, &names[..1], "write iwarp, because of crc=on"),
+            false => self.word("rdma", field, &names, "write iwarp, roce or verbs"),
+            true => self.word("rdma", field, &names[..1], "write iwarp, because of crc=on"),
         }
-        match name {
-            Some(FabricName::Roce) => {
-                self.word(
-                    "crc",
-                    &mut has_crc,
-                    &[("off", false)],
-                    "packets of RoCEv2 always have a CRC; remove crc",
-                );
-            }
-            Some(FabricName::Verbs) => {
-                self.word(
-                    "crc",
-                    &mut has_crc,
-                    &[("off", false)],
-                    "RDMA devices have their own CRC; remove crc",
-                );
-            }
-            _ => self.switch("crc", &mut has_crc),
+        let fixed = match field {
+            Some(Rdma::Roce) => Some("packets of RoCEv2 always have a CRC; remove crc"),
+            Some(Rdma::Verbs) => Some("RDMA devices have their own CRC; remove crc"),
+            Some(Rdma::Iwarp { .. }) | None => None,
+        };
+        match fixed {
+            Some(problem) => self.word("crc", &mut has_crc, &[("off", false)], problem),
+            None => self.switch("crc", &mut has_crc),
         }
-        *field = name.map(|name| match name {
-            FabricName::Iwarp => Rdma::Iwarp { crc: has_crc },
-            FabricName::Roce => Rdma::Roce,
-            FabricName::Verbs => Rdma::Verbs,
-        });
+        if let Some(Rdma::Iwarp { crc }) = field {
+            *crc = has_crc;
+        }
     }
 }

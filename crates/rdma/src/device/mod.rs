@@ -4,10 +4,10 @@
 //!   device ──EventRecord──▶ DeviceQueuePair ──Event──▶ session
 //!   device ◀──WorkRecord─── DeviceQueuePair ◀──calls── session
 //! ```
-//! The owner of the device's queues (`crates/engine/src/net/verbs`) posts what the records say, and
-//! reports what has completed. So nothing here calls the device, and the engine's tasks drive it as
-//! they drive the queue pairs in software. The owner keeps memory that the device uses; the records
-//! pass it by reference.
+//! The owner of the device's queues (`crates/engine/src/fabric/verbs`) posts what the records say,
+//! and reports what has completed. So nothing here calls the device, and the engine's tasks drive
+//! it as they drive the queue pairs in software. The owner keeps memory that the device uses; the
+//! records pass it by reference.
 //!
 //! Memory is opened to the peer by memory windows, whose keys are known when the connection is
 //! established. A window takes effect before any later message is sent. One that the session

@@ -2,54 +2,63 @@
 
 use crate::failure::Failure;
 use crate::protocol::Protocol;
-use blockmux_engine::serve::roce_listener::RoceListener;
-use blockmux_proto::names::rdma::{TCP_TARGET_QUERY, UDP_TARGET_QUERY};
+use crate::protocol::fabric::{FABRICS, FabricPort, FabricPorts, OF_TCP_PORTS, RdmaFabric};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// A fabric in software.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum BenchFabric {
-    #[default]
-    Iwarp,
-    Roce,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BenchFabric(&'static RdmaFabric);
+
+impl Default for BenchFabric {
+    fn default() -> BenchFabric {
+        BenchFabric(&OF_TCP_PORTS)
+    }
 }
 
 impl BenchFabric {
+    fn all() -> impl Iterator<Item = BenchFabric> {
+        let needs_device = |ports: &FabricPorts| ports.loopback.is_none();
+        FABRICS
+            .into_iter()
+            .filter(move |known| !known.ports.as_ref().is_some_and(needs_device))
+            .map(BenchFabric)
+    }
+
+    /// The one with this name.
+    pub(super) fn named(name: &str) -> Option<BenchFabric> {
+        BenchFabric::all().find(|known| known.0.name == name)
+    }
+
+    /// Reads an argument of the command line.
+    pub(super) fn parser() -> impl TypedValueParser<Value = BenchFabric> {
+        let names = PossibleValuesParser::new(BenchFabric::all().map(|known| known.0.name));
+        names.try_map(|name| BenchFabric::named(&name).ok_or("not a fabric in software"))
+    }
+
     /// Those of `asked` that a protocol is measured over. One that is not over RDMA is measured
     /// once.
     pub(super) fn of(protocol: &Protocol, asked: &[BenchFabric]) -> Vec<BenchFabric> {
         match asked {
             [_, ..] if protocol.is_over_rdma => asked.to_vec(),
-            _ => vec![BenchFabric::Iwarp],
+            _ => vec![BenchFabric::default()],
         }
     }
 
-    /// What distinguishes its rows from those of iWARP.
+    /// What distinguishes its rows from those of the default.
     pub(super) fn place(self) -> String {
-        match self {
-            BenchFabric::Iwarp => String::new(),
-            BenchFabric::Roce => "RoCEv2".to_owned(),
-        }
+        if self == BenchFabric::default() { String::new() } else { self.0.title.to_owned() }
     }
 
     /// The query of URLs of a target.
     pub(super) fn query(self) -> &'static str {
-        match self {
-            BenchFabric::Iwarp => TCP_TARGET_QUERY,
-            BenchFabric::Roce => UDP_TARGET_QUERY,
-        }
+        self.0.query
     }
 
-    /// The address of loopback that is served. All programs of an address share the UDP port of
-    /// RoCEv2, so this process has an address of its own.
+    /// The address of loopback that is served.
     pub(super) fn loopback(self) -> Ipv4Addr {
-        match self {
-            BenchFabric::Iwarp => Ipv4Addr::LOCALHOST,
-            BenchFabric::Roce => {
-                let [_, high, mid, low] = std::process::id().to_be_bytes();
-                Ipv4Addr::new(127, 128 | high, mid, low)
-            }
-        }
+        let own = self.0.ports.as_ref().and_then(|ports| ports.loopback.as_ref());
+        own.map_or(Ipv4Addr::LOCALHOST, |own| (own.address)())
     }
 
     /// Whether it can be served here.
@@ -57,24 +66,20 @@ impl BenchFabric {
     /// # Errors
     /// Says what prevents it, and what to do.
     pub(super) fn check(self) -> Result<(), Failure> {
-        match self {
-            BenchFabric::Iwarp => Ok(()),
-            BenchFabric::Roce => self.listen(0).map(drop),
-        }
+        self.listen(0).map(drop)
     }
 
-    /// Opens the UDP port for the service that has this TCP port.
+    /// Opens its own port, if it has such, for the service that has this TCP port.
     ///
     /// # Errors
     /// As [`BenchFabric::check`].
-    pub(super) fn listen(self, port: u16) -> Result<RoceListener, Failure> {
-        let address = SocketAddr::from((self.loopback(), port));
-        RoceListener::bind(address).map_err(|error| {
-            Failure::request(format!(
-                "--rdma roce: cannot listen on {}: {error}; stop what has the UDP port of RoCEv2, or unload \
-                 the module rdma_rxe",
-                address.ip()
-            ))
+    pub(super) fn listen(self, port: u16) -> Result<Option<FabricPort>, Failure> {
+        let ports = self.0.ports.as_ref().and_then(|ports| Some((ports, ports.loopback.as_ref()?)));
+        let Some((ports, loopback)) = ports else { return Ok(None) };
+        let address = SocketAddr::from(((loopback.address)(), port));
+        (ports.bind)(address).map(Some).map_err(|error| {
+            let (name, ip, advice) = (self.0.name, address.ip(), loopback.advice);
+            Failure::request(format!("--rdma {name}: cannot listen on {ip}: {error}; {advice}"))
         })
     }
 }
@@ -86,7 +91,8 @@ mod tests {
 
     #[test]
     fn only_protocols_over_rdma_are_measured_over_several_fabrics() {
-        let both = [BenchFabric::Iwarp, BenchFabric::Roce];
+        let both = ["iwarp", "roce"].map(|name| BenchFabric::named(name).unwrap());
+        assert_eq!(BenchFabric::all().collect::<Vec<_>>(), both);
         for (name, asked, measured) in [
             ("iser", both.as_slice(), both.as_slice()),
             ("srp", &both[1..], &both[1..]),

@@ -25,7 +25,6 @@ use blockmux_lab::suite::{Suite, SuiteRow};
 use blockmux_lab::units;
 use blockmux_volume::spec::without_secrets;
 use blockmux_volume::{Spec, Volume};
-use clap::ValueEnum;
 use indicatif::ProgressBar;
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -272,7 +271,7 @@ impl BenchPlan {
         if !args.rdma.is_empty() {
             return args.rdma.clone();
         }
-        let named = suite.fabrics().filter_map(|name| BenchFabric::from_str(name, false).ok());
+        let named = suite.fabrics().filter_map(BenchFabric::named);
         let mut fabrics: Vec<BenchFabric> = named.collect();
         fabrics.retain(|fabric| {
             let checked = fabric.check();

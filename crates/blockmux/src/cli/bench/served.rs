@@ -10,7 +10,6 @@ use crate::protocol::{Carrier, LogicalUnits, Protocol};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
-use blockmux_engine::serve::roce_listener::RoceListenerTask;
 use blockmux_engine::serve::sessions::Sessions;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_proto::exports::{Export, Exports};
@@ -97,13 +96,11 @@ fn serve(
     for (listener, live) in listener.into_iter().zip(&live) {
         let (serve, inboxes, limit) =
             (live.serve(&place), cores.inboxes(), ConnectionLimit::new(MAX_CONNECTIONS));
-        if let (BenchFabric::Roce, Some(serve), Some(address)) =
-            (fabric, live.serve_roce(&place), place.tcp())
-        {
-            let (roce, inboxes, limit) = (fabric.listen(address.port())?, inboxes.clone(), limit.clone());
-            let until = ListenerEnd::default();
+        let port = place.tcp().map_or(Ok(None), |address| fabric.listen(address.port()))?;
+        if let Some(accept) = port.and_then(|port| live.serve_rdma(&place, port)) {
+            let (until, inboxes, limit) = (ListenerEnd::default(), inboxes.clone(), limit.clone());
             cores
-                .ask(0, move |core| RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit))
+                .ask(0, move |core| accept(core, until, inboxes, limit))
                 .ok_or_else(ended)?
                 .map_err(Failure::run)?;
         }

@@ -49,7 +49,7 @@ use super::config_audit::Caller;
 use super::control::ConnectionLimits;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
-use super::listen::{self, BoundListener, RdmaListener};
+use super::listen::{self, BoundListener};
 use super::mdns::MdnsAnnouncer;
 use super::named_lock::{LOCK_TIMEOUT, NamedGuard, NamedLock};
 use super::offer::{DaemonOffer, ListenerOffer, VolumeOffer};
@@ -61,16 +61,16 @@ use crate::api::request::Request;
 use crate::api::{ApiError, ErrorCode};
 use crate::data::part::DataPart;
 use crate::failure::Failure;
-use crate::protocol::address::{ListenerAddress, ListenerFabric};
+use crate::protocol::address::ListenerAddress;
+use crate::protocol::fabric::{FabricPort, RdmaFabric};
 use crate::protocol::frontend::{HandedSession, LiveFrontend, LiveProtocol, Service};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{Frontends, LogicalUnits, Protocol};
 use blockmux_engine::core::cores::Cores;
 use blockmux_engine::core::reactor::Inbox;
+use blockmux_engine::net::host::NetworkStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
-use blockmux_engine::serve::roce_listener::RoceListenerTask;
-use blockmux_engine::serve::verbs_listener::VerbsListenerTask;
 use blockmux_proto::exports::Exports;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -199,10 +199,11 @@ struct RunningListener {
     asked: ListenerAddress,
     listener: PolicyListener,
     end: ListenerEnd,
-    /// The accepting socket; `None` for a network interface, and at a port of an iWARP device.
+    /// The accepting socket; `None` for a network interface, and at a port whose fabric has the
+    /// TCP port, too.
     accepting: Option<Accepting>,
     /// Ends the listener of a fabric, if there is one.
-    rdma_end: Option<(ListenerFabric, ListenerEnd)>,
+    rdma_end: Option<(&'static RdmaFabric, ListenerEnd)>,
 }
 
 /// The accepting socket of a listener.
@@ -342,7 +343,7 @@ impl Reloader {
         &self,
         asked: ListenerAddress,
         listener: PolicyListener,
-        (socket, rdma): (Option<Listener>, Option<RdmaListener>),
+        (socket, rdma): (Option<Listener>, Option<FabricPort>),
     ) -> Result<RunningListener, Failure> {
         let (end, served) = (ListenerEnd::default(), self.live_protocols.get());
         let Some((socket, live)) = socket.zip(live_of(&served, listener.protocol)) else {
@@ -350,7 +351,7 @@ impl Reloader {
         };
         let limit = self.connection_limits.limit_of(listener.protocol, &listener.place.to_string());
         limit.listener().set_networks(listener.networks.clone());
-        if rdma.as_ref().is_some_and(RdmaListener::takes_tcp_port) {
+        if rdma.as_ref().is_some_and(FabricPort::takes_tcp_port) {
             drop(socket);
             let rdma_end = rdma.and_then(|rdma| self.accept_rdma(&listener, rdma, &limit));
             return Ok(RunningListener { asked, listener, end, accepting: None, rdma_end });
@@ -373,35 +374,22 @@ impl Reloader {
     fn accept_rdma(
         &self,
         listener: &PolicyListener,
-        rdma: RdmaListener,
+        port: FabricPort,
         limit: &ConnectionLimit,
-    ) -> Option<(ListenerFabric, ListenerEnd)> {
+    ) -> Option<(&'static RdmaFabric, ListenerEnd)> {
+        let fabric = listener.fabric?;
+        let ports = fabric.ports.as_ref()?;
         let served = self.live_protocols.get();
         let live = live_of(&served, listener.protocol)?;
         let (end, inboxes, limit) = (ListenerEnd::default(), self.cores.inboxes(), limit.clone());
         let (until, place) = (end.clone(), listener.place.to_string());
-        match rdma {
-            RdmaListener::Roce(roce) => {
-                let serve = live.serve_roce(&listener.place)?;
-                self.next_core().send(move |core| {
-                    let accepts = RoceListenerTask::spawn_until(core, (roce, until), inboxes, serve, limit);
-                    if let Err(error) = accepts {
-                        warn!("{place}: RoCEv2 is not served: {error}");
-                    }
-                });
-                Some((ListenerFabric::Roce, end))
+        let accept = live.serve_rdma(&listener.place, port)?;
+        self.next_core().send(move |core| {
+            if let Err(error) = accept(core, until, inboxes, limit) {
+                warn!("{place}: {}: {error}", ports.unserved);
             }
-            RdmaListener::Verbs(verbs) => {
-                let serve = live.serve_verbs(&listener.place)?;
-                self.next_core().send(move |core| {
-                    let accepts = VerbsListenerTask::spawn_until(core, (verbs, until), inboxes, serve, limit);
-                    if let Err(error) = accepts {
-                        warn!("{place}: RDMA devices are not served: {error}");
-                    }
-                });
-                Some((ListenerFabric::Verbs, end))
-            }
-        }
+        });
+        Some((fabric, end))
     }
 
     /// Starts or ends a running listener's connections over RDMA, as its new settings say.
@@ -443,10 +431,9 @@ impl Reloader {
         let over_rdma = config.listeners.iter().find_map(|(_, own)| Some((own, own.fabric?)));
         if let Some((listener, fabric)) = over_rdma {
             return Err(format!(
-                "connections of {fabric} cannot be handed over, and the listener {} accepts them; restart the daemon, or \
+                "connections of {} cannot be handed over, and the listener {} accepts them; restart the daemon, or \
                  remove rdma={} before",
-                listener.place,
-                fabric.name()
+                fabric.title, listener.place, fabric.name
             ));
         }
         let in_ram = config.running.volumes().iter().find(|named| named.entry.spec.ram_bytes() > 0);
@@ -520,7 +507,8 @@ impl Reloader {
             live_of(&served, own.listener.protocol).and_then(|live| live.resume(&own.listener.place));
         let resume = resume.ok_or("its protocol cannot continue sessions")?;
         let stream = &session.stream;
-        let permit = accepting.limit.admit(stream.peer_ip(), stream.hang_up());
+        let hang_up = stream.hang_up();
+        let permit = accepting.limit.admit(stream.peer_ip(), move || hang_up());
         let permit = permit.ok_or("too many connections; raise --max-connections")?;
         self.next_core().send(move |core| resume(core, session, permit));
         Ok(())

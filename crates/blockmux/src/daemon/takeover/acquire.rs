@@ -12,6 +12,7 @@ use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::process::privileges::ServiceUser;
 use crate::protocol::frontend::HandedSession;
+use blockmux_engine::net::host::ByteStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle, Stream};
 use blockmux_proto::exports::Exports;
 use blockmux_proto::names::volume_uuid::VolumeUuid;

@@ -4,14 +4,12 @@ use super::node::{Portals, wanted};
 use super::{Iscsi, default_target, name};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::configured::HasVolumes;
+use crate::protocol::fabric::{AcceptRdma, FabricPort};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::LiveAccess;
 use crate::protocol::units::LogicalUnits;
-use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
-use blockmux_engine::net::roce::RoceHost;
-use blockmux_engine::net::verbs::VerbsHost;
-use blockmux_engine::protocol::iscsi::target;
+use blockmux_engine::protocol::iscsi::target::{self, IscsiListener};
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -70,12 +68,8 @@ impl LiveFrontend for LiveTargets {
         target::serve(&self.node, &self.exports, self.number_of(place))
     }
 
-    fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
-        Some(target::serve_rdma::<FabricOfUdpPorts>(&self.node, &self.exports, self.number_of(place)))
-    }
-
-    fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
-        Some(target::serve_rdma::<FabricOfDevices>(&self.node, &self.exports, self.number_of(place)))
+    fn serve_rdma(&self, place: &ListenerAddress, port: FabricPort) -> Option<AcceptRdma> {
+        Some(port.serving(IscsiListener::new(&self.node, &self.exports, self.number_of(place))))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

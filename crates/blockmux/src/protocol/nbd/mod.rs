@@ -11,6 +11,7 @@ use super::policy::Policy;
 use super::{Carrier, KeyError, Protocol, ServiceType};
 use crate::failure::Failure;
 use crate::output::shell_word;
+use blockmux_engine::net::host::NetworkStream;
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_engine::protocol::nbd::target::{self, NbdServerTls};

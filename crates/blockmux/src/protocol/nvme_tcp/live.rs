@@ -6,12 +6,10 @@ use super::namespaces::ConfiguredNamespace;
 use super::{NvmeTcp, default_nqn, of_volume};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
+use crate::protocol::fabric::{AcceptRdma, FabricPort};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
-use blockmux_engine::fabric::{FabricOfDevices, FabricOfUdpPorts};
-use blockmux_engine::net::roce::RoceHost;
-use blockmux_engine::net::verbs::VerbsHost;
-use blockmux_engine::protocol::nvme::target;
+use blockmux_engine::protocol::nvme::target::{self, NvmeListener};
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_engine::sys::random_bytes;
@@ -248,14 +246,9 @@ impl LiveFrontend for LiveSubsystems {
         target::serve(&self.node, state.port_at(place), &state.volumes.exports, self.ktls)
     }
 
-    fn serve_roce(&self, place: &ListenerAddress) -> Option<Serve<RoceHost>> {
+    fn serve_rdma(&self, place: &ListenerAddress, port: FabricPort) -> Option<AcceptRdma> {
         let state = self.state();
-        Some(target::serve_rdma::<FabricOfUdpPorts>(&self.node, state.port_at(place), &state.volumes.exports))
-    }
-
-    fn serve_verbs(&self, place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
-        let state = self.state();
-        Some(target::serve_rdma::<FabricOfDevices>(&self.node, state.port_at(place), &state.volumes.exports))
+        Some(port.serving(NvmeListener::new(&self.node, state.port_at(place), &state.volumes.exports)))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

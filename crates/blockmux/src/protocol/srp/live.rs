@@ -3,14 +3,13 @@
 use super::config::WantedSrpTarget;
 use super::{SRP, Srp, own_id, own_target};
 use crate::protocol::address::ListenerAddress;
+use crate::protocol::fabric::{AcceptRdma, FabricPort};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::lun_map;
 use crate::protocol::policy::{LiveAccess, Policy};
 use crate::protocol::units::LogicalUnits;
-use blockmux_engine::fabric::{FabricOfDevices, FabricOfTcpPorts, FabricOfUdpPorts};
-use blockmux_engine::net::roce::RoceHost;
-use blockmux_engine::net::verbs::VerbsHost;
-use blockmux_engine::protocol::srp::target;
+use blockmux_engine::fabric::{self, FabricOfTcpPorts};
+use blockmux_engine::protocol::srp::target::SrpListener;
 use blockmux_engine::serve::listener::Serve;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
@@ -75,15 +74,11 @@ impl LiveSrpTargets {
 
 impl LiveFrontend for LiveSrpTargets {
     fn serve(&self, _place: &ListenerAddress) -> Serve {
-        target::serve::<FabricOfTcpPorts>(&self.node, &self.exports)
+        fabric::serve::<FabricOfTcpPorts>(SrpListener::new(&self.node, &self.exports))
     }
 
-    fn serve_roce(&self, _place: &ListenerAddress) -> Option<Serve<RoceHost>> {
-        Some(target::serve::<FabricOfUdpPorts>(&self.node, &self.exports))
-    }
-
-    fn serve_verbs(&self, _place: &ListenerAddress) -> Option<Serve<VerbsHost>> {
-        Some(target::serve::<FabricOfDevices>(&self.node, &self.exports))
+    fn serve_rdma(&self, _place: &ListenerAddress, port: FabricPort) -> Option<AcceptRdma> {
+        Some(port.serving(SrpListener::new(&self.node, &self.exports)))
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {

@@ -13,6 +13,7 @@ mod secured;
 #[cfg(test)]
 mod tests;
 
+use crate::carrier::Carrier;
 pub use crate::carrier::broken::Broken;
 use crate::carrier::tls::Secure;
 use crate::core::reactor::EngineCore;
@@ -119,115 +120,6 @@ impl<H: Host> Connection<H> {
         &self.stream
     }
 
-    /// Feeds the session what is buffered, receiving once. If the session mostly places payload,
-    /// receives again while the socket is not empty, up to the size of a receive buffer: each
-    /// placed payload ends a receive, and a turn for each reply would also cost the peer a turn for
-    /// each.
-    ///
-    /// # Errors
-    /// If the socket failed or the peer broke the protocol. The outbox should still be sent then:
-    /// it may hold an error reply.
-    #[inline]
-    pub fn receive<S: StreamSession>(&mut self, session: &mut S) -> Result<Inflow, Broken> {
-        let mut inflow = Inflow::Empty;
-        let received_before = self.transferred_bytes;
-        self.is_blocked = false;
-        loop {
-            // A client's first message is made by receiving: if TLS begins, that is not left to
-            // another turn, for which nothing would wake an owner that sleeps.
-            let mut begins_tls = false;
-            let (wanted, place) = match self.feed(session)? {
-                Feed::Wants(bytes) => (bytes, None),
-                Feed::WantsPlaced(list) => (1, Some(list)),
-                Feed::StartsTls => {
-                    begins_tls = self.start_tls()?;
-                    (1, None)
-                }
-                Feed::Blocked => {
-                    self.wants_input = false;
-                    self.is_blocked = true;
-                    self.check_end()?;
-                    return Ok(Inflow::Blocked);
-                }
-                Feed::Closed => {
-                    // Input stays in the socket meanwhile; a wake-up for it would be useless.
-                    self.wants_input = false;
-                    return Ok(Inflow::Finished);
-                }
-            };
-            self.wants_input = true;
-            if self.has_ended {
-                return Ok(Inflow::Finished);
-            }
-            let is_enough = self.transferred_bytes - received_before >= CHUNK as u64;
-            let goes_on = inflow == Inflow::More && !is_enough && session.is_mostly_placed();
-            if inflow != Inflow::Empty && !goes_on && !begins_tls {
-                return Ok(inflow);
-            }
-            let len = match wanted {
-                ..=MAX_IN_HEADER_CHUNK if session.is_mostly_placed() => HEADER_CHUNK,
-                _ if self.pool().is_short() => SHORT_CHUNK,
-                _ => CHUNK,
-            };
-            let received = match self.secure {
-                Some(ref secure) if !secure.is_plain() => self.receive_secured(session, wanted)?,
-                _ => self.receive_once(wanted, place.as_ref(), len)?,
-            };
-            match received {
-                Some(full) => inflow = if full { Inflow::More } else { Inflow::Drained },
-                None if self.has_ended => {
-                    session.on_end(self.core.now())?;
-                    if self.chunk.as_ref().is_some_and(|chunk| !chunk.unread().is_empty()) {
-                        return Err(CLOSED_WITHIN_MESSAGE.into());
-                    }
-                    return Ok(Inflow::Finished);
-                }
-                None if inflow == Inflow::Empty => return Ok(Inflow::Empty),
-                None => return Ok(Inflow::Drained),
-            }
-        }
-    }
-
-    /// Sends as much of the session's outbox as the socket takes; returns whether anything was
-    /// sent. Asks the session for more output after each call, because sending frees room.
-    ///
-    /// # Errors
-    /// If the connection is lost.
-    #[inline]
-    pub fn send<S: StreamSession>(&mut self, session: &mut S) -> Result<bool, Broken> {
-        if let Some(secure) = &mut self.secure
-            && !secure.hand_over(&mut self.stream)?
-        {
-            return self.send_secured(session);
-        }
-        let mut any = false;
-        session.on_send(|| self.core.now());
-        for _ in 0..SENDS_PER_TURN {
-            let outbox = session.outbox();
-            if outbox.is_empty() {
-                break;
-            }
-            match self.send_once(outbox) {
-                Ok(sent) => {
-                    any = true;
-                    self.transferred_bytes += sent as u64;
-                }
-                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(Broken::Socket(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(broken) => return Err(broken),
-            }
-        }
-        self.wants_output = !session.outbox().is_empty();
-        Ok(any)
-    }
-
-    /// Whether the session has output that is not sent.
-    #[inline]
-    pub fn has_output<S: StreamSession>(&self, session: &mut S) -> bool {
-        session.on_send(|| self.core.now());
-        !session.outbox().is_empty()
-    }
-
     /// Has the session tell the peer that this side closes the connection, if the stream does not.
     pub fn say_goodbye<S: StreamSession>(&mut self, session: &mut S) {
         if !H::Stream::TELLS_END {
@@ -262,40 +154,6 @@ impl<H: Host> Connection<H> {
     /// Arms the wake-up for the result of connecting.
     pub fn park_connecting(&mut self) {
         self.stream.wake_when_writable(&self.watch);
-    }
-
-    /// Runs the session's deadline when it has passed, and arms the next one.
-    ///
-    /// # Errors
-    /// If the peer missed the deadline.
-    #[inline]
-    pub fn check_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
-        let Some(mut when) = session.poll_timeout() else { return Ok(()) };
-        let now = self.core.now();
-        if when <= now {
-            session.on_timeout(now)?;
-            match session.poll_timeout() {
-                Some(next) => when = next,
-                None => return Ok(()),
-            }
-        }
-        if self.deadline.is_none_or(|armed| when < armed || armed <= now) {
-            self.deadline = Some(when);
-            self.core.wake_at(when, &self.waker);
-        }
-        Ok(())
-    }
-
-    /// Checks the session's deadline only if it differs from the armed one, which is rare.
-    ///
-    /// # Errors
-    /// If the peer missed the deadline.
-    #[inline]
-    pub fn check_new_deadline<S: StreamSession>(&mut self, session: &mut S) -> Result<(), Broken> {
-        match session.poll_timeout() {
-            Some(when) if self.deadline.is_none_or(|kept| when != kept) => self.check_deadline(session),
-            _ => Ok(()),
-        }
     }
 
     /// Checks whether the last wake-up was for the end of the stream.

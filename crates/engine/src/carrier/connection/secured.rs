@@ -1,6 +1,7 @@
 //! Connections with TLS, whose records are processed by the library or by the kernel (kTLS).
 
 use super::{Broken, CHUNK, Connection, SENDS_PER_TURN, SHORT_CHUNK};
+use crate::carrier::Carrier;
 use crate::carrier::tls::Received;
 #[cfg(test)]
 use crate::carrier::tls::Secure;

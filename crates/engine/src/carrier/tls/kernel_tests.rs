@@ -1,6 +1,7 @@
 //! Connections with kTLS, simulated, at one end or at both.
 
 use super::*;
+use crate::carrier::Carrier;
 use crate::carrier::connection::{Connection, Inflow};
 use crate::net::host::{ByteStream, Host};
 use crate::net::ktls::Direction;

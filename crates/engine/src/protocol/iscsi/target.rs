@@ -7,14 +7,14 @@
 //! The initiator is in [`crate::protocol::iscsi::initiator`].
 
 use crate::core::reactor::{EngineCore, Inbox};
-use crate::fabric::{self, Fabric, FabricOfTcpPorts, OverFabric, Setup, StreamFabric};
+use crate::fabric::port_session::{PortSession, SessionFactory};
+use crate::fabric::{RdmaTarget, Setup};
 use crate::net::host::{ByteStream, NetworkHost, NetworkStream};
 use crate::net::socket::Stream;
 use crate::serve::audit::AUDIT;
 use crate::serve::background::Background;
 use crate::serve::listener::{MAX_HALF_OPEN, Serve};
 use crate::serve::moves::{ArrivedConnection, Elsewhere, Relocate};
-use crate::serve::port_session::{PortSession, SessionFactory};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::driver::session::{ConnectionHandle, CoreHandle};
@@ -23,60 +23,44 @@ use blockmux_proto::iscsi::login::chap::SEED_LEN;
 use blockmux_proto::iscsi::node::IscsiNode;
 use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession, LocalSessions};
 use blockmux_proto::iscsi::sessions::{LoginPermit, MAX_LOGINS};
-use blockmux_rdma::Driven;
 use blockmux_volume::Core;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use tracing::warn;
 
-/// Serves the node's targets that have a portal at the listener with this number to the
-/// connections that it accepts. Their logical units map to indices of `exports`.
+/// Serves an [`IscsiListener`] at a TCP port.
 #[must_use]
 pub fn serve(node: &Arc<IscsiNode>, exports: &Exports, listener: u16) -> Serve {
-    let background = Background::new(node.targets.clone(), exports);
-    let (node, exports) = (node.clone(), exports.clone());
-    Arc::new(move |core, stream, permit| {
-        background.begin_on(core);
-        let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
-        portal.serve(core, ArrivedConnection::new(stream, permit));
-    })
-}
-
-/// Serves iSER as [`serve`] does, to connections of a fabric that are not accepted at a TCP port.
-#[must_use]
-pub fn serve_rdma<F: StreamFabric<Host: NetworkHost>>(
-    node: &Arc<IscsiNode>,
-    exports: &Exports,
-    listener: u16,
-) -> Serve<F::Host> {
-    let background = Background::new(node.targets.clone(), exports);
-    let portal = Portal { node: node.clone(), exports: exports.clone(), listener };
-    Arc::new(move |core, stream, permit| {
-        background.begin_on(&core.engine_core());
-        let Some(connection) = portal.connection(core, &stream) else { return };
-        let pool = connection.setup.pool.clone();
-        let session = connection.accept::<F>();
-        let session = NewSession { session, pool, exports: portal.exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
-    })
+    let listener = IscsiListener::new(node, exports, listener);
+    Arc::new(move |core, stream, permit| listener.serve(core, ArrivedConnection::new(stream, permit)))
 }
 
 // Logins that the listener has closed may not have ended yet. Even with them, a new connection
 // finds a free place.
 const _: () = assert!(MAX_HALF_OPEN <= MAX_LOGINS / 2);
 
-/// State of one listener on every core.
+/// The node's targets that have a portal at one listener, on every core.
 #[derive(Clone)]
-struct Portal {
+pub struct IscsiListener {
     node: Arc<IscsiNode>,
     exports: Exports,
-    listener: u16,
+    number: u16,
+    background: Arc<Background>,
 }
 
-impl Portal {
+impl IscsiListener {
+    /// The listener with this number. Logical units map to indices of `exports`.
+    #[must_use]
+    pub fn new(node: &Arc<IscsiNode>, exports: &Exports, number: u16) -> IscsiListener {
+        let background = Arc::new(Background::new(node.targets.clone(), exports));
+        IscsiListener { node: node.clone(), exports: exports.clone(), number, background }
+    }
+
     /// `None` if it cannot log in now, which is logged.
     fn connection<H: NetworkHost>(&self, core: &Rc<H>, stream: &H::Stream) -> Option<IscsiConnection> {
+        let engine = core.engine_core();
+        self.background.begin_on(&engine);
         let Some(login) = self.node.begin_login() else {
             warn!(target: AUDIT, protocol = "iscsi", peer = stream.peer(), "login refused: {MAX_LOGINS} logins are under way already");
             return None;
@@ -88,12 +72,12 @@ impl Portal {
                 return None;
             }
         };
-        let (peer_ip, engine) = (stream.peer_ip(), core.engine_core());
+        let peer_ip = stream.peer_ip();
         let sessions = engine.local(|| LocalSessions::new(CoreHandle::new(engine.inbox().clone())));
         Some(IscsiConnection {
             sessions: (*sessions).clone(),
             node: self.node.clone(),
-            listener: self.listener,
+            listener: self.number,
             permit: login,
             local: stream.local_address(),
             peer_ip,
@@ -108,11 +92,11 @@ impl Portal {
         let Some(connection) = self.connection(core, stream) else { return };
         let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
-        let portal = self.clone();
+        let listener = self.clone();
         let hand_over = Box::new(move |owner_core: &CoreHandle, arrival| {
-            let portal = portal.clone();
+            let listener = listener.clone();
             if let Some(inbox) = owner_core.downcast::<Inbox>() {
-                inbox.send(move |core| portal.serve(core, arrival));
+                inbox.send(move |core| listener.serve(core, arrival));
             }
         });
         let moves_to = |session: &PortSession<IscsiConnection>| session.tcp()?.moves_to();
@@ -120,6 +104,22 @@ impl Portal {
         let session = NewSession { session, pool, exports: self.exports.clone() };
         let options = StreamOptions { secure: None, elsewhere: Some(elsewhere) };
         TargetTask::spawn(core, arrival, session, options);
+    }
+}
+
+impl RdmaTarget for IscsiListener {
+    type Session = IserTargetSession;
+
+    fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    fn session<H: NetworkHost>(
+        &self,
+        core: &Rc<H>,
+        stream: &H::Stream,
+    ) -> Option<(IserTargetSession, Setup)> {
+        self.connection(core, stream).map(IscsiConnection::over_rdma)
     }
 }
 
@@ -142,26 +142,14 @@ impl SessionFactory for IscsiConnection {
     type Rdma = IserTargetSession;
 
     fn over_tcp(self) -> IscsiTargetSession {
-        self.session().0
+        let (pool, now) = (self.setup.pool, self.setup.now);
+        IscsiTargetSession::among(&self.sessions, self.node, self.listener, pool, self.seed, now)
+            .admitted(self.permit, self.local, self.control)
+            .with_client(self.peer_ip)
     }
 
-    fn over_rdma(self) -> OverFabric<IserTargetSession> {
-        self.accept::<FabricOfTcpPorts>()
-    }
-}
-
-impl IscsiConnection {
-    fn accept<F: Fabric>(self) -> Driven<F::QueuePair, IserTargetSession> {
-        let (session, setup) = self.session();
-        fabric::accept::<F, _>(IserTargetSession::new(session), setup)
-    }
-
-    fn session(self) -> (IscsiTargetSession, Setup) {
-        let (pool, now) = (self.setup.pool.clone(), self.setup.now);
-        let session =
-            IscsiTargetSession::among(&self.sessions, self.node, self.listener, pool, self.seed, now)
-                .admitted(self.permit, self.local, self.control)
-                .with_client(self.peer_ip);
-        (session, self.setup)
+    fn over_rdma(self) -> (IserTargetSession, Setup) {
+        let setup = self.setup.clone();
+        (IserTargetSession::new(self.over_tcp()), setup)
     }
 }

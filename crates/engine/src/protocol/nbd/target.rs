@@ -3,6 +3,7 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::EngineCore;
+use crate::net::host::{ByteStream, NetworkStream};
 use crate::net::socket::Stream;
 use crate::serve::handover::{HandedOverConnection, SessionHandover};
 use crate::serve::listener::{Permit, Serve};

@@ -5,11 +5,11 @@
 use crate::carrier::tls::Secure;
 use crate::core::helpers;
 use crate::core::reactor::{EngineCore, cross_thread_waker};
-use crate::fabric::{self, Fabric, FabricOfTcpPorts, OverFabric, Setup, StreamFabric};
+use crate::fabric::port_session::{PortSession, SessionFactory};
+use crate::fabric::{RdmaTarget, Setup};
 use crate::net::host::{ByteStream, NetworkHost, NetworkStream};
 use crate::serve::listener::Serve;
 use crate::serve::moves::ArrivedConnection;
-use crate::serve::port_session::{PortSession, SessionFactory};
 use crate::serve::target_task::{NewSession, StreamOptions, TargetTask};
 use crate::sys;
 use blockmux_proto::exports::Exports;
@@ -20,7 +20,6 @@ use blockmux_proto::nvme::HangUp;
 use blockmux_proto::nvme::auth::psk::{PskHash, TlsPsk};
 use blockmux_proto::nvme_rdma::server::NvmeRdmaTargetSession;
 use blockmux_proto::nvme_tcp::server::NvmeTcpTargetSession;
-use blockmux_rdma::Driven;
 use blockmux_tls::{Hash, Psk, ServerCredentials};
 use blockmux_volume::{Core, Pool};
 use std::net::{IpAddr, SocketAddr};
@@ -29,49 +28,34 @@ use std::sync::Arc;
 use std::time::Instant;
 use tracing::warn;
 
-/// Serves the node's subsystems to connections accepted at port `port`. Their namespaces map to
-/// indices of `exports`. The connections of one controller may be on different cores. With `ktls`,
-/// the kernel processes the TLS records where possible.
+/// The node's subsystems at one port, on every core. The connections of one controller may be on
+/// different cores.
+pub struct NvmeListener {
+    node: Arc<NvmeNode>,
+    port: u16,
+    exports: Exports,
+}
+
+/// Serves an [`NvmeListener`] at a TCP port. With `ktls`, the kernel processes the TLS records
+/// where possible.
 #[must_use]
 pub fn serve(node: &Arc<NvmeNode>, port: u16, exports: &Exports, ktls: bool) -> Serve {
-    let (node, exports) = (node.clone(), exports.clone());
-    let credentials = credentials(&node);
-    helpers::prepare();
+    let listener = NvmeListener::new(node, port, exports);
+    let credentials = credentials(node);
     Arc::new(move |core, stream, permit| {
-        let connection = NvmeConnection::new(&node, core, &stream, port);
-        let Some(connection) = connection else { return };
+        let Some(connection) = listener.connection(core, &stream) else { return };
         let connection = NvmeConnection { is_paced: stream.paces_here(), ..connection };
         let pool = connection.setup.pool.clone();
         let session = PortSession::new(connection, core.now());
-        let secure = match node.secure_channel() {
+        let secure = match listener.node.secure_channel() {
             SecureChannel::None => None,
             SecureChannel::NotRequired => Some(Secure::if_asked(credentials.clone())),
             SecureChannel::Required => Some(Secure::server(credentials.clone())),
         };
         let secure = secure.map(|secure| secure.by_kernel(ktls));
         let arrival = ArrivedConnection::new(stream, permit);
-        let session = NewSession { session, pool, exports: exports.clone() };
+        let session = NewSession { session, pool, exports: listener.exports.clone() };
         TargetTask::spawn(core, arrival, session, StreamOptions { secure, ..StreamOptions::default() });
-    })
-}
-
-/// Serves NVMe/RDMA as [`serve`] does, to connections of a fabric that are not accepted at a TCP
-/// port.
-#[must_use]
-pub fn serve_rdma<F: StreamFabric<Host: NetworkHost>>(
-    node: &Arc<NvmeNode>,
-    port: u16,
-    exports: &Exports,
-) -> Serve<F::Host> {
-    let (node, exports) = (node.clone(), exports.clone());
-    helpers::prepare();
-    Arc::new(move |core, stream, permit| {
-        let connection = NvmeConnection::new(&node, core, &stream, port);
-        let Some(connection) = connection else { return };
-        let pool = connection.setup.pool.clone();
-        let session = connection.accept::<F>();
-        let session = NewSession { session, pool, exports: exports.clone() };
-        TargetTask::spawn(core, ArrivedConnection::new(stream, permit), session, StreamOptions::default());
     })
 }
 
@@ -90,16 +74,18 @@ struct NvmeConnection {
     setup: Setup,
 }
 
-impl NvmeConnection {
+impl NvmeListener {
+    /// The port with this identifier. Namespaces map to indices of `exports`.
+    #[must_use]
+    pub fn new(node: &Arc<NvmeNode>, port: u16, exports: &Exports) -> NvmeListener {
+        helpers::prepare();
+        NvmeListener { node: node.clone(), port, exports: exports.clone() }
+    }
+
     /// `None` without random numbers, which is logged.
-    fn new<H: NetworkHost>(
-        node: &Arc<NvmeNode>,
-        core: &Rc<H>,
-        stream: &H::Stream,
-        port: u16,
-    ) -> Option<NvmeConnection> {
+    fn connection<H: NetworkHost>(&self, core: &Rc<H>, stream: &H::Stream) -> Option<NvmeConnection> {
         let (peer_ip, hang_up) = (stream.peer_ip(), stream.hang_up());
-        let (permit, is_crowded) = node.begin_connect(peer_ip, hang_up.clone());
+        let (permit, is_crowded) = self.node.begin_connect(peer_ip, hang_up.clone());
         if is_crowded {
             let peer = stream.peer();
             warn!(
@@ -116,8 +102,8 @@ impl NvmeConnection {
         };
         Some(NvmeConnection {
             core: core.engine_core(),
-            node: node.clone(),
-            port,
+            node: self.node.clone(),
+            port: self.port,
             permit,
             local: stream.local_address(),
             peer_ip,
@@ -127,12 +113,25 @@ impl NvmeConnection {
             setup: Setup::for_peer(&**core, stream, peer_ip, region_seed),
         })
     }
+}
 
-    fn accept<F: Fabric>(self) -> Driven<F::QueuePair, NvmeRdmaTargetSession> {
-        let (session, setup) = self.queue(NvmeRdmaTargetSession::new);
-        fabric::accept::<F, _>(session, setup)
+impl RdmaTarget for NvmeListener {
+    type Session = NvmeRdmaTargetSession;
+
+    fn exports(&self) -> &Exports {
+        &self.exports
     }
 
+    fn session<H: NetworkHost>(
+        &self,
+        core: &Rc<H>,
+        stream: &H::Stream,
+    ) -> Option<(NvmeRdmaTargetSession, Setup)> {
+        self.connection(core, stream).map(NvmeConnection::over_rdma)
+    }
+}
+
+impl NvmeConnection {
     fn queue<T: FabricsTransport>(
         self,
         new: impl FnOnce(Arc<NvmeNode>, Pool, Instant) -> ControllerQueue<T>,
@@ -157,8 +156,8 @@ impl SessionFactory for NvmeConnection {
         self.queue(NvmeTcpTargetSession::new).0
     }
 
-    fn over_rdma(self) -> OverFabric<NvmeRdmaTargetSession> {
-        self.accept::<FabricOfTcpPorts>()
+    fn over_rdma(self) -> (NvmeRdmaTargetSession, Setup) {
+        self.queue(NvmeRdmaTargetSession::new)
     }
 }
 

@@ -1,9 +1,9 @@
 //! One connection on an ordinary thread, for a login.
 
 use super::group::RoceShare;
-use super::packets::RecordQueue;
 use super::path::RocePath;
 use super::socket::ReceiveBuffers;
+use crate::fabric::byte_queue::ByteQueue;
 use crate::net::login_stream::LoginStream;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::transport::{FlowInfo, TransportInfo};
@@ -21,7 +21,7 @@ pub(super) struct LoginFlow {
     path: RocePath,
     info: FlowInfo,
     buffers: ReceiveBuffers,
-    arrived: RecordQueue,
+    arrived: ByteQueue,
     timeout: Cell<Duration>,
 }
 
@@ -36,7 +36,7 @@ impl LoginFlow {
             port,
             path,
             buffers: ReceiveBuffers::new(),
-            arrived: RecordQueue::default(),
+            arrived: ByteQueue::default(),
             timeout: Cell::new(Duration::ZERO),
         })
     }
@@ -47,7 +47,7 @@ impl LoginFlow {
         let received = share.socket().receive(buffers, |packet| {
             let Some(flow) = packet.flow() else { return };
             match port.route(&flow, packet.datagram, now) {
-                Routed::Connection(_) => arrived.push(packet.datagram, packet.is_marked),
+                Routed::Connection(_) => arrived.push_packet(packet.datagram, packet.is_marked),
                 Routed::Answer(answer) => share.answer(packet.to, packet.from, &answer),
                 Routed::Request(_) | Routed::Dropped(_) => {}
             }

@@ -1,8 +1,11 @@
 //! Accepts connections over RDMA devices.
 
+use super::VerbsFabric;
+use super::host::VerbsHost;
+use super::queues::explained;
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task};
-use crate::net::host::{ByteStream, Host, NetworkStream, SocketWatch};
-use crate::net::verbs::{VerbsHost, explained};
+use crate::fabric::FabricListener;
+use crate::net::host::{Host, SocketWatch};
 use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
 use crate::sys;
 use blockmux_verbs::connection::{IncomingConnection, Listener};
@@ -21,7 +24,9 @@ use tracing::warn;
 /// An address of RDMA devices at which this process can listen.
 pub struct VerbsListener(SocketAddr);
 
-impl VerbsListener {
+impl FabricListener for VerbsListener {
+    type Fabric = VerbsFabric;
+
     /// Checks that this process can listen at an IP address, or at all of them, as far as that
     /// shows without opening a device. A core does so: the kernel takes commands of RDMA only from
     /// threads with the credentials of the one that opened the device, and this thread may drop its
@@ -29,22 +34,48 @@ impl VerbsListener {
     ///
     /// # Errors
     /// If rdma-core is not installed, or no device has the address.
-    pub fn bind(address: SocketAddr) -> io::Result<VerbsListener> {
+    fn bind(address: SocketAddr) -> io::Result<VerbsListener> {
         match obstacle_at(address.ip()) {
             Some(obstacle) => Err(io::Error::other(obstacle)),
             None => Ok(VerbsListener(address)),
         }
     }
 
-    /// Whether nothing else can listen at the TCP port of the same number.
-    #[must_use]
-    pub fn takes_tcp_port(&self) -> bool {
+    fn takes_tcp_port(&self) -> bool {
         sys::interface_with(self.0.ip()).is_some_and(has_device_with_tcp_ports)
+    }
+
+    /// # Errors
+    /// If the port is in use, or a device cannot be opened.
+    fn accept(
+        self,
+        core: &Rc<EngineCore>,
+        end: ListenerEnd,
+        cores: Vec<Inbox>,
+        serve: Serve<VerbsHost>,
+        limit: ConnectionLimit,
+    ) -> io::Result<()> {
+        let address = self.0;
+        let listener = Some(Listener::bind(address).map_err(explained)?);
+        core.spawn(|waker| VerbsListenerTask {
+            address,
+            listener,
+            end,
+            cores,
+            next_core: 0,
+            serve,
+            limit,
+            passed: Arc::default(),
+            watch: core.watch(waker),
+            waker: waker.clone(),
+            core: core.clone(),
+        });
+        Ok(())
     }
 }
 
 /// Passes connections to cores in turn.
-pub struct VerbsListenerTask {
+struct VerbsListenerTask {
     address: SocketAddr,
     /// `None` while its device is removed.
     listener: Option<Listener>,
@@ -61,36 +92,6 @@ pub struct VerbsListenerTask {
 }
 
 impl VerbsListenerTask {
-    /// Accepts on `core`, which is the calling thread's, until the core stops or
-    /// [`ListenerEnd::end`] is called.
-    ///
-    /// # Errors
-    /// If the port is in use, or a device cannot be opened.
-    pub fn spawn_until(
-        core: &Rc<EngineCore>,
-        (listener, end): (VerbsListener, ListenerEnd),
-        cores: Vec<Inbox>,
-        serve: Serve<VerbsHost>,
-        limit: ConnectionLimit,
-    ) -> io::Result<()> {
-        let address = listener.0;
-        let listener = Listener::bind(address).map_err(explained)?;
-        core.spawn(|waker| VerbsListenerTask {
-            address,
-            listener: Some(listener),
-            end,
-            cores,
-            next_core: 0,
-            serve,
-            limit,
-            passed: Arc::default(),
-            watch: core.watch(waker),
-            waker: waker.clone(),
-            core: core.clone(),
-        });
-        Ok(())
-    }
-
     /// The listener; tries to listen again if its device was removed, and later once more.
     fn listener(&mut self) -> Option<&Listener> {
         if self.listener.is_none() {
@@ -130,8 +131,7 @@ impl VerbsListenerTask {
             passed.fetch_sub(1, Ordering::Relaxed);
             let host = VerbsHost::on(core);
             let Some(stream) = host.accept(incoming) else { return };
-            let hang_up = stream.hang_up();
-            if let Some(permit) = limit.admit_or_log((stream.peer_ip(), stream.peer()), move || hang_up()) {
+            if let Some(permit) = limit.admit_or_log(&stream) {
                 serve(&host, stream, permit);
             }
         });

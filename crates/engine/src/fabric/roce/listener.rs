@@ -1,16 +1,17 @@
 //! Accepts connections of RoCEv2. A request names its service by a port number, so that several
 //! protocols share the UDP port of an address.
 
+use super::RoceFabric;
+use super::accepted::ArrivedRequest;
+use super::group::{RoceGroup, RoceShare};
+use super::host::RoceHost;
+use super::socket::{ArrivedPacket, ReceiveBuffers};
 use crate::core::reactor::{EngineCore, Inbox, Progress, Task};
-use crate::net::host::{ByteStream, Host, SocketWatch};
-pub use crate::net::roce::group::RocePortUse;
-use crate::net::roce::group::{RoceGroup, RoceShare};
-use crate::net::roce::socket::{ArrivedPacket, ReceiveBuffers};
-use crate::net::roce::{ArrivedRequest, RoceHost, RoceStream};
+use crate::fabric::FabricListener;
+use crate::net::host::{Host, SocketWatch};
 use crate::net::socket::Address;
-use crate::serve::listener::{ConnectionLimit, ListenerEnd, Permit, Serve};
+use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
 use blockmux_rdma::roce::bytes::RejectReason;
-pub use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed, refusal};
 use blockmux_volume::Core;
 use std::io;
@@ -28,14 +29,52 @@ pub struct RoceListener {
     service: SocketAddr,
 }
 
-impl RoceListener {
+impl FabricListener for RoceListener {
+    type Fabric = RoceFabric;
+
     /// Listens at this IP address for requests that name this port number. The UDP port is always
     /// that of RoCEv2.
     ///
     /// # Errors
     /// If another program has the UDP port, or the address is not local.
-    pub fn bind(address: SocketAddr) -> io::Result<RoceListener> {
+    fn bind(address: SocketAddr) -> io::Result<RoceListener> {
         Ok(RoceListener { group: RoceGroup::at(address)?, service: address })
+    }
+
+    /// # Errors
+    /// If the system has no random numbers.
+    fn accept(
+        self,
+        core: &Rc<EngineCore>,
+        end: ListenerEnd,
+        cores: Vec<Inbox>,
+        serve: Serve<RoceHost>,
+        limit: ConnectionLimit,
+    ) -> io::Result<()> {
+        let RoceListener { group, service: listens_at } = self;
+        let (cores, passed) = (cores.into(), Arc::default());
+        let service = Service { group: group.clone(), listens_at, end, cores, serve, limit, passed };
+        let mut all = lock(&SERVICES);
+        all.retain(|services| services.strong_count() > 0);
+        let Some(share) = group.acceptor() else {
+            let known = all.iter().filter_map(Weak::upgrade);
+            for services in known.filter(|services| services.address == group.address()) {
+                lock(&services.list).push(service.clone());
+            }
+            return Ok(());
+        };
+        let port = share.port(NONE)?;
+        let services = Arc::new(Services { address: group.address(), list: Mutex::new(vec![service]) });
+        all.push(Arc::downgrade(&services));
+        core.spawn(|waker| RoceListenerTask {
+            services,
+            share: Some(share),
+            port,
+            buffers: ReceiveBuffers::new(),
+            watch: core.watch(waker),
+            core: core.clone(),
+        });
+        Ok(())
     }
 }
 
@@ -62,7 +101,7 @@ struct Service {
 static SERVICES: Mutex<Vec<Weak<Services>>> = Mutex::new(Vec::new());
 
 /// Passes requests for connections to the cores of their services.
-pub struct RoceListenerTask {
+struct RoceListenerTask {
     services: Arc<Services>,
     /// The socket of requests, until the last service has ended.
     share: Option<RoceShare>,
@@ -74,50 +113,6 @@ pub struct RoceListenerTask {
 }
 
 impl RoceListenerTask {
-    /// Accepts on `core` until the core stops or [`ListenerEnd::end`] is called.
-    ///
-    /// # Errors
-    /// If the system has no random numbers.
-    pub fn spawn_until(
-        core: &Rc<EngineCore>,
-        (listener, end): (RoceListener, ListenerEnd),
-        cores: Vec<Inbox>,
-        serve: Serve<RoceHost>,
-        limit: ConnectionLimit,
-    ) -> io::Result<()> {
-        let RoceListener { group, service: listens_at } = listener;
-        let service = Service {
-            group: group.clone(),
-            listens_at,
-            end,
-            cores: cores.into(),
-            serve,
-            limit,
-            passed: Arc::default(),
-        };
-        let mut all = lock(&SERVICES);
-        all.retain(|services| services.strong_count() > 0);
-        let Some(share) = group.acceptor() else {
-            let known = all.iter().filter_map(Weak::upgrade);
-            for services in known.filter(|services| services.address == group.address()) {
-                lock(&services.list).push(service.clone());
-            }
-            return Ok(());
-        };
-        let port = share.port(NONE)?;
-        let services = Arc::new(Services { address: group.address(), list: Mutex::new(vec![service]) });
-        all.push(Arc::downgrade(&services));
-        core.spawn(|waker| RoceListenerTask {
-            services,
-            share: Some(share),
-            port,
-            buffers: ReceiveBuffers::new(),
-            watch: core.watch(waker),
-            core: core.clone(),
-        });
-        Ok(())
-    }
-
     /// Removes services that have ended; returns whether any is left. The socket is released with
     /// the last one.
     fn has_services(&mut self) -> bool {
@@ -201,13 +196,9 @@ impl Service {
             Ok(None) => return,
             Err(error) => return warn!("a connection of RoCEv2 is refused: {error}"),
         };
-        if let Some(permit) = self.permit(&flow) {
+        if let Some(permit) = self.limit.admit_or_log(&flow) {
             (self.serve)(&host, flow, permit);
         }
-    }
-
-    fn permit(&self, flow: &RoceStream) -> Option<Permit> {
-        self.limit.admit_or_log((Some(flow.peer_ip()), flow.peer()), flow.hang_up())
     }
 }
 

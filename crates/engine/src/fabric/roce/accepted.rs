@@ -12,20 +12,20 @@ use std::rc::Rc;
 use std::time::Instant;
 
 /// A packet that requests a connection.
-pub(crate) struct ArrivedRequest {
+pub(super) struct ArrivedRequest {
     packet: Vec<u8>,
     from: SocketAddr,
     to: IpAddr,
 }
 
 impl ArrivedRequest {
-    pub(crate) fn new(packet: &ArrivedPacket<'_>) -> ArrivedRequest {
+    pub(super) fn new(packet: &ArrivedPacket<'_>) -> ArrivedRequest {
         ArrivedRequest { packet: packet.datagram.to_vec(), from: packet.from, to: packet.to }
     }
 
     /// The core of `count` that a request is for. A repeated request is for the same one, whose
     /// port knows the connection.
-    pub(crate) fn core_of(from: IpAddr, comm_id: u32, count: usize) -> usize {
+    pub(super) fn core_of(from: IpAddr, comm_id: u32, count: usize) -> usize {
         let mut hasher = DefaultHasher::new();
         (from, comm_id).hash(&mut hasher);
         usize::try_from(hasher.finish() % count.max(1) as u64).unwrap_or_default()

@@ -2,7 +2,7 @@
 //!
 //! A connection that does not begin as the fabric's requests do is passed to the session over TCP.
 
-use crate::fabric::{OverFabric, REQUEST_LEN, is_request};
+use super::{FabricOfTcpPorts, OverFabric, REQUEST_LEN, Setup, accept, is_request};
 use blockmux_proto::driver::audit_event::AuditEvent;
 use blockmux_proto::driver::outbox::Outbox;
 use blockmux_proto::driver::session::{Demand, ProtocolError, SecuredBy, StreamSession, Timed};
@@ -31,8 +31,8 @@ pub(crate) trait SessionFactory {
     /// Makes the session over TCP.
     fn over_tcp(self) -> Self::Tcp;
 
-    /// Makes the session over RDMA, with its queue pair.
-    fn over_rdma(self) -> OverFabric<Self::Rdma>;
+    /// Makes the session over RDMA; also returns what its queue pair gets.
+    fn over_rdma(self) -> (Self::Rdma, Setup);
 }
 
 pub(crate) struct Detecting<F> {
@@ -68,7 +68,8 @@ impl<F: SessionFactory> PortSession<F> {
         let Some(factory) = detecting.factory.take() else { return };
         let waker = detecting.waker.clone();
         *self = if is_request(first_bytes) {
-            PortSession::Rdma(Box::new(factory.over_rdma()))
+            let (session, setup) = factory.over_rdma();
+            PortSession::Rdma(Box::new(accept::<FabricOfTcpPorts, _>(session, setup)))
         } else {
             PortSession::Tcp(factory.over_tcp())
         };

@@ -1,10 +1,10 @@
 //! A core's share of a UDP port: its connections, and the task that receives for all of them.
 
 use super::group::RoceShare;
-use super::packets::RecordQueue;
 use super::path::RocePath;
 use super::socket::{ArrivedPacket, MAX_DATAGRAM, ReceiveBuffers};
 use crate::core::reactor::{EngineCore, Progress, Task, cross_thread_waker};
+use crate::fabric::byte_queue::ByteQueue;
 use crate::net::host::{Host, SocketWatch};
 use blockmux_proto::driver::transport::FlowInfo;
 use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
@@ -47,7 +47,7 @@ enum Looked {
 
 /// What a connection shares with its port.
 pub(super) struct FlowState {
-    pub(super) arrived: RefCell<RecordQueue>,
+    pub(super) arrived: RefCell<ByteQueue>,
     /// The task that waits for packets, or for the end.
     pub(super) reader: RefCell<Option<Waker>>,
     pub(super) is_hung_up: Arc<AtomicBool>,
@@ -215,7 +215,7 @@ impl CorePort {
     /// Gives a packet to a connection, which the network may have marked.
     pub(super) fn deliver(&mut self, queue_pair: u32, datagram: &[u8], is_marked: bool) {
         let Some(flow) = self.flows.get(&queue_pair) else { return };
-        flow.arrived.borrow_mut().push(datagram, is_marked);
+        flow.arrived.borrow_mut().push_packet(datagram, is_marked);
         flow.wake();
     }
 

@@ -14,14 +14,39 @@
 
 mod accepted;
 mod core_port;
-pub(crate) mod group;
+mod group;
 mod host;
+mod listener;
 mod login;
 mod packets;
 mod path;
-pub(crate) mod socket;
+mod socket;
 mod stream;
 
-pub(crate) use accepted::ArrivedRequest;
+pub use group::RocePortUse;
 pub use host::RoceHost;
-pub use stream::RoceStream;
+pub use listener::RoceListener;
+
+use super::{Fabric, Setup, StreamFabric};
+use blockmux_proto::rdma::Endpoint;
+pub use blockmux_rdma::roce::bytes::UDP_PORT;
+use blockmux_rdma::roce::records::RoceRecords;
+
+/// The initiator's side of software RoCEv2.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoceFabric;
+
+impl Fabric for RoceFabric {
+    type QueuePair = RoceRecords;
+    type Host = RoceHost;
+
+    fn connect(&self, endpoint: &Endpoint, setup: Setup) -> RoceRecords {
+        RoceRecords::active(endpoint, setup.transport.flow, setup.pool, setup.seed, setup.now)
+    }
+
+    fn accept(endpoint: &Endpoint, setup: Setup) -> RoceRecords {
+        RoceRecords::passive(endpoint, setup.transport.flow, setup.pool, setup.seed, setup.now)
+    }
+}
+
+impl StreamFabric for RoceFabric {}

@@ -13,11 +13,34 @@ mod device_events;
 mod device_watch;
 mod event_queue;
 mod host;
+mod listener;
 mod login;
 mod queues;
 mod signal;
 mod stream;
 
 pub use host::VerbsHost;
-pub(crate) use queues::explained;
-pub use stream::VerbsStream;
+pub use listener::VerbsListener;
+
+use super::{Fabric, Setup, StreamFabric};
+use blockmux_proto::rdma::Endpoint;
+use blockmux_rdma::device::DeviceQueuePair;
+
+/// The initiator's side of devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VerbsFabric;
+
+impl Fabric for VerbsFabric {
+    type QueuePair = DeviceQueuePair;
+    type Host = VerbsHost;
+
+    fn connect(&self, endpoint: &Endpoint, setup: Setup) -> DeviceQueuePair {
+        DeviceQueuePair::active(endpoint, setup.now)
+    }
+
+    fn accept(endpoint: &Endpoint, setup: Setup) -> DeviceQueuePair {
+        DeviceQueuePair::passive(endpoint, setup.now)
+    }
+}
+
+impl StreamFabric for VerbsFabric {}

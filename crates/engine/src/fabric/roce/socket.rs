@@ -17,20 +17,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 /// A UDP socket that is bound to the port of RoCEv2.
-pub(crate) struct RoceSocket {
+pub(super) struct RoceSocket {
     socket: Socket,
     state: UdpSocketState,
 }
 
 /// A datagram that has arrived: a packet from its base transport header to its ICRC.
-pub(crate) struct ArrivedPacket<'a> {
-    pub(crate) datagram: &'a [u8],
+pub(super) struct ArrivedPacket<'a> {
+    pub(super) datagram: &'a [u8],
     /// Address and UDP port of the sender.
-    pub(crate) from: SocketAddr,
+    pub(super) from: SocketAddr,
     /// The address of this machine that it was sent to.
-    pub(crate) to: IpAddr,
+    pub(super) to: IpAddr,
     /// Whether the network has marked it as one that met congestion.
-    pub(crate) is_marked: bool,
+    pub(super) is_marked: bool,
 }
 
 /// Datagrams of one length that have arrived joined; the last may be shorter.
@@ -64,7 +64,7 @@ impl<'a> ArrivedDatagrams<'a> {
 
 impl ArrivedPacket<'_> {
     /// The packets of its sender to this side; `None` if the addresses are of two families.
-    pub(crate) fn flow(&self) -> Option<RoceFlow> {
+    pub(super) fn flow(&self) -> Option<RoceFlow> {
         path::flow(self.from.ip(), self.to, self.from.port())
     }
 }
@@ -103,7 +103,7 @@ impl RoceSocket {
     ///
     /// # Errors
     /// `WouldBlock` if there are none.
-    pub(crate) fn receive(
+    pub(super) fn receive(
         &self,
         buffers: &mut ReceiveBuffers,
         mut each: impl FnMut(ArrivedPacket<'_>),
@@ -189,7 +189,7 @@ impl RoceSocket {
     }
 
     /// Sends one packet, without waiting. It may be lost, as any.
-    pub(crate) fn send_packet(&self, path: &RocePath, packet: &[u8]) {
+    pub(super) fn send_packet(&self, path: &RocePath, packet: &[u8]) {
         let Some(flow) = path.outgoing() else { return };
         let mut datagram = packet.to_vec();
         datagram.extend_from_slice(&flow.icrc(SOLITARY, packet));
@@ -227,10 +227,10 @@ pub(super) fn state_of(socket: &Socket) -> io::Result<UdpSocketState> {
 }
 
 /// Buffers of one receive call. Only those that are used take memory.
-pub(crate) struct ReceiveBuffers(Vec<u8>);
+pub(super) struct ReceiveBuffers(Vec<u8>);
 
 impl ReceiveBuffers {
-    pub(crate) fn new() -> ReceiveBuffers {
+    pub(super) fn new() -> ReceiveBuffers {
         ReceiveBuffers(vec![0; BATCH * BUFFER_LEN])
     }
 }

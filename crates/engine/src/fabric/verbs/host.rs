@@ -5,7 +5,7 @@ use super::queues::ConnectionQueues;
 use super::signal::EndSignals;
 use super::stream::{VerbsStream, VerbsWatch};
 use crate::core::reactor::EngineCore;
-use crate::net::connector::{Connector, ConnectorHost};
+use crate::fabric::connector::{Connector, ConnectorHost};
 use crate::net::host::Host;
 use crate::net::login_stream::LoginStream;
 use blockmux_verbs::connection::IncomingConnection;
@@ -25,7 +25,7 @@ pub struct VerbsConnector {
 
 impl VerbsHost {
     /// Takes a connection that a peer requests; `None` if its address is not known.
-    pub(crate) fn accept(&self, incoming: IncomingConnection) -> Option<VerbsStream> {
+    pub(super) fn accept(&self, incoming: IncomingConnection) -> Option<VerbsStream> {
         let peer = incoming.peer_address()?;
         Some(self.connector.stream(&self.core, ConnectionQueues::accept(incoming), peer))
     }

@@ -5,12 +5,11 @@ use super::core_port::CorePort;
 use super::group::{RoceGroup, is_of_this_machine};
 use super::login::LoginFlow;
 use super::path::{RocePath, local_to};
-use super::stream::{RoceHandle, RoceStream, RoceWatch};
+use super::stream::{RoceStream, RoceWatch};
 use crate::core::reactor::EngineCore;
-use crate::net::connector::{Connector, ConnectorHost};
-use crate::net::host::{Host, NetworkStream};
+use crate::fabric::connector::{Connector, ConnectorHost};
+use crate::net::host::Host;
 use crate::net::login_stream::LoginStream;
-use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
 use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
 use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_volume::{Core, Waker};
@@ -37,7 +36,7 @@ impl RoceHost {
     ///
     /// # Errors
     /// If the core has no port there and gets none.
-    pub(crate) fn accept(
+    pub(super) fn accept(
         &self,
         group: &Arc<RoceGroup>,
         request: &ArrivedRequest,
@@ -84,34 +83,6 @@ impl Connector for RoceConnector {
 
     fn watch(core: &EngineCore, waker: &Waker) -> RoceWatch {
         RoceWatch { waker: waker.clone(), socket: core.watch(waker) }
-    }
-}
-
-impl NetworkStream for RoceStream {
-    fn peer_ip(&self) -> Option<IpAddr> {
-        Some(RoceStream::peer_ip(self))
-    }
-
-    fn local_address(&self) -> Option<SocketAddr> {
-        Some(RoceStream::local_address(self))
-    }
-
-    fn hang_up(&self) -> HangUp {
-        Arc::new(RoceStream::hang_up(self))
-    }
-
-    fn control(&self) -> ConnectionHandle {
-        Arc::new(self.handle())
-    }
-}
-
-impl ConnectionControl for RoceHandle {
-    fn hang_up(&self) {
-        RoceHandle::hang_up(self);
-    }
-
-    fn has_ended(&self) -> bool {
-        RoceHandle::has_ended(self)
     }
 }
 

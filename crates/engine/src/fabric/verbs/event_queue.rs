@@ -1,42 +1,29 @@
 //! Records of events that a session has not taken yet.
 
-use crate::net::byte_queue::ByteQueue;
+use crate::fabric::byte_queue::ByteQueue;
 use blockmux_rdma::device::records::{DeviceEvent, EVENT_LEN, EventRecord};
 use blockmux_volume::Seg;
 
-/// A queue of records. The receive buffers and the work in flight bound its length.
-#[derive(Default)]
-pub(super) struct EventQueue(ByteQueue);
-
-impl EventQueue {
+// The receive buffers and the work in flight bound the length of the queue.
+impl ByteQueue {
     /// Appends an event with the bytes behind it.
-    pub(super) fn push(&mut self, event: DeviceEvent, parts: &[&[u8]]) {
+    pub(super) fn push_event(&mut self, event: DeviceEvent, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.push_head(event, len);
-        parts.iter().for_each(|part| self.0.push(part));
+        parts.iter().for_each(|part| self.push(part));
     }
 
     /// Appends an event with a message.
     pub(super) fn push_message(&mut self, event: DeviceEvent, message: &Seg) {
         self.push_head(event, message.len());
-        message.copy_to(self.0.push_zeroes(message.len()));
+        message.copy_to(self.push_zeroes(message.len()));
     }
 
     fn push_head(&mut self, event: DeviceEvent, len: usize) {
-        self.0.make_room(EVENT_LEN + len);
+        self.make_room(EVENT_LEN + len);
         // Messages are at most as long as their receive buffers.
         let record = EventRecord { event, bytes: u32::try_from(len).unwrap_or(u32::MAX) };
-        self.0.push(&record.to_bytes());
-    }
-
-    /// Number of bytes in the queue.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Removes at most `most` bytes from the front and passes them to `take`.
-    pub(super) fn take(&mut self, most: usize, take: impl FnOnce(&[u8])) -> usize {
-        self.0.take(most, take)
+        self.push(&record.to_bytes());
     }
 }
 
@@ -46,12 +33,12 @@ mod tests {
 
     #[test]
     fn records_come_out_as_they_were_put_in() {
-        let mut queue = EventQueue::default();
+        let mut queue = ByteQueue::default();
         let (mut out, mut expected) = (Vec::new(), Vec::new());
         for round in 0..100_u8 {
             let event = DeviceEvent::Received { invalidated: Some(round.into()) };
             queue.push_message(event, &Seg::from_slice(&[round; 300]));
-            queue.push(DeviceEvent::Refused, &[b"ab", b"c"]);
+            queue.push_event(DeviceEvent::Refused, &[b"ab", b"c"]);
             expected.extend(EventRecord { event, bytes: 300 }.to_bytes());
             expected.extend([round; 300]);
             expected.extend(EventRecord { event: DeviceEvent::Refused, bytes: 3 }.to_bytes());

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// The two ends of a connection's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RocePath {
+pub(super) struct RocePath {
     /// Address of this side.
     pub(super) local: IpAddr,
     /// Address of the peer, with its zone and the UDP port of RoCEv2.

@@ -2,10 +2,10 @@
 
 use super::core_port::{CorePort, FlowState, OpenedFlow};
 use super::path::RocePath;
-use crate::net::host::{ByteStream, SocketWatch, StreamEnd};
+use crate::net::host::{ByteStream, NetworkStream, SocketWatch, StreamEnd};
 use crate::net::socket::Address;
 use blockmux_proto::driver::outbox::Outbox;
-use blockmux_proto::driver::session::HangUp;
+use blockmux_proto::driver::session::{ConnectionControl, ConnectionHandle, HangUp};
 use blockmux_proto::driver::transport::{FlowInfo, TransportInfo};
 use blockmux_volume::{Chunk, SgList, Waker};
 use std::cell::RefCell;
@@ -39,21 +39,17 @@ struct FlowEnd {
 }
 
 /// Ends a connection from any thread, and tells whether it has ended.
-#[derive(Clone)]
-pub struct RoceHandle {
+struct RoceHandle {
     hang_up: HangUp,
     has_ended: Arc<AtomicBool>,
 }
 
-impl RoceHandle {
-    /// Ends the connection.
-    pub fn hang_up(&self) {
+impl ConnectionControl for RoceHandle {
+    fn hang_up(&self) {
         (self.hang_up)();
     }
 
-    /// Whether the connection has ended.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
     }
 }
@@ -64,30 +60,6 @@ impl RoceStream {
         let has_ended = state.is_hung_up.clone();
         let end = Rc::new(FlowEnd { port: port.clone(), path, info, has_ended });
         RoceStream { end, state, peer: Address::Tcp(named).to_string().into() }
-    }
-
-    /// Target: the address of this side, with the port that the peer has asked for.
-    #[must_use]
-    pub fn local_address(&self) -> SocketAddr {
-        (self.end.path.local, self.end.info.service).into()
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_ip(&self) -> IpAddr {
-        self.end.path.peer.ip()
-    }
-
-    /// Returns a function that ends the connection, from any thread.
-    pub fn hang_up(&self) -> impl Fn() + Send + Sync + use<> {
-        self.end.port.borrow().hang_up(&self.state)
-    }
-
-    /// A handle for other threads.
-    #[must_use]
-    pub fn handle(&self) -> RoceHandle {
-        let has_ended = self.end.has_ended.clone();
-        RoceHandle { hang_up: Arc::new(self.hang_up()), has_ended }
     }
 
     /// Moves what is queued into `chunk`, at most `most` bytes.
@@ -106,6 +78,24 @@ impl Drop for FlowEnd {
     fn drop(&mut self) {
         self.has_ended.store(true, Ordering::Relaxed);
         self.port.borrow_mut().close(self.info.queue_pair);
+    }
+}
+
+impl NetworkStream for RoceStream {
+    fn peer_ip(&self) -> Option<IpAddr> {
+        Some(self.end.path.peer.ip())
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        Some((self.end.path.local, self.end.info.service).into())
+    }
+
+    fn hang_up(&self) -> HangUp {
+        Arc::new(self.end.port.borrow().hang_up(&self.state))
+    }
+
+    fn control(&self) -> ConnectionHandle {
+        Arc::new(RoceHandle { hang_up: self.hang_up(), has_ended: self.end.has_ended.clone() })
     }
 }
 

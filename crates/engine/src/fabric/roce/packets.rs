@@ -1,32 +1,19 @@
 //! Packets that have arrived for one connection, as records.
 
-use crate::net::byte_queue::ByteQueue;
+use crate::fabric::byte_queue::ByteQueue;
 use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 
-/// A bounded queue of records. What does not fit is lost, as in the buffer of a socket.
-#[derive(Default)]
-pub(super) struct RecordQueue(ByteQueue);
-
-impl RecordQueue {
-    /// Appends a packet, which the network may have marked.
-    pub(super) fn push(&mut self, packet: &[u8], is_marked: bool) {
+impl ByteQueue {
+    /// Appends the record of a packet, which the network may have marked. One that does not fit is
+    /// lost, as in the buffer of a socket.
+    pub(super) fn push_packet(&mut self, packet: &[u8], is_marked: bool) {
         let Ok(len) = u16::try_from(packet.len()) else { return };
         if self.len() + HEAD_LEN + packet.len() > MAX_QUEUED {
             return;
         }
-        self.0.make_room(HEAD_LEN + packet.len());
-        self.0.push(&RecordHead::of_packet(len, is_marked).to_bytes());
-        self.0.push(packet);
-    }
-
-    /// Number of bytes in the queue.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Removes at most `most` bytes from the front and passes them to `take`.
-    pub(super) fn take(&mut self, most: usize, take: impl FnOnce(&[u8])) -> usize {
-        self.0.take(most, take)
+        self.make_room(HEAD_LEN + packet.len());
+        self.push(&RecordHead::of_packet(len, is_marked).to_bytes());
+        self.push(packet);
     }
 }
 
@@ -40,17 +27,17 @@ mod tests {
     #[test]
     fn records_come_out_as_they_were_put_in_and_the_queue_has_a_limit() {
         let head = |round: u8| RecordHead::of_packet(3000, round % 2 == 1).to_bytes();
-        let mut queue = RecordQueue::default();
+        let mut queue = ByteQueue::default();
         let mut out = Vec::new();
         for round in 0..100_u8 {
-            queue.push(&[round; 3000], round % 2 == 1);
+            queue.push_packet(&[round; 3000], round % 2 == 1);
             queue.take(1000, |bytes| out.extend_from_slice(bytes));
         }
         while queue.take(999, |bytes| out.extend_from_slice(bytes)) > 0 {}
         let expected: Vec<u8> =
             (0..100_u8).flat_map(|round| [&head(round)[..], &[round; 3000]].concat()).collect();
         assert!(out == expected);
-        (0..2000).for_each(|_| queue.push(&[0; 4096], false));
+        (0..2000).for_each(|_| queue.push_packet(&[0; 4096], false));
         assert_eq!(queue.len(), MAX_QUEUED / (4096 + HEAD_LEN) * (4096 + HEAD_LEN));
     }
 }

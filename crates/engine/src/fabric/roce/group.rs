@@ -21,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// All sockets of this process at the UDP port of one address.
-pub(crate) struct RoceGroup {
+pub(super) struct RoceGroup {
     address: SocketAddr,
     sockets: Vec<RoceSocket>,
     /// Which of them have an owner.
@@ -29,7 +29,7 @@ pub(crate) struct RoceGroup {
 }
 
 /// One socket of a group, and its part of the numbers.
-pub(crate) struct RoceShare {
+pub(super) struct RoceShare {
     group: Arc<RoceGroup>,
     index: usize,
 }
@@ -42,7 +42,7 @@ impl RoceGroup {
     ///
     /// # Errors
     /// If another program uses the port, or the address is not local.
-    pub(crate) fn at(address: SocketAddr) -> io::Result<Arc<RoceGroup>> {
+    pub(super) fn at(address: SocketAddr) -> io::Result<Arc<RoceGroup>> {
         let mut address = address;
         address.set_port(UDP_PORT);
         let mut groups = lock(&GROUPS);
@@ -103,12 +103,12 @@ impl RoceGroup {
     }
 
     /// The address that the sockets are bound to.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// The socket at which requests arrive; `None` if it has an owner.
-    pub(crate) fn acceptor(self: &Arc<RoceGroup>) -> Option<RoceShare> {
+    pub(super) fn acceptor(self: &Arc<RoceGroup>) -> Option<RoceShare> {
         self.take(0..1)
     }
 
@@ -116,7 +116,7 @@ impl RoceGroup {
     ///
     /// # Errors
     /// If none is free.
-    pub(crate) fn share(self: &Arc<RoceGroup>) -> io::Result<RoceShare> {
+    pub(super) fn share(self: &Arc<RoceGroup>) -> io::Result<RoceShare> {
         let none = || io::Error::other(format!("all {} sockets of RoCEv2 are in use", self.shares()));
         self.take(1..self.sockets.len()).ok_or_else(none)
     }
@@ -153,7 +153,7 @@ impl RoceGroup {
 }
 
 impl RoceShare {
-    pub(crate) fn socket(&self) -> &RoceSocket {
+    pub(super) fn socket(&self) -> &RoceSocket {
         &self.group.sockets[self.index]
     }
 
@@ -161,7 +161,7 @@ impl RoceShare {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub(crate) fn port(&self, limits: RocePortLimits) -> io::Result<RocePort> {
+    pub(super) fn port(&self, limits: RocePortLimits) -> io::Result<RocePort> {
         let share = NumberShare {
             remainder: self.index.saturating_sub(1) as u32,
             modulus: self.group.shares() as u32,
@@ -170,7 +170,7 @@ impl RoceShare {
     }
 
     /// Sends back a packet to where one came from.
-    pub(crate) fn answer(&self, to: IpAddr, from: SocketAddr, packet: &[u8]) {
+    pub(super) fn answer(&self, to: IpAddr, from: SocketAddr, packet: &[u8]) {
         self.socket().send_packet(&RocePath::back(to, from), packet);
     }
 }

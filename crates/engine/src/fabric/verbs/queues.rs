@@ -1,7 +1,7 @@
 //! The owner of a connection's queues: posts the work of records, and makes records of what has
 //! happened.
 
-use super::event_queue::EventQueue;
+use crate::fabric::byte_queue::ByteQueue;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_rdma::device::records::{
     DeviceEvent, DeviceFailure, DeviceQueues, DeviceRemote, WORK_LEN, WorkRecord, WorkVerb,
@@ -23,7 +23,7 @@ use tracing::warn;
 pub(super) struct ConnectionQueues {
     phase: Phase,
     /// Records for the session.
-    pub(super) events: EventQueue,
+    pub(super) events: ByteQueue,
     /// RDMA Reads that each side may have in flight, as requested.
     reads: DeviceReads,
     /// The connection has ended, and its queues are destroyed.
@@ -69,14 +69,14 @@ impl ConnectionQueues {
         let is_confined = QueuePair::is_confined(&connection).unwrap_or(false);
         let mut queues = ConnectionQueues::new(Phase::Known(connection), reads, address);
         let event = DeviceEvent::Requested { reads: reads.own, is_confined };
-        queues.events.push(event, &[&request.private_data]);
+        queues.events.push_event(event, &[&request.private_data]);
         queues
     }
 
     fn new(phase: Phase, reads: DeviceReads, address: Option<SocketAddr>) -> ConnectionQueues {
         ConnectionQueues {
             phase,
-            events: EventQueue::default(),
+            events: ByteQueue::default(),
             reads,
             has_ended: false,
             failure: None,
@@ -179,15 +179,15 @@ impl ConnectionQueues {
             Completion::Done { work, result } => {
                 is_broken |= result.is_err();
                 let result = result.map_err(DeviceFailure::from_status);
-                events.push(DeviceEvent::Done { id: work, result }, &[]);
+                events.push_event(DeviceEvent::Done { id: work, result }, &[]);
             }
             Completion::Received { message, invalidated } => {
                 events.push_message(DeviceEvent::Received { invalidated }, message);
             }
-            Completion::Closed { window, key } => events.push(DeviceEvent::Closed { window, key }, &[]),
+            Completion::Closed { window, key } => events.push_event(DeviceEvent::Closed { window, key }, &[]),
             Completion::Broken(failure) => {
                 is_broken = true;
-                events.push(DeviceEvent::Broken(DeviceFailure::from_status(failure)), &[]);
+                events.push_event(DeviceEvent::Broken(DeviceFailure::from_status(failure)), &[]);
             }
         });
         let has_any = polled.map_err(explained)?;
@@ -215,7 +215,7 @@ impl ConnectionQueues {
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Over) {
                     Phase::Resolving(connection) => {
                         let is_confined = QueuePair::is_confined(&connection).map_err(explained)?;
-                        self.events.push(DeviceEvent::Resolved { is_confined }, &[]);
+                        self.events.push_event(DeviceEvent::Resolved { is_confined }, &[]);
                         Phase::Known(connection)
                     }
                     other => other,
@@ -223,7 +223,7 @@ impl ConnectionQueues {
             }
             ConnectionEvent::Established(accepted) => self.on_established(&accepted),
             ConnectionEvent::Rejected { private_data, is_by_program: true } => {
-                self.events.push(DeviceEvent::Refused, &[&private_data]);
+                self.events.push_event(DeviceEvent::Refused, &[&private_data]);
                 self.end();
             }
             ConnectionEvent::Rejected { is_by_program: false, .. } => {
@@ -252,7 +252,7 @@ impl ConnectionQueues {
         let keys: Vec<u8> = queue_pair.window_keys().flat_map(u32::to_be_bytes).collect();
         let windows = u32::try_from(keys.len() / 4).unwrap_or(0);
         let event = DeviceEvent::Connected { windows, reads: self.reads.own };
-        self.events.push(event, &[&keys, &accepted.private_data]);
+        self.events.push_event(event, &[&keys, &accepted.private_data]);
     }
 
     /// Posts all records of an outbox.
@@ -336,7 +336,7 @@ impl ConnectionQueues {
             WorkVerb::Expose { number } => {
                 let Some(whole) = memory.first() else { return Ok(()) };
                 let key = queue_pair.expose(number, whole)?;
-                events.push(DeviceEvent::Exposed { number, key }, &[]);
+                events.push_event(DeviceEvent::Exposed { number, key }, &[]);
                 Ok(())
             }
             WorkVerb::Conceal { number } => {
@@ -397,7 +397,7 @@ impl FromStatus for DeviceFailure {
 }
 
 /// An error of rdma-core, with what to do where that is known.
-pub(crate) fn explained(error: VerbsError) -> io::Error {
+pub(super) fn explained(error: VerbsError) -> io::Error {
     let advice = match &error {
         VerbsError::Call { call: "rdma_create_event_channel", .. } => {
             "load the module with `modprobe rdma_ucm`; see `blockmux rdma`"
