@@ -9,6 +9,7 @@ use blockmux_proto::driver::target::TargetLifecycle;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::RdmaSession;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A protocol's targets at one listener, for connections over RDMA on every core.
 pub trait RdmaTarget: Send + Sync + 'static {
@@ -26,7 +27,7 @@ pub trait RdmaTarget: Send + Sync + 'static {
 /// Serves targets to the connections of a fabric.
 #[must_use]
 pub fn serve<F: StreamFabric<Host: NetworkHost>>(target: impl RdmaTarget) -> Serve<F::Host> {
-    std::sync::Arc::new(move |core, stream, permit| {
+    Arc::new(move |core, stream, permit| {
         let Some((session, setup)) = target.session(core, &stream) else { return };
         let (pool, exports) = (setup.pool.clone(), target.exports().clone());
         let session = NewSession { session: accept::<F, _>(session, setup), pool, exports };

@@ -102,58 +102,67 @@ impl<Q: Provider, S: RdmaSession> Driven<Q, S> {
     }
 }
 
-impl<Q: Provider, S: RdmaSession> Timed for Driven<Q, S> {
-    #[inline]
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.first.poll_timeout(&self.session)
-    }
+/// The calls of a stream's driver for a session that is joined with an end of a connection.
+/// [`Driven`] owns that end, and [`DrivenConnection`] borrows it.
+macro_rules! stream_of_end {
+    ($driven:ty, $driver:ident: $end:expr, $calls:expr) => {
+        impl<Q: Provider, S: RdmaSession> Timed for $driven {
+            #[inline]
+            fn poll_timeout(&$driver) -> Option<Instant> {
+                $end.poll_timeout(&$driver.session)
+            }
 
-    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.first.on_timeout(&mut self.session, &mut self.calls, now)
-    }
+            fn on_timeout(&mut $driver, now: Instant) -> Result<(), ProtocolError> {
+                $end.on_timeout(&mut $driver.session, $calls, now)
+            }
 
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        self.first.queue_pair.on_send(now);
-    }
+            #[inline]
+            fn on_send(&mut $driver, now: impl FnOnce() -> Instant) {
+                $end.queue_pair.on_send(now);
+            }
+        }
+
+        impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for $driven {
+            #[inline]
+            fn demand(&$driver) -> Demand {
+                $end.queue_pair.demand()
+            }
+
+            #[inline]
+            fn on_bytes(&mut $driver, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
+                $driver.calls.now = now;
+                let taken = $end.queue_pair.on_bytes(input, now);
+                $end.settle(&mut $driver.session, $calls, taken)
+            }
+
+            #[inline]
+            fn on_placed(&mut $driver, now: Instant) -> Result<(), ProtocolError> {
+                $driver.calls.now = now;
+                let taken = $end.queue_pair.on_placed(now);
+                $end.settle(&mut $driver.session, $calls, taken)
+            }
+
+            #[inline]
+            fn is_mostly_placed(&$driver) -> bool {
+                $end.queue_pair.is_mostly_placed()
+            }
+
+            fn on_end(&mut $driver, now: Instant) -> Result<(), ProtocolError> {
+                $driver.calls.now = now;
+                let ended = $end.queue_pair.on_end(now);
+                $end.settle(&mut $driver.session, $calls, ended)
+            }
+
+            #[inline]
+            fn outbox(&mut $driver) -> &mut Outbox {
+                $end.outbox(&mut $driver.session, $calls)
+            }
+        }
+    };
 }
 
-impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for Driven<Q, S> {
-    #[inline]
-    fn demand(&self) -> Demand {
-        self.first.queue_pair.demand()
-    }
-
-    #[inline]
-    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
-        self.calls.now = now;
-        let taken = self.first.queue_pair.on_bytes(input, now);
-        self.first.settle(&mut self.session, &mut self.calls, taken)
-    }
-
-    #[inline]
-    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.calls.now = now;
-        let taken = self.first.queue_pair.on_placed(now);
-        self.first.settle(&mut self.session, &mut self.calls, taken)
-    }
-
-    #[inline]
-    fn is_mostly_placed(&self) -> bool {
-        self.first.queue_pair.is_mostly_placed()
-    }
-
-    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.calls.now = now;
-        let ended = self.first.queue_pair.on_end(now);
-        self.first.settle(&mut self.session, &mut self.calls, ended)
-    }
-
-    #[inline]
-    fn outbox(&mut self) -> &mut Outbox {
-        self.first.outbox(&mut self.session, &mut self.calls)
-    }
-}
+stream_of_end!(Driven<Q, S>, self: self.first, &mut self.calls);
+stream_of_end!(DrivenConnection<'_, Q, S>, self: self.end, self.calls);
 
 impl<Q: Provider, S: RdmaSession + TargetLifecycle> TargetLifecycle for Driven<Q, S> {
     type Source = S::Source;
@@ -351,59 +360,6 @@ struct DrivenConnection<'a, Q, S> {
     /// The session's view of this connection.
     session: S,
     calls: &'a mut DriverCalls,
-}
-
-impl<Q: Provider, S: RdmaSession> Timed for DrivenConnection<'_, Q, S> {
-    #[inline]
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.end.poll_timeout(&self.session)
-    }
-
-    fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.end.on_timeout(&mut self.session, self.calls, now)
-    }
-
-    #[inline]
-    fn on_send(&mut self, now: impl FnOnce() -> Instant) {
-        self.end.queue_pair.on_send(now);
-    }
-}
-
-impl<Q: Provider + StreamSession, S: RdmaSession> StreamSession for DrivenConnection<'_, Q, S> {
-    #[inline]
-    fn demand(&self) -> Demand {
-        self.end.queue_pair.demand()
-    }
-
-    #[inline]
-    fn on_bytes(&mut self, input: &Chunk, now: Instant) -> Result<usize, ProtocolError> {
-        self.calls.now = now;
-        let taken = self.end.queue_pair.on_bytes(input, now);
-        self.end.settle(&mut self.session, self.calls, taken)
-    }
-
-    #[inline]
-    fn on_placed(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.calls.now = now;
-        let taken = self.end.queue_pair.on_placed(now);
-        self.end.settle(&mut self.session, self.calls, taken)
-    }
-
-    #[inline]
-    fn is_mostly_placed(&self) -> bool {
-        self.end.queue_pair.is_mostly_placed()
-    }
-
-    fn on_end(&mut self, now: Instant) -> Result<(), ProtocolError> {
-        self.calls.now = now;
-        let ended = self.end.queue_pair.on_end(now);
-        self.end.settle(&mut self.session, self.calls, ended)
-    }
-
-    #[inline]
-    fn outbox(&mut self) -> &mut Outbox {
-        self.end.outbox(&mut self.session, self.calls)
-    }
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(crate) struct FabricPorts {
     pub(crate) bind: fn(SocketAddr) -> io::Result<FabricPort>,
     /// Says why a port could not be opened, and what to do.
     pub(crate) explain: fn(SocketAddr, &io::Error) -> String,
-    /// What is the case when a core cannot accept connections there.
+    /// What the log says if a core cannot accept connections there, before the reason.
     pub(crate) unserved: &'static str,
     /// Where the bench opens a port; `None` if that needs a device.
     pub(crate) loopback: Option<FabricLoopback>,
