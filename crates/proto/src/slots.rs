@@ -44,16 +44,25 @@ impl<T> Slots<T> {
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
-        if let Some(index) = self.free.pop()
-            && let Some(slot) = self.slots.get_mut(index as usize)
-        {
-            slot.generation = slot.generation.wrapping_add(1);
-            (slot.born, slot.value) = (self.born, Some(value));
-            return SlotKey::new(slot.generation, index);
+        let index = self.free.pop().unwrap_or_else(|| self.add_slot());
+        // The only place that writes the value, and the compiler knows that no other is dropped there:
+        // else it would be built on the stack and copied once more.
+        if let Some(Slot { generation, born, value: free @ None }) = self.slots.get_mut(index as usize) {
+            *generation = generation.wrapping_add(1);
+            *born = self.born;
+            *free = Some(value);
+            return SlotKey::new(*generation, index);
         }
-        let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: 1, born: self.born, value: Some(value) });
-        SlotKey::new(1, index)
+        debug_assert!(false, "slot {index} is not free");
+        SlotKey::new(0, index)
+    }
+
+    /// Adds a free slot; returns its index.
+    #[cold]
+    #[inline(never)]
+    fn add_slot(&mut self) -> u32 {
+        self.slots.push(Slot { generation: 0, born: 0, value: None });
+        self.slots.len().saturating_sub(1) as u32
     }
 
     /// The entry with this key, if it still exists.
@@ -70,12 +79,12 @@ impl<T> Slots<T> {
     #[inline]
     pub(crate) fn remove(&mut self, key: SlotKey) -> Option<T> {
         let slot = self.slots.get_mut(key.index())?;
-        if slot.generation != key.generation() {
+        if slot.generation != key.generation() || slot.value.is_none() {
             return None;
         }
-        let value = slot.value.take()?;
         self.free.push(key.index() as u32);
-        Some(value)
+        // Moved once, as nothing happens between here and the caller.
+        slot.value.take()
     }
 
     /// Drops an entry in place.

@@ -40,10 +40,12 @@ impl SgList {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.iter().map(Seg::len).sum()
+        // The common case.
+        if let [seg] = self.segs() { seg.len() } else { self.0.iter().map(Seg::len).sum() }
     }
 
     /// Whether the length is 0.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -30,9 +30,9 @@ impl<T> Slab<T> {
             Some(index) => index as usize,
             None => self.add_slot(),
         };
-        // The only place that writes the value: with a second one it would be built on the stack
-        // and copied.
-        if let Some(free) = self.slots.get_mut(index) {
+        // The only place that writes the value, and the compiler knows that no other is dropped there:
+        // else it would be built on the stack and copied once more.
+        if let Some(free @ None) = self.slots.get_mut(index) {
             *free = Some(value);
         }
         index
@@ -66,9 +66,10 @@ impl<T> Slab<T> {
     /// Removes a value from its index.
     #[inline]
     pub fn remove(&mut self, index: usize) -> Option<T> {
-        let value = self.slots.get_mut(index)?.take()?;
+        let slot = self.slots.get_mut(index).filter(|slot| slot.is_some())?;
         self.free.push(index as u32);
-        Some(value)
+        // Moved once, as nothing happens between here and the caller.
+        slot.take()
     }
 
     /// Drops a value in place, to avoid moving a large one.
