@@ -2,7 +2,7 @@
 //! call.
 
 use blockmux_volume::{Seg, SgList};
-use std::collections::VecDeque;
+use std::collections::{VecDeque, vec_deque};
 
 /// A queue of bytes to send: copies of short heads, and references to payload.
 ///
@@ -18,15 +18,13 @@ pub struct Outbox {
     len: usize,
 }
 
-/// A contiguous part of the queue.
+/// A head with the payload after it: most replies are one part. Either may be missing.
 #[derive(Debug)]
-enum OutboxPart {
-    /// A range of `heads`.
-    Head {
-        start: usize,
-        end: usize,
-    },
-    Payload(Seg),
+struct OutboxPart {
+    /// The head: a range of `heads`, which begins where that of the part before it ends.
+    start: usize,
+    end: usize,
+    payload: Option<Seg>,
 }
 
 /// A contiguous piece for the driver to send.
@@ -132,7 +130,10 @@ impl Outbox {
     pub fn push_seg(&mut self, seg: Seg) {
         if !seg.is_empty() {
             self.len = self.len.wrapping_add(seg.len());
-            self.parts.push_back(OutboxPart::Payload(seg));
+            match self.parts.back_mut() {
+                Some(OutboxPart { payload: payload @ None, .. }) => *payload = Some(seg),
+                _ => self.push_part_of((self.filled, self.filled), Some(seg)),
+            }
         }
     }
 
@@ -153,21 +154,14 @@ impl Outbox {
     /// The pieces in order.
     #[inline]
     pub fn pieces(&self) -> impl Iterator<Item = OutboxPiece<'_>> {
-        self.parts.iter().map(|part| match part {
-            OutboxPart::Head { start, end } => {
-                OutboxPiece::Head(self.heads.get(*start..*end).unwrap_or_default())
-            }
-            OutboxPart::Payload(seg) => OutboxPiece::Payload(seg),
-        })
+        OutboxPieces { heads: &self.heads, parts: self.parts.iter(), payload: None }
     }
 
     /// The first piece, if it is a head, to complete it where it is.
     #[inline]
     pub fn head_mut(&mut self) -> Option<&mut [u8]> {
-        match self.parts.front()? {
-            OutboxPart::Head { start, end } => self.heads.get_mut(*start..*end),
-            OutboxPart::Payload(_) => None,
-        }
+        let OutboxPart { start, end, .. } = self.parts.front().filter(|part| part.start < part.end)?;
+        self.heads.get_mut(*start..*end)
     }
 
     /// Removes the first `sent` bytes.
@@ -176,18 +170,20 @@ impl Outbox {
         debug_assert!(sent <= self.len);
         self.len = self.len.saturating_sub(sent);
         while let Some(part) = self.parts.front_mut() {
-            let part_len = match part {
-                OutboxPart::Head { start, end } => end.saturating_sub(*start),
-                OutboxPart::Payload(seg) => seg.len(),
-            };
-            if let Some(rest) = part_len.checked_sub(sent).filter(|&rest| rest > 0) {
-                match part {
-                    OutboxPart::Head { start, .. } => *start = start.saturating_add(sent),
-                    OutboxPart::Payload(seg) => *seg = seg.slice(sent, rest),
-                }
+            let head_len = part.end.saturating_sub(part.start);
+            if sent < head_len {
+                part.start = part.start.saturating_add(sent);
                 break;
             }
-            sent = sent.saturating_sub(part_len);
+            sent = sent.saturating_sub(head_len);
+            part.start = part.end;
+            if let Some(seg) = &mut part.payload {
+                if sent < seg.len() {
+                    *seg = seg.slice(sent, seg.len().saturating_sub(sent));
+                    break;
+                }
+                sent = sent.saturating_sub(seg.len());
+            }
             self.parts.pop_front();
         }
         self.reclaim_heads();
@@ -229,14 +225,17 @@ impl Outbox {
         self.filled = end;
         self.len = self.len.wrapping_add(len);
         match self.parts.back_mut() {
-            Some(OutboxPart::Head { end: last, .. }) if *last == start => *last = end,
-            _ => {
-                if self.parts.capacity() == 0 {
-                    self.reserve_first();
-                }
-                self.parts.push_back(OutboxPart::Head { start, end });
-            }
+            Some(OutboxPart { end: last, payload: None, .. }) => *last = end,
+            _ => self.push_part_of((start, end), None),
         }
+    }
+
+    #[inline]
+    fn push_part_of(&mut self, (start, end): (usize, usize), payload: Option<Seg>) {
+        if self.parts.capacity() == 0 {
+            self.reserve_first();
+        }
+        self.parts.push_back(OutboxPart { start, end, payload });
     }
 
     /// Not four parts at once, as a queue takes by itself: most connections idle.
@@ -249,27 +248,46 @@ impl Outbox {
     /// Reuses the space of sent heads. It moves the unsent rest only when that is amortized.
     #[inline]
     fn reclaim_heads(&mut self) {
-        if self.parts.is_empty() {
+        let Some(&OutboxPart { start: unsent, .. }) = self.parts.front() else {
             self.filled = 0;
             return;
-        }
-        let unsent = self.parts.iter().find_map(|part| match part {
-            OutboxPart::Head { start, .. } => Some(*start),
-            OutboxPart::Payload(_) => None,
-        });
-        let unsent = unsent.unwrap_or(self.filled);
+        };
         // At most as many bytes are moved as were sent since the last move.
         if unsent < HEADS_BEFORE_MOVE.max(self.filled.saturating_sub(unsent)) {
             return;
         }
         self.heads.copy_within(unsent..self.filled, 0);
         self.filled = self.filled.saturating_sub(unsent);
-        for part in &mut self.parts {
-            if let OutboxPart::Head { start, end } = part {
-                *start = start.saturating_sub(unsent);
-                *end = end.saturating_sub(unsent);
-            }
+        for OutboxPart { start, end, .. } in &mut self.parts {
+            *start = start.saturating_sub(unsent);
+            *end = end.saturating_sub(unsent);
         }
+    }
+}
+
+/// The pieces of all parts, without empty heads.
+struct OutboxPieces<'a> {
+    heads: &'a [u8],
+    parts: vec_deque::Iter<'a, OutboxPart>,
+    /// The payload of the part whose head was returned.
+    payload: Option<&'a Seg>,
+}
+
+impl<'a> Iterator for OutboxPieces<'a> {
+    type Item = OutboxPiece<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<OutboxPiece<'a>> {
+        if let Some(seg) = self.payload.take() {
+            return Some(OutboxPiece::Payload(seg));
+        }
+        let OutboxPart { start, end, payload } = self.parts.next()?;
+        if start == end {
+            // Only the last part may be empty.
+            return payload.as_ref().map(OutboxPiece::Payload);
+        }
+        self.payload = payload.as_ref();
+        Some(OutboxPiece::Head(self.heads.get(*start..*end).unwrap_or_default()))
     }
 }
 
