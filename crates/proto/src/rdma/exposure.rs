@@ -171,10 +171,10 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
         max_sent: u32,
         memory: &mut impl CommandMemory,
     ) -> bool {
-        let mut has_moved = false;
+        let (mut has_moved, mut count) = (false, 0);
         while self.sent < max_sent
             && queue_pair.room() > 0
-            && let Some(next) = self.unsent.front_mut()
+            && let Some(next) = self.unsent.get_mut(count)
         {
             let mut is_unbacked = false;
             if let CommandData::Unbacked(len) = next.data {
@@ -205,13 +205,14 @@ impl<C: ExposedCommand, R> ExposedCommands<C, R> {
             };
             next.command.send(payload, exposed, queue_pair);
             let key = next.key;
-            self.unsent.pop_front();
             let stag = exposed.map(|(remote, _)| remote.stag);
             *self.state(key) = ExposureState::Sent { stag, is_unbacked };
             self.sent = self.sent.saturating_add(1);
-            has_moved = true;
+            count = count.saturating_add(1);
         }
-        has_moved
+        // Dropped where they are: a command moved out of the queue is copied.
+        drop(self.unsent.drain(..count));
+        has_moved || count > 0
     }
 
     /// Handles the response to a command, with the memory that it has invalidated. Returns the

@@ -128,10 +128,11 @@ impl TargetMover {
                 continue;
             };
             has_moved = true;
-            len = len.saturating_add(local.len());
-            let id = WorkId(WRITE << u32::BITS | local.len() as u64);
-            if !queue_pair.write(id, &local, remote) {
-                self.unsent = self.unsent.saturating_sub(local.len());
+            let here = local.len();
+            len = len.saturating_add(here);
+            let id = WorkId(WRITE << u32::BITS | here as u64);
+            if !queue_pair.write(id, local, remote) {
+                self.unsent = self.unsent.saturating_sub(here);
             }
         }
         messages.range(..written).for_each(|message| message.send(queue_pair));
@@ -320,7 +321,7 @@ mod tests {
             assert!(matches!(work, WorkRequest::Send { .. }), "{work:?}");
         }
 
-        fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
+        fn write(&mut self, id: WorkId, local: SgList, remote: Remote) -> bool {
             assert_ne!(id, MESSAGE);
             self.written.push((local.to_vec(), remote));
             self.written.len() == 1

@@ -73,7 +73,19 @@ impl Framer {
         if self.has_crc {
             self.crc = Crc32c::of(front);
         }
-        payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg));
+        payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg.clone()));
+        self.finish(outbox, len);
+    }
+
+    /// Encodes a whole FPDU: a header and `len` bytes of payload that nobody else needs.
+    #[inline]
+    pub(super) fn put_payload(&mut self, outbox: &mut Outbox, header: &[u8], payload: SgList, len: usize) {
+        let len = header.len().saturating_add(len);
+        self.begin(outbox, len, header);
+        match payload.into_one() {
+            Ok(seg) => self.put_seg(outbox, seg),
+            Err(payload) => payload.segs().iter().for_each(|seg| self.put_seg(outbox, seg.clone())),
+        }
         self.finish(outbox, len);
     }
 
@@ -99,18 +111,18 @@ impl Framer {
 
     /// Appends payload to the current FPDU, by reference if possible.
     #[inline]
-    pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: &Seg) {
-        if !self.copies(seg) {
+    pub(super) fn put_seg(&mut self, outbox: &mut Outbox, seg: Seg) {
+        if !self.copies(&seg) {
             if self.has_crc {
-                self.crc.add_seg(seg);
+                self.crc.add_seg(&seg);
             }
-            return outbox.push_seg(seg.clone());
+            return outbox.push_seg(seg);
         }
         if seg.len() > BLOCK
             && let Some(memory) = self.pool.take_payload(seg.len())
         {
             let copy = memory.seg(0, seg.len());
-            self.crc.add_copying(seg, &copy);
+            self.crc.add_copying(&seg, &copy);
             return outbox.push_seg(copy);
         }
         // A block is still in the L1 cache when its CRC is computed after the copy.
@@ -176,7 +188,7 @@ mod tests {
         let payload: Vec<u8> = (0..9001).map(|at| at as u8).collect();
         let len = 14 + payload.len();
         framer.begin(&mut outbox, len, &[1; 14]);
-        framer.put_seg(&mut outbox, &Seg::from_slice(&payload));
+        framer.put_seg(&mut outbox, Seg::from_slice(&payload));
         framer.finish(&mut outbox, len);
         let bytes = outbox.take_bytes();
         let (covered, crc) = bytes.split_at(bytes.len() - 4);

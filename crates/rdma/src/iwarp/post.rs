@@ -73,12 +73,15 @@ impl QueuePair for Iwarp {
     }
 
     #[inline]
-    fn write(&mut self, id: WorkId, local: &SgList, remote: Remote) -> bool {
-        if self.phase == IwarpPhase::Connected && self.write_whole(local, remote) {
-            return false;
+    fn write(&mut self, id: WorkId, mut local: SgList, remote: Remote) -> bool {
+        if self.phase == IwarpPhase::Connected {
+            match self.write_whole(local, remote) {
+                Ok(()) => return false,
+                Err(unsent) => local = unsent,
+            }
         }
-        let is_possible = remote.has_room_for(local);
-        self.enqueue(id, PostedTransfer::Write { local: local.clone(), remote }, is_possible);
+        let is_possible = remote.has_room_for(&local);
+        self.enqueue(id, PostedTransfer::Write { local, remote }, is_possible);
         true
     }
 

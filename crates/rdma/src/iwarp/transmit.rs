@@ -185,7 +185,7 @@ impl OutgoingMessage {
         while let Some(seg) = self.payload.segs().get(self.seg) {
             let here = seg.len().saturating_sub(self.seg_at).min(len);
             if here > 0 {
-                framer.put_seg(outbox, &seg.slice(self.seg_at, here));
+                framer.put_seg(outbox, seg.slice(self.seg_at, here));
             }
             self.seg_at = self.seg_at.saturating_add(here);
             len = len.saturating_sub(here);
@@ -235,29 +235,41 @@ impl Iwarp {
                     && self.await_transmission(*id, payload)
             }
             WorkRequest::Write { id, local, remote } => {
-                self.room() > 0 && self.write_whole(local, *remote) && self.await_transmission(*id, local)
+                self.room() > 0
+                    && self.write_whole(local.clone(), *remote).is_ok()
+                    && self.await_transmission(*id, local)
             }
             _ => false,
         }
     }
 
-    /// Puts a write into the outbox if nothing is queued before it; returns whether it could.
-    pub(super) fn write_whole(&mut self, local: &SgList, remote: Remote) -> bool {
-        if local.len() > remote.len as usize {
-            return false;
+    /// Puts a write into the outbox if nothing is queued before it.
+    ///
+    /// # Errors
+    /// The local memory, if it could not.
+    pub(super) fn write_whole(&mut self, local: SgList, remote: Remote) -> Result<(), SgList> {
+        let len = local.len();
+        if len > remote.len as usize || !self.is_clear() {
+            return Err(local);
         }
+        if len > self.transmitter.framer.room(TAGGED_LEN) {
+            return if self.write_in_pieces(&local, remote) { Ok(()) } else { Err(local) };
+        }
+        let (before, transmitter) = (self.outbox.len(), &mut self.transmitter);
         let header = tagged(FLAG_LAST, RdmapOpcode::RDMA_WRITE, remote.stag, remote.address);
-        self.transmit_whole(&header, &[], local) || self.write_in_pieces(local, remote)
+        transmitter.framer.put_payload(&mut self.outbox, &header, local, len);
+        transmitter.count(self.outbox.len().saturating_sub(before));
+        Ok(())
     }
 
-    /// Puts a write of several FPDUs into the outbox if nothing is queued before it; returns
-    /// whether it could. Payload that must be copied is queued and cut as the outbox has room.
+    /// Puts a write of several FPDUs into the outbox; returns whether it could. Payload that must be
+    /// copied is queued and cut as the outbox has room. Nothing is queued before it.
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
         let framer = &self.transmitter.framer;
         let fits = !framer.has_crc && before.saturating_add(local.len()) <= OUTBOX_FULL;
         let room = framer.room(TAGGED_LEN);
-        if !fits || room == 0 || !self.is_clear() {
+        if !fits || room == 0 {
             return false;
         }
         let mut at: usize = 0;
@@ -267,7 +279,7 @@ impl Iwarp {
             let last = if end == local.len() { FLAG_LAST } else { 0 };
             let address = remote.address.wrapping_add(at as u64);
             let header = tagged(last, RdmapOpcode::RDMA_WRITE, remote.stag, address);
-            self.transmitter.framer.put_whole(&mut self.outbox, &header, &[], &local.slice(at, here));
+            self.transmitter.framer.put_payload(&mut self.outbox, &header, local.slice(at, here), here);
             at = end;
         }
         self.transmitter.count(self.outbox.len().saturating_sub(before));

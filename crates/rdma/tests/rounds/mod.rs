@@ -132,7 +132,7 @@ impl<P: ConnectedPair> Round<P> {
                 }
                 RoundKind::Immediate => {
                     let room = active.room();
-                    if !active.write(id, &local(), remote) {
+                    if !active.write(id, local(), remote) {
                         (self.immediate, posted) = (self.immediate + 1, posted - 1);
                     }
                     let waiting = active.room();

@@ -29,7 +29,7 @@ fn an_immediate_write_and_message_arrive_in_order_and_have_no_completion() {
         let active = &mut link.ends[0].iwarp;
         let mut pieces = SgList::one(Seg::from_slice(&[7; 501]));
         pieces.push(Seg::from_slice(&[8; 98]));
-        assert!(!active.write(WorkId(2), &pieces, remote), "it has no completion");
+        assert!(!active.write(WorkId(2), pieces.clone(), remote), "it has no completion");
         active.send(b"done", &nothing(), Some(remote.stag));
         active.send(b"more", &SgList::one(Seg::from_slice(b" than that")), None);
         assert!(active.unsent() > 599 + 4 + 14);
@@ -55,7 +55,7 @@ fn memory_that_the_caller_does_not_give_is_borrowed_from_the_receive_buffer() {
             let mut link = link(&config);
             let remote = link.ends[1].iwarp.register_unbacked(len as u32).unwrap();
             let active = &mut link.ends[0].iwarp;
-            assert!(!active.write(WorkId(2), &SgList::one(Seg::from_slice(&vec![7; len])), remote));
+            assert!(!active.write(WorkId(2), SgList::one(Seg::from_slice(&vec![7; len])), remote));
             active.send(b"done", &nothing(), Some(remote.stag));
             let all_events = link.settle();
             let [Event::Received { written: Some(written), invalidated, .. }] = &all_events[1][..] else {
@@ -85,7 +85,7 @@ fn the_caller_gives_memory_where_data_would_be_copied_or_placed() {
         };
         for (at, byte) in [(u64::from(longest / 2), 2), (0, 1)] {
             let (list, place) = part(at, byte);
-            assert!(!active.write(WorkId(2), &list, place));
+            assert!(!active.write(WorkId(2), list.clone(), place));
         }
         link.settle();
         let half = longest as usize / 2;
@@ -107,13 +107,13 @@ fn work_that_is_not_immediate_waits_in_order_and_completes() {
     let room = active.room();
     let long = SgList::one(Seg::from_slice(&[1; 1448]));
     active.send(b"", &long, None);
-    assert!(!active.write(WorkId(2), &long, sink_name), "nothing is queued before it");
+    assert!(!active.write(WorkId(2), long.clone(), sink_name), "nothing is queued before it");
     // As many reads as may be in flight, and one that waits.
     let reads = u64::from(ample().reads) + 1;
     for id in (3..).take(reads as usize) {
         active.read(WorkId(id), Memory::from_heap(1).seg(0, 1).into(), source_name);
     }
-    assert!(active.write(WorkId(100), &nothing(), sink_name), "it would overtake a read");
+    assert!(active.write(WorkId(100), nothing(), sink_name), "it would overtake a read");
     active.send(b"x", &nothing(), Some(sink_name.stag));
     assert_eq!(active.room(), room - 3 - reads as usize);
     let all_events = link.settle();
@@ -154,7 +154,7 @@ fn a_write_of_several_fpdus_arrives_complete_and_completes_only_if_it_had_to_wai
         let active = &mut link.ends[0].iwarp;
         let mut pieces = SgList::one(Seg::from_slice(&data[..70_001]));
         pieces.push(Seg::from_slice(&data[70_001..]));
-        assert_eq!(active.write(WorkId(2), &pieces, remote), comes_back);
+        assert_eq!(active.write(WorkId(2), pieces.clone(), remote), comes_back);
         assert!(comes_back || active.unsent() > LEN);
         active.send(b"done", &nothing(), Some(remote.stag));
         let heard = link.settle();
@@ -177,7 +177,7 @@ fn a_write_that_the_outbox_has_no_room_for_waits() {
     let active = &mut link.ends[0].iwarp;
     let all = SgList::one(Seg::from_slice(&vec![7; OUTBOX_FULL]));
     active.send(b"first", &nothing(), None);
-    assert!(active.write(WorkId(2), &all, remote));
+    assert!(active.write(WorkId(2), all.clone(), remote));
     let heard = link.settle();
     assert!(matches!(heard[0][..], [Event::Done { id: WorkId(2), result: Ok(()) }]), "{:?}", heard[0]);
     assert!(memory.seg(0, OUTBOX_FULL).to_vec().iter().all(|byte| *byte == 7));
