@@ -31,7 +31,9 @@ use crate::driver::target::Charge;
 use crate::exports::VolumeId;
 use crate::multi_step::{MultiStepRequest, PIECE, RequestStep, enclosing_blocks, whole_blocks_within};
 use crate::volume_state::{Admission, NotAdmitted, RequiredAccess};
-use blockmux_volume::{Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, SgList, Tag};
+use blockmux_volume::{
+    Chunk, Completion, Cost, Io, IoError, Op, Output, Pool, SHORT_PAYLOAD, Seg, SgList, Tag,
+};
 use blockmux_wire::nbd::transmission::*;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -266,8 +268,9 @@ impl ServerTransmission {
                 }
                 self.waits_for = 0;
                 let head_len = self.params.headers.request_len();
-                self.on_request(request, unread.len().saturating_sub(head_len), outbox)?;
-                Ok(Some(head_len))
+                let (after, here) = (at.saturating_add(head_len), unread.len().saturating_sub(head_len));
+                let taken = self.on_request(request, here, |length| input.slice(after, length), outbox)?;
+                Ok(Some(head_len.saturating_add(taken)))
             }
             AwaitedRequest::Payload(write) => {
                 let (write, length) = (*write, write.length as usize);
@@ -307,22 +310,25 @@ impl ServerTransmission {
         }
     }
 
-    /// Handles the head of a request; `here` bytes after it are in the receive buffer.
+    /// Handles the head of a request; `here` bytes after it are in the receive buffer, and `borrow`
+    /// returns the first of them. Returns how many of them were consumed: all of a short payload
+    /// that has arrived.
     #[inline]
     fn on_request(
         &mut self,
         request: NbdRequest,
         here: usize,
+        borrow: impl FnOnce(usize) -> Seg,
         outbox: &mut Outbox,
-    ) -> Result<(), ProtocolError> {
+    ) -> Result<usize, ProtocolError> {
         if request.command == Cmd::NBD_CMD_DISC {
             self.awaiting = AwaitedRequest::Over(Some("the client disconnected"));
-            return Ok(());
+            return Ok(0);
         }
         let length = request.payload_len(&self.params)?;
         if length == 0 {
             self.perform(&request, outbox);
-            return Ok(());
+            return Ok(0);
         }
         let skip = |refusal| AwaitedRequest::Skip { to: request.address(), left: length, refusal };
         self.awaiting = if request.has_payload_form(&self.params) {
@@ -334,16 +340,18 @@ impl ServerTransmission {
             match request.accept(&self.params) {
                 Err(refusal) => skip(refusal),
                 Ok(write) if request.is_long(&self.params) => self.awaits_pieces(write),
-                Ok(write) if length <= here || length <= MAX_BORROWED_PAYLOAD => {
-                    AwaitedRequest::Payload(write)
+                Ok(write) if length <= here => {
+                    self.start(write, Some(borrow(length).into()), outbox);
+                    return Ok(length);
                 }
+                Ok(write) if length <= MAX_BORROWED_PAYLOAD => AwaitedRequest::Payload(write),
                 // The pool can never hold that much, so waiting would not end.
                 Ok(_) if !self.pool.could_hold(length) => skip(NO_MEMORY),
                 Ok(write) => AwaitedRequest::Memory(write),
             }
         };
         self.take_memory();
-        Ok(())
+        Ok(0)
     }
 
     /// Handles the payload of a block status: the length, then the ids of metadata contexts.

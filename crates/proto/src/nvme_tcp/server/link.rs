@@ -113,7 +113,7 @@ impl TcpTargetLink {
     }
 
     #[inline]
-    fn data(&mut self, cid: u16, data: &SgList, is_silent: bool) {
+    fn data(&mut self, cid: u16, data: SgList, is_silent: bool) {
         let len = data.len();
         let head_len = DATA_LEN.saturating_add(self.digests.header_len());
         let pdo = head_len.checked_next_multiple_of(self.alignment).unwrap_or(head_len);
@@ -131,12 +131,14 @@ impl TcpTargetLink {
             reserved: [0; 4],
         };
         self.push(pdu.as_bytes());
-        let padding = [0; 128];
-        self.outbox.push_head(padding.get(..pdo.saturating_sub(head_len)).unwrap_or_default());
-        if !self.digests.data {
-            return self.outbox.push_payload(data);
+        if pdo > head_len {
+            let padding = [0; 128];
+            self.outbox.push_head(padding.get(..pdo.saturating_sub(head_len)).unwrap_or_default());
         }
-        let crc = digest::push(&mut self.outbox, &self.pool, data);
+        if !self.digests.data {
+            return self.outbox.take_payload(data);
+        }
+        let crc = digest::push(&mut self.outbox, &self.pool, &data);
         self.outbox.push_head(&crc.to_le_bytes());
     }
 
@@ -198,12 +200,12 @@ impl FabricsTransport for TcpTargetLink {
 
     /// Sends data and completion. A success may be implied by the last C2HData.
     #[inline]
-    fn complete(&mut self, cid: u16, _transfer: DataProgress, outcome: NvmeOutcome, sqhd: Option<u16>) {
+    fn complete(&mut self, cid: u16, _transfer: DataProgress, mut outcome: NvmeOutcome, sqhd: Option<u16>) {
         // TCP Transport 1.0 §3.3.2.1: allowed only if the completion carries neither SQHD nor a
         // result.
         let is_silent = sqhd.is_none() && outcome.result == 0 && outcome.status.is_success();
         if !outcome.data.is_empty() {
-            self.data(cid, &outcome.data, is_silent);
+            self.data(cid, std::mem::take(&mut outcome.data), is_silent);
             if is_silent {
                 return;
             }
