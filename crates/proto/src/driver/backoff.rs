@@ -2,22 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-/// The time of the next retry; the delay doubles until there is progress.
+/// The time of the next retry; the delay doubles until there is progress. Progress is recorded with
+/// every request, and the time is asked for only while something waits: so it is not stored.
 pub(crate) struct Backoff {
-    at: Instant,
+    /// Time of the last retry or progress.
+    since: Instant,
+    /// Delay of the next retry.
+    delay: Duration,
+    /// Delay of the retry after that.
     pause: Duration,
 }
 
 impl Backoff {
     /// A backoff whose first retry is due `now`.
     pub(crate) fn new(now: Instant) -> Backoff {
-        Backoff { at: now, pause: SHORTEST }
+        Backoff { since: now, delay: Duration::ZERO, pause: SHORTEST }
     }
 
     /// The time of the next retry.
-    #[inline]
     pub(crate) fn at(&self) -> Instant {
-        self.at
+        self.since.checked_add(self.delay).unwrap_or(self.since)
     }
 
     /// Whether the delay has reached its maximum.
@@ -27,8 +31,8 @@ impl Backoff {
 
     /// Records a retry; if it was due, the delay doubles.
     pub(crate) fn on_try(&mut self, now: Instant) {
-        if now >= self.at {
-            self.at = now.checked_add(self.pause).unwrap_or(now);
+        if now >= self.at() {
+            (self.since, self.delay) = (now, self.pause);
             self.pause = self.pause.saturating_mul(2).min(MAX_PAUSE);
         }
     }
@@ -36,8 +40,7 @@ impl Backoff {
     /// Records progress: resets the delay to its minimum.
     #[inline]
     pub(crate) fn reset(&mut self, now: Instant) {
-        self.at = now.checked_add(SHORTEST).unwrap_or(now);
-        self.pause = SHORTEST;
+        *self = Backoff { since: now, delay: SHORTEST, pause: SHORTEST };
     }
 }
 

@@ -365,6 +365,7 @@ impl DeviceServer {
 
     /// Checks for a late I/O what was checked when its command began. Nobody waited for it, so it
     /// must not begin after a change that excludes it.
+    #[cold]
     fn check_again(&mut self, task: &Task, volume: VolumeId, changes: bool) -> Result<(), TaskFailure> {
         let unit = self.units.of_task(task)?;
         let entry = find_entry(&task.command)?;
