@@ -104,6 +104,14 @@ fn every_error_has_the_same_format_and_the_status_of_its_kind() {
         ("POST", "/v1/volumes/null/resize", r#"{"size": 4096}"#, 409, "conflict"),
         ("POST", "/v1/volumes/a/resize", r#"{"size": 4096}"#, 409, "conflict"),
         ("POST", "/v1/volumes/a/resize", r#"{"size": 4096, "shrink": false}"#, 409, "conflict"),
+        (
+            "PUT",
+            "/v1/objects/volume/b",
+            r#"{"spec": "mem:1m", "limits": {"iops": 1, "iops": 2}}"#,
+            422,
+            "invalid",
+        ),
+        ("POST", "/v1/config/apply", r#"{"mdns": true, "mdns": false}"#, 422, "invalid"),
         ("DELETE", "/v1/volumes/b", "", 404, "not_found"),
         ("POST", "/v1/targets/t/units", r#"{"volume": "a"}"#, 404, "not_found"),
     ] {

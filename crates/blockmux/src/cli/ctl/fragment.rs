@@ -1,5 +1,6 @@
 //! Config fragments that `ctl apply` sends to a daemon.
 
+use crate::api::distinct_keys;
 use crate::api::fragment::{Fragment, FragmentContent, STANDARD_INPUT};
 use std::io::Read;
 
@@ -24,8 +25,10 @@ pub(super) fn read(name: &str) -> Result<Fragment, String> {
     if let FragmentContent::Toml(text) = &fragment.content
         && text.trim_start().starts_with('{')
     {
-        let object = serde_json::from_str(text);
-        let object = object.map_err(|error| format!("{}: {error}", fragment.title().display()))?;
+        let title = fragment.title().display();
+        let distinct = distinct_keys::check(text.as_bytes());
+        let object = distinct.and_then(|()| serde_json::from_str(text).map_err(|error| error.to_string()));
+        let object = object.map_err(|error| format!("{title}: {error}"))?;
         fragment.content = FragmentContent::Json(object);
     }
     Ok(fragment)

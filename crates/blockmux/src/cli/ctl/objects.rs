@@ -3,6 +3,7 @@
 
 use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::client::{Call, CallBody, segment};
+use crate::api::distinct_keys;
 use crate::api::edit::{
     ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectList, ObjectPath,
 };
@@ -243,6 +244,9 @@ fn object(words: &[String]) -> Result<Map<String, Value>, String> {
         let read = serde_json::from_str(value).ok();
         let read =
             read.filter(|own: &Value| own.as_number().is_none_or(|number| number.to_string() == value));
+        if read.is_some() {
+            distinct_keys::check(value.as_bytes()).map_err(|twice| format!("`{key}`: {twice}"))?;
+        }
         let value = read.unwrap_or_else(|| Value::from(value));
         let mut at = &mut object;
         let (above, last) = key.rsplit_once('.').map_or((None, key), |(above, last)| (Some(above), last));

@@ -3,7 +3,6 @@
 use super::ApiState;
 use super::reply::{content_type, json, object_of, with_headers};
 use super::requests::{Asked, flag, query_pairs, tags};
-use crate::api::action::ActionStatus;
 use crate::api::bodies::Message;
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
 use crate::api::plan::PlanReport;
@@ -85,10 +84,8 @@ async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     path = "/v1/config/reload",
     responses(
         (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
         (status = 409, body = ErrorBody, description = "There is no config file"),
-        (status = 422, body = ErrorBody, description = "The config file is invalid"),
-        (status = 503, body = ErrorBody)
+        (status = 422, body = ErrorBody, description = "The config file is invalid")
     )
 )]
 async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
@@ -111,13 +108,9 @@ async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
     request_body(content((Object = "application/json"), (String = "application/toml"))),
     responses(
         (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "Other changes come in between, again and again"),
         (status = 412, body = ErrorBody, description = "The config has another ETag"),
-        (status = 415, body = ErrorBody, description = "The body is neither `application/json` nor `application/toml`"),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 415, body = ErrorBody, description = "The body is neither `application/json` nor `application/toml`")
     )
 )]
 async fn apply(
@@ -182,9 +175,7 @@ impl FromRequest<ApiState> for FragmentOfRequest {
     path = "/v1/config/save",
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written"),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written")
     )
 )]
 async fn save(State(shared): State<ApiState>, asked: Asked) -> Response {

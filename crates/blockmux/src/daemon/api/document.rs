@@ -6,9 +6,12 @@ use crate::api::ErrorBody;
 use crate::daemon::role::Role;
 use axum::http::Method;
 use utoipa::OpenApi;
-use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::path::{Operation, Parameter, ParameterIn, PathItem};
+use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, Content, OpenApi as Document, Ref, RefOr, Response};
+use utoipa::openapi::{
+    Components, Content, HeaderBuilder, ObjectBuilder, OpenApi as Document, Ref, RefOr, Response,
+};
 
 /// The parts that belong to no path.
 pub(super) fn base() -> Document {
@@ -27,8 +30,8 @@ pub(super) fn base() -> Document {
     Described::openapi()
 }
 
-/// Adds tags, roles, credentials, and the descriptions of responses that have none, to each
-/// operation.
+/// Adds tags, roles, credentials, the responses that all operations of a kind have, and the
+/// descriptions of responses that have none, to each operation.
 pub(super) fn complete(mut document: Document) -> Document {
     let components = document.components.get_or_insert_with(Components::new);
     let mut bearer = Http::new(HttpAuthScheme::Bearer);
@@ -53,10 +56,22 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Operation) {
     let name = role.map_or_else(|| "none".to_owned(), |role| role.to_string());
     operation.extensions.get_or_insert_default().insert(ROLE.to_owned(), name.into());
     let responses = &mut operation.responses.responses;
-    if role.is_some() {
-        for status in ["401", "403"] {
-            responses.entry(status.to_owned()).or_insert_with(|| RefOr::T(error()));
-        }
+    let is_query =
+        |own: &RefOr<Parameter>| matches!(own, RefOr::T(own) if own.parameter_in == ParameterIn::Query);
+    let has_query = operation.parameters.iter().flatten().any(is_query);
+    let (has_body, changes) = (operation.request_body.is_some(), *method != Method::GET);
+    let errors = [
+        (role.is_some(), &["401", "403"][..]),
+        (has_query || has_body, &["400"]),
+        (path.contains('{'), &["404"]),
+        (has_body, &["415"]),
+        (changes, &["409", "422", "500", "503"]),
+    ];
+    for status in errors.iter().filter(|(is_its, _)| *is_its).flat_map(|(_, all)| *all) {
+        responses.entry((*status).to_owned()).or_insert_with(|| RefOr::T(error()));
+    }
+    if changes {
+        responses.insert("202".to_owned(), RefOr::T(accepted()));
     }
     let summary = operation.summary.as_deref().unwrap_or_default();
     for (status, response) in responses {
@@ -91,8 +106,22 @@ fn tag(path: &str) -> &str {
 
 /// A response that reports an error.
 fn error() -> Response {
+    json("ErrorBody")
+}
+
+/// The response for an action that is still running.
+fn accepted() -> Response {
+    let mut response = json("ActionStatus");
+    let text = ObjectBuilder::new().schema_type(Type::String).build();
+    let location = HeaderBuilder::new().schema(Some(text)).description(Some("The action's address"));
+    response.headers.insert("Location".to_owned(), RefOr::T(location.build()));
+    response
+}
+
+/// A response whose body has this schema.
+fn json(schema: &str) -> Response {
     let mut response = Response::new("");
-    let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
+    let body = Content::new(Some(Ref::from_schema_name(schema)));
     response.content.insert("application/json".to_owned(), RefOr::T(body));
     response
 }

@@ -7,7 +7,6 @@
 use super::ApiState;
 use super::reply::{Body, json, refusal};
 use super::requests::{Asked, flag, query_pairs, tags};
-use crate::api::action::ActionStatus;
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
@@ -123,7 +122,7 @@ async fn list_kinds(State(shared): State<ApiState>, at: At) -> Response {
         ("after" = Option<String>, Query, description = "Only those behind this name"),
         ("limit" = Option<usize>, Query, description = "At most so many; a list has at most 1000")
     ),
-    responses((status = 200, body = ObjectList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody))
+    responses((status = 200, body = ObjectList))
 )]
 async fn list_objects(State(shared): State<ApiState>, At { path, query, .. }: At) -> Response {
     match shared.query(Request::List { path, query }).await {
@@ -143,8 +142,7 @@ async fn list_objects(State(shared): State<ApiState>, At { path, query, .. }: At
         ("name" = String, Path, description = "Name of the object")
     ),
     responses(
-        (status = 200, body = Object, headers(("ETag" = String, description = "Changes with the object"))),
-        (status = 404, body = ErrorBody)
+        (status = 200, body = Object, headers(("ETag" = String, description = "Changes with the object")))
     )
 )]
 async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Response {
@@ -179,14 +177,8 @@ async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Res
     responses(
         (status = 200, body = PlanReport),
         (status = 201, body = PlanReport, description = "The object is new, as `If-None-Match` demanded"),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "The state of the daemon does not allow it"),
-        (status = 412, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 412, body = ErrorBody)
     )
 )]
 async fn put_object(
@@ -213,14 +205,8 @@ async fn put_object(
     request_body = Object,
     responses(
         (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "The state of the daemon does not allow it"),
-        (status = 412, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 412, body = ErrorBody)
     )
 )]
 async fn set_object(
@@ -247,13 +233,8 @@ async fn set_object(
     ),
     responses(
         (status = 200, body = PlanReport),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "Sessions use it"),
-        (status = 412, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 412, body = ErrorBody)
     )
 )]
 async fn remove_object(State(shared): State<ApiState>, asked: Asked, at: At) -> Response {

@@ -1,7 +1,7 @@
 //! Responses, and extractors for requests whose errors have the API's format.
 
 use crate::api::fragment::JSON;
-use crate::api::{ApiError, ErrorBody, ErrorCode};
+use crate::api::{ApiError, ErrorBody, ErrorCode, distinct_keys};
 use crate::output::printable_json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -47,8 +47,10 @@ pub(super) fn content_type(kind: &str) -> String {
 /// Reads an object of JSON.
 ///
 /// # Errors
-/// If it is none, or has other keys or values.
+/// If it is none, has a key twice, or has other keys or values.
 pub(super) fn object_of<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    distinct_keys::check(bytes)
+        .map_err(|twice| ApiError::invalid(format!("the body is invalid: {twice}")))?;
     let body = serde_json::from_slice(bytes).map_err(|error| {
         let code = if error.is_data() { ErrorCode::Invalid } else { ErrorCode::Malformed };
         ApiError::new(code, format!("the body is invalid: {}", with_hidden_secrets(&error.to_string())))

@@ -112,12 +112,7 @@ async fn sessions(State(shared): State<ApiState>) -> Result<Response, ApiError> 
     delete,
     path = "/v1/sessions/{session}",
     params(("session" = String, Path, description = "Address of the session, or name of the initiator")),
-    responses(
-        (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 404, body = ErrorBody),
-        (status = 503, body = ErrorBody)
-    )
+    responses((status = 200, body = Message))
 )]
 async fn disconnect(State(shared): State<ApiState>, asked: Asked, Param(session): Param<String>) -> Response {
     shared.run_action(Request::Disconnect { session }, asked, StatusCode::OK).await
@@ -139,14 +134,7 @@ async fn secrets(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     request_body = WriteSecret,
     responses(
         (status = 200, body = [SecretInfo]),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The daemon has no state directory"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The daemon has no state directory")
     )
 )]
 async fn write_secret(
@@ -168,13 +156,7 @@ async fn write_secret(
     ),
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The config uses it"),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The config uses it")
     )
 )]
 async fn remove_secret(
@@ -197,7 +179,7 @@ async fn volumes(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     get,
     path = "/v1/volumes/{name}",
     params(("name" = String, Path, description = "Name of the volume")),
-    responses((status = 200, body = VolumeStatus), (status = 404, body = ErrorBody))
+    responses((status = 200, body = VolumeStatus))
 )]
 async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> Result<Response, ApiError> {
     let all = shared.status().await?.volumes;
@@ -213,12 +195,7 @@ async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> R
     request_body = AddVolume,
     responses(
         (status = 201, body = Added),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The name or the data is in use, or access would be too open"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The name or the data is in use, or access would be too open")
     )
 )]
 async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddVolume>) -> Response {
@@ -244,12 +221,8 @@ async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddV
     ),
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "Clients use the volume"),
-        (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed"),
-        (status = 503, body = ErrorBody)
+        (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed")
     )
 )]
 async fn remove(
@@ -289,14 +262,7 @@ impl FromRequestParts<ApiState> for Force {
     request_body = ResizeVolume,
     responses(
         (status = 200, body = Resized),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The volume cannot be resized, is read-only, or would lose data and `shrink` is not true"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The volume cannot be resized, is read-only, or would lose data and `shrink` is not true")
     )
 )]
 async fn resize(
@@ -322,15 +288,7 @@ async fn resize(
     path = "/v1/volumes/{name}/limits",
     params(("name" = String, Path, description = "Name of the volume")),
     request_body = LimitVolume,
-    responses(
-        (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
-    )
+    responses((status = 200, body = Message))
 )]
 async fn limit(
     State(shared): State<ApiState>,
@@ -363,13 +321,7 @@ fn read_limits(
     request_body = AttachVolume,
     responses(
         (status = 201, body = Attached),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The number is taken, or access would be too open"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The number is taken, or access would be too open")
     )
 )]
 async fn attach(
@@ -395,11 +347,7 @@ async fn attach(
     ),
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "It has sessions"),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "It has sessions")
     )
 )]
 async fn detach(
@@ -421,16 +369,7 @@ async fn detach(
     path = "/v1/targets/{target}/changes",
     params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
     request_body = ChangeTarget,
-    responses(
-        (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
-    )
+    responses((status = 200, body = Message))
 )]
 async fn change(
     State(shared): State<ApiState>,
@@ -455,14 +394,9 @@ async fn attachments(State(shared): State<ApiState>) -> Result<Response, ApiErro
     request_body = AttachDisk,
     responses(
         (status = 201, body = AttachedDevice),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
+        (status = 404, body = ErrorBody, description = "There is no such volume"),
         (status = 409, body = ErrorBody, description = "The volume is attached already"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody, description = "The machine cannot attach it"),
-        (status = 503, body = ErrorBody)
+        (status = 500, body = ErrorBody, description = "The machine cannot attach it")
     )
 )]
 async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AttachDisk>) -> Response {
@@ -488,12 +422,8 @@ async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): B
     ),
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "The disk is in use"),
-        (status = 500, body = ErrorBody, description = "The disk cannot be flushed or removed"),
-        (status = 503, body = ErrorBody)
+        (status = 500, body = ErrorBody, description = "The disk cannot be flushed or removed")
     )
 )]
 async fn detach_disk(
@@ -516,14 +446,7 @@ async fn log(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     post,
     path = "/v1/log",
     request_body = ChangeLog,
-    responses(
-        (status = 200, body = BTreeMap<String, String>),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 503, body = ErrorBody)
-    )
+    responses((status = 200, body = BTreeMap<String, String>))
 )]
 async fn change_log(
     State(shared): State<ApiState>,
@@ -544,7 +467,7 @@ async fn actions(State(shared): State<ApiState>) -> Response {
     get,
     path = "/v1/actions/{id}",
     params(("id" = u64, Path, description = "Number of the action")),
-    responses((status = 200, body = ActionStatus), (status = 404, body = ErrorBody))
+    responses((status = 200, body = ActionStatus))
 )]
 async fn action(State(shared): State<ApiState>, Param(id): Param<u64>) -> Result<Response, ApiError> {
     let found = shared.actions.get(id);
