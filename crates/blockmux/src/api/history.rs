@@ -38,7 +38,7 @@ pub(crate) struct Rates {
     pub(crate) written_bytes: u64,
     /// Number of requests that failed in the interval.
     pub(crate) failed: u64,
-    /// Requests that limits have held back.
+    /// Requests that limits have throttled.
     #[serde(default)]
     pub(crate) throttled: u64,
     /// Median latency in microseconds; absent if nothing completed.
@@ -55,7 +55,7 @@ impl Rates {
         self.reads + self.writes + self.others
     }
 
-    /// Percentage of the requests that limits have held back; `None` if they have held none back.
+    /// Percentage of the requests that limits have throttled; `None` if they have throttled none.
     pub(crate) fn throttled_percent(&self) -> Option<u64> {
         let percent = (100 * self.throttled).checked_div(self.requests()).unwrap_or(100);
         (self.throttled > 0).then_some(percent.clamp(1, 100))

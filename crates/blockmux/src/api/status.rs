@@ -59,7 +59,7 @@ pub(crate) struct VolumeStatus {
     /// Limits of each client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_limits: Option<LimitsBody>,
-    /// Present if limits have held requests back.
+    /// Present if limits have throttled requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) throttled: Option<ThrottleStatus>,
     /// Present if an initiator or host is registered or holds a reservation.
@@ -119,14 +119,14 @@ impl TrafficStatus {
     }
 }
 
-/// Requests that limits have held back.
+/// Requests that limits have throttled.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ThrottleStatus {
-    /// Number of requests that are held now.
-    pub(crate) held: u64,
-    /// Number of requests that were held since the volume was exported.
+    /// Number of requests that wait now.
+    pub(crate) pending: u64,
+    /// Number of requests that were throttled since the volume was exported.
     pub(crate) requests: u64,
-    /// Sum of the times for which they were held.
+    /// Sum of the times for which they waited.
     pub(crate) seconds: f64,
 }
 

@@ -425,7 +425,7 @@ impl ControlServer {
                 limits: some(limits),
                 client_limits: some(client_limits),
                 throttled: (traffic.throttled > 0).then(|| ThrottleStatus {
-                    held: traffic.throttled_now,
+                    pending: traffic.throttled_now,
                     requests: traffic.throttled,
                     seconds: Duration::from_nanos(traffic.throttled_ns).as_secs_f64(),
                 }),

@@ -313,7 +313,7 @@ fn a_limit_of_each_client_holds_one_station_and_neither_another_one_nor_another_
     let ctl = |args: &[&str]| succeed(Command::new(BLOCKMUX).args(["ctl", &socket, "--json"]).args(args));
     let held = || {
         let status: Value = serde_json::from_str(&ctl(&["status"])).unwrap();
-        [0, 1].map(|nth| status["volumes"][nth]["throttled"]["held"].as_u64().unwrap_or(0))
+        [0, 1].map(|nth| status["volumes"][nth]["throttled"]["pending"].as_u64().unwrap_or(0))
     };
     ctl(&["limit", "a", "--client", "bandwidth=1"]);
     // One request starts, and the next one would wait for minutes. With larger frames an initiator

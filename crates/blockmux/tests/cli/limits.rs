@@ -35,8 +35,8 @@ fn takes_time(amount: u64, ahead: u64, per_second: u64, transfer: impl FnOnce())
     assert!(begun.elapsed() >= least, "took {:?}, not {least:?}", begun.elapsed());
 }
 
-fn held(status: &Value) -> u64 {
-    status["volumes"][0]["throttled"]["held"].as_u64().unwrap_or(0)
+fn pending(status: &Value) -> u64 {
+    status["volumes"][0]["throttled"]["pending"].as_u64().unwrap_or(0)
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_limit_of_iops_bounds_raw_clients_of_nbd_iscsi_and_nvme_and_is_removed_while
     let status = controlled.status();
     assert_eq!(status["volumes"][0]["limits"], json!({ "iops": 50 }));
     assert!(status["volumes"][0]["throttled"]["requests"].as_u64().unwrap() > 0, "{status}");
-    assert_eq!(held(&status), 0);
+    assert_eq!(pending(&status), 0);
     controlled.said(&["limit", "disk0", "none"]);
     requests(100);
     let after = controlled.status();
@@ -122,7 +122,7 @@ fn a_limit_of_bandwidth_bounds_initiators_of_every_protocol_and_others_programs(
 }
 
 #[test]
-fn a_changed_limit_releases_held_requests_and_a_flush_passes_them() {
+fn a_changed_limit_releases_throttled_requests_and_a_flush_passes_them() {
     let served = Configured::serve(&config("limits = { bandwidth = 1 }\n"));
     let mut client = served.nbd("a.sock");
     // The first one starts, and the others would wait for minutes.
@@ -132,9 +132,9 @@ fn a_changed_limit_releases_held_requests_and_a_flush_passes_them() {
         client.send(&[2; 512]);
     }
     let mut reader = served.nbd("a.sock");
-    assert_eq!(reader.simple(FLUSH, 0, 0, 0), 0, "a flush waits for no held write");
+    assert_eq!(reader.simple(FLUSH, 0, 0, 0), 0, "a flush waits for no throttled write");
     reader.request(READ, 0, 0, 512);
-    eventually("three requests are held", || held(&served.status()) == 3);
+    eventually("three requests are throttled", || pending(&served.status()) == 3);
     assert_eq!(served.reload(&config("")), "- volume a: limits: bandwidth removed\n");
     assert_eq!([client.reply(), client.reply(), reader.reply()], [0; 3]);
     assert_eq!(reader.take(512), [1; 512]);
@@ -142,7 +142,7 @@ fn a_changed_limit_releases_held_requests_and_a_flush_passes_them() {
 }
 
 #[test]
-fn held_requests_of_a_client_that_vanishes_are_never_executed() {
+fn throttled_requests_of_a_client_that_vanishes_are_never_executed() {
     let served = Configured::serve(&config("limits = { bandwidth = 1 }\n"));
     let hold = |offset| {
         let mut client = served.nbd("a.sock");
@@ -153,18 +153,18 @@ fn held_requests_of_a_client_that_vanishes_are_never_executed() {
     let mut first = served.nbd("a.sock");
     assert_eq!(first.write(0, 0, &[1; 512]), 0);
     let (vanishing, mut leaving) = (hold(512), hold(1024));
-    eventually("both writes are held", || held(&served.status()) == 2);
+    eventually("both writes are throttled", || pending(&served.status()) == 2);
     drop(vanishing);
     leaving.request(DISC, 0, 0, 0);
     drop(leaving);
-    eventually("one is aborted", || held(&served.status()) == 1);
+    eventually("one is aborted", || pending(&served.status()) == 1);
     served.said(&["limit", "a", "none"]);
     eventually("the other one is executed", || served.nbd("a.sock").read(1024, 512) == [7; 512]);
     assert_eq!(first.read(512, 512), [0; 512]);
 }
 
 #[test]
-fn commands_that_exclude_others_wait_for_no_held_request_and_exclude_it() {
+fn commands_that_exclude_others_wait_for_no_throttled_request_and_exclude_it() {
     let controlled = Controlled::serve(&["mem:8m", "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"]);
     let url = &controlled.daemon.urls_of("iscsi")[0];
     let mut holder = RawIscsi::login(url, "iqn.2026-11.i:holder");
@@ -182,18 +182,18 @@ fn commands_that_exclude_others_wait_for_no_held_request_and_exclude_it() {
     nbd.send(&[1; 512]);
     nvme.begin_write(4096, 512, &[2; 512], false);
     reset.begin(&write(8), &[3; 512], 0);
-    eventually("three writes are held", || held(&controlled.status()) == 3);
+    eventually("three writes are throttled", || pending(&controlled.status()) == 3);
     assert_eq!(holder.reset_unit(), 0);
     assert_eq!(kept.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "of the reset");
     kept.begin(&write(8), &[4; 512], 0);
-    eventually("a write that began after the reset is held, too", || held(&controlled.status()) == 4);
+    eventually("a write that began after the reset is throttled, too", || pending(&controlled.status()) == 4);
     let mut compare_and_write = [0; 16];
     (compare_and_write[0], compare_and_write[13]) = (0x89, 1);
     assert_eq!(holder.run(&[0; 6], &[], 0).0, CHECK_CONDITION, "of the reset");
     assert_eq!(holder.run(&compare_and_write, &[[0; 512], [5; 512]].concat(), 0).0, GOOD);
     assert_eq!(holder.reserve_out(0, 0, [0, 7], 0), GOOD);
     assert_eq!(holder.reserve_out(1, 3, [7, 0], 0), GOOD, "exclusive access");
-    assert_eq!(held(&controlled.status()), 4);
+    assert_eq!(pending(&controlled.status()), 4);
     controlled.said(&["limit", "disk0", "--client", "none"]);
     assert_eq!((nbd.reply(), nvme.status()), (EPERM, Some(NVME_RESERVATION_CONFLICT)));
     assert_eq!((kept.end().0, reset.end().0), (RESERVATION_CONFLICT, TASK_ABORTED));
@@ -202,7 +202,7 @@ fn commands_that_exclude_others_wait_for_no_held_request_and_exclude_it() {
 }
 
 #[test]
-fn removing_a_volume_or_stopping_does_not_wait_for_held_requests() {
+fn removing_a_volume_or_stopping_does_not_wait_for_throttled_requests() {
     let mut controlled = Controlled::serve(&["a=mem:8m", "b=mem:8m", "--nbd", "127.0.0.1:0"]);
     let url = controlled.daemon.urls_of("nbd").remove(0);
     let connect = |name: &str| RawClient::with_export(TcpStream::connect(server(&url)).unwrap(), name);
@@ -214,11 +214,11 @@ fn removing_a_volume_or_stopping_does_not_wait_for_held_requests() {
         client.send(&[2; 512]);
         client
     });
-    let all_held = || {
+    let all_pending = || {
         let volumes = controlled.status()["volumes"].clone();
-        [0, 1].iter().all(|nth| volumes[nth]["throttled"]["held"] == json!(1))
+        [0, 1].iter().all(|nth| volumes[nth]["throttled"]["pending"] == json!(1))
     };
-    eventually("a write of each is held", all_held);
+    eventually("a write of each is throttled", all_pending);
     controlled.said(&["remove", "a", "--force"]);
     assert_eq!(removed.reply(), 0, "it was in flight when the volume was removed");
     controlled.daemon.signal(Signal::TERM);
@@ -235,10 +235,10 @@ fn each_client_has_its_own_limit_and_its_connections_share_it() {
     let (mut first, mut second, mut other) = (connect(1), connect(1), connect(2));
     assert_eq!(first.write(0, 0, &[1; 512]), 0);
     second.request(READ, 0, 0, 512);
-    eventually("the client's other connection waits", || held(&served.status()) == 1);
+    eventually("the client's other connection waits", || pending(&served.status()) == 1);
     assert_eq!(other.write(0, 0, &[1; 512]), 0, "another client has a limit of its own");
     other.request(READ, 0, 0, 512);
-    eventually("it waits, too", || held(&served.status()) == 2);
+    eventually("it waits, too", || pending(&served.status()) == 2);
     served.said(&["limit", "a", "--client", "none"]);
     assert_eq!((second.reply(), other.reply()), (0, 0));
     assert_eq!((second.take(512), other.take(512)), (vec![1; 512], vec![1; 512]));
@@ -298,7 +298,7 @@ fn a_volume_is_added_with_limits() {
     let mut client = RawClient::with_export(UnixStream::connect(served.socket("a.sock")).unwrap(), "b");
     assert_eq!(client.write(0, 0, &[1; 512]), 0);
     client.request(READ, 0, 0, 512);
-    eventually("it is held", || volume()["throttled"]["held"] == 1);
+    eventually("it is throttled", || volume()["throttled"]["pending"] == 1);
     assert!(served.said(&["save"]).contains(" changes saved"));
     let saved = fs::read_to_string(served.socket("b.toml")).unwrap();
     assert!(saved.contains("client_limits") && saved.contains("iops = 500"), "{saved}");
@@ -330,17 +330,17 @@ fn throttling_is_visible_in_the_metrics() {
     let mut client = RawClient::connect(&controlled.daemon.socket());
     assert_eq!(client.write(0, 0, &[1; 512]), 0);
     client.request(READ, 0, 0, 512);
-    eventually("a request is held", || held(&controlled.status()) == 1);
+    eventually("a request is throttled", || pending(&controlled.status()) == 1);
     let value = |name: &str| {
         let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         let (_, text) = exchange(UnixStream::connect(controlled.socket()).unwrap(), request);
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}{{volume=\"a\"}} ")));
         line.unwrap_or_else(|| panic!("{name} is missing:\n{text}")).parse::<f64>().unwrap()
     };
-    assert_eq!(value("blockmux_volume_held_requests"), 1.0);
+    assert_eq!(value("blockmux_volume_throttled_requests_pending"), 1.0);
     controlled.said(&["limit", "a", "none"]);
     assert_eq!(client.reply(), 0);
-    assert_eq!(value("blockmux_volume_held_requests"), 0.0);
+    assert_eq!(value("blockmux_volume_throttled_requests_pending"), 0.0);
     assert_eq!(value("blockmux_volume_throttled_requests_total"), 1.0);
     assert!(value("blockmux_volume_throttled_seconds_total") > 0.0);
 }

@@ -256,7 +256,7 @@ fn the_page_shows_volumes_disks_and_sessions_in_a_browser_and_fits_a_phone() {
     let volume = &mut told["/v1/status"]["volumes"][0];
     volume["limits"] = json!({"iops": 500, "write_bandwidth": 10 << 20, "burst_ms": 2000});
     volume["client_limits"] = json!({"read_iops": 100});
-    volume["throttled"] = json!({"held": 3, "requests": 9, "seconds": 0.5});
+    volume["throttled"] = json!({"pending": 3, "requests": 9, "seconds": 0.5});
     let now = &mut told["/v1/history"]["volumes"][0]["now"];
     (now["reads"], now["throttled"]) = (json!(400), json!(100));
     let counters =
@@ -287,7 +287,7 @@ fn the_page_shows_volumes_disks_and_sessions_in_a_browser_and_fits_a_phone() {
         assert_eq!((&seen["resources"], &seen["dark"]), (&json!([]), &json!(dark)));
         assert_eq!((&seen["volumes"], &seen["sessions"]), (&json!(["a", "b"]), &json!(["iscsi"])), "{name}");
         let notes = [
-            "3 held, 25% throttled",
+            "3 throttled now, 25% throttled",
             "limit 500 IOPS, write 10 MiB/s, burst 2 s",
             "each client read 100 IOPS",
         ];

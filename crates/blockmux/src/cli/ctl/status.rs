@@ -206,9 +206,9 @@ fn notes(volume: &VolumeStatus, status: &Status) -> Vec<String> {
     if volume.orphaned_connections > 0 {
         notes.push(format!("{} lost connections with I/O", volume.orphaned_connections));
     }
-    let held = volume.throttled.as_ref().map_or(0, |ThrottleStatus { held, .. }| *held);
-    if held > 0 {
-        notes.push(format!("limits hold {held} requests"));
+    let pending = volume.throttled.as_ref().map_or(0, |ThrottleStatus { pending, .. }| *pending);
+    if pending > 0 {
+        notes.push(format!("limits throttle {pending} requests"));
     }
     if volume.reservation.as_ref().is_some_and(|now| now.reserved) {
         notes.push("reserved".to_owned());
@@ -272,8 +272,8 @@ fn details(volume: &VolumeStatus, status: &Status) -> Vec<String> {
     let limits = [("limits", &volume.limits), ("each client", &volume.client_limits)];
     let limits = limits.into_iter().filter_map(|(label, limits)| Some((label, limits.as_ref()?)));
     lines.extend(limits.map(|(label, limits)| format!("  {label:<11}  {}", limits.text())));
-    lines.extend(volume.throttled.as_ref().map(|ThrottleStatus { held, requests, seconds }| {
-        format!("  throttled    {requests} requests for {seconds:.1} s, {held} of them held now")
+    lines.extend(volume.throttled.as_ref().map(|ThrottleStatus { pending, requests, seconds }| {
+        format!("  throttled    {requests} requests for {seconds:.1} s, {pending} of them now")
     }));
     if let Some(ReservationStatus { registrants, reserved }) = &volume.reservation {
         let held = if *reserved { ", reserved" } else { "" };
@@ -331,7 +331,7 @@ mod tests {
     fn a_table_has_at_most_80_columns_whatever_the_names_are() {
         let mut busy = volume("a", 99_999);
         busy["orphaned_connections"] = json!(7);
-        busy["throttled"] = json!({"held": 1234, "requests": 5678, "seconds": 0.5});
+        busy["throttled"] = json!({"pending": 1234, "requests": 5678, "seconds": 0.5});
         busy["reservation"] = json!({"registrants": 1, "reserved": true});
         busy["populated"] = json!({"bytes": 5, "of": 1000});
         let all = status(&[busy, volume("vm-100-disk-0-production", 3), volume("b", 0)]);

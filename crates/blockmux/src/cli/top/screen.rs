@@ -192,7 +192,11 @@ impl View {
             let mut state = Vec::new();
             state.extend(volume.read_only.then(|| "read-only".to_owned()));
             state.extend(reserved.then(|| "reserved".to_owned()));
-            state.extend(Some(held(volume)).filter(|&held| held > 0).map(|held| format!("{held} held")));
+            state.extend(
+                Some(pending(volume))
+                    .filter(|&count| count > 0)
+                    .map(|count| format!("{count} throttled now")),
+            );
             state.extend(
                 (volume.orphaned_connections > 0).then(|| format!("{} lost", volume.orphaned_connections)),
             );
@@ -269,7 +273,7 @@ impl View {
                 Cell::from(printable(&volume.name).to_string()).style(BOLD),
                 Cell::from(limits(&volume.limits)),
                 Cell::from(limits(&volume.client_limits)),
-                right(held(volume), 6),
+                right(pending(volume), 7),
                 right(percent.map_or("-".to_owned(), |percent| format!("{percent}%")), 9),
             ])
         });
@@ -277,11 +281,11 @@ impl View {
             Constraint::Fill(1),
             Constraint::Fill(2),
             Constraint::Fill(2),
-            Constraint::Length(6),
+            Constraint::Length(7),
             Constraint::Length(9),
         ];
-        let head = ["volume", "all clients", "each client", "held", "throttled"];
-        frame.render_widget(Table::new(rows, widths).header(header(head, [0, 0, 0, 6, 9])), area);
+        let head = ["volume", "all clients", "each client", "pending", "throttled"];
+        frame.render_widget(Table::new(rows, widths).header(header(head, [0, 0, 0, 7, 9])), area);
     }
 }
 
@@ -294,9 +298,9 @@ fn right(value: impl ToString, len: usize) -> Cell<'static> {
     Cell::from(format!("{:>len$}", value.to_string()))
 }
 
-/// Number of requests that limits hold back now.
-fn held(volume: &VolumeStatus) -> u64 {
-    volume.throttled.as_ref().map_or(0, |ThrottleStatus { held, .. }| *held)
+/// Number of requests that limits throttle now.
+fn pending(volume: &VolumeStatus) -> u64 {
+    volume.throttled.as_ref().map_or(0, |ThrottleStatus { pending, .. }| *pending)
 }
 
 fn micros(value: Option<f64>) -> String {
@@ -360,7 +364,7 @@ mod tests {
         let names: Vec<String> = (0..30).map(|nth| format!("disk{nth}")).collect();
         let mut volumes: Vec<_> = names.iter().map(|name| volume(name)).collect();
         volumes[0]["limits"] = json!({"iops": 500, "bandwidth": 10 << 20});
-        volumes[0]["throttled"] = json!({"held": 3, "requests": 7, "seconds": 0.5});
+        volumes[0]["throttled"] = json!({"pending": 3, "requests": 7, "seconds": 0.5});
         volumes[1]["client_limits"] = json!({"write_iops": 100});
         let session = json!({"protocol": "iscsi", "initiator": "iqn.2026-11.i:a", "target": "iqn.2026-11.t:a",
             "address": "192.0.2.7:4321", "since": "2026-11-23T03:34:22Z", "reads": reads, "read_bytes": reads * 4096,

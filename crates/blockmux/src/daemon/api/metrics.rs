@@ -199,11 +199,12 @@ impl DaemonCollector {
             let all = self.shown().iter();
             all.map(move |one| (vec![("volume", one.name.as_str())], one.throttled(value)))
         };
-        let held = in_floats(rows(|traffic| traffic.throttled_now));
-        out.gauge("blockmux_volume_held_requests", "Requests that limits hold back now", None, held)?;
-        let help = "Requests that limits have held back";
+        let pending = in_floats(rows(|traffic| traffic.throttled_now));
+        let help = "Requests that limits throttle now";
+        out.gauge("blockmux_volume_throttled_requests_pending", help, None, pending)?;
+        let help = "Requests that limits have throttled";
         out.counter("blockmux_volume_throttled_requests", help, None, rows(|traffic| traffic.throttled))?;
-        let help = "Time for which limits have held requests back";
+        let help = "Time for which throttled requests have waited";
         let time = rows(|traffic| traffic.throttled_ns);
         let time = time.map(|(labels, ns)| (labels, ns as f64 / NS_PER_SECOND));
         out.counter("blockmux_volume_throttled", help, Some(Unit::Seconds), time)

@@ -184,8 +184,8 @@ function limitText(limits) {
 
 /* What limits hold back: the requests that wait now, and the share of the last second's. */
 function throttledText(volume, now) {
-  const held = volume.throttled ? volume.throttled.held : 0, parts = [];
-  if (held) parts.push(count(held) + " held");
+  const pending = volume.throttled ? volume.throttled.pending : 0, parts = [];
+  if (pending) parts.push(count(pending) + " throttled now");
   if (now && now.throttled) {
     const share = Math.round(100 * now.throttled / Math.max(now.reads + now.writes + now.others, now.throttled));
     parts.push(Math.max(1, share) + "% throttled");
