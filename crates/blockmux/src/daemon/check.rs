@@ -9,6 +9,7 @@ use super::disks;
 use super::inherited::InheritedListeners;
 use super::listen;
 use super::opening::NamedVolume;
+use super::reload::interrupted_save;
 use super::setup::Setup;
 use crate::failure::Failure;
 use crate::import;
@@ -147,10 +148,17 @@ fn validate(file: PathBuf) -> Result<CheckReport, Failure> {
     // A secret's file may be on a file system that does not answer.
     let gather = move || {
         let setup = Setup::gather(args, &InheritedListeners::default());
-        setup.map_err(|failure| import::advice(&path).unwrap_or(failure))
+        let setup = setup.map_err(|failure| import::advice(&path).unwrap_or(failure));
+        let interrupted = interrupted_save(&path);
+        // The failure may be that of a file with the new text beside one with the old text.
+        if setup.is_err() {
+            interrupted.iter().for_each(|line| warn!("{line}"));
+        }
+        setup.map(|setup| (setup, interrupted))
     };
-    let mut setup = BlockingWork::default().within(READ_TIMEOUT).run(&file, gather)??;
-    let places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
+    let (mut setup, interrupted) = BlockingWork::default().within(READ_TIMEOUT).run(&file, gather)??;
+    let mut places = listen::places(&setup, None).map_err(|failure| setup.located(failure))?;
+    places.iter_mut().try_for_each(PolicyListener::look_up).map_err(|failure| setup.located(failure))?;
     let listeners = places.len();
     setup.settle_policy(places)?;
     let open = listen::open_places(&setup.policy);
@@ -167,7 +175,8 @@ fn validate(file: PathBuf) -> Result<CheckReport, Failure> {
         _ => None,
     };
     let paths = look_at_volumes(&setup, about);
-    let mut warnings = setup.policy.idle_listeners();
+    let mut warnings: Vec<String> = interrupted.into_iter().collect();
+    warnings.extend(setup.policy.idle_listeners());
     warnings.extend(open.iter().map(listen::open_place_note));
     warnings.extend(paths.iter().map(PathNote::to_string));
     // The file does not say how the daemon is started.
@@ -234,8 +243,8 @@ pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\
 Also reads secret and key files, with --user as that user. Opens no volume and
 binds no listener. Warns of paths of volumes that do not exist or do not answer,
-of listeners that export nothing, and of those that other machines reach without
-authentication. The exit status is 0 if the file is valid and 2 if it is not.
+of listeners that export nothing, of those that other machines reach without
+authentication, and of a save that was interrupted. The exit status is 0 if the file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

@@ -38,7 +38,7 @@ use self::plan::{
     waits_for_start,
 };
 pub(super) use self::plan::{describe_session, named_sessions};
-pub(super) use self::replacement::complete_save;
+pub(super) use self::replacement::{complete_save, interrupted_save};
 pub(super) use self::signal::ReloadRequests;
 pub(super) use self::users::VolumeUsers;
 use super::ServeArgs;

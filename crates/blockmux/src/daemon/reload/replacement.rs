@@ -41,29 +41,51 @@ pub(super) fn replace_all<'a>(
     let mut replaced = Vec::new();
     for (path, before, mut replacement) in prepared {
         let committed = replacement.commit();
-        if committed.is_ok() {
-            replaced.push((path, before));
+        let is_replaced = committed.is_ok();
+        let synced = committed.and_then(|()| replacement.sync_directory());
+        if is_replaced {
+            replaced.push((path, before, replacement.text));
         }
-        match committed.and_then(|()| replacement.sync_directory()) {
-            Ok(()) => {}
-            Err(error) => {
-                // Otherwise the next start would replace the files after all.
-                list.iter().for_each(CommitList::remove);
-                let put_back = |(path, before): &(&Path, &str)| {
-                    Replacement::prepare(path, before).and_then(|mut own| own.commit())
-                };
-                let left = replaced.iter().filter(|file| put_back(file).is_err());
-                let left: Vec<_> = left.map(|(path, _)| path.display().to_string()).collect();
-                let cannot = cannot(path, &error);
-                return Err(match left.is_empty() {
-                    true => cannot,
-                    false => format!("{cannot}; these files have the changes already: {}", left.join(", ")),
-                });
-            }
+        if let Err(error) = synced {
+            let left = put_back(main, list, &replaced);
+            let cannot = cannot(path, &error);
+            return Err(match left.is_empty() {
+                true => cannot,
+                false => format!("{cannot}; these files have the changes already: {}", left.join(", ")),
+            });
         }
     }
     list.iter().for_each(CommitList::remove);
     Ok(())
+}
+
+/// Gives files their old texts back, given their paths, old texts and new texts; returns those for
+/// which that fails. If the process is killed meanwhile, the next start goes on with that: a list of
+/// these files takes the place of the one that would have replaced the others, too.
+fn put_back(main: &Path, list: Option<CommitList>, replaced: &[(&Path, &str, String)]) -> Vec<String> {
+    let (mut left, mut old_texts) = (Vec::new(), Vec::new());
+    for (path, before, after) in replaced {
+        match Replacement::prepare(path, before) {
+            Ok(old_text) => old_texts.push((*path, after.as_str(), old_text)),
+            Err(_) => left.push(path.display().to_string()),
+        }
+    }
+    let list = list.map(|list| match CommitList::write(main, &mut old_texts) {
+        Ok(list) => list,
+        Err(_) => {
+            // Otherwise the next start would replace the files after all.
+            list.remove();
+            list
+        }
+    });
+    for (path, _, mut old_text) in old_texts {
+        match old_text.commit() {
+            Ok(()) => drop(old_text.sync_directory()),
+            Err(_) => left.push(path.display().to_string()),
+        }
+    }
+    list.iter().for_each(CommitList::remove);
+    left
 }
 
 /// Completes a save of a config file that was killed between the first and the last file.
@@ -94,6 +116,30 @@ pub(in crate::daemon) fn complete_save(main: &Path) -> Result<(), Failure> {
         list.remove();
     }
     Ok(())
+}
+
+/// What a start does about a save of a config file that was interrupted, for people; `None` if none
+/// was, or another process saves the file now.
+pub(in crate::daemon) fn interrupted_save(main: &Path) -> Option<String> {
+    let list = CommitList { main: safe_path::resolve(main).ok()?, _lock: None };
+    let (main, path) = (main.display(), list.path());
+    let path = path.display();
+    match list.read() {
+        Ok(None) => None,
+        Err(error) if is_under_way(&error) => None,
+        Ok(Some((_, files))) => {
+            let names: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
+            Some(format!(
+                "{main}: a save was interrupted; a start first completes it, with new texts of {} that were not checked; \
+                 start the daemon, or remove {path} to keep the files as they are",
+                names.join(", ")
+            ))
+        }
+        Err(error) => Some(format!(
+            "{main}: a save was interrupted, and a start fails because it cannot complete it: {error}; mend that, or \
+             remove {path} to keep the files as they are"
+        )),
+    }
 }
 
 /// Removes the new texts that saves of these files have left behind, which were killed before they
@@ -296,6 +342,7 @@ impl Drop for NewFile {
 struct Replacement {
     path: SafePath,
     new: NewFile,
+    text: String,
 }
 
 impl Replacement {
@@ -309,7 +356,7 @@ impl Replacement {
         let _ = fchown(&new.file, Some(found.uid()), Some(found.gid()));
         new.file.set_permissions(found.permissions())?;
         new.file.sync_all()?;
-        Ok(Replacement { path, new })
+        Ok(Replacement { path, new, text: text.to_owned() })
     }
 
     /// Replaces the file. [`Replacement::sync_directory`] brings that to stable storage.
@@ -364,7 +411,12 @@ mod tests {
         // The process is killed, and somebody edits a file.
         std::mem::forget(prepared);
         fs::write(&all[3], "edited").unwrap();
+        let said = interrupted_save(&all[0]).unwrap();
+        assert!(
+            said.contains("a start first completes it, with new texts of ") && said.contains("left.toml")
+        );
         complete_save(&all[0]).unwrap();
+        assert_eq!(interrupted_save(&all[0]), None);
         let texts: Vec<_> = all.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
         assert_eq!(texts, ["before", "after", "after", "edited"]);
         assert!(!path(".main.toml.commit").exists());
@@ -372,6 +424,8 @@ mod tests {
         fs::write(path(".main.toml.commit"), "nonsense").unwrap();
         let said = complete_save(&all[0]).unwrap_err().to_string();
         assert!(said.contains("main.toml: a save was interrupted and cannot be completed: "), "{said}");
+        let said = interrupted_save(&all[0]).unwrap();
+        assert!(said.contains("a start fails because it cannot complete it: "), "{said}");
         assert!(path(".main.toml.commit").exists(), "nothing is given up");
     }
 
