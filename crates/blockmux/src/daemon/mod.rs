@@ -284,15 +284,13 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let drops_privileges = command.is_none() && !keep_privileges;
     let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
-    // The daemon before this one may still serve the same sockets.
-    let early_probes = takeover.is_none().then(|| Probes::start(&endpoints, of_daemon.clone()));
-    let early_probes = early_probes.transpose()?;
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
-    let Some(exports) = opening.open(&setup, takeover.as_mut(), &mut inherited)? else {
+    let start_probes = || Probes::start(&endpoints, of_daemon.clone());
+    let opened = opening.open(&setup, takeover.as_mut(), &mut inherited, start_probes)?;
+    let Some((exports, probes)) = opened else {
         info!("stopped before the volumes were open");
         return Ok(ExitCode::SUCCESS);
     };
-    let probes = early_probes.map_or_else(|| Probes::start(&endpoints, of_daemon.clone()), Ok)?;
     let clients = if command.is_some() { ClientLocation::Local } else { ClientLocation::Anywhere };
     let announcement =
         Announcement::new(&exports, &setup.frontends, &setup.policy, clients).with_api(api_url);

@@ -1,6 +1,7 @@
 //! Opens the volumes at the start, and attaches those that are disks of this machine. A path, a
 //! server or the kernel may hang, so a signal ends the daemon meanwhile.
 
+use super::api::Probes;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
 use super::setup::Setup;
@@ -22,31 +23,36 @@ pub(super) struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// Opens all volumes, those of a takeover when the daemon has released them. `None` if a signal
-    /// came first: then threads that hang are left behind.
+    /// Opens all volumes, those of a takeover when the daemon has released them. Probes are answered
+    /// meanwhile, from when the daemon before this one does not answer them. `None` if a signal came
+    /// first: then threads that hang are left behind.
     ///
     /// # Errors
-    /// If a volume cannot be opened or exported, or the takeover fails.
+    /// If a volume cannot be opened or exported, the takeover fails, or probes cannot be answered.
     pub(super) fn open(
         &self,
         setup: &Arc<Setup>,
         takeover: Option<&mut Takeover>,
         inherited: &mut InheritedListeners,
-    ) -> Result<Option<Exports>, Failure> {
+        start_probes: impl FnOnce() -> Result<Probes, Failure>,
+    ) -> Result<Option<(Exports, Probes)>, Failure> {
         let own = setup.clone();
         let Some(takeover) = takeover else {
-            return self.unless_stopped(move || own.open(BTreeMap::new(), BTreeMap::new()));
+            let probes = start_probes()?;
+            let exports = self.unless_stopped(move || own.open(BTreeMap::new(), BTreeMap::new()))?;
+            return Ok(exports.map(|exports| (exports, probes)));
         };
         takeover.check(setup)?;
         let theirs = takeover.names();
         let new = self.unless_stopped(move || own.open_some(|name| !theirs.contains(name)))?;
         let Some(new) = new else { return Ok(None) };
         takeover.wait_for_release(inherited)?;
+        let probes = start_probes()?;
         inherited.close_offered();
         let (own, uuids) = (setup.clone(), takeover.uuids());
         let exports = self.unless_stopped(move || own.open(new, uuids))?;
         exports.iter().try_for_each(|exports| takeover.restore(exports))?;
-        Ok(exports)
+        Ok(exports.map(|exports| (exports, probes)))
     }
 
     /// Attaches the volumes of all attachments; returns whether no signal came first.
