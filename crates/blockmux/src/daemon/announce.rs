@@ -373,6 +373,7 @@ mod tests {
     use crate::daemon::disks::DeviceInfo;
     use crate::protocol::NBD;
     use crate::protocol::fabric::RdmaFabric;
+    use crate::protocol::policy::AdvertisedAddress;
     use blockmux_proto::exports::Export;
     use blockmux_proto::names::rdma::UDP_TARGET_QUERY;
     use blockmux_proto::volume_state::VolumeTraffic;
@@ -464,7 +465,10 @@ b  1 GiB
             [("203.0.113.7:99", "203.0.113.7:99"), ("203.0.113.7:0", "203.0.113.7:7")]
         {
             let listener = PolicyListener {
-                advertised: Some(advertised.parse().unwrap()),
+                advertised: Some(AdvertisedAddress {
+                    written: advertised.parse().unwrap(),
+                    found: Some(advertised.parse().unwrap()),
+                }),
                 ..listener(Address::Tcp("0.0.0.0:7".parse().unwrap()))
             };
             let told =

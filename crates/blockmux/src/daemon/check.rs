@@ -18,6 +18,7 @@ use crate::process::dead_paths::look_at_all;
 use crate::process::privileges::ServiceUser;
 use crate::process::stdout::{print, print_json};
 use crate::protocol::Frontends;
+use crate::protocol::policy::PolicyListener;
 use crate::volume_kinds::open::unused_rest;
 use blockmux_engine::net::socket::Address;
 use blockmux_volume::Spec;

@@ -6,12 +6,12 @@
 //! docs/decisions/0067-queries-take-no-lock-that-a-change-holds.md.
 
 use super::announce::{Announcer, ClientLocation};
-use super::attachment::Attachment;
 use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
 use super::exported::ExportedBy;
 use super::opening::VolumeOpener;
-use super::reload::{Current, Reloader, commands, edit, fragment};
+use super::reload::commands::{self, Executed};
+use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
 use crate::api::ApiError;
 use crate::api::plan::PlanReport;
@@ -26,12 +26,13 @@ use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::core::reactor::CoreStats;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
-    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeTraffic,
 };
-use blockmux_volume::{Beyond, Limits, VolumeLimits};
+use blockmux_volume::{Limits, VolumeLimits};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -48,7 +49,8 @@ fn log_levels(changed: Option<&str>) -> Result<Answer, ApiError> {
 pub(super) struct ConnectionLimits {
     pub(super) limit: ConnectionLimit,
     protocols: Mutex<Vec<(&'static str, ConnectionLimit)>>,
-    listeners: Mutex<Vec<(&'static str, Arc<ListenerState>)>>,
+    /// By protocol and address.
+    listeners: Mutex<BTreeMap<(&'static str, String), Arc<ListenerState>>>,
     /// Seconds after which a client without requests is disconnected; 0: never.
     idle_timeout_s: AtomicU64,
 }
@@ -86,7 +88,7 @@ impl ConnectionLimits {
     /// include its counters until [`ConnectionLimits::remove_listener`].
     pub(super) fn limit_of(&self, protocol: &Protocol, address: &str) -> ConnectionLimit {
         let limit = self.limit_of_protocol(protocol).for_listener(address);
-        self.listeners().push((protocol.name, limit.listener().clone()));
+        self.listeners().insert((protocol.name, address.to_owned()), limit.listener().clone());
         limit
     }
 
@@ -102,21 +104,25 @@ impl ConnectionLimits {
 
     /// Changes the networks from which a listener accepts connections.
     pub(super) fn set_networks(&self, protocol: &Protocol, address: &str, networks: &AllowedNetworks) {
-        let listeners = self.listeners();
-        let own = listeners.iter().filter(|(name, own)| *name == protocol.name && own.address() == address);
-        own.for_each(|(_, own)| own.set_networks(networks.clone()));
+        let own = self.listeners().get(&(protocol.name, address.to_owned())).cloned();
+        own.into_iter().for_each(|own| own.set_networks(networks.clone()));
     }
 
     /// Removes the counters of a listener that is closed.
     pub(super) fn remove_listener(&self, protocol: &Protocol, address: &str) {
-        self.listeners().retain(|(name, own)| *name != protocol.name || own.address() != address);
+        self.listeners().remove(&(protocol.name, address.to_owned()));
+    }
+
+    /// The counters of all listeners, each with its protocol.
+    fn listed(&self) -> Vec<(&'static str, Arc<ListenerState>)> {
+        self.listeners().iter().map(|((protocol, _), own)| (*protocol, own.clone())).collect()
     }
 
     fn protocols(&self) -> MutexGuard<'_, Vec<(&'static str, ConnectionLimit)>> {
         self.protocols.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listeners(&self) -> MutexGuard<'_, Vec<(&'static str, Arc<ListenerState>)>> {
+    fn listeners(&self) -> MutexGuard<'_, BTreeMap<(&'static str, String), Arc<ListenerState>>> {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -288,22 +294,15 @@ impl ControlServer {
                 let answer = log_levels(levels.as_deref())?;
                 Ok(Changed { effects: vec![format!("~ log: {before} -> {}", answer.json())], answer })
             }
-            Request::Resize { name, size, shrink } => {
-                let beyond = if *shrink { Beyond::Discard } else { Beyond::Refuse };
-                self.resize(request, caller, name, *size, beyond)
-            }
             Request::Add { .. }
             | Request::Remove { .. }
             | Request::Limit { .. }
+            | Request::Resize { .. }
             | Request::Attach { .. }
             | Request::Detach { .. }
+            | Request::AttachDisk { .. }
+            | Request::DetachDisk { .. }
             | Request::Change(_) => self.execute(request, caller, progress),
-            Request::AttachDisk { volume, via, socket, name, read_only } => {
-                let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
-                let asked = Attachment { volume, via: *via, socket, name, read_only: *read_only };
-                self.attach_disk(asked)
-            }
-            Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
             Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
@@ -324,13 +323,16 @@ impl ControlServer {
         caller: &Caller,
         progress: &dyn Fn(String),
     ) -> Result<Changed, ApiError> {
-        let (report, answer) = commands::execute(&self.reloader, request, caller, progress)?;
+        let Executed { report, answer, resized } =
+            commands::execute(&self.reloader, request, caller, progress)?;
         let mut effects = report.lines();
         match (request, &answer) {
             // The config may say it already, or the command has written default targets into it.
             (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
                 effects.push(format!("+ {target} {number}: {name}"));
             }
+            // The size says it whether the config has it or not.
+            (Request::Resize { .. }, _) => effects = resized,
             (Request::Detach { target, number, .. }, _) => effects.push(format!("- {target} {number}")),
             (Request::Change(change), _) => effects.push(format!("~ {}: {}", change.target, change.what)),
             _ => {}
@@ -338,6 +340,10 @@ impl ControlServer {
         let answer = match (answer, request) {
             (Answer::Added { name, .. }, Request::Add { protocols, .. }) => {
                 self.added(name, protocols.as_deref())
+            }
+            (Answer::DiskAttached { .. }, Request::AttachDisk { volume, .. }) => {
+                let device = self.reloader.disks.device_of(volume)?.display().to_string();
+                Answer::DiskAttached { device }
             }
             (answer, _) => answer,
         };
@@ -363,17 +369,6 @@ impl ControlServer {
         Answer::Added { urls, name, without_listener }
     }
 
-    pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
-        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
-        found.ok_or_else(|| {
-            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
-            ApiError::not_found(match names.is_empty() {
-                true => format!("no volume has the name `{name}`; no volume is exported"),
-                false => format!("no volume has the name `{name}`; choose one of {}", names.join(", ")),
-            })
-        })
-    }
-
     /// A snapshot of all counters.
     pub(super) fn snapshot(&self) -> Snapshot {
         let volumes = self.exports.iter().filter_map(|(id, export)| {
@@ -396,7 +391,7 @@ impl ControlServer {
                 max_connections: limit.most(),
                 orphaned: limit.orphaned(),
             },
-            listeners: self.connection_limits.listeners().clone(),
+            listeners: self.connection_limits.listed(),
             volumes: volumes.collect(),
             sessions: self.connection_limits.limit.sessions().list(),
             disks: self.reloader.disks.list(),

@@ -140,20 +140,12 @@ impl Disks {
         asked.check().map_err(ApiError::invalid)?;
         check_mounts(asked, self.may_mount).map_err(ApiError::invalid)?;
         let (io, may_mount) = (OwnIo::by(&self.io), self.may_mount);
-        {
+        let failed_before = {
             let mut entries = self.lock();
-            match entries.get(volume).map(|entry| &entry.state) {
-                None | Some(DiskState::Failed(_)) => {}
-                Some(DiskState::Attached(own)) => {
-                    let device = own.disk.path();
-                    let text = format!("attachment `{volume}`: is there already, as {}", device.display());
-                    return Err(ApiError::new(ErrorCode::Conflict, text));
-                }
-                Some(state) => return Err(state.is_busy(volume)),
-            }
+            check_free(&entries, volume)?;
             let entry = DiskEntry { asked: asked.clone(), state: DiskState::Attaching(io.clone()) };
-            entries.insert(volume.clone(), entry);
-        }
+            entries.insert(volume.clone(), entry)
+        };
         let (cores, needs_privileges) = (server.cores.clone(), asked.needs_privileges());
         let (server, own) = (server.clone(), asked.clone());
         let attached = match needs_privileges {
@@ -181,9 +173,33 @@ impl Disks {
             }
             Err(failure) => {
                 entries.remove(volume);
+                entries.extend(failed_before.map(|entry| (volume.clone(), entry)));
                 Err(ApiError::failed(failure))
             }
         }
+    }
+
+    /// Attaches a volume for a change, which may yet be refused.
+    ///
+    /// # Errors
+    /// The errors of [`Disks::attach`].
+    pub(super) fn attach_new(
+        self: &Arc<Disks>,
+        server: &DiskServer,
+        asked: Attachment,
+    ) -> Result<NewDisk, ApiError> {
+        self.attach(server, &asked)?;
+        let disk = self.lock().get(&asked.volume).and_then(|entry| entry.state.disk().cloned());
+        let server = server.clone();
+        Ok(NewDisk { disks: self.clone(), server, asked, disk: disk.map(|own| own.disk) })
+    }
+
+    /// Checks that a volume can be attached as far as its disk is concerned.
+    ///
+    /// # Errors
+    /// If it has one, or one that is being attached or detached.
+    pub(super) fn check_free(&self, volume: &str) -> Result<(), ApiError> {
+        check_free(&self.lock(), volume)
     }
 
     /// Attaches all volumes of a config that are not attached; returns what failed. `status` shows
@@ -287,12 +303,15 @@ impl Disks {
         }
     }
 
-    /// Whether the disk with this name is one of this volume: a volume may have been replaced while
-    /// it was attached.
-    pub(super) fn is_of(&self, volume: &str, volume_state: &Arc<VolumeState>) -> bool {
-        let entries = self.lock();
-        let disk = entries.get(volume).and_then(|entry| entry.state.disk());
-        disk.and_then(|own| own.volume_state.upgrade()).is_some_and(|own| Arc::ptr_eq(&own, volume_state))
+    /// The device of a volume that a command has just attached.
+    ///
+    /// # Errors
+    /// If it is not attached any longer.
+    pub(super) fn device_of(&self, volume: &str) -> Result<PathBuf, ApiError> {
+        let disk = self.lock().get(volume).and_then(|entry| entry.state.disk().map(|own| own.disk.clone()));
+        let gone =
+            || ApiError::from(format!("{volume}: was removed or replaced at the same time; try again"));
+        disk.map(|disk| disk.path()).ok_or_else(gone)
     }
 
     /// Whether the volume has an attachment, perhaps one that failed or is under way.
@@ -471,6 +490,67 @@ impl Drop for DetachedDisks {
                 asked.into_iter().flat_map(|asked| self.disks.attach_missing(&self.server, &[asked]));
             failed.for_each(|why| warn!("{why}; reload the config to try again"));
         }
+    }
+}
+
+/// A disk that was attached for a change. Dropping it detaches it again, also if a program has opened
+/// it meanwhile: the command that attached it has failed.
+pub(super) struct NewDisk {
+    disks: Arc<Disks>,
+    server: DiskServer,
+    pub(super) asked: Attachment,
+    /// `None` if it stays, or is gone.
+    disk: Option<Arc<dyn AttachedDisk>>,
+}
+
+impl NewDisk {
+    /// Lets the disk stay attached.
+    pub(super) fn keep(mut self) {
+        self.disk = None;
+    }
+
+    /// Whether it is still the disk of the volume with its name.
+    pub(super) fn is_there(&self) -> bool {
+        let exports = &self.server.exports;
+        let served = exports.find(&self.asked.volume).and_then(|(id, _)| exports.volume_state(id));
+        let entries = self.disks.lock();
+        let own = entries.get(&self.asked.volume).and_then(|entry| entry.state.disk());
+        let is_it = |own: &VolumeDisk| {
+            let volume_state = own.volume_state.upgrade();
+            self.disk.as_ref().is_some_and(|disk| Arc::ptr_eq(disk, &own.disk))
+                && volume_state.zip(served).is_some_and(|(own, served)| Arc::ptr_eq(&own, &served))
+        };
+        own.is_some_and(is_it)
+    }
+}
+
+impl Drop for NewDisk {
+    fn drop(&mut self) {
+        let Some(disk) = self.disk.take() else { return };
+        let volume = &self.asked.volume;
+        let is_own = self
+            .disks
+            .lock()
+            .get(volume)
+            .is_some_and(|entry| entry.state.disk().is_some_and(|own| Arc::ptr_eq(&own.disk, &disk)));
+        if is_own {
+            warn!("{volume}: is detached again, because the change that attached it was not made");
+            let detached = self.disks.detach_all(&self.server, &[volume.clone()], true);
+            detached.map_or_else(|error| warn!("{error}"), DetachedDisks::keep);
+        }
+    }
+}
+
+/// Checks that a volume has no disk, and none that is being attached or detached.
+fn check_free(entries: &BTreeMap<String, DiskEntry>, volume: &str) -> Result<(), ApiError> {
+    match entries.get(volume).map(|entry| &entry.state) {
+        None | Some(DiskState::Failed(_)) => Ok(()),
+        Some(DiskState::Attached(own)) => {
+            let device = own.disk.path();
+            let text = format!("attachment `{volume}`: is there already, as {}", device.display());
+            Err(ApiError::new(ErrorCode::Conflict, text))
+        }
+        Some(state) => Err(state.is_busy(volume)),
     }
 }
 
@@ -785,12 +865,26 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_of_the_volume_that_they_were_attached_of() {
-        let attached = Attached::new(&["a"]);
-        let state = |name| {
-            let (id, _) = attached.server.exports.find(name).unwrap();
-            attached.server.exports.volume_state(id).unwrap()
-        };
-        assert!(attached.disks.is_of("a", &state("a")) && !attached.disks.is_of("a", &state("b")));
+    fn a_disk_of_a_change_that_was_not_made_is_detached_again() {
+        let attached = Attached::new(&[]);
+        let new = |volume| attached.disks.attach_new(&attached.server, asked(volume)).unwrap();
+        let disk = new("a");
+        let path = attached.path("a").unwrap();
+        fake::set_used(&path, true);
+        assert!(disk.is_there());
+        drop(disk);
+        assert!(fake::state(&path).was_forced && attached.path("a").is_none());
+        // Another command has detached it and attached it anew.
+        let disk = new("a");
+        attached.detach(&["a"], false).unwrap().keep();
+        assert!(!disk.is_there());
+        new("a").keep();
+        assert!(!disk.is_there());
+        drop(disk);
+        assert!(attached.path("a").is_some());
+        // Another volume has the name.
+        let disk = new("b");
+        drop(attached.server.exports.remove("b"));
+        assert!(!disk.is_there());
     }
 }

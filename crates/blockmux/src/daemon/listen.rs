@@ -8,11 +8,12 @@ use crate::process::signals;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::{ListenAddress, ListenerEntry, is_local};
 use crate::protocol::fabric::FabricPort;
-use crate::protocol::policy::{Policy, PolicyListener};
+use crate::protocol::policy::{AdvertisedAddress, Policy, PolicyListener};
 use crate::protocol::{PROTOCOLS, Protocol};
 use blockmux_engine::net::socket::{Address, Listener};
 use blockmux_engine::net::zone;
 use blockmux_engine::sys::congestion::Congestion;
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt;
@@ -77,8 +78,7 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
                     "--{option} {place}: the protocol has no form over RDMA; remove rdma={fabric}"
                 )));
             }
-            let advertised = advertised.map(|address| address.resolve(0)).transpose()?;
-            let advertised = advertised.and_then(|address| address.tcp());
+            let advertised = advertised.map(|written| AdvertisedAddress { written, found: None });
             Ok(PolicyListener { protocol, place, volumes, networks, is_asked, fabric, advertised })
         },
     );
@@ -89,10 +89,11 @@ pub(super) fn places(setup: &Setup, private: Option<&TempDir>) -> Result<Vec<Pol
 
 /// Binds a listener, or uses the `inherited` socket that is bound to its address.
 pub(super) fn bind(
-    listener: PolicyListener,
+    mut listener: PolicyListener,
     congestion: Option<&Congestion>,
     inherited: Option<Listener>,
 ) -> Result<BoundListener, Failure> {
+    listener.look_up()?;
     let asked = listener.place.clone();
     let ListenerAddress::Socket(address) = &asked else {
         return Ok(BoundListener { asked, listener, socket: None, rdma: None });
@@ -149,9 +150,9 @@ pub(super) fn open_place_note(place: &Address) -> String {
 /// program.
 fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
     let is_chosen = |place: &ListenerAddress| place.tcp().is_some_and(|tcp| tcp.port() == 0);
-    for (at, PolicyListener { protocol, place, .. }) in listeners.iter().enumerate() {
-        let first = listeners.iter().take(at).find(|other| other.place == *place && !is_chosen(place));
-        if let Some(PolicyListener { protocol: other, .. }) = first {
+    let mut places = HashMap::new();
+    for PolicyListener { protocol, place, .. } in listeners.iter().filter(|own| !is_chosen(&own.place)) {
+        if let Some(other) = places.insert(place, *protocol) {
             return Err(Failure::request(if other.name == protocol.name {
                 format!("--{} {place}: given twice; remove one", protocol.name)
             } else {

@@ -435,7 +435,7 @@ fn is_ipv6(text: &str) -> bool {
 }
 
 /// The address or the network interface of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ListenerAddress {
     Socket(Address),
     Interface(String),
@@ -454,13 +454,15 @@ impl ListenerAddress {
         }
     }
 
-    /// Whether both lead to the same place; a relative path means one in the current directory.
-    pub(crate) fn is_same(&self, other: &ListenerAddress) -> bool {
-        let is_same_socket = || match (self.socket(), other.socket()) {
-            (Some(Address::Unix(one)), Some(Address::Unix(other))) => is_same_path(one, other),
-            _ => false,
-        };
-        self == other || is_same_socket()
+    /// The address with an absolute path: a relative one is in the current directory.
+    pub(crate) fn in_full(&self) -> ListenerAddress {
+        match self {
+            ListenerAddress::Socket(Address::Unix(path)) => {
+                let full = path::absolute(path).unwrap_or_else(|_| path.clone());
+                ListenerAddress::Socket(Address::Unix(full))
+            }
+            own => own.clone(),
+        }
     }
 
     /// Whether a listener there prevents one at the other address: they have a port in common, and

@@ -10,10 +10,11 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
-use super::address::{ListenerAddress, matches_listener};
+use super::address::{ListenAddress, ListenerAddress, matches_listener};
 use super::fabric::RdmaFabric;
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::{DataPart, find_overlap};
+use crate::failure::Failure;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::AllowedNetworks;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -105,8 +106,15 @@ pub(crate) struct PolicyListener {
     pub(crate) is_asked: bool,
     /// The fabric whose connections it accepts, beside those over TCP.
     pub(crate) fabric: Option<&'static RdmaFabric>,
-    /// The address that clients are told instead of its own; port 0 stands for its own port.
-    pub(crate) advertised: Option<SocketAddr>,
+    pub(crate) advertised: Option<AdvertisedAddress>,
+}
+
+/// The address that clients are told instead of that of a listener.
+#[derive(Clone, Debug)]
+pub(crate) struct AdvertisedAddress {
+    pub(crate) written: ListenAddress,
+    /// Its IP address, once the name was looked up; port 0 stands for the listener's own port.
+    pub(crate) found: Option<SocketAddr>,
 }
 
 impl PolicyListener {
@@ -118,11 +126,37 @@ impl PolicyListener {
 
     /// The TCP address that clients are told instead of the listener's own, if there is one.
     pub(crate) fn advertised_address(&self) -> Option<SocketAddr> {
-        let (mut advertised, own) = self.advertised.zip(self.place.tcp())?;
+        let found = self.advertised.as_ref().and_then(|advertised| advertised.found);
+        let (mut advertised, own) = found.zip(self.place.tcp())?;
         if advertised.port() == 0 {
             advertised.set_port(own.port());
         }
         Some(advertised)
+    }
+
+    /// Looks up the name that it advertises, if there is one. That may hang, so a plan does not.
+    ///
+    /// # Errors
+    /// If no host has this name.
+    pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
+        if let Some(AdvertisedAddress { written, found }) = &mut self.advertised {
+            *found = written.resolve(0)?.tcp();
+        }
+        Ok(())
+    }
+
+    /// Takes over the address of a listener before it that has advertised the same name.
+    pub(crate) fn keep_found(&mut self, before: &PolicyListener) {
+        if let Some((own, before)) = self.advertised.as_mut().zip(before.advertised.as_ref())
+            && own.written == before.written
+        {
+            own.found = before.found;
+        }
+    }
+
+    /// Whether the name that it advertises was looked up, if there is one.
+    pub(crate) fn is_looked_up(&self) -> bool {
+        self.advertised.as_ref().is_none_or(|own| own.found.is_some())
     }
 }
 
@@ -136,6 +170,8 @@ struct Shared {
     /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
     listeners: Vec<PolicyListener>,
+    /// The addresses that clients are told, by those of the listeners that advertise them.
+    advertised: HashMap<SocketAddr, SocketAddr>,
     volumes: BTreeMap<String, VolumeRule>,
     /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
@@ -283,7 +319,9 @@ impl Policy {
         let before = self.current();
         let (targets, volumes) = (before.targets.clone(), before.volumes.clone());
         let restricting = before.restricting.clone();
-        let shared = Shared { targets, restricting, listeners, volumes, ..Shared::default() };
+        let told = |own: &PolicyListener| Some((own.place.tcp()?, own.advertised_address()?));
+        let advertised = listeners.iter().filter_map(told).collect();
+        let shared = Shared { targets, restricting, listeners, advertised, volumes, ..Shared::default() };
         shared.check_listeners(may_change)?;
         for (volume, rule) in &shared.volumes {
             shared.check_volume(volume, rule)?;
@@ -317,7 +355,7 @@ impl Policy {
     pub(crate) fn serves_at(&self, address: &str, volume: &str) -> bool {
         let shared = self.current();
         let mut own = shared.listeners.iter().filter(|own| own.place.to_string() == address);
-        own.any(|own| shared.serves(own.protocol, &own.place, volume))
+        own.any(|own| shared.serves_from(own, volume))
     }
 
     /// Why the listener of the protocol at this place does not export a volume by default; `None`
@@ -444,9 +482,7 @@ impl Policy {
 
     /// The address that clients are told instead of that of the listener at `own`, if there is one.
     pub(crate) fn advertised_for(&self, own: SocketAddr) -> Option<SocketAddr> {
-        let shared = self.current();
-        let listener = shared.listeners.iter().find(|listener| listener.place.tcp() == Some(own));
-        listener.and_then(PolicyListener::advertised_address)
+        self.current().advertised.get(&own).copied()
     }
 }
 
@@ -456,12 +492,19 @@ impl Shared {
         if self.has_targets(name) {
             return false;
         }
-        let listener = self.listeners.iter().find(|own| own.is_of(name) && own.place == *place);
-        match listener.map(|listener| &listener.volumes) {
-            Some(Some(named)) => named.iter().any(|named| named == volume),
-            Some(None) => self.known_rule_of(volume).is_some_and(|rule| self.is_default(name, &rule)),
-            None => false,
-        }
+        let mut all = self.listeners.iter();
+        let listener = all.find(|own| own.is_of(name) && own.place == *place);
+        listener.is_some_and(|listener| self.serves_from(listener, volume))
+    }
+
+    /// Whether one of these listeners exports a volume by default.
+    fn serves_from(&self, listener: &PolicyListener, volume: &str) -> bool {
+        let name = listener.protocol.served_as();
+        !self.has_targets(name)
+            && match &listener.volumes {
+                Some(_) => listener.names(volume),
+                None => self.known_rule_of(volume).is_some_and(|rule| self.is_default(name, &rule)),
+            }
     }
 
     fn leads_to(&self, protocol: &Protocol, place: &ListenerAddress, volume: &str) -> bool {
@@ -622,7 +665,7 @@ impl Shared {
         let volumes = &self.volumes;
         let is_missing = listener.volumes.iter().flatten().any(|name| !volumes.contains_key(name));
         let exports_any = self.has_targets(listener.protocol.served_as())
-            || volumes.keys().any(|volume| self.serves(listener.protocol, &listener.place, volume));
+            || volumes.keys().any(|volume| self.serves_from(listener, volume));
         // If this listener would open a restricted volume, `check_volume` has a better message.
         let would_open = !self.restricts(listener.protocol.served_as())
             && volumes
@@ -643,7 +686,7 @@ impl Shared {
     /// has configured targets.
     fn why_not(&self, listener: &PolicyListener, volume: &str) -> Option<String> {
         let name = listener.protocol.served_as();
-        if self.has_targets(name) || self.serves(listener.protocol, &listener.place, volume) {
+        if self.has_targets(name) || self.serves_from(listener, volume) {
             return None;
         }
         if self.known_rule_of(volume).is_none() {
@@ -685,9 +728,10 @@ impl Shared {
     fn is_restricted(&self, volume: &str) -> bool {
         self.targets.of(volume).any(|(_, _, public)| public.is_restricted())
             || !self.rule_of(volume).networks.is_everyone()
-            || self.listeners.iter().any(|own| {
-                self.restricts(own.protocol.served_as()) && self.serves(own.protocol, &own.place, volume)
-            })
+            || self
+                .listeners
+                .iter()
+                .any(|own| self.restricts(own.protocol.served_as()) && self.serves_from(own, volume))
     }
 
     /// Checks the rule for a volume at the start. A configured listener without a list is meant to
@@ -708,7 +752,7 @@ impl Shared {
         }
         accesses.extend(self.default_exports(volume, |listener| {
             let is_wanted = listener.is_asked && listener.volumes.is_none() && protocols.is_none();
-            is_wanted || listener.names(volume) || self.serves(listener.protocol, &listener.place, volume)
+            is_wanted || listener.names(volume) || self.serves_from(listener, volume)
         }));
         check_accesses(volume, protocols, &accesses)
     }

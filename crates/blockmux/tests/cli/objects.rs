@@ -216,7 +216,11 @@ fn a_host_gets_another_disk_only_by_force() {
         let refusal = daemon.refusal(removal);
         assert!(refusal.contains("is in use by nvme") && refusal.contains("--force"), "{refusal}");
     }
-    daemon.said(&["remove", "nvme-subsystem", SUBSYSTEM, "--force"]);
+    let removal = ["remove", "nvme-subsystem", SUBSYSTEM, "--force"];
+    for said in [daemon.said(&[&removal[..], &["--dry-run"]].concat()), daemon.said(&removal)] {
+        let expected = format!("warning: {other}: units are other disks from now on for nvme-tcp ");
+        assert!(said.contains(&expected), "{said}");
+    }
 }
 
 #[test]

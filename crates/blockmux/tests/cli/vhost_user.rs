@@ -79,7 +79,7 @@ fn a_disk_of_a_daemon_is_detached_from_a_front_end_only_by_force() {
     assert_eq!(controlled.said(&["attach-disk", "a", "--socket", &socket]), format!("{socket}  a\n"));
     for (words, expected) in [
         (&["attach-disk", "a", "--socket", &other][..], "is there already"),
-        (&["attach-disk", "b", "--socket", &socket][..], "is no other program at this socket?"),
+        (&["attach-disk", "b", "--socket", &socket][..], "another one has the socket "),
     ] {
         let said = controlled.refusal(words);
         assert!(said.contains(expected), "{said}");

@@ -1,14 +1,16 @@
 //! Executes a plan: first the steps that can fail, which are undone after an error, then the steps
 //! that cannot fail.
 
-use super::commands::{edits_of, users_of_lost_defaults};
+use super::commands::edits_of;
 use super::edit::{ChangeProgress, Edits, edited};
 use super::fragment;
-use super::model::{Model, resize_between};
+use super::model::Model;
 use super::plan::{named_sessions, would_lose_ram};
+use super::resize::ResizedVolumes;
 use super::uses::detached_volumes;
 use super::{
-    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, live_of,
+    Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, key_of,
+    live_of,
 };
 use crate::api::plan::PlanReport;
 use crate::api::request::Answer;
@@ -16,7 +18,7 @@ use crate::api::{ApiError, ErrorCode};
 use crate::daemon::access::plain_warning;
 use crate::daemon::attachment::Attachment;
 use crate::daemon::blocking_work::Awaited;
-use crate::daemon::disks::{DetachedDisks, or_by_force};
+use crate::daemon::disks::{DetachedDisks, NewDisk, or_by_force};
 use crate::daemon::identity::{served_data, warn_of_same_data};
 use crate::daemon::listen::{self, BoundListener};
 use crate::daemon::named_lock::{NamedGuard, WorkStep};
@@ -34,8 +36,8 @@ use crate::volume_kinds::open::Populate;
 use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Exports, Removed, VolumeId};
 use blockmux_proto::volume_state::{Settling, VolumeState};
-use blockmux_volume::{Beyond, Resize, ResizeError, Volume, VolumeLimits};
-use std::collections::{BTreeMap, BTreeSet};
+use blockmux_volume::{ResizeError, Volume, VolumeLimits};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -54,16 +56,17 @@ struct Prepared {
     places: Vec<PreparedListener>,
     kept: KeptWork,
     policy: Policy,
-    resized: ResizedVolumes,
     detached: DetachedDisks,
 }
 
-/// What may hang and is not done again if another change has come in between. Dropping it closes
-/// the volumes.
+/// What may hang and is not done again if another change has come in between. Dropping it undoes it.
 #[derive(Default)]
-struct KeptWork {
+pub(super) struct KeptWork {
     /// The turn of a short command that was overtaken; it ends before the volumes are closed.
     turn: Option<NamedGuard>,
+    /// New disks of volumes that were open before.
+    attached: Vec<NewDisk>,
+    pub(super) resized: ResizedVolumes,
     /// New and replaced volumes, by name.
     opened: BTreeMap<String, OpenedVolume>,
     /// Volumes that would be closed, and whose files are not deleted.
@@ -71,8 +74,8 @@ struct KeptWork {
 }
 
 impl KeptWork {
-    /// Gives up the turn, because what follows may hang, and others need not wait for it.
-    fn give_way(&mut self) {
+    /// Lets the next command have its turn, because what follows may hang.
+    pub(super) fn release_turn(&mut self) {
         self.turn = None;
     }
 }
@@ -91,6 +94,8 @@ pub(super) struct Applied {
     pub(super) report: PlanReport,
     /// The answer of a short command.
     pub(super) answer: Answer,
+    /// The volumes that were resized, in the words of a plan.
+    pub(super) resized: Vec<String>,
     /// Whether all of its steps have succeeded: the volumes that it has removed were flushed, and
     /// those that it names are attached.
     pub(super) steps: Result<(), Failure>,
@@ -113,26 +118,6 @@ enum PreparedListener {
     /// A listener that exists already, with its configured address and its new policy.
     Stays(ListenerAddress, PolicyListener),
     New(Box<BoundListener>),
-}
-
-/// Volumes that were resized. Dropping them gives each its previous size back.
-#[derive(Default)]
-struct ResizedVolumes(Vec<ResizedVolume>);
-
-struct ResizedVolume {
-    volume_state: Arc<VolumeState>,
-    /// The sizes in bytes.
-    before: u64,
-    after: u64,
-}
-
-impl Drop for ResizedVolumes {
-    fn drop(&mut self) {
-        for ResizedVolume { volume_state, before, after } in self.0.drain(..) {
-            // The volume had this size before. If another change has resized it since, it stays.
-            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
-        }
-    }
 }
 
 impl Reloader {
@@ -170,7 +155,7 @@ impl Reloader {
                 }
                 let detached = self.detached(&prepared.plan, prepared.edits.as_ref());
                 let (answer, turn) = (prepared.answer.clone(), prepared.kept.turn.take());
-                let disks = prepared.plan.disks.clone();
+                let (disks, resized) = (prepared.plan.disks.clone(), prepared.kept.resized.lines());
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
                 drop((changing, turn));
@@ -180,11 +165,11 @@ impl Reloader {
                 report.warnings.extend(wait_for_io(&detached, "detached", progress));
                 let (late, flushed) = finish_removal(&removed, progress);
                 report.warnings.extend(late);
-                return Ok(Applied { report, answer, steps: both(attached, flushed) });
+                return Ok(Applied { report, answer, resized, steps: both(attached, flushed) });
             }
             drop(changing);
             kept = std::mem::take(&mut prepared.kept);
-            kept.give_way();
+            kept.release_turn();
             self.undo(prepared, step)?;
         }
         let text = "other commands change the daemon at the same time; try again when they are done";
@@ -209,8 +194,8 @@ impl Reloader {
     ) -> Result<(), ApiError> {
         let affected = || {
             let mut affected = self.affected_by(setup, plan);
-            affected.extend(users_of_lost_defaults(self, config, desired));
-            affected.extend(self.users_of_other_identities(setup));
+            let targets = self.targets_with_hidden_losses(config, setup, desired);
+            affected.extend(self.sessions_with(|target| targets.contains(target)));
             affected
         };
         edits.map_or(Ok(()), |edits| edits.check_consent(affected))
@@ -230,7 +215,7 @@ impl Reloader {
 
     /// Undoes what was prepared: closes volumes and resizes others, which may hang.
     fn undo(&self, mut prepared: Prepared, step: &WorkStep) -> Result<(), Failure> {
-        prepared.kept.give_way();
+        prepared.kept.release_turn();
         step.begin("closing what it has opened");
         self.blocking.run(step, move || drop(prepared))
     }
@@ -247,7 +232,8 @@ impl Reloader {
         step.begin("reading the config and its files");
         let (edits, answer) = match new {
             NewConfig::Command(request) => {
-                let (edits, answer) = edits_of(self, config, request)?;
+                let request = self.with_own_size(request, &mut kept, step)?;
+                let (edits, answer) = edits_of(self, config, &request)?;
                 (Some(edits), answer)
             }
             NewConfig::Edits(edits) => (Some(edits.clone()), Answer::Done),
@@ -258,48 +244,41 @@ impl Reloader {
             (NewConfig::Fragment(fragment, options), _) => fragment::merged(self, config, fragment, options)?,
             _ => self.read_file()?,
         };
-        let given_up = edits.as_ref().and_then(Edits::removed_volume);
+        let is_file = matches!(new, NewConfig::File);
         let force = edits.as_ref().map(|edits| edits.force);
         let is_forced = force == Some(true);
         self.settle_policy(config, &mut setup).map_err(ApiError::invalid)?;
         let desired = Model::of(&setup);
-        let mut plan = self.plan(config, &setup, &desired, given_up);
+        let mut plan = self.plan(config, &setup, &desired, edits.as_ref());
         let failed = |failure| ApiError::invalid(setup.located(failure));
+        let refused =
+            |error: ApiError| ApiError::new(error.code, setup.located(Failure::request(error.to_string())));
         step.begin("looking at the volumes that it would close");
         self.check_kept(config, &plan, &mut kept, is_forced)
             .map_err(|what| failed(Failure::request(what)))?;
         step.begin("looking at the disks that it would detach or attach");
         if !plan.disks.is_empty() {
-            kept.give_way();
+            kept.release_turn();
         }
-        self.check_disks(config, &desired, &plan, force).map_err(failed)?;
+        self.check_disks(config, &desired, &plan, force).map_err(refused)?;
         self.check_consent(config, edits.as_ref(), (&setup, &desired, &plan))?;
         awaited.check()?;
-        let (places, policy) = self.prepare_listeners(config, &setup).map_err(failed)?;
+        let (places, policy) = self.prepare_listeners(config, &setup, is_file).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
         self.open_new(&setup, &desired, &plan, &mut kept, (awaited, step)).map_err(failed)?;
         self.set_data(&policy, &desired, &plan, &mut kept, step);
         policy.check_same_data().map_err(|what| failed(Failure::request(what)))?;
-        let resized = self.resize(config, &desired, &plan, (awaited, step));
-        let resized = resized.map_err(|what| failed(Failure::request(what)))?;
+        let asked = edits.as_ref().and_then(|edits| edits.resize.as_ref());
+        self.resize((config, &desired, &policy), (&plan, asked), &mut kept, (awaited, step))
+            .map_err(refused)?;
         awaited.check()?;
         step.begin("detaching disks");
         let detached = self.disks.detach_all(&self.disk_server(), &plan.disks, is_forced);
-        let detached = detached.map_err(|error| failed(Failure::request(error)))?;
-        let is_unsaved = !matches!(new, NewConfig::File) && !desired.is_same(&config.loaded, &plan.schema);
-        Ok(Prepared {
-            edits,
-            answer,
-            setup,
-            desired,
-            is_unsaved,
-            plan,
-            places,
-            kept,
-            policy,
-            resized,
-            detached,
-        })
+        let detached = detached.map_err(refused)?;
+        self.attach_new(config, (&desired, &plan, edits.as_ref()), &mut kept, (awaited, step))
+            .map_err(refused)?;
+        let is_unsaved = !is_file && !desired.is_same(&config.loaded, &plan.schema);
+        Ok(Prepared { edits, answer, setup, desired, is_unsaved, plan, places, kept, policy, detached })
     }
 
     /// Sets what the volumes of a new config consist of.
@@ -311,7 +290,7 @@ impl Reloader {
                 Some(opened) => opened.parts.clone(),
                 None if stays => self.policy.data_of(&named.name),
                 None => {
-                    kept.give_way();
+                    kept.release_turn();
                     parts_of(named, step)
                 }
             };
@@ -327,14 +306,46 @@ impl Reloader {
         desired: &Model,
         plan: &Plan,
         force: Option<bool>,
-    ) -> Result<(), Failure> {
-        let refused =
-            |error: ApiError| Failure::request(if force.is_some() { or_by_force(error) } else { error });
+    ) -> Result<(), ApiError> {
+        let refused = |error: ApiError| if force.is_some() { or_by_force(error) } else { error };
         let mut leaving = plan.disks.iter().filter(|_| force != Some(true));
         leaving.try_for_each(|volume| self.disks.check_unused(volume)).map_err(refused)?;
         let before = config.running.attachments();
         let new = desired.attachments().into_iter().filter(|asked| !before.contains(asked));
-        new.into_iter().try_for_each(|asked| self.disks.probe(&asked))
+        new.into_iter().try_for_each(|asked| self.disks.probe(&asked)).map_err(ApiError::from)
+    }
+
+    /// Attaches the new disks of volumes that stay open. Others come last, because a disk needs its
+    /// volume.
+    fn attach_new(
+        &self,
+        config: &RunningConfig,
+        (desired, plan, edits): (&Model, &Plan, Option<&Edits>),
+        kept: &mut KeptWork,
+        (awaited, step): (&Awaited, &WorkStep),
+    ) -> Result<(), ApiError> {
+        let before = config.running.attachments();
+        let is_new = |asked: &Attachment| {
+            let is_named =
+                !before.contains(asked) || edits.is_some_and(|edits| edits.attaches(&asked.volume));
+            is_named && !plan.disks.contains(&asked.volume) && self.exports.find(&asked.volume).is_some()
+        };
+        let new: Vec<_> = desired.attachments().into_iter().filter(is_new).collect();
+        let stays = |own: &NewDisk| new.contains(&own.asked) && own.is_there();
+        if !kept.attached.iter().all(stays) {
+            kept.release_turn();
+            kept.attached.retain(stays);
+        }
+        for asked in new {
+            if kept.attached.iter().any(|own| own.asked == asked) {
+                continue;
+            }
+            awaited.check()?;
+            kept.release_turn();
+            step.begin("attaching disks");
+            kept.attached.push(self.disks.attach_new(&self.disk_server(), asked)?);
+        }
+        Ok(())
     }
 
     /// Attaches the disks of the running config that are not; returns warnings about those that
@@ -364,15 +375,20 @@ impl Reloader {
         }
     }
 
-    /// Binds new listeners; returns all, and the policy of the new config at them.
+    /// Binds new listeners; returns all, and the policy of the new config at them. Names that
+    /// others advertise are looked up again if the config is that of the file.
     fn prepare_listeners(
         &self,
         config: &RunningConfig,
         setup: &Setup,
+        is_file: bool,
     ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
-        let mut places = Vec::new();
-        for (asked, listener) in self.places(config, setup).map_err(Failure::request)? {
-            places.push(if config.has_listener(&listener) {
+        let (mut places, known) = (Vec::new(), config.listener_keys());
+        for (asked, mut listener) in self.places(config, setup).map_err(Failure::request)? {
+            places.push(if known.contains(&key_of(&listener)) {
+                if is_file || !listener.is_looked_up() {
+                    listener.look_up()?;
+                }
                 PreparedListener::Stays(asked, listener)
             } else {
                 let inherited = self.inherited().take_for(&listener);
@@ -414,7 +430,7 @@ impl Reloader {
         };
         if !kept.opened.values().all(opens) {
             // Closing may hang, too.
-            kept.give_way();
+            kept.release_turn();
             kept.opened.retain(|_, own| opens(own));
         }
         for (name, step) in &plan.steps {
@@ -424,7 +440,7 @@ impl Reloader {
                 continue;
             }
             awaited.check()?;
-            kept.give_way();
+            kept.release_turn();
             step_now.begin(format!("opening {} (volume `{name}`)", named.entry.spec));
             let (export, volume_state) = opener.open(named, Populate::Behind).map_err(|error| {
                 let advice = match step {
@@ -457,7 +473,7 @@ impl Reloader {
             let Some((id, _)) = self.exports.find(name).filter(|(id, _)| !kept.looked_at.contains(id)) else {
                 continue;
             };
-            kept.give_way();
+            kept.release_turn();
             let served = self.exports.volume_state(id);
             served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
             kept.looked_at.insert(id);
@@ -493,34 +509,6 @@ impl Reloader {
         Ok(())
     }
 
-    /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
-    /// is lost by that: the files stay as long as they are.
-    fn resize(
-        &self,
-        config: &RunningConfig,
-        desired: &Model,
-        plan: &Plan,
-        (awaited, step_now): (&Awaited, &WorkStep),
-    ) -> Result<ResizedVolumes, String> {
-        let mut resized = ResizedVolumes::default();
-        for (name, _) in plan.steps.iter().filter(|(_, step)| **step == VolumeStep::Resize) {
-            let specs = config.running.volume(name).zip(desired.volume(name));
-            let to = specs.and_then(|(before, after)| resize_between(&before.entry.spec, &after.entry.spec));
-            let volume_state = self.exports.find(name).and_then(|(id, _)| self.exports.volume_state(id));
-            let Some((to, volume_state)) = to.zip(volume_state) else { continue };
-            let before = volume_state.volume().info().size;
-            if to == Resize::grow(before) {
-                continue;
-            }
-            awaited.check().map_err(|failure| failure.to_string())?;
-            step_now.begin(format!("resizing volume `{name}`"));
-            let after = volume_state.resize(to);
-            let after = after.map_err(|error| format!("volume `{name}`: {error}"))?;
-            resized.0.push(ResizedVolume { volume_state, before, after });
-        }
-        Ok(resized)
-    }
-
     /// Executes the steps that cannot fail. Failures that remain possible become warnings of the
     /// report. Returns the volumes that were removed, which are not flushed yet.
     #[expect(clippy::too_many_lines, reason = "the order of the steps is what matters")]
@@ -538,15 +526,14 @@ impl Reloader {
             is_unsaved,
             plan,
             places,
-            kept: KeptWork { mut opened, .. },
+            kept: KeptWork { mut opened, resized, attached, .. },
             policy,
-            mut resized,
             detached,
             ..
         } = prepared;
-        // The sizes stay.
-        resized.0.clear();
+        resized.keep();
         detached.keep();
+        attached.into_iter().for_each(NewDisk::keep);
         let mut warnings = plan.report.warnings.clone();
         let live_protocols = self.live_protocols.get();
         self.policy.replace(&policy);
@@ -565,18 +552,14 @@ impl Reloader {
             });
         }
         // From here on, removed listeners and targets accept no connections.
-        let stay: BTreeSet<_> = places
+        let stay: HashSet<_> = places
             .iter()
             .filter_map(|place| match place {
-                PreparedListener::Stays(_, listener) => {
-                    Some((listener.protocol.name, listener.place.to_string()))
-                }
+                PreparedListener::Stays(_, listener) => Some(key_of(listener)),
                 PreparedListener::New(_) => None,
             })
             .collect();
-        let is_kept = |own: &RunningListener| {
-            stay.contains(&(own.listener.protocol.name, own.listener.place.to_string()))
-        };
+        let is_kept = |own: &RunningListener| stay.contains(&key_of(&own.listener));
         let (kept, mut gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
         for own in &mut gone {
@@ -682,16 +665,16 @@ impl Reloader {
         self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
         self.mdns.turn(setup.mdns);
         // New listeners come last, so that their clients find all volumes.
-        let mut kept = kept.into_iter().map(|own| (own.listener.place.to_string(), own)).collect::<Vec<_>>();
+        let kept = kept.into_iter().map(|own| {
+            let (protocol, place) = key_of(&own.listener);
+            ((protocol, place.clone()), own)
+        });
+        let mut kept: HashMap<_, _> = kept.collect();
         for place in places {
             match place {
                 PreparedListener::Stays(asked, listener) => {
-                    let text = listener.place.to_string();
-                    let at = kept.iter().position(|(own, running)| {
-                        *own == text && running.listener.protocol.name == listener.protocol.name
-                    });
-                    if let Some(at) = at {
-                        let (_, own) = kept.swap_remove(at);
+                    let key = (listener.protocol.name, listener.place.clone());
+                    if let Some(own) = kept.remove(&key) {
                         let mut own = RunningListener { asked, listener, ..own };
                         if let Err(failure) = self.settle_rdma(&mut own) {
                             warnings.push(failure.to_string());

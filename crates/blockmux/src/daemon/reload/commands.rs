@@ -1,7 +1,7 @@
 //! The short commands of `ctl` as edits of the desired config, with their answers.
 //!
-//! `add`, `remove`, `limit`, `attach`, `detach` and the commands of protocols say in one word what
-//! several edits do. A command for a target that exists by default first writes the default targets
+//! `add`, `remove`, `limit`, `resize`, `attach`, `detach`, `attach-disk`, `detach-disk` and the
+//! commands of protocols say in one word what several edits do. A command for a target that exists by default first writes the default targets
 //! of its protocol into the config: a config that names one target names all.
 
 use super::edit::{ChangeProgress, Consent, Edits};
@@ -9,6 +9,7 @@ use super::json::{json_of, json_of_table};
 use super::model::Model;
 use super::objects::tag;
 use super::plan::{describe_session, named_sessions};
+use super::resize::{AskedResize, check_blocks};
 use super::uses::{number, units_of, volume_of};
 use super::{NewConfig, Reloader, RunningConfig, live_of};
 use crate::access::networks;
@@ -16,22 +17,22 @@ use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, limits};
+use crate::daemon::attachment::{ATTACHMENTS, Attachment};
 use crate::daemon::config::VolumeEntry;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::named_lock::WorkStep;
-use crate::daemon::setup::{VOLUMES, generated_name};
+use crate::daemon::setup::{LARGEST, VOLUMES, generated_name};
 use crate::protocol::frontend::{Change, NamedListener, TargetTables, VolumeNames};
 use crate::protocol::{Frontends, Protocol};
 use crate::spec_text::SpecText;
 use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_volume::Limits;
+use blockmux_volume::{Beyond, Limits, Resize};
 use serde_json::{Map, Value as Json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use toml::{Table, Value};
 
-/// Executes a short command, which is one or more edits; returns what has changed, and the answer
-/// of the command. After an error nothing has changed.
+/// Executes a short command, which is one or more edits. After an error nothing has changed.
 ///
 /// Commands wait for no reload and for no other command, because a path may hang; one that another
 /// change has overtaken begins again.
@@ -43,11 +44,19 @@ pub(in crate::daemon) fn execute(
     request: &Request,
     caller: &Caller,
     progress: &ChangeProgress<'_>,
-) -> Result<(PlanReport, Answer), ApiError> {
+) -> Result<Executed, ApiError> {
     let step = WorkStep::new(&request.to_string(), caller);
     let applied = reloader.apply(&NewConfig::Command(request.clone()), (&step, None), progress)?;
-    let answer = applied.answer.clone();
-    Ok((applied.finished()?, answer))
+    let (answer, resized) = (applied.answer.clone(), applied.resized.clone());
+    Ok(Executed { report: applied.finished()?, answer, resized })
+}
+
+/// What a short command has done.
+pub(in crate::daemon) struct Executed {
+    pub(in crate::daemon) report: PlanReport,
+    pub(in crate::daemon) answer: Answer,
+    /// The volumes that were resized, in the words of a plan.
+    pub(in crate::daemon) resized: Vec<String>,
 }
 
 /// The edits that a short command stands for in a config, and its answer when they are made.
@@ -129,6 +138,12 @@ impl ShortCommand<'_> {
                 self.push(target.path(list, number), EditOperation::Remove);
                 Ok(Answer::Done)
             }
+            Request::Resize { name, size, shrink } => self.resize(name, *size, *shrink),
+            Request::AttachDisk { volume, via, socket, name, read_only } => {
+                let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
+                self.attach_disk(&Attachment { volume, via: *via, socket, name, read_only: *read_only })
+            }
+            Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Change(change) => self.change(change),
             _ => Err(ApiError::failed("internal error: a request is no edit")),
         }
@@ -176,6 +191,55 @@ impl ShortCommand<'_> {
         self.edits.unnamed = entry.name.is_none().then(|| name.clone());
         self.push_new(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), object);
         Ok(Answer::Added { name, urls: Vec::new(), without_listener: Vec::new() })
+    }
+
+    fn resize(&mut self, name: &str, size: Option<u64>, shrink: bool) -> Result<Answer, ApiError> {
+        self.check_volume(name)?;
+        let size = size.ok_or_else(|| ApiError::failed("internal error: a resize without its size"))?;
+        if size > LARGEST {
+            let text = format!("{name}: clients support at most 2^63 - 1 bytes; choose a smaller size");
+            return Err(ApiError::invalid(text));
+        }
+        if let Some(volume_state) = self.reloader.state_of(name) {
+            check_blocks(name, size, &**volume_state.volume())?;
+        }
+        let spec = self.config.desired.volume(name).map(|own| &own.entry.spec);
+        // Without `size` in the spec the file itself has the size.
+        let spec = spec.filter(|spec| spec.size().is_some()).and_then(|spec| spec.with_size(size));
+        if let Some(spec) = &spec {
+            let path = ObjectPath(vec![VOLUMES.0.to_owned(), name.to_owned()]);
+            self.push(path, EditOperation::Set(object([("spec", spec.to_string().into())])));
+        }
+        let beyond = if shrink { Beyond::Discard } else { Beyond::Refuse };
+        let to = Resize::Bytes { size, beyond };
+        self.edits.resize = Some(AskedResize { volume: name.to_owned(), to, spec });
+        Ok(Answer::Resized { size })
+    }
+
+    fn attach_disk(&mut self, asked: &Attachment) -> Result<Answer, ApiError> {
+        let volume = &asked.volume;
+        self.check_volume(volume)?;
+        if self.has_attachment(volume) {
+            self.reloader.disks.check_free(volume)?;
+        }
+        if let Json::Object(entry) = json_of_table(&asked.table()) {
+            self.push(attachment_path(volume), EditOperation::Put(entry));
+        }
+        Ok(Answer::DiskAttached { device: String::new() })
+    }
+
+    fn detach_disk(&mut self, volume: &str, force: bool) -> Result<Answer, ApiError> {
+        self.check_volume(volume)?;
+        if !self.has_attachment(volume) {
+            return Err(ApiError::not_found(format!("{volume}: is not attached as a disk")));
+        }
+        self.edits.force = force;
+        self.push(attachment_path(volume), EditOperation::Remove);
+        Ok(Answer::Done)
+    }
+
+    fn has_attachment(&self, volume: &str) -> bool {
+        self.config.desired.attachments().iter().any(|own| own.volume == volume)
     }
 
     fn attach(
@@ -331,13 +395,13 @@ fn own_entries(reloader: &Reloader, frontends: &Frontends, protocol: &Protocol) 
     all.collect()
 }
 
-/// The sessions of default targets that a new config has no longer, or has without their volume: a
-/// config that names one target names all.
-pub(super) fn users_of_lost_defaults(
+/// The default targets that a new config has no longer, or has without their volume: a config that
+/// names one target names all.
+pub(super) fn lost_defaults(
     reloader: &Reloader,
     config: &RunningConfig,
     desired: &Model,
-) -> Vec<String> {
+) -> BTreeSet<String> {
     let (frontends, mut lost) = (reloader.frontends.get(), BTreeSet::new());
     for (protocol, tables) in frontends.target_tables() {
         let [before, after] = [&config.running, desired].map(|model| model.table.get(tables.key));
@@ -359,10 +423,7 @@ pub(super) fn users_of_lost_defaults(
             }
         }
     }
-    match lost.is_empty() {
-        true => Vec::new(),
-        false => reloader.sessions_with(|target| lost.contains(target)),
-    }
+    lost
 }
 
 /// A target of the config.
@@ -421,6 +482,10 @@ impl Target {
         let missing = || ApiError::from(format!("{}: has no ana_group {group}; add it first", self.name));
         Ok(found.ok_or_else(missing)?.iter().map(json_of).collect())
     }
+}
+
+fn attachment_path(volume: &str) -> ObjectPath {
+    ObjectPath([ATTACHMENTS.0, volume].map(str::to_owned).to_vec())
 }
 
 fn object<const N: usize>(keys: [(&str, Json); N]) -> Map<String, Json> {

@@ -4,10 +4,12 @@
 use super::fragment::{keep_passwords, setup_of, with_absolute_paths};
 use super::objects::{Objects, SETTINGS, tag};
 use super::plan::{NETWORKS, Schema, check_not_used};
+use super::resize::AskedResize;
 use super::{NewConfig, Reloader, RunningConfig, dry_run, uses};
 use crate::api::edit::{ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectList, ObjectPath};
 use crate::api::plan::PlanReport;
 use crate::api::{ApiError, ErrorCode};
+use crate::daemon::attachment::ATTACHMENTS;
 use crate::daemon::config::current_directory;
 use crate::daemon::config_audit::Caller;
 use crate::daemon::role::API_CERTIFICATES;
@@ -29,6 +31,7 @@ pub(in crate::daemon) struct Edits {
     pub(super) unnamed: Option<String>,
     /// Volumes that targets lose.
     pub(super) detached: Vec<String>,
+    pub(super) resize: Option<AskedResize>,
     /// Default targets, which are written into lists that are empty, each with its key.
     pub(super) default_targets: Vec<(&'static str, Vec<Table>)>,
 }
@@ -64,6 +67,14 @@ impl Edits {
         self.objects.iter().find_map(|edit| match (&edit.path.0[..], &edit.operation) {
             ([list, name], EditOperation::Remove) if list == VOLUMES.0 => Some(&**name),
             _ => None,
+        })
+    }
+
+    /// Whether they attach a volume as a disk, perhaps as the config says already.
+    pub(super) fn attaches(&self, volume: &str) -> bool {
+        self.objects.iter().any(|edit| match (&edit.path.0[..], &edit.operation) {
+            ([list, name], EditOperation::Put(_)) => list == ATTACHMENTS.0 && name == volume,
+            _ => false,
         })
     }
 
@@ -146,8 +157,7 @@ pub(in crate::daemon) fn make(
         let step = guard.step.clone();
         return reloader.apply(&NewConfig::Edits(edits), (&step, Some(guard)), progress)?.finished();
     }
-    let given_up = edits.removed_volume().map(str::to_owned);
-    dry_run::planned(reloader, given_up, move |planner, config| edited(planner, config, &edits))
+    dry_run::planned(reloader, Some(edits.clone()), move |planner, config| edited(planner, config, &edits))
 }
 
 /// Reads the files of secrets and certificates again.
@@ -188,6 +198,8 @@ pub(super) fn edited(reloader: &Reloader, config: &RunningConfig, edits: &Edits)
     }
     let (table, mut specs) = with_absolute_paths(table, &current_directory()).map_err(ApiError::invalid)?;
     keep_passwords(config, &mut specs);
+    let resized = edits.resize.iter().filter_map(|asked| Some((asked.volume.clone(), asked.spec.clone()?)));
+    specs.extend(resized);
     let mut setup = setup_of(reloader, config, &table, &specs).map_err(ApiError::invalid)?;
     let unnamed = setup.volumes.iter_mut().find(|own| edits.unnamed.as_ref() == Some(&own.name));
     unnamed.into_iter().for_each(|own| own.entry.name = None);

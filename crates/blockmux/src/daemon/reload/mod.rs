@@ -22,8 +22,8 @@ mod model;
 mod objects;
 mod open_twice;
 mod plan;
-mod record;
 mod replacement;
+mod resize;
 mod save;
 mod signal;
 mod users;
@@ -31,6 +31,7 @@ mod uses;
 
 use self::apply::check_paths;
 pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
+use self::commands::lost_defaults;
 use self::edit::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{
@@ -72,7 +73,7 @@ use blockmux_engine::net::host::NetworkStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
 use blockmux_proto::exports::Exports;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -163,12 +164,15 @@ struct RunningConfig {
 }
 
 impl RunningConfig {
-    /// Whether it has the listener, perhaps with other parameters.
-    fn has_listener(&self, listener: &PolicyListener) -> bool {
-        let is_it =
-            |own: &PolicyListener| own.protocol.name == listener.protocol.name && own.place == listener.place;
-        self.listeners.iter().any(|(_, own)| is_it(own))
+    /// The listeners, by protocol and address.
+    fn listener_keys(&self) -> HashSet<(&'static str, &ListenerAddress)> {
+        self.listeners.iter().map(|(_, own)| key_of(own)).collect()
     }
+}
+
+/// What tells listeners apart, whatever their parameters are.
+fn key_of(listener: &PolicyListener) -> (&'static str, &ListenerAddress) {
+    (listener.protocol.name, &listener.place)
 }
 
 /// The right to change the daemon; one change has it at a time.
@@ -626,6 +630,11 @@ impl Reloader {
         (content, tag)
     }
 
+    /// A note about the config file for the user, after changes that were applied.
+    pub(super) fn note_of_applied(&self, report: &PlanReport) -> Option<String> {
+        (self.has_file() && !report.is_empty()).then(|| NOT_IN_FILE.to_owned())
+    }
+
     /// The name of the config file, for messages.
     fn file_name(&self) -> String {
         let path = self.args.config.as_ref();
@@ -652,21 +661,19 @@ impl Reloader {
     ) -> Result<Vec<(ListenerAddress, PolicyListener)>, String> {
         let wanted = listen::places(setup, self.private.as_ref());
         let wanted = wanted.map_err(|failure| setup.located(failure).to_string())?;
-        let mut taken = Vec::new();
-        let place = |wanted: PolicyListener| {
-            let same = config.listeners.iter().enumerate().find(|(at, (asked, own))| {
-                own.protocol.name == wanted.protocol.name
-                    && asked.is_same(&wanted.place)
-                    && !taken.contains(at)
-            });
+        // With port 0 several listeners have the same configured address; the first one comes last.
+        let mut known: HashMap<_, Vec<&PolicyListener>> = HashMap::new();
+        for (asked, own) in config.listeners.iter().rev() {
+            known.entry((own.protocol.name, asked.in_full())).or_default().push(own);
+        }
+        let place = |mut wanted: PolicyListener| {
             let asked = wanted.place.clone();
-            match same {
-                Some((at, (_, own))) => {
-                    taken.push(at);
-                    (asked, PolicyListener { place: own.place.clone(), ..wanted })
-                }
-                None => (asked, wanted),
+            let same = known.get_mut(&(wanted.protocol.name, asked.in_full())).and_then(Vec::pop);
+            if let Some(own) = same {
+                wanted.place = own.place.clone();
+                wanted.keep_found(own);
             }
+            (asked, wanted)
         };
         let is_socket = |place: &ListenerAddress| !matches!(place, ListenerAddress::Interface(_));
         let sockets = wanted.into_iter().filter(|wanted| is_socket(&wanted.place)).map(place);
@@ -705,13 +712,14 @@ impl Reloader {
 
     /// The current size of a served volume, in bytes.
     fn size_of(&self, name: &str) -> Option<u64> {
-        let (id, _) = self.exports.find(name)?;
-        Some(self.exports.volume_state(id)?.volume().info().size)
+        Some(self.state_of(name)?.volume().info().size)
     }
 
-    /// The difference between the running config and the one of a setup. The data of the volume
-    /// `given_up`, if there is one, may be lost.
-    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model, given_up: Option<&str>) -> Plan {
+    /// The difference between the running config and the one of a setup, to which `edits` may have
+    /// led. The data of a volume that they remove or shorten may be lost.
+    fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model, edits: Option<&Edits>) -> Plan {
+        let given_up = edits.and_then(Edits::removed_volume);
+        let asked = edits.and_then(|edits| edits.resize.as_ref()).map(|asked| &*asked.volume);
         let schema = self.schema(setup);
         let changes = diff(&schema, &config.running.table, &desired.table);
         let is_resize = |name: &str| {
@@ -721,11 +729,18 @@ impl Reloader {
             })
         };
         let mut steps = volume_steps(&changes, is_resize);
-        for (name, step) in steps.iter_mut().filter(|(_, step)| **step == VolumeStep::Resize) {
+        let by_config = |(name, step): &(&String, &mut VolumeStep)| {
+            **step == VolumeStep::Resize && asked != Some(name.as_str())
+        };
+        for (name, step) in steps.iter_mut().filter(by_config) {
             let size = desired.volume(name).and_then(|after| after.entry.spec.size());
             if let Some((now, size)) = self.size_of(name).zip(size).filter(|(now, size)| size < now) {
                 *step = VolumeStep::Shrink { now, size };
             }
+        }
+        // The config need not say the size.
+        if let Some(name) = asked.filter(|name| desired.volume(name).is_some()) {
+            steps.entry(name.to_owned()).or_insert(VolumeStep::Resize);
         }
         // A changed password is not part of the tables.
         for after in desired.volumes() {
@@ -760,6 +775,7 @@ impl Reloader {
         let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name, &users)?)));
         let line = |(name, bytes)| format!("volume {name}: its {bytes} bytes in RAM are lost");
         report.warnings.extend(lost.map(line));
+        self.report_hidden_losses(&self.targets_with_hidden_losses(config, setup, desired), &mut report);
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
         Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }
@@ -785,10 +801,15 @@ impl Reloader {
     /// what to do.
     fn listener_conflicts(&self, config: &RunningConfig, setup: &Setup) -> Vec<(PolicyListener, String)> {
         let places = self.places(config, setup).unwrap_or_default().into_iter().map(|(_, listener)| listener);
-        let new = places.filter(|listener| !config.has_listener(listener));
+        let known = config.listener_keys();
+        let new = places.filter(|listener| !known.contains(&key_of(listener)));
+        let mut at_port: HashMap<u16, Vec<&PolicyListener>> = HashMap::new();
+        for (_, own) in &config.listeners {
+            own.place.tcp().into_iter().for_each(|tcp| at_port.entry(tcp.port()).or_default().push(own));
+        }
         let conflict = |new: PolicyListener| {
-            let mut own = config.listeners.iter().map(|(_, own)| own);
-            let own = own.find(|own| own.place.excludes(&new.place))?;
+            let own = at_port.get(&new.place.tcp()?.port())?;
+            let own = own.iter().find(|own| own.place.excludes(&new.place))?;
             let why = format!(
                 "cannot listen on {} while this daemon listens on {}, for {}; remove that listener, reload, then add this one",
                 new.place, own.place, own.protocol.title
@@ -813,14 +834,38 @@ impl Reloader {
         all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
     }
 
-    /// The sessions of targets that keep their units, but with other identifiers.
-    fn users_of_other_identities(&self, setup: &Setup) -> Vec<String> {
+    /// The targets whose units change although the config says the same about them: they keep their
+    /// units, but with other identifiers, or are default targets that a new config has no longer.
+    fn targets_with_hidden_losses(
+        &self,
+        config: &RunningConfig,
+        setup: &Setup,
+        desired: &Model,
+    ) -> BTreeSet<String> {
         let served = self.live_protocols.get();
         let renamed = served.iter().filter_map(|(protocol, live)| {
             Some(live.targets_with_other_identities(setup.frontends.of(protocol)?))
         });
-        let renamed: BTreeSet<String> = renamed.flatten().collect();
-        if renamed.is_empty() { Vec::new() } else { self.sessions_with(|target| renamed.contains(target)) }
+        renamed.flatten().chain(lost_defaults(self, config, desired)).collect()
+    }
+
+    /// Lists the sessions of targets with hidden losses beside the first change of the target, or in
+    /// a warning if it has none.
+    fn report_hidden_losses(&self, targets: &BTreeSet<String>, report: &mut PlanReport) {
+        for target in targets {
+            let mut users = self.sessions_with(|own| own == target);
+            let known = |user: &String| report.changes.iter().any(|change| change.affected.contains(user));
+            users.retain(|user| !known(user));
+            let is_its = |change: &&mut PlannedChange| change.path.get(1) == Some(target);
+            match report.changes.iter_mut().find(is_its) {
+                Some(change) => change.affected.extend(users),
+                None if users.is_empty() => {}
+                None => {
+                    let users = named_sessions(&users);
+                    report.warnings.push(format!("{target}: units are other disks from now on for {users}"));
+                }
+            }
+        }
     }
 
     /// The new volumes that a protocol serves only after the next start.
@@ -866,6 +911,8 @@ fn live_of<'a>(live_protocols: &'a [LiveProtocol], protocol: &Protocol) -> Optio
     live_protocols.iter().find(|(own, _)| own.name == protocol.served_as()).map(|(_, live)| &**live)
 }
 
+/// The note about a change that a save would write into the config file.
+const NOT_IN_FILE: &str = "this change is not in the config file; 'ctl save' writes it there";
 /// Names the check of paths in messages.
 const PATHS: &str = "the paths of the volumes";
 /// Maximum number of queries that read the config file at the same time. With the changes they take

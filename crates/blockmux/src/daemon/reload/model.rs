@@ -88,11 +88,6 @@ impl Model {
         self.volumes.get(*self.places.get(name)?)
     }
 
-    /// The volume with this name, whose name must not change.
-    pub(super) fn volume_mut(&mut self, name: &str) -> Option<&mut NamedVolume> {
-        self.volumes.get_mut(*self.places.get(name)?)
-    }
-
     /// All volumes, in the order of the config.
     pub(super) fn volumes(&self) -> &[NamedVolume] {
         &self.volumes

@@ -18,7 +18,7 @@ use crate::protocol::{self, Carrier, Frontends};
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_volume::ResizeError;
 use serde_json::Value as Json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use toml::{Table, Value};
 
 /// The structure of configs: named lists, and keys that take effect only at the next start.
@@ -248,8 +248,11 @@ fn diff_values(
         (Some(Value::Array(before)), Some(Value::Array(after)))
             if is_plain(before) && is_plain(after) && !is_networks(path) =>
         {
+            // As TOML, so that a number is no text.
+            let in_full = |list: &[Value]| list.iter().map(Value::to_string).collect::<HashSet<_>>();
             let mut each = |from: &[Value], to: &[Value], is_removal: bool| {
-                for value in from.iter().filter(|value| !to.contains(value)) {
+                let to = in_full(to);
+                for value in from.iter().filter(|value| !to.contains(&value.to_string())) {
                     let path = path.iter().cloned().chain([text(value)]).collect();
                     let (gone, come) = (Some(value.clone()), None);
                     let (before, after) = if is_removal { (gone, come) } else { (come, gone) };

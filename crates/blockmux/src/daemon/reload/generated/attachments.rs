@@ -112,6 +112,27 @@ fn a_disk_that_cannot_be_attached_fails_the_change_that_names_it_and_the_next_on
 }
 
 #[test]
+fn a_disk_of_an_open_volume_that_cannot_be_attached_leaves_all_as_it_is() {
+    let broken = "[[volume]]\nname = 'broken'\nspec = 'null:1m'\n";
+    let before = TWO.to_owned() + broken + &attachment("a");
+    let place = place(&before);
+    let daemon = place.start().unwrap();
+    let (disks_before, snapshot) = (disks(&daemon), daemon.snapshot());
+    // The disk of `a` would be detached, and that of `b` is attached first.
+    let after = TWO.to_owned() + broken + &attachment("b") + &attachment("broken");
+    place.write(&after);
+    let failed = daemon.reload().unwrap_err().to_string();
+    assert!(failed.contains("attachment `broken`: ") && !failed.contains("the change is made"), "{failed}");
+    let Answer::Failed(failed) = daemon.change(&attach_disk("broken")) else { panic!("it is attached") };
+    assert!(failed.message.starts_with("attachment `broken`: "), "{failed}");
+    let after = disks(&daemon);
+    assert!(after.len() == 1 && after[0].0 == "a", "it is attached again: {disks_before:?} {after:?}");
+    assert_eq!(daemon.snapshot(), snapshot);
+    assert!(!daemon.desired().contains("volume = \"broken\""), "{}", daemon.desired());
+    daemon.stop();
+}
+
+#[test]
 fn commands_attach_and_detach_and_a_save_writes_that_down() {
     let place = place(TWO);
     let daemon = place.start().unwrap();

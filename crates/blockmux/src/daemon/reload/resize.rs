@@ -1,0 +1,203 @@
+//! Resizes volumes for a new config.
+
+use super::Reloader;
+use super::apply::KeptWork;
+use super::model::{Model, resize_between};
+use super::plan::VolumeStep;
+use super::{Plan, RunningConfig};
+use crate::api::request::Request;
+use crate::api::{ApiError, ErrorCode};
+use crate::daemon::blocking_work::Awaited;
+use crate::daemon::named_lock::WorkStep;
+use crate::data::part::DataPart;
+use crate::protocol::policy::Policy;
+use blockmux_proto::volume_state::VolumeState;
+use blockmux_volume::{Beyond, Resize, ResizeError, Spec, Volume};
+use std::sync::Arc;
+use tracing::warn;
+
+/// A resize that a command asks for.
+#[derive(Clone)]
+pub(super) struct AskedResize {
+    pub(super) volume: String,
+    pub(super) to: Resize,
+    /// The new spec with its passwords; `None` if the storage alone has the size.
+    pub(super) spec: Option<Spec>,
+}
+
+/// Volumes that were resized. Dropping them gives each its previous size back.
+#[derive(Default)]
+pub(super) struct ResizedVolumes(Vec<ResizedVolume>);
+
+struct ResizedVolume {
+    name: String,
+    volume_state: Arc<VolumeState>,
+    /// The sizes in bytes.
+    before: u64,
+    after: u64,
+}
+
+impl ResizedVolumes {
+    /// Lets the sizes stay.
+    pub(super) fn keep(mut self) {
+        self.0.clear();
+    }
+
+    /// Describes them in the words of a plan.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let line = |own: &ResizedVolume| {
+            let ResizedVolume { name, before, after, .. } = own;
+            format!("~ volume {name}: size: {before} -> {after}")
+        };
+        self.0.iter().map(line).collect()
+    }
+
+    /// Moves a volume with this size from here, if it is one of these.
+    fn take(&mut self, volume_state: &Arc<VolumeState>, size: u64) -> Option<ResizedVolume> {
+        let is_it = |own: &ResizedVolume| Arc::ptr_eq(&own.volume_state, volume_state) && own.after == size;
+        Some(self.0.swap_remove(self.0.iter().position(is_it)?))
+    }
+}
+
+impl Drop for ResizedVolumes {
+    fn drop(&mut self) {
+        for ResizedVolume { name, volume_state, before, after } in self.0.drain(..) {
+            if after < before {
+                warn!(
+                    "{name}: has {before} bytes again, because the resize to {after} was given up; what was behind them \
+                     may be lost"
+                );
+            }
+            // The volume had this size before. If another change has resized it since, it stays.
+            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
+        }
+    }
+}
+
+impl Reloader {
+    /// Gives a volume the size that its storage has by now, if a command asks for that; returns the
+    /// command with this size, which the config gets.
+    pub(super) fn with_own_size(
+        &self,
+        request: &Request,
+        kept: &mut KeptWork,
+        step: &WorkStep,
+    ) -> Result<Request, ApiError> {
+        let mut request = request.clone();
+        if let Request::Resize { name, size: size @ None, .. } = &mut request
+            && let Some(volume_state) = self.state_of(name)
+        {
+            kept.release_turn();
+            step.begin(format!("resizing volume `{name}`"));
+            let before = volume_state.volume().info().size;
+            let after = volume_state.resize(Resize::Own).map_err(|error| cannot_resize(name, &error))?;
+            // An earlier attempt may have noticed the new size.
+            if kept.resized.0.is_empty() {
+                kept.resized.0.push(ResizedVolume { name: name.clone(), volume_state, before, after });
+            }
+            *size = Some(after);
+        }
+        Ok(request)
+    }
+
+    /// Resizes volumes. If one cannot be resized, the others get their previous size back. No data
+    /// is lost by that: the files stay as long as they are. Those that an earlier attempt has
+    /// resized are not resized again.
+    pub(super) fn resize(
+        &self,
+        (config, desired, policy): (&RunningConfig, &Model, &Policy),
+        (plan, asked): (&Plan, Option<&AskedResize>),
+        kept: &mut KeptWork,
+        (awaited, step_now): (&Awaited, &WorkStep),
+    ) -> Result<(), ApiError> {
+        let mut earlier = std::mem::take(&mut kept.resized);
+        for (name, _) in plan.steps.iter().filter(|(_, step)| **step == VolumeStep::Resize) {
+            let asked = asked.filter(|asked| asked.volume == *name);
+            let specs = config.running.volume(name).zip(desired.volume(name));
+            let by_config =
+                || specs.and_then(|(before, after)| resize_between(&before.entry.spec, &after.entry.spec));
+            let to = asked.map(|asked| asked.to).or_else(by_config);
+            let Some((to, volume_state)) = to.zip(self.state_of(name)) else { continue };
+            let before = volume_state.volume().info().size;
+            let is_settled = match to {
+                Resize::Bytes { size, .. } => size == before,
+                Resize::Own => true,
+            };
+            let at = kept.resized.0.len();
+            if let Some(own) = earlier.take(&volume_state, before) {
+                kept.resized.0.push(own);
+                if is_settled {
+                    continue;
+                }
+            }
+            if asked.is_none() && to == Resize::grow(before) {
+                continue;
+            }
+            awaited.check()?;
+            kept.release_turn();
+            step_now.begin(format!("resizing volume `{name}`"));
+            if let Resize::Bytes { size, beyond: Beyond::Discard } = to
+                && size < before
+            {
+                check_cut(name, desired, policy, size)?;
+                // A path that hangs usually does so here, where nothing has happened.
+                volume_state.volume().deleted_file();
+                awaited.begin()?;
+            }
+            let shown = if asked.is_some() { name.clone() } else { format!("volume `{name}`") };
+            let after = volume_state.resize(to).map_err(|error| cannot_resize(&shown, &error))?;
+            match kept.resized.0.get_mut(at) {
+                Some(own) => own.after = after,
+                None => {
+                    kept.resized.0.push(ResizedVolume { name: name.clone(), volume_state, before, after });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume that is served under this name.
+    pub(super) fn state_of(&self, name: &str) -> Option<Arc<VolumeState>> {
+        self.exports.volume_state(self.exports.find(name)?.0)
+    }
+}
+
+/// Checks that a volume that becomes shorter takes no data from others in the same file.
+fn check_cut(name: &str, desired: &Model, policy: &Policy, size: u64) -> Result<(), ApiError> {
+    let Some(own) = desired.volume(name) else { return Ok(()) };
+    let Some(cut) = DataPart::cut(&own.entry.spec, &policy.data_of(name), size) else { return Ok(()) };
+    let is_in = |other: &str| policy.data_of(other).iter().any(|part| part.overlaps(&cut));
+    let others = desired.volumes().iter().map(|other| &*other.name);
+    let others: Vec<_> =
+        others.filter(|other| *other != name && is_in(other)).map(|other| format!("`{other}`")).collect();
+    match others.is_empty() {
+        true => Ok(()),
+        false => Err(ApiError::from(format!(
+            "volume `{name}`: the end of its file would be cut off, which {} use{}, too; remove what should lose its \
+             data first",
+            others.join(", "),
+            if others.len() == 1 { "s" } else { "" },
+        ))),
+    }
+}
+
+/// Checks that a volume can have a size as far as its blocks are concerned.
+///
+/// # Errors
+/// If the size is no positive multiple of them.
+pub(super) fn check_blocks(name: &str, size: u64, volume: &dyn Volume) -> Result<(), ApiError> {
+    let block = volume.info().logical_block;
+    match size > 0 && size.is_multiple_of(block.into()) {
+        true => Ok(()),
+        false => Err(cannot_resize(name, &ResizeError::BadSize { size, block })),
+    }
+}
+
+fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
+    let code = match error {
+        ResizeError::Fixed | ResizeError::ReadOnly | ResizeError::WouldLose { .. } => ErrorCode::Conflict,
+        ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
+        ResizeError::System { .. } => ErrorCode::Failed,
+    };
+    ApiError::new(code, format!("{name}: {error}"))
+}
