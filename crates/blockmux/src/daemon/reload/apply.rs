@@ -10,7 +10,7 @@ use super::resize::ResizedVolumes;
 use super::uses::detached_volumes;
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, key_of,
-    live_of,
+    live_of, users,
 };
 use crate::api::plan::PlanReport;
 use crate::api::request::Answer;
@@ -194,7 +194,7 @@ impl Reloader {
     ) -> Result<(), ApiError> {
         let affected = || {
             let mut affected = self.affected_by(setup, plan);
-            let targets = self.targets_with_hidden_losses(config, setup, desired);
+            let targets = users::with_hidden_losses(self, config, setup, desired);
             affected.extend(self.sessions_with(|target| targets.contains(target)));
             affected
         };

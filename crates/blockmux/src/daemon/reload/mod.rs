@@ -31,7 +31,6 @@ mod uses;
 
 use self::apply::check_paths;
 pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
-use self::commands::lost_defaults;
 use self::edit::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{
@@ -710,11 +709,6 @@ impl Reloader {
         new.renewed_files(&own.borrow()).into_iter().map(line).collect()
     }
 
-    /// The current size of a served volume, in bytes.
-    fn size_of(&self, name: &str) -> Option<u64> {
-        Some(self.state_of(name)?.volume().info().size)
-    }
-
     /// The difference between the running config and the one of a setup, to which `edits` may have
     /// led. The data of a volume that they remove or shorten may be lost.
     fn plan(&self, config: &RunningConfig, setup: &Setup, desired: &Model, edits: Option<&Edits>) -> Plan {
@@ -734,7 +728,8 @@ impl Reloader {
         };
         for (name, step) in steps.iter_mut().filter(by_config) {
             let size = desired.volume(name).and_then(|after| after.entry.spec.size());
-            if let Some((now, size)) = self.size_of(name).zip(size).filter(|(now, size)| size < now) {
+            let now = self.state_of(name).map(|own| own.volume().info().size);
+            if let Some((now, size)) = now.zip(size).filter(|(now, size)| size < now) {
                 *step = VolumeStep::Shrink { now, size };
             }
         }
@@ -775,7 +770,11 @@ impl Reloader {
         let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name, &users)?)));
         let line = |(name, bytes)| format!("volume {name}: its {bytes} bytes in RAM are lost");
         report.warnings.extend(lost.map(line));
-        self.report_hidden_losses(&self.targets_with_hidden_losses(config, setup, desired), &mut report);
+        users::report_hidden_losses(
+            self,
+            &users::with_hidden_losses(self, config, setup, desired),
+            &mut report,
+        );
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
         Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }
@@ -832,40 +831,6 @@ impl Reloader {
     pub(super) fn sessions_with(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
         let all = self.connection_limits.limit.sessions().list();
         all.iter().filter(|session| is_meant(&session.login.target)).map(describe_session).collect()
-    }
-
-    /// The targets whose units change although the config says the same about them: they keep their
-    /// units, but with other identifiers, or are default targets that a new config has no longer.
-    fn targets_with_hidden_losses(
-        &self,
-        config: &RunningConfig,
-        setup: &Setup,
-        desired: &Model,
-    ) -> BTreeSet<String> {
-        let served = self.live_protocols.get();
-        let renamed = served.iter().filter_map(|(protocol, live)| {
-            Some(live.targets_with_other_identities(setup.frontends.of(protocol)?))
-        });
-        renamed.flatten().chain(lost_defaults(self, config, desired)).collect()
-    }
-
-    /// Lists the sessions of targets with hidden losses beside the first change of the target, or in
-    /// a warning if it has none.
-    fn report_hidden_losses(&self, targets: &BTreeSet<String>, report: &mut PlanReport) {
-        for target in targets {
-            let mut users = self.sessions_with(|own| own == target);
-            let known = |user: &String| report.changes.iter().any(|change| change.affected.contains(user));
-            users.retain(|user| !known(user));
-            let is_its = |change: &&mut PlannedChange| change.path.get(1) == Some(target);
-            match report.changes.iter_mut().find(is_its) {
-                Some(change) => change.affected.extend(users),
-                None if users.is_empty() => {}
-                None => {
-                    let users = named_sessions(&users);
-                    report.warnings.push(format!("{target}: units are other disks from now on for {users}"));
-                }
-            }
-        }
     }
 
     /// The new volumes that a protocol serves only after the next start.

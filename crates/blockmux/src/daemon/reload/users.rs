@@ -1,7 +1,11 @@
 //! The sessions that use volumes.
 
-use super::Reloader;
-use super::plan::describe_session;
+use super::commands::lost_defaults;
+use super::model::Model;
+use super::plan::{describe_session, named_sessions};
+use super::{Reloader, RunningConfig};
+use crate::api::plan::{PlanReport, PlannedChange};
+use crate::daemon::setup::Setup;
 use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use std::collections::{BTreeSet, HashMap};
@@ -48,5 +52,39 @@ impl VolumeUsers {
 
     fn targets_of(&self, volume: &str) -> Option<&BTreeSet<String>> {
         self.targets.get(&self.exports.find(volume)?.0)
+    }
+}
+
+/// The targets whose units change although the config says the same about them: they keep their
+/// units, but with other identifiers, or are default targets that a new config has no longer.
+pub(super) fn with_hidden_losses(
+    reloader: &Reloader,
+    config: &RunningConfig,
+    setup: &Setup,
+    desired: &Model,
+) -> BTreeSet<String> {
+    let served = reloader.live_protocols.get();
+    let renamed = served.iter().filter_map(|(protocol, live)| {
+        Some(live.targets_with_other_identities(setup.frontends.of(protocol)?))
+    });
+    renamed.flatten().chain(lost_defaults(reloader, config, desired)).collect()
+}
+
+/// Lists the sessions of targets with hidden losses beside the first change of the target, or in a
+/// warning if it has none.
+pub(super) fn report_hidden_losses(reloader: &Reloader, targets: &BTreeSet<String>, report: &mut PlanReport) {
+    for target in targets {
+        let mut users = reloader.sessions_with(|own| own == target);
+        let known = |user: &String| report.changes.iter().any(|change| change.affected.contains(user));
+        users.retain(|user| !known(user));
+        let is_its = |change: &&mut PlannedChange| change.path.get(1) == Some(target);
+        match report.changes.iter_mut().find(is_its) {
+            Some(change) => change.affected.extend(users),
+            None if users.is_empty() => {}
+            None => {
+                let users = named_sessions(&users);
+                report.warnings.push(format!("{target}: units are other disks from now on for {users}"));
+            }
+        }
     }
 }

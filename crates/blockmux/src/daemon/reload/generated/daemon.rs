@@ -32,7 +32,7 @@ pub(super) struct TestPlace {
     files: TempDir,
     ip: String,
     /// Clients look at what its daemons serve.
-    pub(super) has_clients: bool,
+    has_clients: bool,
 }
 
 impl TestPlace {
@@ -40,6 +40,11 @@ impl TestPlace {
         let place = TestPlace { files: tempfile::tempdir().unwrap(), ip: own_ip(), has_clients: true };
         write_files(place.files.path());
         place
+    }
+
+    /// Sets whether clients look at what its daemons serve.
+    pub(super) fn with_clients(self, has_clients: bool) -> TestPlace {
+        TestPlace { has_clients, ..self }
     }
 
     pub(super) fn ip(&self) -> &str {

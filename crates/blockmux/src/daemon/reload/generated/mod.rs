@@ -35,7 +35,7 @@ impl Configs {
         let genome = Genome::new(&mut random);
         // To look at everything with the initiators of all protocols takes most of the time.
         let has_clients = seed < ALL_WITH_CLIENTS || seed.is_multiple_of(ONE_WITH_CLIENTS);
-        let place = TestPlace { has_clients, ..TestPlace::new() };
+        let place = TestPlace::new().with_clients(has_clients);
         Configs { seed, random, genome, place, texts: Vec::new() }
     }
 
