@@ -104,14 +104,29 @@ impl Program {
         // No path of the machine is in the program, so that it can be built again elsewhere.
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-        let places = [(Some(root.to_owned()), "/source"), (home, "/cargo")];
-        let flags: Vec<String> = places
+        // The last one that fits counts: a target directory may be in the source.
+        let places =
+            [(Some(root.to_owned()), "/source"), (home, "/cargo"), (Some(target_directory(root)), "/target")];
+        let places: Vec<String> = places
             .iter()
-            .filter_map(|(from, to)| Some(format!("--remap-path-prefix={}={to}", from.as_ref()?.display())))
+            .filter_map(|(from, to)| Some(format!("{}={to}", from.as_ref()?.display())))
             .collect();
+        let flags: Vec<String> = places.iter().map(|place| format!("--remap-path-prefix={place}")).collect();
         build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+        let (variable, flags) = self.c_flags(&places);
+        build.env(variable, flags);
         succeed(&mut build)?;
         Ok(target_directory(root).join(self.triple).join("dist/blockmux"))
+    }
+
+    /// The variable with the flags of the C compiler, and these with the places that it renames.
+    fn c_flags(&self, places: &[String]) -> (String, String) {
+        let variable = format!("CFLAGS_{}", self.triple.replace('-', "_"));
+        let own =
+            self.environment.iter().find(|(name, _)| *name == variable).map(|(_, flags)| (*flags).to_owned());
+        let renamed = places.iter().map(|place| format!("-ffile-prefix-map={place}"));
+        let flags = own.into_iter().chain(renamed).collect::<Vec<_>>().join(" ");
+        (variable, flags)
     }
 
     /// Runs `built`, which may be for another architecture.
@@ -204,6 +219,17 @@ mod tests {
         assert_eq!(command.get_program(), "qemu-aarch64-static");
         assert_eq!(words, ["-L", "/usr/aarch64-linux-gnu", "/b"]);
         assert_eq!(PROGRAMS[0].command(Path::new("/b")).get_program(), "/b");
+    }
+
+    #[test]
+    fn the_c_in_a_program_names_no_path_of_the_machine_either() {
+        let places = ["/a=/source".to_owned(), "/b=/cargo".to_owned()];
+        let renamed = "-ffile-prefix-map=/a=/source -ffile-prefix-map=/b=/cargo";
+        let expected = ("CFLAGS_x86_64_unknown_linux_gnu".to_owned(), renamed.to_owned());
+        assert_eq!(PROGRAMS[0].c_flags(&places), expected);
+        let (variable, flags) = PROGRAMS[3].c_flags(&places);
+        assert_eq!(variable, "CFLAGS_aarch64_unknown_linux_musl");
+        assert!(flags.starts_with("-specs=") && flags.ends_with(renamed), "{flags}");
     }
 
     #[test]
