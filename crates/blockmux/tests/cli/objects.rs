@@ -217,9 +217,10 @@ fn a_host_gets_another_disk_only_by_force() {
         assert!(refusal.contains("is in use by nvme") && refusal.contains("--force"), "{refusal}");
     }
     let removal = ["remove", "nvme-subsystem", SUBSYSTEM, "--force"];
-    for said in [daemon.said(&[&removal[..], &["--dry-run"]].concat()), daemon.said(&removal)] {
-        let expected = format!("warning: {other}: units are other disks from now on for nvme-tcp ");
-        assert!(said.contains(&expected), "{said}");
+    let planned = daemon.said(&[&removal[..], &["--dry-run"]].concat());
+    for (said, verb) in [(planned, "affects"), (daemon.said(&removal), "affected")] {
+        let lines: Vec<_> = said.lines().filter(|line| line.ends_with(&format!(", of {other}"))).collect();
+        assert!(lines.len() == 1 && lines[0].starts_with(&format!("    {verb} nvme-tcp ")), "{said}");
     }
 }
 

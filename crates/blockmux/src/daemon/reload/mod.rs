@@ -770,11 +770,8 @@ impl Reloader {
         let lost = given_up.and_then(|name| Some((name, self.needed_ram(config, name, &users)?)));
         let line = |(name, bytes)| format!("volume {name}: its {bytes} bytes in RAM are lost");
         report.warnings.extend(lost.map(line));
-        users::report_hidden_losses(
-            self,
-            &users::with_hidden_losses(self, config, setup, desired),
-            &mut report,
-        );
+        let hidden = users::with_hidden_losses(self, config, setup, desired);
+        users::report_hidden_losses(self, &schema, &hidden, &mut report);
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
         Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }

@@ -2,7 +2,7 @@
 
 use super::commands::lost_defaults;
 use super::model::Model;
-use super::plan::{describe_session, named_sessions};
+use super::plan::{Schema, describe_session};
 use super::{Reloader, RunningConfig};
 use crate::api::plan::{PlanReport, PlannedChange};
 use crate::daemon::setup::Setup;
@@ -70,21 +70,25 @@ pub(super) fn with_hidden_losses(
     renamed.flatten().chain(lost_defaults(reloader, config, desired)).collect()
 }
 
-/// Lists the sessions of targets with hidden losses beside the first change of the target, or in a
-/// warning if it has none.
-pub(super) fn report_hidden_losses(reloader: &Reloader, targets: &BTreeSet<String>, report: &mut PlanReport) {
+/// Lists the sessions of targets with hidden losses beside a change of the target, or else of
+/// another one, which has led to that.
+pub(super) fn report_hidden_losses(
+    reloader: &Reloader,
+    schema: &Schema,
+    targets: &BTreeSet<String>,
+    report: &mut PlanReport,
+) {
     for target in targets {
         let mut users = reloader.sessions_with(|own| own == target);
         let known = |user: &String| report.changes.iter().any(|change| change.affected.contains(user));
         users.retain(|user| !known(user));
-        let is_its = |change: &&mut PlannedChange| change.path.get(1) == Some(target);
-        match report.changes.iter_mut().find(is_its) {
-            Some(change) => change.affected.extend(users),
-            None if users.is_empty() => {}
-            None => {
-                let users = named_sessions(&users);
-                report.warnings.push(format!("{target}: units are other disks from now on for {users}"));
-            }
-        }
+        let is_of_targets =
+            |change: &PlannedChange| change.path.first().is_some_and(|list| schema.target(list).is_some());
+        let places = [
+            report.changes.iter().position(|change| change.path.get(1) == Some(target)),
+            report.changes.iter().position(is_of_targets),
+        ];
+        let at = places.into_iter().flatten().next().unwrap_or(0);
+        report.changes.get_mut(at).into_iter().for_each(|change| change.affected.append(&mut users));
     }
 }
