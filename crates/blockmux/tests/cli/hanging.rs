@@ -650,29 +650,6 @@ fn a_takeover_whose_flush_hangs_does_not_delay_a_signal() {
 }
 
 #[test]
-fn probes_are_answered_while_a_takeover_opens_its_volumes() {
-    let Some(mut hanging) = OnHanging::serve("'unix:a.sock'") else { return };
-    let socket = hanging.served.socket("control");
-    let control = format!("unix:{}", socket.display());
-    let mut next = Command::new(BLOCKMUX);
-    next.args(["serve", "--json", "--control", &control, "--takeover", &control, "--config"]);
-    next.arg(hanging.served.config_path()).stdout(Stdio::piped());
-    next.env("XDG_STATE_HOME", hanging.served.daemon.directory.path().join("state"));
-    hanging.file_system.hang("open");
-    let mut next = next.spawn().unwrap();
-    hanging.file_system.wait_until_hung("open", 1);
-    assert!(hanging.served.daemon.wait().success(), "the daemon before it has released its volumes");
-    assert_eq!(ask(&socket, "GET", "/healthz", "", ""), (200, json!({ "state": "starting" })));
-    assert_eq!(ask(&socket, "GET", "/readyz", "", "").0, 503);
-    hanging.file_system.hang("");
-    let mut ready = String::new();
-    BufReader::new(next.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    assert_eq!(ask(&socket, "GET", "/readyz", "", ""), (200, json!({ "state": "serving" })));
-    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(ended(&mut next).success());
-}
-
-#[test]
 fn an_edit_that_hangs_in_open_is_refused_if_a_session_has_begun_meanwhile() {
     let files = tempfile::tempdir().unwrap();
     let leased = files.path().join("leased.img");
