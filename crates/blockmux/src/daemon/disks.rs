@@ -18,6 +18,7 @@ use blockmux_proto::volume_state::{VolumeState, VolumeTraffic};
 use rustix::thread::CapabilitySet;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -535,7 +536,7 @@ impl Drop for NewDisk {
             .is_some_and(|entry| entry.state.disk().is_some_and(|own| Arc::ptr_eq(&own.disk, &disk)));
         if is_own {
             warn!("{volume}: is detached again, because the change that attached it was not made");
-            let detached = self.disks.detach_all(&self.server, &[volume.clone()], true);
+            let detached = self.disks.detach_all(&self.server, slice::from_ref(volume), true);
             detached.map_or_else(|error| warn!("{error}"), DetachedDisks::keep);
         }
     }
