@@ -5,12 +5,27 @@ mod conforms;
 
 use blockmux_engine::volume::rbd::{ClusterOptions, ImageName, RbdVolume};
 use blockmux_volume::{Extent, Io, IoError, Op, Output, Resize, ResizeError, Tag, Volume};
-use ceph::{POOL, TestImage, ceph};
+use ceph::TestImage;
 use conforms::{conforms, harness};
 use std::sync::Arc;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+const POOL: &str = "rbd";
+
+impl TestImage {
+    fn image_name(&self) -> ImageName {
+        ImageName { pool: POOL.to_owned(), namespace: None, image: self.name.clone(), snapshot: None }
+    }
+
+    fn cluster(&self) -> ClusterOptions {
+        ClusterOptions { conf: Some(self.conf.clone()), ..ClusterOptions::new() }
+    }
+
+    fn open(&self, read_only: bool) -> RbdVolume {
+        RbdVolume::open(&self.cluster(), &self.image_name(), read_only, || {}).unwrap()
+    }
+}
 
 fn status(offset: u64, len: u64) -> Io {
     Io::new(Tag(1), Op::BlockStatus, offset, len)
@@ -139,13 +154,7 @@ fn a_client_that_is_blocklisted_is_fenced_and_the_next_image_is_not() {
     let volume = RbdVolume::open(&options, &image.image_name(), false, || {}).unwrap();
     let mut client = harness(Arc::new(volume)).client(4).unwrap();
     client.write(0, &[1; 4096]).unwrap();
-    let watchers = image.rbd(&["status", &image.name]);
-    let address = watchers.split_whitespace().find_map(|word| word.strip_prefix("watcher=")).unwrap();
-    let listed = ["blocklist", "blacklist"].iter().any(|word| {
-        let said = ceph(&image.conf, &["osd", word, "add", address]);
-        said.status.success()
-    });
-    assert!(listed, "{address}");
+    image.blocklist(&image.watcher());
     let write = || Io {
         data: Some(blockmux_volume::Seg::from_slice(&[2; 4096]).into()),
         ..Io::new(Tag(1), Op::Write { fua: false }, 0, 4096)
@@ -164,6 +173,28 @@ fn a_client_that_is_blocklisted_is_fenced_and_the_next_image_is_not() {
     other.write(0, &[3; 4096]).unwrap();
     assert_eq!(other.read(0, 4096).unwrap(), [3; 4096]);
     assert_eq!(client.call(write()).unwrap().err(), Some(IoError::Fenced));
+}
+
+#[test]
+fn an_image_that_does_not_open_for_lack_of_storage_daemons_says_so() {
+    let Some(image) = TestImage::new("unavailable", &["--size", "8M"]) else { return };
+    let options = ClusterOptions { timeout: Duration::from_secs(1), ..image.cluster() };
+    for number in ["1", "2"] {
+        image.osd("kill", number);
+    }
+    // The monitors learn of it after some seconds.
+    let is_known = || {
+        let opened = RbdVolume::open(&options, &image.image_name(), false, || {});
+        let said = opened.err().map(|error| error.to_string()).unwrap_or_default();
+        said.starts_with(
+            "the image does not open within 2 s, while 1 of 3 storage daemons of the cluster run;",
+        )
+    };
+    eventually(is_known);
+    for number in ["1", "2"] {
+        image.osd("start", number);
+    }
+    eventually(|| RbdVolume::open(&options, &image.image_name(), false, || {}).is_ok());
 }
 
 #[test]
@@ -205,5 +236,8 @@ fn what_cannot_be_opened_is_said_with_what_to_do() {
     std::fs::write(&conf, text).unwrap();
     let nobody = ClusterOptions { conf: Some(conf), timeout: Duration::from_secs(1), ..image.cluster() };
     let said = refusal(&nobody, &name);
-    assert_eq!(said, "no monitor of the cluster answers within 1 s; is it reachable?");
+    assert_eq!(
+        said,
+        "no monitor of the cluster answers within 1 s: v2:127.0.0.1:1/0; are they reachable, and have they a quorum?"
+    );
 }

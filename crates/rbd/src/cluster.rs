@@ -11,7 +11,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::thread;
 use std::time::Duration;
 
 /// Which cluster, and as whom.
@@ -129,11 +130,56 @@ impl Cluster {
     fn refusal(&self, error: Errno, options: &ClusterOptions) -> RbdError {
         let user = self.user.clone();
         match error.0 {
-            libc::ETIMEDOUT => RbdError::NoAnswer(options.timeout),
+            libc::ETIMEDOUT => RbdError::NoMonitor { monitors: self.monitors(), waited: options.timeout },
             libc::ENOENT => RbdError::NoKey { user },
             libc::EPERM | libc::EACCES => RbdError::Refused { user, error },
             _ => RbdError::Call { call: "rados_connect", error },
         }
+    }
+
+    /// The addresses of the monitors in the config.
+    fn monitors(&self) -> String {
+        let mut monitors: [c_char; MAX_MONITORS] = [0; MAX_MONITORS];
+        let (place, len) = (monitors.as_mut_ptr(), monitors.len());
+        // SAFETY: the handle is valid; a text, and the length is that of the memory.
+        let found =
+            unsafe { (self.library.rados.rados_conf_get)(self.handle, c"mon_host".as_ptr(), place, len) };
+        if found < 0 { "none is in the config".to_owned() } else { text(&monitors) }
+    }
+
+    /// The number of storage daemons that run, and of all. May block for ever.
+    fn storage_daemons(&self) -> Result<StorageDaemons, RbdError> {
+        let rados = &self.library.rados;
+        let command = [c"{\"prefix\": \"osd stat\", \"format\": \"json\"}".as_ptr()];
+        let (mut reply, mut len) = (std::ptr::null_mut(), 0);
+        let (mut status, mut status_len) = (std::ptr::null_mut(), 0);
+        let none = std::ptr::null();
+        // SAFETY: the cluster is connected; one text, no input, and places for both replies.
+        let told = unsafe {
+            (rados.rados_mon_command)(
+                self.handle,
+                command.as_ptr(),
+                command.len(),
+                none,
+                0,
+                &raw mut reply,
+                &raw mut len,
+                &raw mut status,
+                &raw mut status_len,
+            )
+        };
+        let bytes = match reply.is_null() {
+            true => Vec::new(),
+            // SAFETY: librados has filled so many bytes.
+            false => unsafe { std::slice::from_raw_parts(reply.cast::<u8>(), len) }.to_vec(),
+        };
+        for buffer in [reply, status] {
+            // SAFETY: librados has allocated it, or it is null.
+            unsafe { (rados.rados_buffer_free)(buffer) };
+        }
+        RbdError::check("rados_mon_command", told)?;
+        StorageDaemons::read(&bytes)
+            .ok_or(RbdError::Call { call: "rados_mon_command", error: Errno(libc::EBADMSG) })
     }
 
     /// The identifier of the cluster.
@@ -158,6 +204,48 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY: nobody else has the handle; images and pools hold the cluster.
         unsafe { (self.library.rados.rados_shutdown)(self.handle) };
+    }
+}
+
+/// Why an image has not opened after the time `waited`: asks the monitors, for at most
+/// [`STATUS_TIMEOUT`].
+#[must_use]
+pub fn why_it_hangs(options: &ClusterOptions, waited: Duration) -> RbdError {
+    let Some(cluster) = find(options) else {
+        let monitors = options
+            .conf
+            .as_ref()
+            .map_or("those of ceph.conf".to_owned(), |conf| format!("those of {}", conf.display()));
+        return RbdError::NoMonitor { monitors, waited };
+    };
+    let (sender, told) = mpsc::channel();
+    let ask = move || drop(sender.send(cluster.storage_daemons()));
+    if thread::Builder::new().name("rbd status".to_owned()).spawn(ask).is_err() {
+        return RbdError::OpenTimeout(waited);
+    }
+    match told.recv_timeout(STATUS_TIMEOUT) {
+        Ok(Ok(StorageDaemons { up, all })) => RbdError::NoStorage { up, all, waited },
+        // A user without that right.
+        Ok(Err(_)) => RbdError::OpenTimeout(waited),
+        Err(_) => RbdError::MonitorsLost(waited),
+    }
+}
+
+/// The numbers of a cluster's storage daemons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+struct StorageDaemons {
+    #[serde(rename = "num_up_osds")]
+    up: u64,
+    #[serde(rename = "num_osds")]
+    all: u64,
+}
+
+impl StorageDaemons {
+    /// Reads the reply of the monitors to `osd stat`. Old versions have it in another object.
+    fn read(reply: &[u8]) -> Option<StorageDaemons> {
+        let reply: serde_json::Value = serde_json::from_slice(reply).ok()?;
+        let inner = reply.get("osdmap").cloned();
+        serde_json::from_value(inner.unwrap_or(reply)).ok()
     }
 }
 
@@ -205,6 +293,10 @@ const OWN_OPTIONS: [(&CStr, &str); 5] = [
 pub const USER: &str = "admin";
 /// Time for connecting, by default.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for the monitors to say how many storage daemons run.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of the addresses of monitors, in bytes.
+const MAX_MONITORS: usize = 1024;
 /// A UUID as text, and a zero byte.
 const FSID_LEN: usize = 37;
 
@@ -217,6 +309,18 @@ mod tests {
         assert!(c_string("the user", "admin").is_ok());
         for bad in ["", "a\0b"] {
             assert_eq!(c_string("the user", bad).unwrap_err().to_string(), "the user is not a name for Ceph");
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_storage_daemons_are_read_from_the_reply_of_each_version() {
+        let expected = Some(StorageDaemons { up: 1, all: 3 });
+        let reply = br#"{"epoch":15,"num_osds":3,"num_up_osds":1,"osd_up_since":0,"num_in_osds":3}"#;
+        assert_eq!(StorageDaemons::read(reply), expected);
+        let old = br#"{"osdmap":{"epoch":15,"num_osds":3,"num_up_osds":1}}"#;
+        assert_eq!(StorageDaemons::read(old), expected);
+        for bad in [&b""[..], b"[]", b"{}", br#"{"num_osds":-1,"num_up_osds":1}"#, b"\xff"] {
+            assert_eq!(StorageDaemons::read(bad), None);
         }
     }
 

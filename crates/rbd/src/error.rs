@@ -40,8 +40,38 @@ pub enum RbdError {
         error: Errno,
     },
     /// No monitor answers.
-    #[error("no monitor of the cluster answers within {} s; is it reachable?", .0.as_secs())]
-    NoAnswer(Duration),
+    #[error(
+        "no monitor of the cluster answers within {} s: {monitors}; are they reachable, and have they a quorum?",
+        .waited.as_secs()
+    )]
+    NoMonitor {
+        /// Their addresses, as the config has them.
+        monitors: String,
+        /// Time that was waited.
+        waited: Duration,
+    },
+    /// The monitors answer, but the image does not open.
+    #[error(
+        "the image does not open within {} s, while {up} of {all} storage daemons of the cluster run; \
+         'ceph health detail' says what is missing", .waited.as_secs()
+    )]
+    NoStorage {
+        /// Storage daemons that run, as the monitors know.
+        up: u64,
+        /// Storage daemons of the cluster.
+        all: u64,
+        /// Time that was waited.
+        waited: Duration,
+    },
+    /// The connection is there, but neither the image opens nor do the monitors answer.
+    #[error(
+        "the image does not open within {} s, and the monitors do not answer any longer; are they reachable?",
+        .0.as_secs()
+    )]
+    MonitorsLost(Duration),
+    /// The image does not open, and the monitors do not say how many storage daemons run.
+    #[error("the image does not open within {} s; 'ceph health detail' says what is missing", .0.as_secs())]
+    OpenTimeout(Duration),
     /// The pool does not exist.
     #[error("there is no pool {0}; list pools with 'ceph osd pool ls'")]
     NoPool(String),

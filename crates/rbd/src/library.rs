@@ -96,6 +96,8 @@ pub const RBD_FEATURE_FAST_DIFF: u64 = 1 << 4;
 pub const RBD_FEATURE_STRIPINGV2: u64 = 1 << 1;
 /// The object map or what it shows of differences is not valid.
 pub const RBD_FLAGS_INVALID: u64 = 1 << 0 | 1 << 1;
+/// A snapshot that was made by a user, not by the cluster for its own purposes.
+pub const RBD_SNAP_NAMESPACE_TYPE_USER: c_int = 0;
 /// The range is to be allocated.
 pub const RBD_WRITE_ZEROES_FLAG_THICK_PROVISION: c_int = 1;
 
@@ -105,9 +107,15 @@ functions! {
         rados_create(*mut rados_t, *const c_char) -> c_int;
         rados_conf_read_file(rados_t, *const c_char) -> c_int;
         rados_conf_set(rados_t, *const c_char, *const c_char) -> c_int;
+        rados_conf_get(rados_t, *const c_char, *mut c_char, usize) -> c_int;
         rados_connect(rados_t) -> c_int;
         rados_shutdown(rados_t);
         rados_cluster_fsid(rados_t, *mut c_char, usize) -> c_int;
+        rados_mon_command(
+            rados_t, *const *const c_char, usize, *const c_char, usize,
+            *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
+        ) -> c_int;
+        rados_buffer_free(*mut c_char);
         rados_ioctx_create(rados_t, *const c_char, *mut rados_ioctx_t) -> c_int;
         rados_ioctx_set_namespace(rados_ioctx_t, *const c_char);
         rados_ioctx_get_id(rados_ioctx_t) -> i64;
@@ -134,6 +142,11 @@ functions! {
         rbd_snap_set(rbd_image_t, *const c_char) -> c_int;
         rbd_snap_create(rbd_image_t, *const c_char) -> c_int;
         rbd_snap_remove(rbd_image_t, *const c_char) -> c_int;
+        rbd_snap_protect(rbd_image_t, *const c_char) -> c_int;
+        rbd_snap_unprotect(rbd_image_t, *const c_char) -> c_int;
+        rbd_snap_is_protected(rbd_image_t, *const c_char, *mut c_int) -> c_int;
+        rbd_snap_get_timestamp(rbd_image_t, u64, *mut libc::timespec) -> c_int;
+        rbd_snap_get_namespace_type(rbd_image_t, u64, *mut c_int) -> c_int;
         rbd_snap_list(rbd_image_t, *mut rbd_snap_info_t, *mut c_int) -> c_int;
         rbd_snap_list_end(*mut rbd_snap_info_t);
         rbd_diff_iterate2(

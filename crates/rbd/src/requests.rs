@@ -194,7 +194,7 @@ impl RequestQueue {
     /// Signals the descriptor once when a request completes from now on. Returns whether one has
     /// completed already; then it may not be signalled for that.
     pub fn arm(&self) -> bool {
-        // Cleared before the list is looked at, so that a later completion signals again.
+        // Cleared before the list is read, so that a later completion signals again.
         let _ = read(&self.completed.event, &mut [0; 8]);
         self.completed.is_armed.store(true, Ordering::SeqCst);
         !self.completed.first.load(Ordering::SeqCst).is_null()
@@ -202,7 +202,7 @@ impl RequestQueue {
             || !self.refused.is_empty()
     }
 
-    /// Signals the descriptor no more: the core looks for completions itself.
+    /// Signals the descriptor no more: the core polls for completions itself.
     pub fn disarm(&self) {
         self.completed.is_armed.store(false, Ordering::Relaxed);
     }

@@ -2,6 +2,7 @@
 
 use crate::io::IoError;
 use crate::ready::Waker;
+use crate::snapshots::Snapshots;
 use crate::volume::{Channel, Core, LinkCounts, Populated, Resize, ResizeError, Volume, VolumeInfo};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -30,6 +31,11 @@ pub(crate) trait Decorator: Send + Sync {
     /// Implements [`Volume::resize`].
     fn resize_over(&self, to: Resize) -> Result<u64, ResizeError> {
         self.inner().resize(to)
+    }
+
+    /// Implements [`Volume::snapshots`].
+    fn snapshots_over(&self) -> Option<&dyn Snapshots> {
+        self.inner().snapshots()
     }
 
     /// Implements [`Volume::open`].
@@ -69,6 +75,14 @@ impl<D: Decorator> Volume for D {
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         self.resize_over(to)
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        self.snapshots_over()
+    }
+
+    fn snapshots_in_use(&self) -> Vec<String> {
+        self.inner().snapshots_in_use()
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

@@ -4,6 +4,7 @@ use crate::block_sizes::{BlockSizes, SmallBlock};
 use crate::decorator::Decorator;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
+use crate::snapshots::Snapshots;
 use crate::volume::{Channel, Core, Resize, ResizeError, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -127,6 +128,11 @@ impl Decorator for SliceVolume {
     fn refresh_size_over(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size
+    }
+
+    /// A snapshot has the whole volume below, so a part of it has none.
+    fn snapshots_over(&self) -> Option<&dyn Snapshots> {
+        if self.offset == 0 && self.len.is_none() { self.inner.snapshots() } else { None }
     }
 
     /// Changes the part's own length if it has one; otherwise resizes `inner`.

@@ -3,6 +3,7 @@
 use crate::io::{Completion, Io, IoError, Op};
 use crate::pool::Pool;
 use crate::ready::Waker;
+use crate::snapshots::Snapshots;
 use std::any::Any;
 use std::num::NonZeroU8;
 use std::path::PathBuf;
@@ -282,6 +283,17 @@ pub trait Volume: Send + Sync {
             Resize::Own => Ok(self.refresh_size()),
             Resize::Bytes { .. } => Err(ResizeError::Fixed),
         }
+    }
+
+    /// The volume's snapshots; `None` if its storage has none.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+
+    /// The snapshots whose data the volume has, itself or in volumes below it, by their identities
+    /// ([`crate::SnapshotInfo::identity`]).
+    fn snapshots_in_use(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// A remote server's identifier of the data, the same over every path, such as an NGUID or an

@@ -51,6 +51,23 @@ pub(crate) struct ResizeVolume {
     pub(crate) shrink: bool,
 }
 
+/// A snapshot to create.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshot {
+    /// Its name.
+    #[schema(example = "monday")]
+    pub(crate) name: String,
+}
+
+/// A change of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProtectSnapshot {
+    /// Whether it is protected from being deleted.
+    pub(crate) protected: bool,
+}
+
 /// New limits of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

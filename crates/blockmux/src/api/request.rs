@@ -5,7 +5,7 @@ use crate::api::bodies::{SecretInfo, SecretText};
 use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
 use crate::api::plan::PlanReport;
-use crate::api::status::{SessionStatus, Status};
+use crate::api::status::{SessionStatus, SnapshotStatus, Status};
 use crate::api::{ApiError, ErrorBody};
 use crate::attach::way::Way;
 use crate::protocol::frontend::Change;
@@ -42,6 +42,14 @@ pub(crate) enum Request {
     },
     /// Stop exporting a volume.
     Remove { name: String, force: bool },
+    /// List the snapshots of a volume.
+    Snapshots { volume: String },
+    /// Create a snapshot of a volume.
+    CreateSnapshot { volume: String, name: String },
+    /// Delete a snapshot of a volume.
+    DeleteSnapshot { volume: String, name: String },
+    /// Protect a snapshot of a volume from being deleted, or end that.
+    ProtectSnapshot { volume: String, name: String, protected: bool },
     /// List the secrets that were written.
     Secrets,
     /// Write a secret.
@@ -113,6 +121,12 @@ impl fmt::Display for Request {
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
             Request::Disconnect { session } => write!(f, "disconnect {session}"),
+            Request::Snapshots { volume } => write!(f, "list snapshots of {volume}"),
+            Request::CreateSnapshot { volume, name } => write!(f, "create snapshot {volume}@{name}"),
+            Request::DeleteSnapshot { volume, name } => write!(f, "delete snapshot {volume}@{name}"),
+            Request::ProtectSnapshot { volume, name, protected } => {
+                write!(f, "{} snapshot {volume}@{name}", if *protected { "protect" } else { "unprotect" })
+            }
             Request::Secrets => f.write_str("list secret"),
             Request::WriteSecret { name, .. } => write!(f, "write secret {name}"),
             Request::RemoveSecret { name, .. } => write!(f, "remove secret {name}"),
@@ -157,6 +171,10 @@ pub(crate) enum Answer {
         /// Its ETag.
         tag: String,
     },
+    /// The snapshots of a volume.
+    Snapshots(Vec<SnapshotStatus>),
+    /// A snapshot that was created.
+    Snapshot(SnapshotStatus),
     /// Secrets, without their values.
     Secrets(Vec<SecretInfo>),
     /// Objects of the config.
@@ -215,6 +233,8 @@ impl Answer {
             Answer::Plan(report) => json!(report),
             Answer::Config { content: FragmentContent::Toml(text), .. } => json!(text),
             Answer::Config { content: FragmentContent::Json(config), .. } => json!(config),
+            Answer::Snapshots(list) => json!(list),
+            Answer::Snapshot(snapshot) => json!(snapshot),
             Answer::Secrets(list) => json!(list),
             Answer::Objects(list) => json!(list),
             Answer::Object { object, .. } => object.clone(),

@@ -31,6 +31,21 @@ pub(crate) struct ProtocolStatus {
     pub(crate) connections: usize,
 }
 
+/// A snapshot of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SnapshotStatus {
+    pub(crate) name: String,
+    /// Size of the volume then, in bytes.
+    pub(crate) size: u64,
+    /// When it was created, if the storage knows that.
+    #[schema(example = "2026-11-30T12:00:00Z")]
+    pub(crate) created: Option<String>,
+    /// It cannot be deleted; `null` if the storage cannot protect snapshots.
+    pub(crate) protected: Option<bool>,
+    /// The volumes of this daemon that serve it.
+    pub(crate) volumes: Vec<String>,
+}
+
 /// An exported volume and its I/O counters since it was exported.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(crate) struct VolumeStatus {

@@ -223,6 +223,9 @@ impl ControlServer {
                 let (content, tag) = self.reloader.export(*as_json);
                 Answer::Config { content, tag }
             }
+            Request::Snapshots { volume } => {
+                self.snapshots(volume).map_or_else(Answer::Failed, Answer::Snapshots)
+            }
             Request::Secrets => self.secrets().map_or_else(Answer::Failed, Answer::Secrets),
             Request::List { path, query } => {
                 edit::list(&self.reloader, path, query).map_or_else(Answer::Failed, Answer::Objects)
@@ -303,6 +306,11 @@ impl ControlServer {
             | Request::AttachDisk { .. }
             | Request::DetachDisk { .. }
             | Request::Change(_) => self.execute(request, caller, progress),
+            Request::CreateSnapshot { volume, name } => self.create_snapshot(volume, name, caller),
+            Request::DeleteSnapshot { volume, name } => self.delete_snapshot(volume, name, caller),
+            Request::ProtectSnapshot { volume, name, protected } => {
+                self.protect_snapshot(volume, name, *protected, caller)
+            }
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
             Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
@@ -310,6 +318,7 @@ impl ControlServer {
             | Request::Sessions
             | Request::Diff
             | Request::Export { .. }
+            | Request::Snapshots { .. }
             | Request::Secrets
             | Request::List { .. }
             | Request::Show { .. } => Ok(Changed { answer: self.answer(request), effects: Vec::new() }),

@@ -31,6 +31,7 @@ mod role;
 mod secrets;
 mod setup;
 mod shutdown;
+mod snapshot_commands;
 mod sources;
 mod start;
 mod state;

@@ -1,5 +1,6 @@
 //! Images of Ceph through the program, on a real cluster, which `make test-cluster` starts.
 
+use crate::ceph_cluster::TestImage;
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
 use crate::examples::pages;
@@ -7,38 +8,10 @@ use crate::program::{BLOCKMUX, PATTERNS, blockmux, has, qemu_io, succeed, text};
 use crate::raw_client::{FUA, RawClient};
 use rustix::process::Signal;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-/// An image of a test; it stays until the whole cluster is thrown away.
-struct TestImage {
-    conf: PathBuf,
-    name: String,
-}
+use std::path::Path;
+use std::process::Command;
 
 impl TestImage {
-    /// An image of 16 MiB; `None`, with a note, if there is no cluster.
-    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-    fn new(name: &str) -> Option<TestImage> {
-        let Some(conf) = std::env::var_os("BLOCKMUX_CEPH_CONF") else {
-            println!("skipped: no Ceph cluster; 'make test-cluster' starts one");
-            return None;
-        };
-        let image = TestImage { conf: conf.into(), name: format!("{name}-{}", std::process::id()) };
-        image.rbd(&["create", "--size", "16M", &image.name]);
-        Some(image)
-    }
-
-    fn run_rbd(&self, arguments: &[&str]) -> Output {
-        Command::new("rbd").arg("--conf").arg(&self.conf).args(arguments).output().unwrap()
-    }
-
-    fn rbd(&self, arguments: &[&str]) -> String {
-        let output = self.run_rbd(arguments);
-        assert!(output.status.success(), "rbd {arguments:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
     fn spec(&self) -> String {
         format!("rbd:rbd/{}?conf={}", self.name, self.conf.display())
     }
@@ -55,17 +28,11 @@ impl TestImage {
         self.rbd(&["export", "--no-progress", &self.name, file.to_str().unwrap()]);
         fs::read(file).unwrap()
     }
-
-    /// What `tests/ceph/cluster.sh` does to one storage daemon.
-    fn osd(&self, action: &str, number: &str) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/ceph/cluster.sh");
-        succeed(Command::new("bash").arg(script).arg(action).arg(self.conf.parent().unwrap()).arg(number));
-    }
 }
 
 #[test]
 fn an_image_is_the_same_over_nbd_and_iscsi_and_by_qemus_own_driver() {
-    let Some(image) = TestImage::new("exported") else { return };
+    let Some(image) = TestImage::new("exported", &["--size", "16M"]) else { return };
     if !["qemu-io", "qemu-img"].into_iter().all(has) {
         return;
     }
@@ -84,7 +51,7 @@ fn an_image_is_the_same_over_nbd_and_iscsi_and_by_qemus_own_driver() {
 
 #[test]
 fn stable_writes_to_an_image_survive_a_kill_of_the_daemon() {
-    let Some(image) = TestImage::new("killed") else { return };
+    let Some(image) = TestImage::new("killed", &["--size", "16M"]) else { return };
     let mut daemon = Daemon::serve(&[&image.spec()]);
     let mut client = RawClient::connect(&daemon.socket());
     assert_eq!(client.write(0, 0, &[1; 4096]), 0);
@@ -102,15 +69,15 @@ fn stable_writes_to_an_image_survive_a_kill_of_the_daemon() {
 
 #[test]
 fn an_image_that_is_resized_elsewhere_is_noticed_and_one_in_use_is_not_removed() {
-    let Some(image) = TestImage::new("resized") else { return };
+    let Some(image) = TestImage::new("resized", &["--size", "16M"]) else { return };
     let controlled = Controlled::serve(&[&format!("disk={}", image.spec())]);
     image.rbd(&["resize", "--no-progress", "--size", "32M", &image.name]);
     let size = |bytes: u64| controlled.status()["volumes"][0]["size"] == bytes;
     eventually("the daemon notices the size", || size(32 << 20));
     controlled.said(&["resize", "disk", "48m"]);
     assert!(image.rbd(&["info", &image.name]).contains("size 48 MiB"));
-    let refused = image.run_rbd(&["rm", "--no-progress", &image.name]);
-    assert!(text(&refused.stderr).contains("image still has watchers"), "{}", text(&refused.stderr));
+    let refused = image.rbd_fails(&["rm", "--no-progress", &image.name]);
+    assert!(refused.contains("image still has watchers"), "{refused}");
     controlled.said(&["remove", "disk"]);
     // Closed in the background.
     eventually("the image is closed", || !image.rbd(&["status", &image.name]).contains("watcher="));
@@ -124,8 +91,27 @@ fn an_image_that_is_resized_elsewhere_is_noticed_and_one_in_use_is_not_removed()
 }
 
 #[test]
+fn a_daemon_whose_client_was_blocklisted_serves_the_image_again_once_it_is_added_again() {
+    let Some(image) = TestImage::new("blocklisted", &["--size", "16M"]) else { return };
+    let volume = format!("disk={}", image.spec());
+    let controlled = Controlled::serve(&[&volume]);
+    let mut client = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(client.write(0, 0, &[1; 4096]), 0);
+    image.blocklist(&image.watcher());
+    // The storage daemons learn of it one after the other.
+    let last = (0..10_000).map(|_| client.write(0, 0, &[2; 4096])).find(|errno| *errno != 0);
+    assert!(last.is_some(), "the client is not fenced");
+    let said = controlled.refusal(&["remove", "disk", "--force"]);
+    assert!(said.contains("the change is made, but disk: the last flush failed: fenced"), "{said}");
+    controlled.said(&["add", &volume]);
+    let mut client = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(client.write(0, 0, &[3; 4096]), 0);
+    assert_eq!(image.content(controlled.directory.path())[..4096], [3; 4096]);
+}
+
+#[test]
 fn a_storage_daemon_that_is_killed_loses_nothing() {
-    let Some(image) = TestImage::new("outage") else { return };
+    let Some(image) = TestImage::new("outage", &["--size", "16M"]) else { return };
     let daemon = Daemon::serve(&[&image.spec()]);
     let mut client = RawClient::connect(&daemon.socket());
     let round = |client: &mut RawClient, round: u8| {
@@ -150,7 +136,7 @@ fn a_storage_daemon_that_is_killed_loses_nothing() {
 
 #[test]
 fn what_info_and_check_say_of_an_image() {
-    let Some(image) = TestImage::new("info") else { return };
+    let Some(image) = TestImage::new("info", &["--size", "16M"]) else { return };
     let said = blockmux(["info", "--json", &image.spec()]);
     let info: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
     assert_eq!((&info["size"], &info["write_cache"]), (&(16 << 20).into(), &false.into()), "{info}");
@@ -169,8 +155,72 @@ fn what_info_and_check_say_of_an_image() {
 }
 
 #[test]
+fn snapshots_are_created_listed_served_protected_and_deleted() {
+    let Some(image) = TestImage::new("snapshots", &["--size", "16M"]) else { return };
+    let mut controlled = Controlled::serve(&[&format!("disk={}", image.spec())]);
+    let mut client = RawClient::connect(&controlled.daemon.socket());
+    assert_eq!(controlled.said(&["snapshot", "list", "disk"]), "no snapshots\n");
+    assert_eq!(client.write(0, 0, &[1; 4096]), 0);
+    assert!(controlled.said(&["snapshot", "create", "disk", "a day"]).starts_with("a day  16 MiB, 20"));
+    assert_eq!(client.write(0, 0, &[2; 4096]), 0);
+    let refused = controlled.refusal(&["snapshot", "create", "disk", "a day"]);
+    assert!(refused.contains("disk: there is a snapshot `a day` already; choose another"), "{refused}");
+    let refused = controlled.refusal(&["snapshot", "create", "disk", "a@b"]);
+    assert!(refused.contains("`a@b` is no name for a snapshot; write"), "{refused}");
+    let line = controlled.daemon.log_line("create snapshot disk@a day");
+    assert!(line.ends_with("changes=\"+ snapshot disk@a day\""), "{line}");
+
+    // A slice of it uses it, too.
+    let spec = image.spec().replacen('?', "@a day?", 1);
+    controlled.said(&["add", &format!("then={spec}")]);
+    controlled.said(&["add", &format!("part=slice:1m,1m:{spec}")]);
+    let then = format!("nbd+unix:///then?socket={}", controlled.daemon.socket().display());
+    let copy = controlled.directory.path().join("copy");
+    succeed(Command::new(BLOCKMUX).args(["copy", &then, &format!("file:{}", copy.display())]));
+    assert_eq!((&fs::read(copy).unwrap()[..4096], client.read(0, 4096)), (&[1; 4096][..], vec![2; 4096]));
+    let list: serde_json::Value =
+        serde_json::from_str(&controlled.said(&["snapshot", "list", "disk", "--json"])).unwrap();
+    assert_eq!((&list[0]["name"], &list[0]["size"]), (&"a day".into(), &(16 << 20).into()), "{list}");
+    assert_eq!(list[0]["protected"], false, "{list}");
+    assert_eq!(list[0]["volumes"], serde_json::json!(["then", "part"]), "{list}");
+    let refused = controlled.refusal(&["snapshot", "delete", "disk", "a day"]);
+    assert!(
+        refused.contains("disk: snapshot `a day` is served as volume then, part; remove that"),
+        "{refused}"
+    );
+    let refused = controlled.refusal(&["snapshot", "list", "then"]);
+    assert!(refused.contains("then: its kind has no snapshots"), "{refused}");
+    controlled.said(&["remove", "part"]);
+    controlled.said(&["remove", "then"]);
+
+    // Twice is as once.
+    for (command, is_protected) in [("protect", true), ("protect", true), ("unprotect", false)] {
+        controlled.said(&["snapshot", command, "disk", "a day"]);
+        let list = controlled.said(&["snapshot", "list", "disk"]);
+        assert_eq!(list.contains(", protected"), is_protected, "{list}");
+        if is_protected {
+            let refused = controlled.refusal(&["snapshot", "delete", "disk", "a day"]);
+            assert!(refused.contains("disk: snapshot `a day` is protected; 'blockmux ctl"), "{refused}");
+        }
+    }
+    controlled.said(&["snapshot", "unprotect", "disk", "a day"]);
+    controlled.said(&["snapshot", "delete", "disk", "a day"]);
+    assert_eq!(image.rbd(&["snap", "ls", &image.name]), "");
+    for command in ["delete", "protect"] {
+        let refused = controlled.refusal(&["snapshot", command, "disk", "a day"]);
+        assert!(
+            refused.contains("disk: there is no snapshot `a day`; 'blockmux ctl snapshot list'"),
+            "{refused}"
+        );
+    }
+    let read_only = Controlled::serve(&[&format!("disk={}&readonly=on", image.spec())]);
+    let refused = read_only.refusal(&["snapshot", "create", "disk", "b"]);
+    assert!(refused.contains("disk: is opened read-only, so that its snapshots stay"), "{refused}");
+}
+
+#[test]
 fn the_commands_of_the_guide_work() {
-    let Some(image) = TestImage::new("guide") else { return };
+    let Some(image) = TestImage::new("guide", &["--size", "16M"]) else { return };
     if !has("qemu-img") {
         return;
     }
@@ -181,12 +231,19 @@ fn the_commands_of_the_guide_work() {
     fs::write(place.path().join("disk.img"), vec![9; 1 << 20]).unwrap();
     let etc = format!("{}/", image.conf.parent().unwrap().display());
     let commands: Vec<_> = lines.iter().filter(|line| !line.starts_with("apt ")).collect();
-    assert!(commands.len() > 6, "{commands:?}");
+    assert!(commands.len() > 8, "{commands:?}");
+    let mut controlled = None;
     for line in commands {
         let line = line.replace("/etc/ceph/", &etc);
         let own = line.strip_prefix("blockmux ").map(|words| format!("{BLOCKMUX} {words}"));
-        let line = own.unwrap_or(line);
         let mut shell = Command::new("sh");
+        if line.starts_with("blockmux ctl ") {
+            // The daemon of the guide's reader serves the image as `disk`.
+            let spec = format!("disk=rbd:rbd/disk?id=blockmux&conf={}", image.conf.display());
+            let controlled = controlled.get_or_insert_with(|| Controlled::serve(&[&spec]));
+            shell.env("BLOCKMUX_CONTROL", format!("unix:{}", controlled.socket().display()));
+        }
+        let line = own.unwrap_or(line);
         shell.args(["-ec", &line]).current_dir(place.path()).env("CEPH_CONF", &image.conf);
         succeed(&mut shell);
     }

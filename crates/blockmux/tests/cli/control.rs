@@ -116,6 +116,22 @@ fn a_resize_of_a_ram_volume_is_reported_to_iscsi_initiators_and_new_clients() {
 }
 
 #[test]
+fn a_volume_whose_storage_has_no_snapshots_says_so() {
+    let controlled = Controlled::serve(&["a=mem:1m", "b=rate:iops=1000:mem:1m"]);
+    for volume in ["a", "b"] {
+        let commands = [&["list", volume][..], &["create", volume, "s"], &["delete", volume, "s"]];
+        for words in commands.into_iter().chain([&["protect", volume, "s"][..]]) {
+            let said = controlled.refusal(&[&["snapshot"], words].concat());
+            let expected =
+                format!("{volume}: its kind has no snapshots; images of Ceph (rbd:POOL/IMAGE) have");
+            assert!(said.contains(&expected), "{said}");
+        }
+    }
+    let said = controlled.refusal(&["snapshot", "create", "c", "s"]);
+    assert!(said.contains("no volume has the name `c`; choose one of a, b"), "{said}");
+}
+
+#[test]
 fn standard_clients_see_the_new_size() {
     if !has("nbdinfo") || !has("iscsi-readcapacity16") {
         return;

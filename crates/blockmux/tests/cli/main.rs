@@ -22,6 +22,8 @@ mod bench_devices;
 mod bench_file_system;
 mod block_sizes;
 mod ceph;
+#[path = "../../../engine/tests/ceph/mod.rs"]
+mod ceph_cluster;
 mod config;
 mod connection_places;
 mod control;

@@ -137,6 +137,10 @@ impl Volume for StripeVolume {
         members.reduce(|sum, one| LinkCounts { reconnects: sum.reconnects + one.reconnects })
     }
 
+    fn snapshots_in_use(&self) -> Vec<String> {
+        self.members.iter().flat_map(|member| member.snapshots_in_use()).collect()
+    }
+
     fn deleted_file(&self) -> Option<PathBuf> {
         self.members.iter().find_map(|member| member.deleted_file())
     }

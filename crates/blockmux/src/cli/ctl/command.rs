@@ -2,6 +2,7 @@
 
 use super::fragment;
 use super::objects::ObjectCommand;
+use super::snapshots::SnapshotCommand;
 use super::status::StatusArgs;
 use crate::api::fragment::{ApplyOptions, Fragment};
 use crate::api::limits;
@@ -38,6 +39,9 @@ pub(super) enum CtlCommand {
         #[arg(long, requires = "size")]
         shrink: bool,
     },
+    /// Create, list, delete or protect snapshots of a volume whose storage has them
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Limit a volume's I/O, also for clients that are connected; without limits, show them
     Limit {
         /// Name of the volume
@@ -148,6 +152,7 @@ impl CtlCommand {
             CtlCommand::Resize { name, size, shrink } => {
                 Request::Resize { name: name.clone(), size: *size, shrink: *shrink }
             }
+            CtlCommand::Snapshot(command) => command.request(),
             CtlCommand::Limit { name, limits, client_limits } => {
                 Request::Limit { name: name.clone(), limits: *limits, client_limits: *client_limits }
             }

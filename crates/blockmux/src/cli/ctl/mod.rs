@@ -11,6 +11,7 @@ mod objects;
 mod plan;
 mod routes;
 mod sessions;
+mod snapshots;
 mod status;
 
 use self::command::CtlCommand;
@@ -149,6 +150,8 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
         (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Config { content: FragmentContent::Toml(text), .. }, _) => print(text.trim_end()),
         (Answer::Secrets(list), _) => print(objects::secrets_text(&list)),
+        (Answer::Snapshots(list), _) => print(snapshots::text(&list)),
+        (Answer::Snapshot(snapshot), _) => print(snapshots::text(&[snapshot])),
         (Answer::Objects(list), _) => print(objects::list_text(&list)),
         (Answer::Object { object, .. }, _) => print(objects::text(&object)),
         (Answer::Levels(levels), Request::Log { .. }) => {

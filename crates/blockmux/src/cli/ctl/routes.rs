@@ -3,7 +3,7 @@
 use super::objects;
 use crate::api::bodies::{
     AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
-    LimitVolume, Message, ResizeVolume, Resized,
+    CreateSnapshot, LimitVolume, Message, ProtectSnapshot, ResizeVolume, Resized,
 };
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
@@ -70,6 +70,17 @@ pub(super) fn call(request: &Request) -> Call {
             with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
         }
         Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
+        Request::Snapshots { volume } => Call::new("GET", snapshots_path(volume)),
+        Request::CreateSnapshot { volume, name } => {
+            with_body("POST", snapshots_path(volume), json!(CreateSnapshot { name: name.clone() }))
+        }
+        Request::DeleteSnapshot { volume, name } => {
+            Call::new("DELETE", format!("{}/{}", snapshots_path(volume), segment(name)))
+        }
+        Request::ProtectSnapshot { volume, name, protected } => {
+            let path = format!("{}/{}", snapshots_path(volume), segment(name));
+            with_body("PATCH", path, json!(ProtectSnapshot { protected: *protected }))
+        }
         Request::Secrets => Call::new("GET", "/v1/secrets"),
         Request::WriteSecret { name, value } => {
             let body = json!({ "value": value.0.as_str() });
@@ -117,7 +128,13 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
             let AttachedDevice { device } = serde_json::from_value(body)?;
             Answer::DiskAttached { device }
         }
-        Request::Remove { .. } | Request::Detach { .. } | Request::DetachDisk { .. } => Answer::Done,
+        Request::Snapshots { .. } => Answer::Snapshots(serde_json::from_value(body)?),
+        Request::CreateSnapshot { .. } => Answer::Snapshot(serde_json::from_value(body)?),
+        Request::Remove { .. }
+        | Request::Detach { .. }
+        | Request::DetachDisk { .. }
+        | Request::DeleteSnapshot { .. }
+        | Request::ProtectSnapshot { .. } => Answer::Done,
         Request::Log { .. } => Answer::Levels(serde_json::from_value(body)?),
         Request::Secrets | Request::WriteSecret { .. } => Answer::Secrets(serde_json::from_value(body)?),
         Request::List { .. } => Answer::Objects(serde_json::from_value(body)?),
@@ -160,6 +177,11 @@ fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call 
         body: Some(body),
         ..Call::new("POST", format!("/v1/config/apply?{}", query.join("&")))
     }
+}
+
+/// The path of a volume's snapshots.
+fn snapshots_path(volume: &str) -> String {
+    format!("/v1/volumes/{}/snapshots", segment(volume))
 }
 
 fn force_query(force: bool) -> &'static str {

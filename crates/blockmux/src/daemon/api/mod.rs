@@ -25,6 +25,7 @@ mod process;
 mod reply;
 mod requests;
 mod routes;
+mod snapshots;
 mod takeover;
 mod tls;
 

@@ -3,7 +3,7 @@
 use super::permission::check_role;
 use super::reply::{Body, Param, json, refusal};
 use super::requests::Asked;
-use super::{ApiState, config, document, health, metrics, objects, page, takeover};
+use super::{ApiState, config, document, health, metrics, objects, page, snapshots, takeover};
 use crate::api::action::ActionStatus;
 use crate::api::bodies::{
     AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
@@ -79,6 +79,7 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(action))
         .routes(routes!(history))
         .routes(routes!(metrics))
+        .merge(snapshots::routes())
         .merge(config::routes())
         .merge(objects::described())
         .merge(health::routes())
@@ -523,7 +524,7 @@ mod tests {
     #[test]
     fn every_path_documents_its_errors() {
         let document = document_json();
-        assert_eq!(document["paths"].as_object().unwrap().len(), 32);
+        assert_eq!(document["paths"].as_object().unwrap().len(), 34);
         for (name, operation) in operations(&document).iter().filter(|(name, _)| name.contains('{')) {
             assert!(operation["responses"]["404"].is_object(), "{name}");
         }

@@ -11,6 +11,7 @@
 mod channel;
 mod errors;
 mod queue;
+mod snapshots;
 mod state;
 mod status;
 mod volume;

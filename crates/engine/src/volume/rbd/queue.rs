@@ -24,9 +24,9 @@ pub(super) struct RbdQueue {
     waker: Waker,
     registration: Registration,
     armed: Rc<WakeOnEvent>,
-    /// When to look next whether requests complete; `None` while there are none.
-    look_at: Option<Instant>,
-    /// A request has completed since the last look.
+    /// When to check next that requests complete; `None` while there are none.
+    progress_check_at: Option<Instant>,
+    /// A request has completed since the last check.
     has_completed: bool,
     /// A read that tells whether the cluster still serves this client is under way.
     is_probing: bool,
@@ -71,7 +71,7 @@ impl RbdQueue {
                 waker: waker.clone(),
                 registration: core.register(armed.clone()),
                 armed,
-                look_at: None,
+                progress_check_at: None,
                 has_completed: false,
                 is_probing: false,
             }));
@@ -109,8 +109,8 @@ impl RbdQueue {
             is_flushing,
             has_failed,
         });
-        if self.look_at.is_none() {
-            self.look_later(self.core.now());
+        if self.progress_check_at.is_none() {
+            self.schedule_progress_check(self.core.now());
         }
         self.advance(index, None, true);
     }
@@ -168,23 +168,23 @@ impl RbdQueue {
         has_finished
     }
 
-    fn look_later(&mut self, now: Instant) {
-        let when = now + LOOK_INTERVAL;
-        (self.look_at, self.has_completed) = (Some(when), false);
+    fn schedule_progress_check(&mut self, now: Instant) {
+        let when = now + PROGRESS_CHECK_INTERVAL;
+        (self.progress_check_at, self.has_completed) = (Some(when), false);
         self.core.wake_at(when, &self.waker);
     }
 
-    /// Looks whether requests complete, if it is time to. A client that the cluster has blocklisted
+    /// Checks that requests complete, if the check is due. A client that the cluster has blocklisted
     /// is not told so when it writes, because librbd first waits for the lock, for ever. It is told
     /// when it reads.
-    fn look(&mut self) {
-        let Some(when) = self.look_at else { return };
+    fn check_progress(&mut self) {
+        let Some(when) = self.progress_check_at else { return };
         let now = self.core.now();
         if now < when {
             return;
         }
         if !self.requests.iter_mut().any(|request| !request.has_failed) {
-            self.look_at = None;
+            self.progress_check_at = None;
             return;
         }
         if !self.has_completed && !self.is_probing {
@@ -194,7 +194,7 @@ impl RbdQueue {
                 self.waker.wake();
             }
         }
-        self.look_later(now);
+        self.schedule_progress_check(now);
     }
 
     /// The cluster has blocklisted this client, so what librbd has not done by now it never does.
@@ -348,17 +348,17 @@ pub(super) fn is_bounced(data: &SgList) -> bool {
     !data.segs().iter().all(Seg::is_private)
 }
 
-/// Looks for completions while no channel does. It ends when the queue has no channel left.
+/// Polls for completions while no channel does. It ends when the queue has no channel left.
 struct RbdQueueTask(Rc<RefCell<RbdQueue>>);
 
 impl Task for RbdQueueTask {
     #[inline]
     fn run(&mut self) -> Progress {
         let mut queue = self.0.borrow_mut();
-        // From now on until it is parked, this task looks for completions.
+        // From now on until it is parked, this task polls for completions.
         queue.queue.disarm();
         let progress = if queue.turn(None) { Progress::Drained } else { Progress::Idle };
-        queue.look();
+        queue.check_progress();
         let is_unused =
             Rc::strong_count(&self.0) == 1 && queue.requests.iter_mut().all(|request| request.has_failed);
         if is_unused { Progress::Done } else { progress }
@@ -377,7 +377,7 @@ impl Task for RbdQueueTask {
 /// pool.
 pub(super) const MAX_BOUNCE: usize = 1 << 20;
 /// Requests that take longer make the queue ask whether the cluster still serves this client.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const PROGRESS_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The token of the read that asks.
 const PROBE: usize = usize::MAX;
 /// Bytes that one command frees: some 256 objects, each a request to the cluster.

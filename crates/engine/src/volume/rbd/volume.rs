@@ -5,10 +5,10 @@ use super::queue::RbdQueue;
 use super::state::{BLOCK, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
 use crate::volume::core_queues::CoreQueues;
-use blockmux_rbd::cluster::{Cluster, ClusterOptions};
-use blockmux_rbd::error::RbdError;
+use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
+use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::{Image, ImageDetails, ImageName};
-use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Volume, VolumeInfo, Waker};
+use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Snapshots, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
@@ -20,11 +20,13 @@ use tracing::warn;
 /// An image of Ceph RBD.
 pub struct RbdVolume {
     state: Arc<ImageState>,
+    /// It is itself a snapshot, which has none.
+    is_snapshot: bool,
 }
 
 impl RbdVolume {
     /// Opens an image or a snapshot. Takes at most twice the timeout for connecting, for the
-    /// cluster's connection and the image each. `on_start` is called by the thread from which all
+    /// cluster's connection and the image each, and some seconds to find out why that has passed. `on_start` is called by the thread from which all
     /// threads of the libraries begin, which inherit its capabilities.
     ///
     /// # Errors
@@ -43,15 +45,17 @@ impl RbdVolume {
             on_start();
             drop(sender.send(open_image(&options, &image_name, read_only)));
         };
-        let no_thread = |_| RbdError::NoAnswer(cluster.timeout);
+        let no_thread = |_| RbdError::Call { call: "a new thread", error: Errno(libc::EAGAIN) };
         thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
-        let opened = opened.recv_timeout(cluster.timeout * 2);
-        let (image, has_changed) = opened.unwrap_or(Err(RbdError::NoAnswer(cluster.timeout * 2)))?;
+        let limit = cluster.timeout * 2;
+        let opened = opened.recv_timeout(limit);
+        let (image, has_changed) = opened.unwrap_or_else(|_| Err(why_it_hangs(cluster, limit)))?;
         let first = info_of(image.details());
         if image.details().has_cache {
             warn!("rbd:{name}: its pool or image turns a cache on, so writes are stable only after a flush");
         }
         Ok(RbdVolume {
+            is_snapshot: name.snapshot.is_some(),
             state: Arc::new(ImageState {
                 name: name.to_string(),
                 size: AtomicU64::new(first.size),
@@ -119,6 +123,14 @@ impl Volume for RbdVolume {
         resized.map_err(system)?;
         self.state.has_changed.store(true, Ordering::Relaxed);
         Ok(self.refresh_size())
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        if self.is_snapshot { None } else { Some(&*self.state) }
+    }
+
+    fn snapshots_in_use(&self) -> Vec<String> {
+        if self.is_snapshot { vec![self.identity().to_owned()] } else { Vec::new() }
     }
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {

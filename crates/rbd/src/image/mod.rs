@@ -3,11 +3,15 @@
 //! The calls here block for as long as the cluster does not answer, so cores do not make them.
 #![expect(unsafe_code, reason = "calls a library in C")]
 
+mod snapshots;
+
+pub use self::snapshots::Snapshot;
+use self::snapshots::snapshot_identity;
 use crate::cluster::{Cluster, c_string, text};
 use crate::error::{Errno, RbdError};
 use crate::library::{
     RBD_FEATURE_FAST_DIFF, RBD_FEATURE_STRIPINGV2, RBD_FLAGS_INVALID, RbdFunctions, rados_ioctx_t,
-    rbd_config_option_t, rbd_image_t, rbd_snap_info_t,
+    rbd_config_option_t, rbd_image_t,
 };
 use blockmux_volume::Extent;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -200,10 +204,9 @@ impl Image {
         let (fsid, id) = (handles.cluster.fsid(), text(&id));
         let mut identity = format!("{fsid} pool {pool} image {id}");
         if let Some(snapshot) = &name.snapshot {
-            // A name may be used again, but the number of a snapshot is its own.
             let found = self.snapshots()?.into_iter().find(|found| found.name == *snapshot);
-            let number = found.ok_or_else(|| RbdError::NoSnapshot(snapshot.clone()))?.id;
-            identity = format!("{identity} snapshot {number}");
+            let found = found.ok_or_else(|| RbdError::NoSnapshot(snapshot.clone()))?;
+            identity = snapshot_identity(&identity, found.id);
         }
         let options = self.options()?;
         let is_on = |name: &str| options.iter().any(|(key, value)| key == name && value == "true");
@@ -307,38 +310,6 @@ impl Image {
         Ok(Some(map.finish()))
     }
 
-    /// The image's snapshots.
-    ///
-    /// # Errors
-    /// If the cluster does not tell them.
-    pub fn snapshots(&self) -> Result<Vec<Snapshot>, RbdError> {
-        let (handles, rbd) = self.parts();
-        let mut room: c_int = 64;
-        loop {
-            let none = rbd_snap_info_t { id: 0, size: 0, name: std::ptr::null() };
-            let mut found = vec![none; usize::try_from(room).unwrap_or(0)];
-            // SAFETY: the image is open, and the count is that of the memory.
-            let listed = unsafe { (rbd.rbd_snap_list)(handles.image, found.as_mut_ptr(), &raw mut room) };
-            if listed == -libc::ERANGE {
-                continue;
-            }
-            let count = RbdError::check("rbd_snap_list", listed)?;
-            found.truncate(usize::try_from(count).unwrap_or(0));
-            let copy = |found: &rbd_snap_info_t| Snapshot {
-                id: found.id,
-                size: found.size,
-                // SAFETY: librbd has filled it with a text that it has allocated.
-                name: unsafe { CStr::from_ptr(found.name) }.to_string_lossy().into_owned(),
-            };
-            let snapshots = found.iter().map(copy).collect();
-            if count > 0 {
-                // SAFETY: what it has allocated is freed once, and not used again.
-                unsafe { (rbd.rbd_snap_list_end)(found.as_mut_ptr()) };
-            }
-            return Ok(snapshots);
-        }
-    }
-
     /// Calls a function that tells a number.
     fn number(
         &self,
@@ -398,17 +369,6 @@ impl Drop for Handles {
         // SAFETY: the pool has no image any longer.
         unsafe { (library.rados.rados_ioctx_destroy)(self.pool) };
     }
-}
-
-/// A snapshot of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Its number.
-    pub id: u64,
-    /// Its name.
-    pub name: String,
-    /// The size of the image then, in bytes.
-    pub size: u64,
 }
 
 unsafe extern "C" fn on_update(argument: *mut c_void) {

@@ -1,0 +1,126 @@
+//! The routes about snapshots of volumes.
+
+use super::ApiState;
+use super::reply::{Body, Param, json};
+use super::requests::Asked;
+use crate::api::action::ActionStatus;
+use crate::api::bodies::{CreateSnapshot, Message, ProtectSnapshot};
+use crate::api::request::Request;
+use crate::api::status::SnapshotStatus;
+use crate::api::{ApiError, ErrorBody};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new()
+        .routes(routes!(snapshots, create_snapshot))
+        .routes(routes!(delete_snapshot, protect_snapshot))
+}
+
+/// Snapshots of a volume, oldest first
+#[utoipa::path(
+    get,
+    path = "/v1/volumes/{name}/snapshots",
+    params(("name" = String, Path, description = "Name of the volume")),
+    responses(
+        (status = 200, body = [SnapshotStatus]),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The volume's kind has no snapshots"),
+        (status = 500, body = ErrorBody, description = "The storage does not tell them")
+    )
+)]
+async fn snapshots(
+    State(shared): State<ApiState>,
+    Param(volume): Param<String>,
+) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &shared.query(Request::Snapshots { volume }).await?.json()))
+}
+
+/// Create a snapshot of a volume
+///
+/// It has all writes that were stable before.
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/snapshots",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = CreateSnapshot,
+    responses(
+        (status = 201, body = SnapshotStatus),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The name is taken, the volume is read-only, or its kind has no snapshots"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn create_snapshot(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param(volume): Param<String>,
+    Body(CreateSnapshot { name }): Body<CreateSnapshot>,
+) -> Response {
+    shared.run_action(Request::CreateSnapshot { volume, name }, asked, StatusCode::CREATED).await
+}
+
+/// Delete a snapshot of a volume
+///
+/// Its data is lost. One that a volume of the daemon serves, or that is protected, is not deleted.
+#[utoipa::path(
+    delete,
+    path = "/v1/volumes/{name}/snapshots/{snapshot}",
+    params(
+        ("name" = String, Path, description = "Name of the volume"),
+        ("snapshot" = String, Path, description = "Name of the snapshot")
+    ),
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "A volume serves it, or it is protected"),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn delete_snapshot(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param((volume, name)): Param<(String, String)>,
+) -> Response {
+    shared.run_action(Request::DeleteSnapshot { volume, name }, asked, StatusCode::OK).await
+}
+
+/// Protect a snapshot from being deleted, or end that
+#[utoipa::path(
+    patch,
+    path = "/v1/volumes/{name}/snapshots/{snapshot}",
+    params(
+        ("name" = String, Path, description = "Name of the volume"),
+        ("snapshot" = String, Path, description = "Name of the snapshot")
+    ),
+    request_body = ProtectSnapshot,
+    responses(
+        (status = 200, body = Message),
+        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
+        (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "It has clones, or the storage cannot protect snapshots"),
+        (status = 415, body = ErrorBody),
+        (status = 422, body = ErrorBody),
+        (status = 500, body = ErrorBody),
+        (status = 503, body = ErrorBody)
+    )
+)]
+async fn protect_snapshot(
+    State(shared): State<ApiState>,
+    asked: Asked,
+    Param((volume, name)): Param<(String, String)>,
+    Body(ProtectSnapshot { protected }): Body<ProtectSnapshot>,
+) -> Response {
+    shared.run_action(Request::ProtectSnapshot { volume, name, protected }, asked, StatusCode::OK).await
+}
