@@ -77,11 +77,26 @@ macro_rules! functions {
             /// If it is not installed, or has not all of them.
             pub fn load() -> Result<$table, $crate::LibraryError> {
                 let library = $crate::SharedLibrary::open($library, $packages)?;
+                // SAFETY: the functions of these names have these types in the library's headers,
+                // and stay loaded.
+                unsafe { $table::find(|name| library.function(name)) }
+            }
+
+            /// The functions at the addresses that `find` returns for their names, which end with a
+            /// zero byte.
+            ///
+            /// # Errors
+            /// The first error of `find`.
+            ///
+            /// # Safety
+            /// Each function has the type of the one of its name, and stays loaded.
+            pub unsafe fn find<E>(
+                find: impl Fn(&'static str) -> Result<std::ptr::NonNull<std::ffi::c_void>, E>,
+            ) -> Result<$table, E> {
                 Ok($table {
                     $($function: {
-                        let address = library.function(concat!(stringify!($function), "\0"))?;
-                        // SAFETY: the function of this name has this type in the library's
-                        // headers, and stays loaded.
+                        let address = find(concat!(stringify!($function), "\0"))?;
+                        // SAFETY: as the caller promised.
                         unsafe {
                             std::mem::transmute::<
                                 std::ptr::NonNull<std::ffi::c_void>,

@@ -97,6 +97,13 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// A connection by functions that are not librados's.
+    #[cfg(any(test, feature = "fake"))]
+    pub(crate) fn of_library(library: &'static Library) -> Cluster {
+        let (handle, is_blocklisted) = (std::ptr::null_mut(), AtomicBool::new(false));
+        Cluster { library, handle, user: USER.to_owned(), fsid: String::new(), is_blocklisted }
+    }
+
     fn configure(&self, options: &ClusterOptions) -> Result<(), RbdError> {
         let conf = options.conf.as_ref().map(|path| path_text("conf", path)).transpose()?;
         let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());

@@ -7,11 +7,14 @@
 //! | [`image`] | open images: what they are, their sizes and extents, and calls that block |
 //! | [`requests`] | one core's requests to an image, and how it learns that they have completed |
 //! | [`error`] | what has failed, and what to do |
+//! | `fake` | an image in memory, for tests without a cluster |
 //!
 //! `docs/decisions/0114-ceph-rbd-by-librbd.md` has the reasons.
 
 pub mod cluster;
 pub mod error;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod image;
 pub mod library;
 pub mod requests;

@@ -162,6 +162,9 @@ functions! {
         rbd_aio_discard(rbd_image_t, u64, u64, rbd_completion_t) -> c_int;
         rbd_aio_write_zeroes(rbd_image_t, u64, usize, rbd_completion_t, c_int, c_int) -> c_int;
         rbd_aio_flush(rbd_image_t, rbd_completion_t) -> c_int;
+        rbd_aio_compare_and_write(
+            rbd_image_t, u64, usize, *const c_char, *const c_char, rbd_completion_t, *mut u64, c_int
+        ) -> c_int;
     }
 }
 

@@ -10,8 +10,9 @@
 //! its own, which is signalled only while the core waits.
 //!
 //! A request owns its memory until librbd has completed it. Memory belongs to a core, so only the
-//! number of a request goes to other threads. A queue that is dropped with requests in flight leaks
-//! their memory, because nothing else keeps it valid for librbd.
+//! number of a request goes to other threads. A queue that is dropped with requests in flight
+//! leaves them to its core, which frees the memory of each once librbd has completed it: at the
+//! latest when the image is closed, because librbd ends all requests then.
 #![expect(unsafe_code, reason = "calls a library in C, which uses memory until it calls back")]
 
 use crate::error::Errno;
@@ -20,6 +21,7 @@ use crate::library::{RBD_WRITE_ZEROES_FLAG_THICK_PROVISION, RbdFunctions, rbd_co
 use blockmux_volume::{Seg, SgList, Slab};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +59,14 @@ pub enum Command {
         /// Length of the range.
         len: u64,
     },
+    /// Write the second half of the data from this offset on, if the image equals the first half
+    /// there; within one unit of [`ImageDetails::compare_and_write_unit`].
+    ///
+    /// [`ImageDetails::compare_and_write_unit`]: crate::image::ImageDetails::compare_and_write_unit
+    CompareAndWrite {
+        /// Where the range begins.
+        offset: u64,
+    },
     /// Make all writes stable that have completed.
     Flush,
 }
@@ -75,8 +85,10 @@ pub struct Finished {
 /// Why a request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    /// The image ends within the range: it has become smaller.
+    /// The image ends within the range: it has become smaller. Or it cannot be compared there.
     BeyondEnd,
+    /// The image differs from what was expected, first at this byte of the range.
+    Differs(u64),
     /// Another reason.
     Errno(Errno),
 }
@@ -101,6 +113,8 @@ struct InFlight {
     data: SgList,
     /// The result of a read that is complete, in bytes.
     expected: isize,
+    /// Offset and length of a range that is compared, in bytes.
+    compared: Option<(u64, u64)>,
 }
 
 /// What librbd has of a request: its address is the argument of the callback.
@@ -111,7 +125,13 @@ struct Node {
     result: isize,
     /// librbd reads it until the request completes.
     iov: Vec<libc::iovec>,
+    /// What is compared, and then written: librbd takes no vector of it. Freed when the request has
+    /// completed.
+    compared: Vec<u8>,
+    /// Where librbd writes where a difference is, in its way.
+    difference: u64,
     completed: Arc<Completed>,
+    rbd: &'static RbdFunctions,
 }
 
 /// Requests that have completed, as a list that threads of librbd push to and a core takes whole.
@@ -128,6 +148,7 @@ impl RequestQueue {
     /// # Errors
     /// If there are no more descriptors.
     pub fn new(image: Arc<Image>) -> io::Result<RequestQueue> {
+        free_abandoned();
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let first = AtomicPtr::new(ptr::null_mut());
         let completed = Arc::new(Completed { first, is_armed: AtomicBool::new(false), event });
@@ -147,12 +168,17 @@ impl RequestQueue {
         let is_read = matches!(command, Command::Read { .. });
         assert!(!is_read || data.is_writable());
         let expected = if is_read { data.len() as isize } else { 0 };
-        let mut node = self.spare.pop().unwrap_or_else(|| Node::new(&self.completed));
+        let (image, rbd) = self.image.raw();
+        let mut node = self.spare.pop().unwrap_or_else(|| Node::new(&self.completed, rbd));
         node.iov.clear();
         let iov = |seg: &Seg| libc::iovec { iov_base: seg.as_ptr().cast(), iov_len: seg.len() };
         node.iov.extend(data.segs().iter().map(iov));
-        node.index = self.in_flight.insert(InFlight { token, data, expected });
-        let (image, rbd) = self.image.raw();
+        let mut compared = None;
+        if let Command::CompareAndWrite { offset } = command {
+            node.compared = data.to_vec();
+            compared = Some((offset, data.len() as u64 / 2));
+        }
+        node.index = self.in_flight.insert(InFlight { token, data, expected, compared });
         // SAFETY: the image is open. Its memory is in `in_flight` until the node comes back, and
         // leaked otherwise.
         let Err((error, node)) = (unsafe { start(rbd, image, command, node) }) else { return true };
@@ -173,10 +199,16 @@ impl RequestQueue {
             self.taken = self.completed.take();
         }
         // SAFETY: the list holds nodes that were boxes, each once, and nobody else has them.
-        let node = (!self.taken.is_null()).then(|| unsafe { Box::from_raw(self.taken) })?;
+        let mut node = (!self.taken.is_null()).then(|| unsafe { Box::from_raw(self.taken) })?;
         self.taken = node.next;
+        node.compared = Vec::new();
         let request = self.in_flight.remove(node.index)?;
         let result = match node.result {
+            result if result == -(libc::EILSEQ as isize) && request.compared.is_some() => {
+                let (offset, len) = request.compared.unwrap_or_default();
+                let unit = self.image.details().stripe_unit;
+                Err(RequestError::Differs(first_difference(node.difference, offset, len, unit)))
+            }
             result if result < 0 => Err(errno_of(result)),
             result if result < request.expected => Err(RequestError::BeyondEnd),
             _ => Ok(()),
@@ -219,15 +251,75 @@ impl Drop for RequestQueue {
     fn drop(&mut self) {
         while self.poll().is_some() {}
         if !self.in_flight.is_empty() {
+            let abandoned = AbandonedRequests {
+                in_flight: std::mem::take(&mut self.in_flight),
+                completed: self.completed.clone(),
+            };
+            // A thread that ends has no such list any longer; then they are leaked.
+            let _ = ABANDONED.try_with(move |all| all.borrow_mut().push(abandoned));
+        }
+        free_abandoned();
+    }
+}
+
+/// Requests whose queue is dropped, but which librbd still has.
+struct AbandonedRequests {
+    in_flight: Slab<InFlight>,
+    completed: Arc<Completed>,
+}
+
+impl AbandonedRequests {
+    /// Frees the memory of those that have completed; returns whether librbd has any left.
+    fn free_completed(&mut self) -> bool {
+        let mut first = self.completed.take();
+        while !first.is_null() {
+            // SAFETY: the list holds nodes that were boxes, each once, and nobody else has them.
+            let node = unsafe { Box::from_raw(first) };
+            first = node.next;
+            self.in_flight.remove(node.index);
+        }
+        !self.in_flight.is_empty()
+    }
+}
+
+impl Drop for AbandonedRequests {
+    fn drop(&mut self) {
+        if self.free_completed() {
+            // librbd may still use their memory.
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }
     }
 }
 
+/// Frees the memory of requests of dropped queues of this core that have completed since. Queues
+/// that begin or end do it, too.
+pub fn free_abandoned() {
+    // They are dropped while the list is not borrowed.
+    let mut all = ABANDONED.try_with(RefCell::take).unwrap_or_default();
+    all.retain_mut(AbandonedRequests::free_completed);
+    if !all.is_empty() {
+        let _ = ABANDONED.try_with(move |kept| kept.borrow_mut().append(&mut all));
+    }
+}
+
+thread_local! {
+    /// The requests of dropped queues of this core.
+    static ABANDONED: RefCell<Vec<AbandonedRequests>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Node {
-    fn new(completed: &Arc<Completed>) -> Box<Node> {
+    fn new(completed: &Arc<Completed>, rbd: &'static RbdFunctions) -> Box<Node> {
         let completed = completed.clone();
-        Box::new(Node { next: ptr::null_mut(), index: 0, result: 0, iov: Vec::new(), completed })
+        Box::new(Node {
+            next: ptr::null_mut(),
+            index: 0,
+            result: 0,
+            iov: Vec::new(),
+            compared: Vec::new(),
+            difference: 0,
+            completed,
+            rbd,
+        })
     }
 }
 
@@ -274,7 +366,12 @@ unsafe fn start(
     node: Box<Node>,
 ) -> Result<(), (Errno, Box<Node>)> {
     let (iov, count) = (node.iov.as_ptr(), node.iov.len() as c_int);
+    let half = node.compared.len() / 2;
+    let (expected, new) = node.compared.split_at(half);
+    let (expected, new) = (expected.as_ptr().cast(), new.as_ptr().cast());
     let node = Box::into_raw(node);
+    // SAFETY: the node was a box, and only librbd writes there.
+    let difference = unsafe { &raw mut (*node).difference };
     // SAFETY: the node was a box, and librbd has not taken it.
     let refuse = |errno| unsafe { (errno, Box::from_raw(node)) };
     let mut completion = ptr::null_mut();
@@ -292,6 +389,9 @@ unsafe fn start(
                 (rbd.rbd_aio_write_zeroes)(image, offset, len, completion, flags, 0)
             }
             Command::Discard { offset, len } => (rbd.rbd_aio_discard)(image, offset, len, completion),
+            Command::CompareAndWrite { offset } => {
+                (rbd.rbd_aio_compare_and_write)(image, offset, half, expected, new, completion, difference, 0)
+            }
             Command::Flush => (rbd.rbd_aio_flush)(image, completion),
         }
     };
@@ -305,11 +405,12 @@ unsafe fn start(
 /// Called by a thread of librbd when it no longer uses the memory of a request.
 unsafe extern "C" fn on_complete(completion: rbd_completion_t, argument: *mut c_void) {
     let node = argument.cast::<Node>();
-    let Ok(library) = crate::library::Library::load() else { return };
+    // SAFETY: the node of the request, which nobody else uses until it is on the list.
+    let rbd = unsafe { (*node).rbd };
     // SAFETY: the completion has its result, and is not used after this.
     let result = unsafe {
-        let result = (library.rbd.rbd_aio_get_return_value)(completion);
-        (library.rbd.rbd_aio_release)(completion);
+        let result = (rbd.rbd_aio_get_return_value)(completion);
+        (rbd.rbd_aio_release)(completion);
         result
     };
     // SAFETY: the node of the request, which nobody else uses until it is on the list.
@@ -321,6 +422,18 @@ unsafe extern "C" fn on_complete(completion: rbd_completion_t, argument: *mut c_
     unsafe { completed.push(node) };
 }
 
+/// Where a range differs, from its beginning, in bytes. librbd 16 to 19 reports the beginning of
+/// the object, plus the offset in the range; a version that reports the place in the image is
+/// understood, too.
+fn first_difference(reported: u64, offset: u64, len: u64, stripe_unit: u64) -> u64 {
+    let in_object = reported.checked_rem(stripe_unit).unwrap_or(0);
+    match reported.checked_sub(offset) {
+        _ if in_object < len => in_object,
+        Some(at) if at < len => at,
+        _ => 0,
+    }
+}
+
 fn errno_of(result: isize) -> RequestError {
     let errno = i32::try_from(result.saturating_neg()).unwrap_or(libc::EIO);
     // The range was checked against the size that was known.
@@ -330,6 +443,8 @@ fn errno_of(result: isize) -> RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::FakeImage;
+    use blockmux_volume::{Memory, Pages};
     use std::collections::BTreeSet;
     use std::thread;
 
@@ -352,7 +467,7 @@ mod tests {
     }
 
     fn push(completed: &Arc<Completed>, index: usize) {
-        let mut node = Node::new(completed);
+        let mut node = Node::new(completed, crate::fake::functions());
         node.index = index;
         // SAFETY: the node was a box.
         unsafe { completed.push(Box::into_raw(node)) };
@@ -380,6 +495,106 @@ mod tests {
         assert!(drain(&list).is_empty());
     }
 
+    /// A block with this content, and its memory, which knows whether anybody uses it.
+    fn block(byte: u8) -> (SgList, Arc<Pages>) {
+        let pages = Pages::from_heap(4096);
+        let seg = Memory::from_pages(&pages).seg(0, 512);
+        seg.copy_from(&[byte; 512]);
+        (SgList::one(seg), pages)
+    }
+
+    fn is_free(memory: &Arc<Pages>) -> bool {
+        Arc::strong_count(memory) == 1
+    }
+
+    #[test]
+    fn requests_come_back_with_their_data_and_errors_in_the_order_of_their_completion() {
+        let fake = FakeImage::new(8192);
+        let mut queue = RequestQueue::new(fake.open(false)).unwrap();
+        fake.hold(true);
+        for nth in 0..4_u8 {
+            let offset = u64::from(nth) * 512;
+            assert!(queue.submit(nth.into(), Command::Write { offset }, block(nth + 1).0));
+        }
+        assert!(queue.submit(4, Command::Read { offset: 1024 }, block(0).0));
+        assert!(queue.poll().is_none() && queue.has_requests());
+        // Third, first, then the read of what the third has written, and two failures.
+        fake.complete(2, None, usize::MAX);
+        fake.complete(0, None, usize::MAX);
+        fake.complete(2, None, usize::MAX);
+        fake.complete(0, Some(libc::ENOSPC), 0);
+        fake.complete(0, Some(libc::EINVAL), 0);
+        let mut finished: Vec<_> = std::iter::from_fn(|| queue.poll()).collect();
+        finished.sort_by_key(|finished| finished.token);
+        let results: Vec<_> = finished.iter().map(|finished| finished.result).collect();
+        let no_space = Err(RequestError::Errno(Errno(libc::ENOSPC)));
+        assert_eq!(results, [Ok(()), no_space, Ok(()), Err(RequestError::BeyondEnd), Ok(())]);
+        assert_eq!(finished[4].data.to_vec(), [3; 512]);
+        assert!(!queue.has_requests());
+        assert_eq!(fake.content()[..2048], [[1; 512], [0; 512], [3; 512], [0; 512]].concat());
+    }
+
+    #[test]
+    fn a_read_that_ends_early_is_beyond_the_end_and_a_refused_request_comes_back_at_once() {
+        let fake = FakeImage::new(8192);
+        let mut queue = RequestQueue::new(fake.open(false)).unwrap();
+        fake.hold(true);
+        assert!(queue.submit(7, Command::Read { offset: 0 }, block(9).0));
+        fake.complete(0, None, 511);
+        assert_eq!(queue.poll().unwrap().result, Err(RequestError::BeyondEnd));
+        fake.refuse(Some(libc::ENOMEM));
+        let (data, memory) = block(1);
+        assert!(!queue.submit(8, Command::Write { offset: 0 }, data));
+        let refused = queue.poll().unwrap();
+        assert_eq!((refused.token, refused.result), (8, Err(RequestError::Errno(Errno(libc::ENOMEM)))));
+        drop(refused);
+        assert!(is_free(&memory) && !queue.has_requests() && fake.pending() == 0);
+    }
+
+    #[test]
+    fn a_range_is_compared_and_where_it_differs_is_told() {
+        let fake = FakeImage::new(16_384);
+        let mut queue = RequestQueue::new(fake.open(false)).unwrap();
+        let mut compare = |expected: [u8; 512], new: u8| {
+            let data = SgList::one(Seg::from_slice(&[expected, [new; 512]].concat()));
+            assert!(queue.submit(0, Command::CompareAndWrite { offset: 8192 + 1024 }, data));
+            queue.poll().unwrap().result
+        };
+        assert_eq!(compare([0; 512], 5), Ok(()));
+        let mut wrong = [5; 512];
+        wrong[300] = 0;
+        assert_eq!(compare(wrong, 6), Err(RequestError::Differs(300)));
+        assert_eq!(fake.content()[9216..9728], [5; 512]);
+    }
+
+    #[test]
+    fn memory_of_a_dropped_queue_stays_until_librbd_has_completed_its_requests() {
+        let fake = FakeImage::new(8192);
+        let image = fake.open(false);
+        let mut queue = RequestQueue::new(image.clone()).unwrap();
+        fake.hold(true);
+        let all = [block(1), block(2)];
+        for (nth, (data, _)) in all.iter().enumerate() {
+            assert!(queue.submit(nth, Command::Write { offset: nth as u64 * 512 }, data.clone()));
+        }
+        let [first, second] = all.map(|(_, memory)| memory);
+        drop(queue);
+        free_abandoned();
+        assert!(!is_free(&first) && !is_free(&second));
+        fake.complete(1, None, usize::MAX);
+        free_abandoned();
+        assert!(!is_free(&first) && is_free(&second));
+        assert_eq!(fake.content()[512..1024], [2; 512]);
+        // Closing ends the other, on a thread.
+        drop(image);
+        while !fake.is_closed() {
+            thread::yield_now();
+        }
+        // The next queue frees it, too.
+        drop(RequestQueue::new(FakeImage::new(512).open(false)).unwrap());
+        assert!(is_free(&first));
+    }
+
     #[test]
     fn only_a_waiting_core_is_signalled_and_only_once() {
         let list = completed();
@@ -392,6 +607,16 @@ mod tests {
         read(&list.event, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1);
         assert_eq!(drain(&list), [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_difference_is_found_in_what_librbd_reports() {
+        const UNIT: u64 = 4 << 20;
+        // A range of 4096 bytes at 512 bytes behind the second object's begin differs at byte 700.
+        assert_eq!(first_difference(UNIT + 700, UNIT + 8192, 4096, UNIT), 700);
+        assert_eq!(first_difference(UNIT + 8192 + 700, UNIT + 8192, 4096, UNIT), 700);
+        assert_eq!(first_difference(u64::MAX, UNIT, 512, UNIT), 0);
+        assert_eq!(first_difference(5, 0, 512, 0), 0);
     }
 
     #[test]

@@ -38,6 +38,13 @@ pub enum Op {
         /// Force unit access, as for a write.
         fua: bool,
     },
+    /// Write the second half of the data if the range equals the first half, in one step for all
+    /// clients of the storage. Completes with [`Output::Differs`] or [`Output::NotCompared`] if it
+    /// has not written. Only for ranges that [`crate::VolumeInfo::compares`].
+    CompareAndWrite {
+        /// Force unit access, as for a write.
+        fua: bool,
+    },
     /// A hint that the range will be read soon.
     Prefetch,
     /// Query which parts of the range are allocated; completes with [`Output::Extents`].
@@ -49,7 +56,10 @@ impl Op {
     #[inline]
     #[must_use]
     pub fn is_write(self) -> bool {
-        matches!(self, Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. })
+        matches!(
+            self,
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } | Op::CompareAndWrite { .. }
+        )
     }
 
     /// Whether the operation transfers data, so that [`crate::MAX_TRANSFER`] limits its length.
@@ -70,9 +80,10 @@ pub struct Io {
     pub offset: u64,
     /// Length in bytes, a whole number of logical blocks; 0 for a flush.
     pub len: u64,
-    /// Write data, or the buffer of a read, `len` bytes. A read with `None` gets memory of the
-    /// volume (zero-copy) or of the core's pool. All of it or nothing is in a registered buffer,
-    /// which only some volumes take ([`crate::VolumeInfo::registered_alignment`]).
+    /// Write data, or the buffer of a read, `len` bytes; of a compare and write twice that. A read
+    /// with `None` gets memory of the volume (zero-copy) or of the core's pool. All of it or
+    /// nothing is in a registered buffer, which only some volumes take
+    /// ([`crate::VolumeInfo::registered_alignment`]).
     pub data: Option<SgList>,
 }
 
@@ -134,6 +145,12 @@ pub enum Output {
     /// Consecutive extents from the request's offset on, at least one; together they may cover less
     /// than requested, never more.
     Extents(Vec<Extent>),
+    /// A compare and write has found a difference, first at this byte of the range, and has not
+    /// written.
+    Differs(u64),
+    /// The storage cannot compare and write here: nothing has happened, and the caller reads,
+    /// compares and writes.
+    NotCompared,
 }
 
 impl Output {

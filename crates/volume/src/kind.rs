@@ -8,7 +8,7 @@ use std::fmt;
 pub enum OpKind {
     /// [`Op::Read`]
     Read,
-    /// [`Op::Write`]
+    /// [`Op::Write`], and [`Op::CompareAndWrite`], which writes if it can
     Write,
     /// [`Op::Flush`]
     Flush,
@@ -39,7 +39,7 @@ impl OpKind {
     pub fn of(op: Op) -> OpKind {
         match op {
             Op::Read => OpKind::Read,
-            Op::Write { .. } => OpKind::Write,
+            Op::Write { .. } | Op::CompareAndWrite { .. } => OpKind::Write,
             Op::Flush => OpKind::Flush,
             Op::WriteZeroes { .. } => OpKind::WriteZeroes,
             Op::Discard { .. } => OpKind::Discard,

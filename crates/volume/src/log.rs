@@ -69,7 +69,7 @@ impl fmt::Display for LogRecord {
             write!(f, " {}+{}", self.offset, self.len)?;
         }
         let (fua, may_unmap, only_fast) = match self.op {
-            Op::Write { fua } | Op::Discard { fua } => (fua, false, false),
+            Op::Write { fua } | Op::Discard { fua } | Op::CompareAndWrite { fua } => (fua, false, false),
             Op::WriteZeroes { fua, may_unmap, only_fast } => (fua, may_unmap, only_fast),
             _ => (false, false, false),
         };

@@ -114,7 +114,10 @@ impl Decorator for SliceVolume {
         // block.
         let alignment = 1 << self.offset.trailing_zeros().min(31);
         let aligned = |block: u32| block.min(alignment).max(info.logical_block);
+        // A smaller aligned unit lies within one of `inner`.
+        let compared = info.compare_and_write_unit.min(alignment);
         VolumeInfo {
+            compare_and_write_unit: if compared < info.logical_block { 0 } else { compared },
             physical_block: aligned(info.physical_block),
             preferred_block: aligned(info.preferred_block),
             ..info
@@ -302,11 +305,35 @@ mod tests {
         Arc::new(SliceVolume::with_blocks(inner, blocks).unwrap())
     }
 
+    /// A volume that has only properties.
+    struct Described(VolumeInfo);
+
+    impl Volume for Described {
+        fn info(&self) -> VolumeInfo {
+            self.0.clone()
+        }
+
+        fn open(&self, _: &Rc<dyn Core>, _: u32, _: Waker) -> Result<Box<dyn Channel>, IoError> {
+            Err(IoError::Unsupported)
+        }
+    }
+
     #[test]
     fn a_slice_conforms() {
         let whole = mem(64 * MIB);
         conformance::run(&mut Harness::on_test_core(slice(&whole, 8 * MIB, 40 * MIB)));
         conformance::run(&mut Harness::on_test_core(slice(&whole, 512, None)));
+    }
+
+    #[test]
+    fn a_slice_compares_units_that_are_units_below() {
+        let unit = |offset: u64, below: u32| {
+            let info = VolumeInfo { compare_and_write_unit: below, ..VolumeInfo::new(64 * MIB) };
+            let slice = SliceVolume::new(Arc::new(Described(info)), offset, None).unwrap();
+            slice.info().compare_and_write_unit
+        };
+        assert_eq!([unit(MIB, 65536), unit(8192, 65536), unit(512, 65536)], [65536, 8192, 512]);
+        assert_eq!([unit(MIB, 0), unit(512, 0)], [0, 0]);
     }
 
     #[test]

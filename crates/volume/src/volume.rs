@@ -47,6 +47,9 @@ pub struct VolumeInfo {
     /// ([`crate::Memory::registered`]), in memory that is so aligned. `None`: the volume needs
     /// bytes, and such a request fails with [`IoError::Unsupported`].
     pub registered_alignment: Option<MemoryAlignment>,
+    /// The storage compares and writes ranges that lie within one aligned unit of this many bytes,
+    /// a power of two, in one step for all of its clients ([`Op::CompareAndWrite`]); 0: none.
+    pub compare_and_write_unit: u32,
     /// The storage has spinning disks.
     pub rotational: bool,
 }
@@ -68,8 +71,16 @@ impl VolumeInfo {
             shared_flush: true,
             lends_reads: false,
             registered_alignment: None,
+            compare_and_write_unit: 0,
             rotational: false,
         }
+    }
+
+    /// Whether the storage itself compares and writes this range, in bytes.
+    #[must_use]
+    pub fn compares(&self, offset: u64, len: u64) -> bool {
+        let unit = u64::from(self.compare_and_write_unit);
+        unit > 0 && len > 0 && offset.checked_rem(unit).is_some_and(|at| len <= unit - at)
     }
 
     /// Checks whether the request fits this volume; every channel calls this first.
@@ -98,6 +109,15 @@ impl VolumeInfo {
         }
         if (io.offset | io.len) & u64::from(self.logical_block - 1) != 0 {
             return Err(IoError::Misaligned);
+        }
+        if matches!(io.op, Op::CompareAndWrite { .. }) {
+            let data_fits = io.data.as_ref().is_some_and(|data| data.len() as u64 == io.len * 2);
+            return match self.compares(io.offset, io.len) {
+                _ if io.is_in_registered_buffer() => Err(IoError::Unsupported),
+                false => Err(IoError::Unsupported),
+                true if !data_fits => Err(IoError::BadLength),
+                true => Ok(()),
+            };
         }
         if io.op.moves_data() {
             let data_fits = match &io.data {
@@ -405,6 +425,24 @@ mod tests {
         let frozen = VolumeInfo { read_only: true, ..info };
         assert_eq!(frozen.check(&io(write, 0, 512, Some(512))), Err(IoError::ReadOnly));
         assert_eq!(frozen.check(&io(Op::Flush, 0, 0, None)), Ok(()));
+    }
+
+    #[test]
+    fn a_range_is_compared_within_one_unit_with_data_of_twice_its_length() {
+        let info = VolumeInfo { compare_and_write_unit: 4096, ..VolumeInfo::new(8192) };
+        let compare = |offset, len, data_len| {
+            info.check(&io(Op::CompareAndWrite { fua: false }, offset, len, data_len))
+        };
+        assert_eq!(compare(0, 4096, Some(8192)), Ok(()));
+        assert_eq!(compare(7680, 512, Some(1024)), Ok(()));
+        assert_eq!(compare(3584, 1024, Some(2048)), Err(IoError::Unsupported));
+        assert_eq!(compare(0, 8192, Some(16_384)), Err(IoError::Unsupported));
+        assert_eq!(compare(0, 512, Some(512)), Err(IoError::BadLength));
+        assert_eq!(compare(0, 512, None), Err(IoError::BadLength));
+        assert_eq!(compare(8192, 512, Some(1024)), Err(IoError::OutOfRange));
+        let none = VolumeInfo::new(8192);
+        let refused = none.check(&io(Op::CompareAndWrite { fua: false }, 0, 512, Some(1024)));
+        assert_eq!(refused, Err(IoError::Unsupported));
     }
 
     #[test]

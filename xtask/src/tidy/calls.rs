@@ -50,6 +50,7 @@ const BANS: &[BannedWords] = &[
             ("crates/rbd/src/library", "types of functions of a library in C"),
             ("crates/rbd/src/cluster", "calls a library in C"),
             ("crates/rbd/src/image", "calls a library in C"),
+            ("crates/rbd/src/fake", "stands in for a library in C"),
             ("crates/rbd/src/requests", "calls a library in C, which uses memory until it calls back"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

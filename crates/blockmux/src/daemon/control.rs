@@ -13,6 +13,7 @@ use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
 use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
+use super::snapshot_commands::SnapshottedVolume;
 use crate::api::ApiError;
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
@@ -224,7 +225,8 @@ impl ControlServer {
                 Answer::Config { content, tag }
             }
             Request::Snapshots { volume } => {
-                self.snapshots(volume).map_or_else(Answer::Failed, Answer::Snapshots)
+                let listed = self.snapshotted(volume).and_then(|volume| volume.list());
+                listed.map_or_else(Answer::Failed, Answer::Snapshots)
             }
             Request::Secrets => self.secrets().map_or_else(Answer::Failed, Answer::Secrets),
             Request::List { path, query } => {
@@ -306,10 +308,17 @@ impl ControlServer {
             | Request::AttachDisk { .. }
             | Request::DetachDisk { .. }
             | Request::Change(_) => self.execute(request, caller, progress),
-            Request::CreateSnapshot { volume, name } => self.create_snapshot(volume, name, caller),
-            Request::DeleteSnapshot { volume, name } => self.delete_snapshot(volume, name, caller),
+            Request::CreateSnapshot { volume, name } => {
+                let (created, effect) = self.snapshotted(volume)?.create(name, caller)?;
+                Ok(Changed { answer: Answer::Snapshot(created), effects: vec![effect] })
+            }
+            Request::DeleteSnapshot { volume, name } => {
+                let effect = self.snapshotted(volume)?.delete(name, caller)?;
+                Ok(Changed { answer: Answer::Done, effects: vec![effect] })
+            }
             Request::ProtectSnapshot { volume, name, protected } => {
-                self.protect_snapshot(volume, name, *protected, caller)
+                let effect = self.snapshotted(volume)?.protect(name, *protected, caller)?;
+                Ok(Changed { answer: Answer::Done, effects: vec![effect] })
             }
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
@@ -376,6 +385,24 @@ impl ControlServer {
         let without_listener = without_listener.collect();
         self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
         Answer::Added { urls, name, without_listener }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
+        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
+            ApiError::not_found(match names.is_empty() {
+                true => format!("no volume has the name `{name}`; no volume is exported"),
+                false => format!("no volume has the name `{name}`; choose one of {}", names.join(", ")),
+            })
+        })
+    }
+
+    /// A volume, for commands about its snapshots.
+    fn snapshotted<'a>(&'a self, name: &'a str) -> Result<SnapshottedVolume<'a>, ApiError> {
+        let (_, state) = self.find(name)?;
+        let (exports, blocking) = (&self.exports, &self.reloader.blocking);
+        Ok(SnapshottedVolume { name, state, exports, blocking })
     }
 
     /// A snapshot of all counters.

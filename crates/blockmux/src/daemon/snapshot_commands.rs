@@ -1,52 +1,54 @@
-//! Commands of the control API about the snapshots of volumes. They run without the right to change
-//! the daemon, because the storage may not answer.
+//! Commands of the control API about the snapshots of a volume. They run without the right to
+//! change the daemon, because the storage may not answer.
 
-use super::blocking_work::Awaited;
+use super::blocking_work::{Awaited, BlockingWork};
 use super::config_audit::{self, Caller};
-use super::control::{Changed, ControlServer};
-use crate::api::request::Answer;
 use crate::api::status::SnapshotStatus;
 use crate::api::{ApiError, ErrorCode};
 use blockmux_proto::exports::Exports;
+use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::{SnapshotError, SnapshotInfo, Snapshots, Volume};
 use jiff::Timestamp;
+use std::sync::Arc;
 
-impl ControlServer {
-    /// The snapshots of a volume, oldest first.
-    pub(super) fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotStatus>, ApiError> {
-        let (_, state) = self.find(volume)?;
-        let own = volume.to_owned();
+/// A volume whose snapshots are listed or changed. Changes return their effect in the words of a
+/// plan.
+pub(super) struct SnapshottedVolume<'a> {
+    pub(super) name: &'a str,
+    pub(super) state: Arc<VolumeState>,
+    pub(super) exports: &'a Exports,
+    pub(super) blocking: &'a BlockingWork,
+}
+
+impl SnapshottedVolume<'_> {
+    /// The snapshots, oldest first.
+    pub(super) fn list(&self) -> Result<Vec<SnapshotStatus>, ApiError> {
+        let (name, state) = (self.name.to_owned(), self.state.clone());
         let list = move || {
-            let listed = snapshots_of(&own, &**state.volume())?.list();
-            listed.map_err(|error| refusal(&own, &error))
+            let listed = snapshots_of(&name, &**state.volume())?.list();
+            listed.map_err(|error| refusal(&name, &error))
         };
-        let listed = self.reloader.blocking.run(volume, list)??;
-        Ok(listed.into_iter().map(|snapshot| self.status_of(snapshot)).collect())
+        let listed = self.blocking.run(self.name, list)??;
+        Ok(listed.into_iter().map(|snapshot| status_of(self.exports, snapshot)).collect())
     }
 
-    /// Creates a snapshot of a volume.
-    pub(super) fn create_snapshot(
+    /// Creates a snapshot.
+    pub(super) fn create(
         &self,
-        volume: &str,
-        name: &str,
+        snapshot: &str,
         caller: &Caller,
-    ) -> Result<Changed, ApiError> {
-        let (own, effect) = (name.to_owned(), format!("+ snapshot {volume}@{name}"));
+    ) -> Result<(SnapshotStatus, String), ApiError> {
+        let (own, effect) = (snapshot.to_owned(), format!("+ snapshot {}@{snapshot}", self.name));
         let create = move |volume: &str, snapshots: &dyn Snapshots| {
             snapshots.create(&own).map_err(|error| refusal(volume, &error))
         };
-        let created = self.change_snapshot(volume, &effect, caller, create)?;
-        Ok(Changed { answer: Answer::Snapshot(self.status_of(created)), effects: vec![effect] })
+        let created = self.change(&effect, caller, create)?;
+        Ok((status_of(self.exports, created), effect))
     }
 
     /// Deletes a snapshot that no volume of this daemon serves.
-    pub(super) fn delete_snapshot(
-        &self,
-        volume: &str,
-        name: &str,
-        caller: &Caller,
-    ) -> Result<Changed, ApiError> {
-        let (own, effect) = (name.to_owned(), format!("- snapshot {volume}@{name}"));
+    pub(super) fn delete(&self, snapshot: &str, caller: &Caller) -> Result<String, ApiError> {
+        let (own, effect) = (snapshot.to_owned(), format!("- snapshot {}@{snapshot}", self.name));
         let exports = self.exports.clone();
         let delete = move |volume: &str, snapshots: &dyn Snapshots| {
             let all = snapshots.list().map_err(|error| refusal(volume, &error))?;
@@ -61,63 +63,60 @@ impl ControlServer {
             }
             snapshots.delete(&own).map_err(|error| refusal(volume, &error))
         };
-        self.change_snapshot(volume, &effect, caller, delete)?;
-        Ok(Changed { answer: Answer::Done, effects: vec![effect] })
+        self.change(&effect, caller, delete)?;
+        Ok(effect)
     }
 
     /// Protects a snapshot from being deleted, or ends that.
-    pub(super) fn protect_snapshot(
+    pub(super) fn protect(
         &self,
-        volume: &str,
-        name: &str,
+        snapshot: &str,
         is_protected: bool,
         caller: &Caller,
-    ) -> Result<Changed, ApiError> {
-        let own = name.to_owned();
-        let effect = format!("~ snapshot {volume}@{name}: protected: {is_protected}");
+    ) -> Result<String, ApiError> {
+        let own = snapshot.to_owned();
+        let effect = format!("~ snapshot {}@{snapshot}: protected: {is_protected}", self.name);
         let protect = move |volume: &str, snapshots: &dyn Snapshots| {
             snapshots.protect(&own, is_protected).map_err(|error| refusal(volume, &error))
         };
-        self.change_snapshot(volume, &effect, caller, protect)?;
-        Ok(Changed { answer: Answer::Done, effects: vec![effect] })
+        self.change(&effect, caller, protect)?;
+        Ok(effect)
     }
 
-    /// Makes a change of a volume's snapshots, whose effect is `effect`. One that was given up and
-    /// happens nevertheless is logged then.
-    fn change_snapshot<T: Send + 'static>(
+    /// Makes a change, whose effect is `effect`. One that was given up and happens nevertheless is
+    /// logged then.
+    fn change<T: Send + 'static>(
         &self,
-        volume: &str,
         effect: &str,
         caller: &Caller,
         change: impl FnOnce(&str, &dyn Snapshots) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (_, state) = self.find(volume)?;
-        let own = volume.to_owned();
+        let (name, state) = (self.name.to_owned(), self.state.clone());
         let work = move |awaited: &Awaited| {
-            let snapshots = snapshots_of(&own, &**state.volume())?;
+            let snapshots = snapshots_of(&name, &**state.volume())?;
             awaited.begin()?;
-            change(&own, snapshots)
+            change(&name, snapshots)
         };
         let (caller, effects) = (caller.clone(), [effect.to_owned()]);
         let late = move |done: Result<T, ApiError>| {
             let done = done.as_ref().map(|_| &effects[..]);
             config_audit::log(&caller, "a change of snapshots, given up before", done);
         };
-        self.reloader.blocking.run_change(volume, work, late)?
-    }
-
-    fn status_of(&self, snapshot: SnapshotInfo) -> SnapshotStatus {
-        let volumes = served_by(&self.exports, &snapshot);
-        let SnapshotInfo { name, size, created, is_protected, .. } = snapshot;
-        let created = created.and_then(|time| Timestamp::try_from(time).ok());
-        let created = created.map(|time| format!("{time:.0}"));
-        SnapshotStatus { name, size, created, protected: is_protected, volumes }
+        self.blocking.run_change(self.name, work, late)?
     }
 }
 
 fn snapshots_of<'a>(name: &str, volume: &'a dyn Volume) -> Result<&'a dyn Snapshots, ApiError> {
     let text = || format!("{name}: its kind has no snapshots; images of Ceph (rbd:POOL/IMAGE) have them");
     volume.snapshots().ok_or_else(|| ApiError::new(ErrorCode::Conflict, text()))
+}
+
+fn status_of(exports: &Exports, snapshot: SnapshotInfo) -> SnapshotStatus {
+    let volumes = served_by(exports, &snapshot);
+    let SnapshotInfo { name, size, created, is_protected, .. } = snapshot;
+    let created = created.and_then(|time| Timestamp::try_from(time).ok());
+    let created = created.map(|time| format!("{time:.0}"));
+    SnapshotStatus { name, size, created, protected: is_protected, volumes }
 }
 
 /// The volumes that serve a snapshot.

@@ -151,6 +151,7 @@ impl Medium {
             }
             Op::BlockStatus => return Ok(Output::Extents(self.extents(blocks.collect()))),
             Op::Prefetch => return Ok(Output::Nothing),
+            Op::CompareAndWrite { .. } => return Err(IoError::Unsupported),
             Op::Flush => {
                 for (block, bytes) in std::mem::take(&mut self.cache) {
                     self.settle(block, &bytes);

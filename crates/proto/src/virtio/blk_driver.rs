@@ -158,6 +158,7 @@ impl CommandSet for BlkCommands {
             Op::Flush if disk.is_cached() => IoPlan::Send(CommandPieces::FLUSH),
             Op::Flush | Op::Prefetch => IoPlan::Done,
             Op::BlockStatus => IoPlan::AllData,
+            Op::CompareAndWrite { .. } => IoPlan::Fails(IoError::Unsupported),
             Op::Discard { fua } => match disk.max_discard {
                 Some(max) => pieces(BlkCommandKind::Discard, max, fua),
                 None => IoPlan::Done,

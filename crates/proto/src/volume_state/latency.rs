@@ -21,7 +21,7 @@ impl RequestKind {
     pub fn of(op: Op) -> RequestKind {
         match op {
             Op::Read => RequestKind::Read,
-            Op::Write { .. } => RequestKind::Write,
+            Op::Write { .. } | Op::CompareAndWrite { .. } => RequestKind::Write,
             _ => RequestKind::Other,
         }
     }

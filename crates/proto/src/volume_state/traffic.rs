@@ -151,7 +151,7 @@ impl CoreCounters {
                 add(&self.reads, 1);
                 add(&self.read_bytes, io.len);
             }
-            Op::Write { .. } => {
+            Op::Write { .. } | Op::CompareAndWrite { .. } => {
                 add(&self.writes, 1);
                 add(&self.written_bytes, io.len);
             }

@@ -62,6 +62,11 @@ pub struct ImageDetails {
     pub has_cache: bool,
     /// A discard frees whole units of this many bytes, and keeps what is in others.
     pub discard_granularity: u64,
+    /// The image can compare and write ranges within one aligned unit of this many bytes, a power
+    /// of two; 0: none.
+    pub compare_and_write_unit: u32,
+    /// Consecutive bytes of the image in one object.
+    pub stripe_unit: u64,
     /// Identifies the image, or the snapshot, for every program that opens it.
     pub identity: String,
 }
@@ -123,6 +128,8 @@ impl Image {
             read_only,
             has_cache: false,
             discard_granularity: 0,
+            compare_and_write_unit: 0,
+            stripe_unit: 0,
             identity: String::new(),
         };
         // From now on dropping it closes what was opened.
@@ -130,6 +137,15 @@ impl Image {
         image.open_in_pool(name)?;
         image.details = image.query(name)?;
         Ok(Arc::new(image))
+    }
+
+    /// An image that is open by functions that are not librbd's.
+    #[cfg(any(test, feature = "fake"))]
+    pub(crate) fn of_handle(cluster: Arc<Cluster>, image: rbd_image_t, details: ImageDetails) -> Image {
+        open_images().add();
+        let (pool, on_change): (_, OnChange) = (std::ptr::null_mut(), Box::new(|| {}));
+        let on_change = Box::new(on_change);
+        Image { handles: Some(Handles { image, pool, watch: None, on_change, cluster }), details }
     }
 
     fn open_in_pool(&mut self, name: &ImageName) -> Result<(), RbdError> {
@@ -208,6 +224,7 @@ impl Image {
             let found = found.ok_or_else(|| RbdError::NoSnapshot(snapshot.clone()))?;
             identity = snapshot_identity(&identity, found.id);
         }
+        let stripe_unit = self.number("rbd_get_stripe_unit", |rbd| rbd.rbd_get_stripe_unit)?;
         let options = self.options()?;
         let is_on = |name: &str| options.iter().any(|(key, value)| key == name && value == "true");
         let number = |name: &str| options.iter().find(|(key, _)| key == name)?.1.parse::<u64>().ok();
@@ -220,6 +237,8 @@ impl Image {
             has_cache: is_on("rbd_cache")
                 || options.iter().any(|(key, value)| key == "rbd_plugins" && !value.is_empty()),
             discard_granularity: granularity.unwrap_or(1).max(1),
+            compare_and_write_unit: compared_unit(stripe_unit),
+            stripe_unit,
             identity,
         })
     }
@@ -295,8 +314,9 @@ impl Image {
             if features & RBD_FEATURE_STRIPINGV2 != 0 || overlap > 0 {
                 return Ok(None);
             }
-            let object = self.number("rbd_get_stripe_unit", |rbd| rbd.rbd_get_stripe_unit)?;
-            begin = offset.checked_div(object).map_or(0, |number| number * object);
+            begin = offset
+                .checked_div(self.details.stripe_unit)
+                .map_or(0, |number| number * self.details.stripe_unit);
         }
         let mut map = ExtentMap::new(offset, len);
         let (part, argument) = (offset + len - begin, (&raw mut map).cast());
@@ -339,6 +359,14 @@ impl Image {
     }
 }
 
+/// The units within which ranges can be compared, from a stripe unit, both in bytes. librbd refuses
+/// ranges that cross a stripe unit, and aborts the process if a range of more than half of one
+/// differs near its end.
+fn compared_unit(stripe_unit: u64) -> u32 {
+    let half = stripe_unit / 2;
+    if half == 0 { 0 } else { MAX_COMPARED.min(1 << half.trailing_zeros().min(31)) }
+}
+
 impl Drop for Image {
     fn drop(&mut self) {
         let Some(handles) = self.handles.take() else { return };
@@ -363,7 +391,7 @@ impl Drop for Handles {
                 unsafe { (library.rbd.rbd_update_unwatch)(self.image, watch) };
             }
             // SAFETY: nobody else has the handle. librbd ends the requests that it still has, whose
-            // memory is leaked ([`RequestQueue`](crate::requests::RequestQueue)).
+            // memory stays until then ([`RequestQueue`](crate::requests::RequestQueue)).
             unsafe { (library.rbd.rbd_close)(self.image) };
         }
         // SAFETY: the pool has no image any longer.
@@ -473,6 +501,8 @@ pub fn wait_until_closed(timeout: Duration) -> bool {
 const OFFSETS_FIXED: (c_int, c_int) = (1, 17);
 /// Extents in one reply.
 const MAX_EXTENTS: usize = 1024;
+/// Most bytes that are compared and written, which are copied for librbd.
+const MAX_COMPARED: u32 = 64 << 10;
 /// Options of librbd; version 16 has 69.
 const MAX_OPTIONS: usize = 512;
 /// An image's identifier is a text of some 14 characters.
@@ -498,6 +528,12 @@ mod tests {
         map.add(190, 50, true);
         assert_eq!(extents(map), [(10, !HOLE), (10, HOLE), (20, !HOLE), (50, HOLE), (10, !HOLE)]);
         assert_eq!(extents(ExtentMap::new(8, 8)), [(8, HOLE)]);
+    }
+
+    #[test]
+    fn a_range_that_is_compared_is_at_most_half_a_stripe_unit() {
+        let units = [4 << 20, 128 << 10, 64 << 10, 160 << 10, 512, 1, 0];
+        assert_eq!(units.map(compared_unit), [65_536, 65_536, 32_768, 16_384, 256, 0, 0]);
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Walk {
             Op::Write { .. } => self.set(offset, &pattern(offset, len, salt)),
             Op::WriteZeroes { .. } => self.set(offset, &vec![0; len as usize]),
             Op::Discard { .. } => self.blocks(offset, len).fill(false),
-            Op::Flush | Op::Prefetch => {}
+            Op::Flush | Op::Prefetch | Op::CompareAndWrite { .. } => {}
         }
         Ok(())
     }

@@ -104,6 +104,8 @@ fn combine(infos: &[VolumeInfo], layout: Layout) -> Option<VolumeInfo> {
         fast_zeroes: all(|info| info.fast_zeroes),
         shared_flush: all(|info| info.shared_flush),
         lends_reads: all(|info| info.lends_reads),
+        // A range may lie on two members.
+        compare_and_write_unit: 0,
         registered_alignment: infos
             .iter()
             .map(|info| info.registered_alignment)

@@ -76,6 +76,7 @@ fn the_members_properties_are_combined() {
         shared_flush: false,
         lends_reads: false,
         registered_alignment: None,
+        compare_and_write_unit: 0,
     };
     let described = |info: &VolumeInfo| Arc::new(Described(mem(10 << 20), info.clone())) as Arc<dyn Volume>;
     let both = stripe(1 << 20, [described(&base), described(&other)]).info();

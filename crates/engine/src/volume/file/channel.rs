@@ -238,7 +238,8 @@ impl RequestTable {
             Op::WriteZeroes { may_unmap: true, .. } if self.disk.zeroing.punch => RequestStep::Punch,
             Op::WriteZeroes { .. } => RequestStep::ZeroRange,
             Op::Discard { .. } => RequestStep::Punch,
-            Op::Flush | Op::BlockStatus => RequestStep::Sync,
+            // The check refuses to compare.
+            Op::Flush | Op::BlockStatus | Op::CompareAndWrite { .. } => RequestStep::Sync,
             Op::Prefetch => RequestStep::WillNeed,
         }
     }
@@ -509,7 +510,10 @@ impl PendingRequest {
 fn needs_sync(op: Op) -> bool {
     match op {
         Op::Flush => true,
-        Op::Write { fua } | Op::WriteZeroes { fua, .. } | Op::Discard { fua } => fua,
+        Op::Write { fua }
+        | Op::WriteZeroes { fua, .. }
+        | Op::Discard { fua }
+        | Op::CompareAndWrite { fua } => fua,
         Op::Read | Op::Prefetch | Op::BlockStatus => false,
     }
 }

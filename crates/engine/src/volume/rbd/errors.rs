@@ -18,7 +18,12 @@ fn is_blocklisted(error: RequestError) -> bool {
 }
 
 fn meaning(error: RequestError) -> IoError {
-    let RequestError::Errno(errno) = error else { return IoError::OutOfRange };
+    let errno = match error {
+        RequestError::Errno(errno) => errno,
+        RequestError::BeyondEnd => return IoError::OutOfRange,
+        // Only what compares differs, and is asked before.
+        RequestError::Differs(_) => return IoError::Unsupported,
+    };
     match errno.0 {
         // A pool with a quota, and a cluster that is full.
         libc::ENOSPC | libc::EDQUOT => IoError::NoSpace,

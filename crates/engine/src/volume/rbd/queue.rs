@@ -6,13 +6,15 @@ use super::status::{StatusQuery, StatusResult};
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
 use crate::core::ring::Registration;
 use crate::volume::core_queues::{ChannelCompletions, CoreQueues};
-use blockmux_rbd::requests::{Command, Finished, RequestQueue};
+use blockmux_rbd::error::Errno;
+use blockmux_rbd::requests::{Command, Finished, RequestError, RequestQueue, free_abandoned};
 use blockmux_volume::{Completion, Core, Io, IoError, Op, Output, Seg, SgList, Slab, Tag, Waker};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The queue of a core.
@@ -174,9 +176,9 @@ impl RbdQueue {
         self.core.wake_at(when, &self.waker);
     }
 
-    /// Checks that requests complete, if the check is due. A client that the cluster has blocklisted
-    /// is not told so when it writes, because librbd first waits for the lock, for ever. It is told
-    /// when it reads.
+    /// Checks that requests complete, if the check is due. A client that the cluster has
+    /// blocklisted is not told so when it writes, because librbd first waits for the lock, for
+    /// ever. It is told when it reads.
     fn check_progress(&mut self) {
         let Some(when) = self.progress_check_at else { return };
         let now = self.core.now();
@@ -194,6 +196,7 @@ impl RbdQueue {
                 self.waker.wake();
             }
         }
+        free_abandoned();
         self.schedule_progress_check(now);
     }
 
@@ -213,6 +216,9 @@ impl RbdQueue {
         let index = finished.token;
         self.is_probing &= index != PROBE;
         if let Err(error) = finished.result {
+            if let Some(output) = self.not_written(index, error) {
+                return self.complete(index, Ok(output), own);
+            }
             let error = io_error(error, self.image.image.cluster());
             self.complete(index, Err(error), own);
             if self.image.image.cluster().is_blocklisted() {
@@ -226,6 +232,24 @@ impl RbdQueue {
             request.data = finished.data;
         }
         self.advance(index, own, false);
+    }
+
+    /// What a compare and write has found that has not written; `None` for other requests, and for
+    /// errors. Pools with erasure coding cannot compare, and librbd before Ceph 18 compares only
+    /// within 512 bytes.
+    fn not_written(&mut self, index: usize, error: RequestError) -> Option<Output> {
+        let request = self.requests.get_mut(index)?;
+        if !matches!(request.op, Op::CompareAndWrite { .. }) || request.done > 0 {
+            return None;
+        }
+        let unit = match error {
+            RequestError::Differs(at) => return Some(Output::Differs(at)),
+            RequestError::BeyondEnd if request.len > BLOCK => BLOCK as u32,
+            RequestError::BeyondEnd | RequestError::Errno(Errno(libc::EOPNOTSUPP)) => 0,
+            RequestError::Errno(_) => return None,
+        };
+        self.image.compared_unit.fetch_min(unit, Ordering::Relaxed);
+        Some(Output::NotCompared)
     }
 
     /// The answer of a query of the object map.
@@ -288,7 +312,10 @@ impl RbdRequest {
             _ if left == 0 => {
                 let is_forced = matches!(
                     self.op,
-                    Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. } | Op::Discard { fua: true }
+                    Op::Write { fua: true }
+                        | Op::WriteZeroes { fua: true, .. }
+                        | Op::Discard { fua: true }
+                        | Op::CompareAndWrite { fua: true }
                 );
                 if is_forced && has_cache && !self.is_flushing {
                     self.flush()
@@ -303,6 +330,10 @@ impl RbdRequest {
             Op::Write { .. } => {
                 let data = self.next_data(left);
                 NextStep::Command(Command::Write { offset }, data)
+            }
+            Op::CompareAndWrite { .. } => {
+                self.part = left;
+                NextStep::Command(Command::CompareAndWrite { offset }, std::mem::take(&mut self.data))
             }
             Op::WriteZeroes { may_unmap, .. } => {
                 let is_thick = !may_unmap;

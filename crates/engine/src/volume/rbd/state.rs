@@ -4,7 +4,7 @@ use super::status::StatusQueries;
 use blockmux_rbd::image::Image;
 use blockmux_volume::{Io, IoError, VolumeInfo};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tracing::warn;
 
 /// An image that is in use: by its volume, and by channels, which may outlive that.
@@ -16,6 +16,9 @@ pub(super) struct ImageState {
     pub(super) first: VolumeInfo,
     /// Current size, in bytes.
     pub(super) size: AtomicU64,
+    /// Units that can be compared and written, in bytes: those of the image, or fewer bytes if
+    /// librbd has refused them.
+    pub(super) compared_unit: AtomicU32,
     /// The image has changed since its size was asked for.
     pub(super) has_changed: Arc<AtomicBool>,
     /// Identifies the volume on its cores.
@@ -26,7 +29,11 @@ pub(super) struct ImageState {
 impl ImageState {
     /// The properties now.
     pub(super) fn info(&self) -> VolumeInfo {
-        VolumeInfo { size: self.size.load(Ordering::Relaxed), ..self.first.clone() }
+        VolumeInfo {
+            size: self.size.load(Ordering::Relaxed),
+            compare_and_write_unit: self.compared_unit.load(Ordering::Relaxed),
+            ..self.first.clone()
+        }
     }
 
     /// Checks a request against the current size.

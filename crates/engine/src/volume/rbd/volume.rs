@@ -12,7 +12,7 @@ use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Snapshots, Vo
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use tracing::warn;
@@ -26,8 +26,9 @@ pub struct RbdVolume {
 
 impl RbdVolume {
     /// Opens an image or a snapshot. Takes at most twice the timeout for connecting, for the
-    /// cluster's connection and the image each, and some seconds to find out why that has passed. `on_start` is called by the thread from which all
-    /// threads of the libraries begin, which inherit its capabilities.
+    /// cluster's connection and the image each, and some seconds to find out why that has passed.
+    /// `on_start` is called by the thread from which all threads of the libraries begin, which
+    /// inherit its capabilities.
     ///
     /// # Errors
     /// If the image cannot be opened.
@@ -50,22 +51,29 @@ impl RbdVolume {
         let limit = cluster.timeout * 2;
         let opened = opened.recv_timeout(limit);
         let (image, has_changed) = opened.unwrap_or_else(|_| Err(why_it_hangs(cluster, limit)))?;
+        Ok(RbdVolume::of_image(image, name, has_changed))
+    }
+
+    /// The volume of an open image. `has_changed` is set when the size may have changed.
+    #[must_use]
+    pub fn of_image(image: Arc<Image>, name: &ImageName, has_changed: Arc<AtomicBool>) -> RbdVolume {
         let first = info_of(image.details());
         if image.details().has_cache {
             warn!("rbd:{name}: its pool or image turns a cache on, so writes are stable only after a flush");
         }
-        Ok(RbdVolume {
+        RbdVolume {
             is_snapshot: name.snapshot.is_some(),
             state: Arc::new(ImageState {
                 name: name.to_string(),
                 size: AtomicU64::new(first.size),
+                compared_unit: AtomicU32::new(first.compare_and_write_unit),
                 first,
                 image,
                 has_changed,
                 id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                 status: Arc::default(),
             }),
-        })
+        }
     }
 
     /// Identifies the image, or the snapshot, for every program that opens it.
@@ -95,8 +103,14 @@ fn info_of(image: &ImageDetails) -> VolumeInfo {
         preferred_block: PREFERRED_BLOCK,
         discard_granularity: granularity,
         fast_zeroes: true,
+        compare_and_write_unit: compared_unit(image.compare_and_write_unit),
         ..VolumeInfo::new(whole_blocks(image.size))
     }
+}
+
+/// A unit smaller than a block is none.
+fn compared_unit(unit: u32) -> u32 {
+    if u64::from(unit) < BLOCK { 0 } else { unit }
 }
 
 impl Volume for RbdVolume {
@@ -170,11 +184,13 @@ mod tests {
             read_only: true,
             has_cache: false,
             discard_granularity: 64 << 10,
+            compare_and_write_unit: 256,
+            stripe_unit: 512,
             identity: String::new(),
         };
         let info = info_of(&image);
         assert_eq!((info.size, info.read_only, info.write_cache), ((1 << 20) + 512, true, false));
-        assert_eq!(info.discard_granularity, 64 << 10);
+        assert_eq!((info.discard_granularity, info.compare_and_write_unit), (64 << 10, 0));
         let cached = info_of(&ImageDetails { has_cache: true, discard_granularity: 1, ..image });
         assert_eq!((cached.write_cache, cached.discard_granularity), (true, 512));
     }

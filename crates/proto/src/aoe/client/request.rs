@@ -56,7 +56,9 @@ impl AoeRequest {
         let (phase, flushes) = match io.op {
             Op::Read => (RequestPhase::Read, false),
             Op::Write { fua } => (RequestPhase::Write, fua && disk.write_cache),
-            Op::WriteZeroes { only_fast: true, .. } => return Err((io, Err(IoError::Unsupported))),
+            Op::WriteZeroes { only_fast: true, .. } | Op::CompareAndWrite { .. } => {
+                return Err((io, Err(IoError::Unsupported)));
+            }
             Op::WriteZeroes { fua, .. } => (RequestPhase::WriteZeroes, fua && disk.write_cache),
             Op::Flush => (RequestPhase::Flush, false),
             Op::Discard { fua } if disk.trim_sectors > 0 => (RequestPhase::Trim, fua && disk.write_cache),

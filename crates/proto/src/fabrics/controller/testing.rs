@@ -6,7 +6,7 @@ use crate::exports::{Export, Exports, VolumeId};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{Namespace, Subsystem};
-use blockmux_volume::MemVolume;
+use blockmux_volume::{MemVolume, Volume};
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvme::{Cqe, SglDescriptor, Sqe, property};
@@ -30,6 +30,11 @@ pub(crate) fn export(name: &str) -> Export {
 /// test host.
 pub(crate) fn node() -> (Arc<NvmeNode>, Exports) {
     serve(Exports::new(vec![export("a"), export("b")]))
+}
+
+/// A node as [`node`], whose first volume is this one.
+pub(crate) fn node_of(volume: Arc<dyn Volume>) -> (Arc<NvmeNode>, Exports) {
+    serve(Exports::new(vec![Export { volume, ..export("a") }, export("b")]))
 }
 
 pub(crate) fn serve(exports: Exports) -> (Arc<NvmeNode>, Exports) {

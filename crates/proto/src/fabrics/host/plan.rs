@@ -85,6 +85,7 @@ impl NamespaceCapabilities {
             Op::Flush if self.write_cache => NvmePlan::Send(NvmePieces::FLUSH),
             Op::Flush | Op::Prefetch => NvmePlan::Done,
             Op::BlockStatus => NvmePlan::AllData,
+            Op::CompareAndWrite { .. } => NvmePlan::Fails(IoError::Unsupported),
             Op::Discard { fua } => match self.deallocate {
                 Some(max) => NvmePlan::Send(NvmePieces {
                     kind: NvmeCommandKind::Deallocate,

@@ -105,6 +105,7 @@ impl ExportInfo {
             // Short reads are borrowed from the receive buffer.
             lends_reads: true,
             registered_alignment: None,
+            compare_and_write_unit: 0,
             rotational: has(TransmissionFlags::ROTATIONAL),
         }
     }

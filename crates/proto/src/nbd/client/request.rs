@@ -91,6 +91,7 @@ impl ClientParams {
                 false
             }
             Op::BlockStatus => return NbdPlan::AllData,
+            Op::CompareAndWrite { .. } => return NbdPlan::Fails(IoError::Unsupported),
             Op::WriteZeroes { fua, may_unmap, only_fast } => {
                 match self.plan_zeroes(&mut pieces, len, may_unmap, only_fast) {
                     Ok(()) => fua,

@@ -47,7 +47,8 @@ enum CompareKind {
 }
 
 /// Locks the range, reads it and writes it; the lock ends with the command. The lock excludes other
-/// access, so OR may proceed in pieces.
+/// access, so OR may proceed in pieces. Storage that can compares and writes in one step, so that
+/// its other clients are excluded, too.
 struct ReadModifyWrite {
     kind: CompareKind,
     range: AtomicRange,
@@ -78,6 +79,12 @@ impl ReadModifyWrite {
         Ok(HandlerAction::Io(op, offset, self.piece(), data))
     }
 
+    /// Whether the storage itself compares and writes the range.
+    fn is_native(&self, cx: &CommandContext<'_>) -> bool {
+        let info = cx.unit.unit.volume_state.volume().info();
+        self.kind == CompareKind::CompareAndWrite && info.compares(self.range.offset(), self.range.len())
+    }
+
     fn modify(&self, read: &SgList) -> Result<SgList, Sense> {
         match self.kind {
             CompareKind::Or => {
@@ -85,19 +92,24 @@ impl ReadModifyWrite {
                 Ok(Seg::from_slice(&or(read, &data)).into())
             }
             CompareKind::CompareAndWrite => match first_difference(read, &self.data) {
-                // SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first
-                // differing byte.
-                Some(at) => Err(Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION)
-                    .with_information(at as u64)),
+                Some(at) => Err(miscompare(at as u64)),
                 None => Ok(self.data.slice(read.len(), read.len())),
             },
         }
     }
 }
 
+/// SBC-4, the COMPARE AND WRITE command: INFORMATION is the offset of the first differing byte.
+fn miscompare(at: u64) -> Sense {
+    Sense::new(SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY_OPERATION).with_information(at)
+}
+
 impl MultiStepCommand for ReadModifyWrite {
-    fn on_data_out(&mut self, _cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
+    fn on_data_out(&mut self, cx: &mut CommandContext<'_>, data: SgList) -> TaskOutcome {
         self.data = data;
+        if self.is_native(cx) {
+            return self.io(Op::CompareAndWrite { fua: self.fua }, Some(self.data.clone()));
+        }
         self.io(Op::Read, None)
     }
 
@@ -111,6 +123,8 @@ impl MultiStepCommand for ReadModifyWrite {
                 let data = self.modify(&read)?;
                 self.io(Op::Write { fua: self.fua }, Some(data))
             }
+            Output::Differs(at) => Err(miscompare(at).into()),
+            Output::NotCompared => self.io(Op::Read, None),
             _ => {
                 self.at = self.at.saturating_add(self.piece());
                 if self.at == self.range.len() { Ok(HandlerAction::good()) } else { self.io(Op::Read, None) }
@@ -123,8 +137,10 @@ impl MultiStepCommand for ReadModifyWrite {
 mod tests {
     use crate::scsi::device::testing::{DeviceBench, answer, command};
     use crate::scsi::{DeviceServer, Lun, ScsiStatus, TaskFailure, TaskStep};
+    use crate::testing::ComparingVolume;
     use crate::volume_state::{NeededRange, NotAdmitted};
     use blockmux_volume::Cost;
+    use std::sync::Arc;
 
     const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     const CAW: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -147,6 +163,24 @@ mod tests {
         assert_eq!(response.sense.unwrap().information, Some(300));
         assert_eq!(answer(response).check(), (0xe, 0x1d00));
         assert_eq!(client.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]).good(), [7; 512]);
+    }
+
+    #[test]
+    fn storage_that_compares_by_itself_does_so_where_it_can() {
+        for (is_able, block, expected) in [(true, 0, [1, 1]), (false, 0, [1, 0]), (true, 7, [0, 0])] {
+            let volume = Arc::new(ComparingVolume::new(4096, is_able));
+            let mut client = DeviceBench::over(volume.clone()).client("a");
+            // Block 7 and the next are in two units.
+            let caw = [0x89, 8, 0, 0, 0, 0, 0, 0, 0, block, 0, 0, 0, 2, 0, 0];
+            client.run_with(&caw, &[[0; 1024], [7; 1024]].concat()).good();
+            assert_eq!(client.run(&[0x28, 0, 0, 0, 0, block, 0, 0, 2, 0]).good(), [7; 1024]);
+            assert_eq!(volume.counts(), expected, "asked, written");
+            let mut wrong = [[7; 1024], [9; 1024]].concat();
+            wrong[700] = 0;
+            let response = client.run_with(&caw, &wrong);
+            assert_eq!(response.sense, Some((0xe, 0x1d00)));
+            assert_eq!(client.run(&[0x28, 0, 0, 0, 0, block, 0, 0, 2, 0]).good(), [7; 1024]);
+        }
     }
 
     #[test]

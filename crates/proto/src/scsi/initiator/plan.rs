@@ -105,6 +105,7 @@ impl UnitCapabilities {
                 None => ScsiPlan::Done,
             },
             Op::Prefetch => ScsiPlan::Done,
+            Op::CompareAndWrite { .. } => ScsiPlan::Fails(IoError::Unsupported),
             Op::BlockStatus if self.lba_status => ScsiPlan::Send(pieces(ScsiCommandKind::Status, MAX_STATUS)),
             Op::BlockStatus => ScsiPlan::AllData,
             Op::WriteZeroes { fua: requested, may_unmap, only_fast } => {

@@ -85,6 +85,7 @@ impl UnitInfo {
             // Data that fits a receive buffer is borrowed from there.
             lends_reads: true,
             registered_alignment: None,
+            compare_and_write_unit: 0,
             rotational: self.rotational,
         }
     }

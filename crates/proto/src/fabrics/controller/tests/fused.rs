@@ -4,6 +4,7 @@ use super::*;
 use crate::driver::session::Timed;
 use crate::scsi::testing::{DeviceBench, TestNexus};
 use crate::scsi::{LogicalUnit, UnitIdentity};
+use crate::testing::ComparingVolume;
 use std::time::Instant;
 
 const FIRST: u8 = 0x41;
@@ -51,6 +52,21 @@ fn a_fused_pair_writes_if_the_compare_succeeds() {
     assert_eq!(block(&mut io, 3), [1; 512]);
     assert_eq!(compare_and_write(&mut io, 3, &[1; 512], &[2; 512]), [NvmeStatus::SUCCESSFUL_COMPLETION; 2]);
     assert_eq!((block(&mut io, 3), block(&mut io, 4)), (vec![2; 512], vec![1; 512]));
+}
+
+#[test]
+fn storage_that_compares_by_itself_does_so_where_it_can() {
+    for (is_able, slba, expected) in [(true, 0, [2, 1]), (false, 0, [2, 0]), (true, 7, [0, 0])] {
+        let volume = Arc::new(ComparingVolume::new(4096, is_able));
+        let (mut io, _admin) = FabricsTestHost::io(&node_of(volume.clone()));
+        let both = [NvmeStatus::SUCCESSFUL_COMPLETION; 2];
+        assert_eq!(compare_and_write(&mut io, slba, &[0; 1024], &[1; 1024]), both);
+        assert_eq!((block(&mut io, slba), block(&mut io, slba + 1)), (vec![1; 512], vec![1; 512]));
+        let differs = [NvmeStatus::COMPARE_FAILURE, FAILED];
+        assert_eq!(compare_and_write(&mut io, slba, &[0; 1024], &[2; 1024]), differs);
+        assert_eq!(block(&mut io, slba), [1; 512]);
+        assert_eq!(volume.counts(), expected, "asked, written");
+    }
 }
 
 #[test]
