@@ -124,7 +124,7 @@ impl QueuePairOwner {
                 self.messages += 1;
                 false
             }
-            2 => pair.write(id, &local, remote),
+            2 => pair.write(id, local, remote),
             3 => {
                 pair.receive(2);
                 false

@@ -267,8 +267,8 @@ pub(crate) fn roce_records(data: &[u8]) {
     assert_eq!(pool.out_bytes(), 0, "the pool has lost memory");
 }
 
-/// A stream of which a part has arrived. It has memory for all of it, because a buffer for each piece
-/// is a page or more, of which AddressSanitizer keeps hundreds of thousands.
+/// A stream of which a part has arrived. It has memory for all of it, because a buffer for each
+/// piece is a page or more, of which AddressSanitizer keeps hundreds of thousands.
 struct Arriving<'a> {
     read: Chunk,
     rest: &'a [u8],

@@ -289,9 +289,9 @@ pub trait QueuePair {
         self.post(WorkRequest::Read { id, local, remote });
     }
 
-    /// Writes local memory, which is held until it is sent, to the peer's memory. `true`: [`Event::Done`] follows when the local
-    /// memory may be reused. `false`: no event follows, and the data counts in
-    /// [`QueuePair::unsent`] until it is sent.
+    /// Writes local memory, which is held until it is sent, to the peer's memory. `true`:
+    /// [`Event::Done`] follows when the local memory may be reused. `false`: no event follows, and
+    /// the data counts in [`QueuePair::unsent`] until it is sent.
     fn write(&mut self, id: WorkId, local: SgList, remote: Remote) -> bool {
         self.post(WorkRequest::Write { id, local, remote });
         true
