@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub struct Cluster {
     pub(crate) user: String,
     fsid: String,
     is_blocklisted: AtomicBool,
+    /// How the cluster names this client as the owner of a lock, once it has owned one.
+    address: OnceLock<String>,
 }
 // SAFETY: librados allows calls from any thread, also several at the same time.
 unsafe impl Send for Cluster {}
@@ -81,10 +83,10 @@ impl Cluster {
         // SAFETY: a place for the handle, and a text that ends with a zero byte.
         let created = unsafe { (library.rados.rados_create)(&raw mut handle, user.as_ptr()) };
         RbdError::check("rados_create", created)?;
-        let is_blocklisted = AtomicBool::new(false);
+        let (is_blocklisted, address) = (AtomicBool::new(false), OnceLock::new());
         let user = options.user.clone();
         // From now on dropping it frees the handle.
-        let mut cluster = Cluster { library, handle, user, fsid: String::new(), is_blocklisted };
+        let mut cluster = Cluster { library, handle, user, fsid: String::new(), is_blocklisted, address };
         cluster.configure(options)?;
         // SAFETY: the handle is valid and not connected.
         let connected = unsafe { (library.rados.rados_connect)(handle) };
@@ -198,6 +200,18 @@ impl Cluster {
     /// The cluster has blocklisted this client, for good: later images get another connection.
     pub fn note_blocklisted(&self) {
         self.is_blocklisted.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes how the cluster names this client as the owner of a lock.
+    pub(crate) fn note_address(&self, address: String) {
+        // It stays the same as long as the connection.
+        let _ = self.address.set(address);
+    }
+
+    /// Whether this client is the owner of a lock with this address.
+    #[must_use]
+    pub fn is_owner(&self, owner: &str) -> bool {
+        self.address.get().is_some_and(|address| address == owner)
     }
 
     /// Whether the cluster has blocklisted this client.

@@ -96,6 +96,20 @@ pub enum RbdError {
         /// The pool.
         pool: String,
     },
+    /// Another client has acquired the image's lock.
+    #[error(
+        "another client owns the image: {owner}; stop it, or start with exclusive=take, which has the cluster refuse \
+         all of its requests"
+    )]
+    Owned {
+        /// Its address.
+        owner: String,
+    },
+    /// The image has no exclusive lock.
+    #[error(
+        "the image has no lock that makes it exclusive; enable it with 'rbd feature enable IMAGE exclusive-lock'"
+    )]
+    NoLock,
     /// A call has failed.
     #[error("{call}: {error}")]
     Call {

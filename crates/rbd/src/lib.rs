@@ -5,6 +5,8 @@
 //! | [`library`] | librados and librbd, loaded at run time |
 //! | [`cluster`] | connections to clusters, which images share |
 //! | [`image`] | open images: what they are, their sizes and extents, and calls that block |
+//! | [`lock`] | the exclusive lock of an image, by which one client owns it |
+//! | [`object`] | a small object beside an image, replaced by compare-and-set |
 //! | [`requests`] | one core's requests to an image, and how it learns that they have completed |
 //! | [`error`] | what has failed, and what to do |
 //! | `fake` | an image in memory, for tests without a cluster |
@@ -17,4 +19,6 @@ pub mod error;
 pub mod fake;
 pub mod image;
 pub mod library;
+pub mod lock;
+pub mod object;
 pub mod requests;

@@ -53,6 +53,8 @@ pub const PACKAGES: &str = "librbd of Ceph 16 or later (Debian: librbd1, Fedora:
 pub type rados_t = *mut c_void;
 /// A pool, and a namespace in it.
 pub type rados_ioctx_t = *mut c_void;
+/// Steps of a change of one object.
+pub type rados_write_op_t = *mut c_void;
 /// An open image.
 pub type rbd_image_t = *mut c_void;
 /// A request that completes later.
@@ -98,6 +100,10 @@ pub const RBD_FEATURE_STRIPINGV2: u64 = 1 << 1;
 pub const RBD_FLAGS_INVALID: u64 = 1 << 0 | 1 << 1;
 /// A snapshot that was made by a user, not by the cluster for its own purposes.
 pub const RBD_SNAP_NAMESPACE_TYPE_USER: c_int = 0;
+/// A lock that one client has.
+pub const RBD_LOCK_MODE_EXCLUSIVE: c_int = 0;
+/// The object must not exist.
+pub const LIBRADOS_CREATE_EXCLUSIVE: c_int = 1;
 /// The range is to be allocated.
 pub const RBD_WRITE_ZEROES_FLAG_THICK_PROVISION: c_int = 1;
 
@@ -120,6 +126,16 @@ functions! {
         rados_ioctx_set_namespace(rados_ioctx_t, *const c_char);
         rados_ioctx_get_id(rados_ioctx_t) -> i64;
         rados_ioctx_destroy(rados_ioctx_t);
+        rados_read(rados_ioctx_t, *const c_char, *mut c_char, usize, u64) -> c_int;
+        rados_create_write_op() -> rados_write_op_t;
+        rados_release_write_op(rados_write_op_t);
+        rados_write_op_create(rados_write_op_t, c_int, *const c_char);
+        rados_write_op_assert_exists(rados_write_op_t);
+        rados_write_op_cmpext(rados_write_op_t, *const c_char, usize, u64, *mut c_int);
+        rados_write_op_write_full(rados_write_op_t, *const c_char, usize);
+        rados_write_op_operate(
+            rados_write_op_t, rados_ioctx_t, *const c_char, *mut libc::time_t, c_int
+        ) -> c_int;
     }
 }
 
@@ -152,6 +168,10 @@ functions! {
         rbd_diff_iterate2(
             rbd_image_t, *const c_char, u64, u64, u8, u8, rbd_diff_callback_t, *mut c_void
         ) -> c_int;
+        rbd_lock_acquire(rbd_image_t, c_int) -> c_int;
+        rbd_lock_get_owners(rbd_image_t, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
+        rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+        rbd_lock_break(rbd_image_t, c_int, *const c_char) -> c_int;
         rbd_update_watch(rbd_image_t, *mut u64, rbd_update_callback_t, *mut c_void) -> c_int;
         rbd_update_unwatch(rbd_image_t, u64) -> c_int;
         rbd_aio_create_completion(*mut c_void, rbd_callback_t, *mut rbd_completion_t) -> c_int;

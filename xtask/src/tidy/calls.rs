@@ -51,6 +51,8 @@ const BANS: &[BannedWords] = &[
             ("crates/rbd/src/cluster", "calls a library in C"),
             ("crates/rbd/src/image", "calls a library in C"),
             ("crates/rbd/src/fake", "stands in for a library in C"),
+            ("crates/rbd/src/lock", "calls a library in C"),
+            ("crates/rbd/src/object", "calls a library in C"),
             ("crates/rbd/src/requests", "calls a library in C, which uses memory until it calls back"),
             ("crates/volume/tests/counting/", "an allocator that counts"),
         ],

@@ -35,6 +35,7 @@ impl OpenVolumes {
         for spec in &args.volumes {
             let opened = open_volume(spec, args.read_only)?;
             claims.push(claim(args, spec, &opened)?);
+            opened.own(spec)?;
             data = opened.data.as_ref().and_then(DataKey::disk_number);
             if !args.shared && !args.read_only {
                 check_not_left(way, data).map_err(|error| Failure::request(format!("{spec}: {error}")))?;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 /// The identity of a volume.
+#[derive(Clone, Copy)]
 pub(super) struct Identified {
     pub(super) uuid: VolumeUuid,
     /// The volume has the same UUID after a restart.

@@ -3,7 +3,7 @@
 use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
-use super::state;
+use super::state::{self, StatePlace};
 use crate::data::claim::{Claim, ClaimPurpose};
 use crate::data::key::DataKey;
 use crate::data::part::Part;
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::process::machine::{machine_id, memory_bytes};
 use crate::protocol::Protocol;
 use crate::protocol::policy::Policy;
-use crate::volume_kinds::open::{self, Access, Opened, Populate, Use};
+use crate::volume_kinds::open::{self, Access, OpenImage, Opened, Populate, Use};
 use blockmux_proto::exports::Export;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
@@ -81,7 +81,8 @@ impl VolumeOpener {
         };
         // Read before opening, because a RAM volume takes memory.
         let memory = memory_bytes();
-        let Opened { volume, data, remote, .. } = open::open(spec, how)?;
+        let opened = open::open(spec, how)?;
+        let Opened { volume, data, remote, image, .. } = &opened;
         if spec.ram_bytes() > memory {
             warn!(
                 "{spec}: is larger than this machine's memory ({}); the kernel kills processes when memory runs out",
@@ -96,27 +97,33 @@ impl VolumeOpener {
             )));
         }
         self.check_blocks(named, &info)?;
-        let Identified { mut uuid, is_lasting } = identify(named, data.as_ref(), &machine_id())?;
+        let local = identify(named, data.as_ref(), &machine_id())?;
+        // An image that one machine owns is the same disk on the next one that does.
+        let is_owned = image.as_ref().is_some_and(OpenImage::is_owned);
+        let Identified { mut uuid, is_lasting } =
+            if is_owned { identify(named, data.as_ref(), "")? } else { local };
         if let Some(known) = self.uuids.get(name).filter(|_| !is_lasting) {
             uuid = *known;
         }
         let claims = !shared && !read_only && !info.read_only;
-        let claim = claims.then(|| Claim::take(name, ClaimPurpose::Export(uuid), &remote)).transpose()?;
-        if claims && !remote.is_empty() {
+        let claim = claims.then(|| Claim::take(name, ClaimPurpose::Export(uuid), remote)).transpose()?;
+        if claims && !remote.is_empty() && !is_owned {
             warn!(
                 "`{name}` is on another server: if another machine also exports it, reservations and locks are not \
                  shared between the two"
             );
         }
+        opened.own(spec)?;
         let target_name = target_name(named, uuid);
         let disk_number = data.as_ref().and_then(DataKey::disk_number);
         let unit = named.entry.scsi.clone();
         let identity = VolumeIdentity { uuid, unit, target_name, disk_number, claim: Box::new(claim) };
-        let directory = self.state.as_deref();
-        let volume_state = state::load(directory, name, volume.clone(), identity, is_lasting)?;
+        let directory = self.state.as_deref().filter(|_| local.is_lasting);
+        let place = StatePlace { directory, local: local.uuid, image: image.as_ref() };
+        let volume_state = state::load(&place, name, volume.clone(), identity)?;
         volume_state.limiter().set_limits(named.entry.volume_limits());
         let (name, description) = (name.clone(), named.entry.description.clone());
-        Ok((Export { name, description, read_only, volume }, volume_state))
+        Ok((Export { name, description, read_only, volume: volume.clone() }, volume_state))
     }
 }
 

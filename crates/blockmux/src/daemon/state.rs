@@ -2,14 +2,22 @@
 //! the state of a volume.
 
 use crate::failure::Failure;
+use crate::volume_kinds::open::OpenImage;
+use blockmux_engine::volume::rbd::{RadosState, RadosStateError, RbdError, RbdVolume};
 use blockmux_engine::volume::state::StateFile;
-use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
+use blockmux_proto::names::volume_uuid::VolumeUuid;
+use blockmux_proto::volume_state::{
+    Commit, SharedState, StateGeneration, StoredState, VolumeIdentity, VolumeState,
+};
 use blockmux_volume::Volume;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::env;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// The default state directory by the XDG Base Directory Specification; `None` without a home
@@ -43,24 +51,44 @@ fn home_directory() -> Option<PathBuf> {
     state.map(|state| state.join("blockmux"))
 }
 
-/// Creates the shared state of a volume and loads its reservations from the state file of its UUID.
-/// A volume whose data does not outlive the process (`is_lasting` is false) has no state file.
+/// Where the reservations of a volume are stored.
+pub(super) struct StatePlace<'a> {
+    /// The directory of the state files; `None` if there is none, or the volume's data does not
+    /// outlive the process.
+    pub(super) directory: Option<&'a Path>,
+    /// The UUID that the state file is named by.
+    pub(super) local: VolumeUuid,
+    /// The image of Ceph that is the volume. If this process owns it, its reservations are beside
+    /// it.
+    pub(super) image: Option<&'a OpenImage>,
+}
+
+/// Creates the shared state of a volume and loads its reservations.
 ///
 /// # Errors
 /// If the reservations cannot be read. The volume is not exported then: it would be open to
 /// initiators that a reservation excludes.
 pub(super) fn load(
-    directory: Option<&Path>,
+    place: &StatePlace<'_>,
     name: &str,
     volume: Arc<dyn Volume>,
     identity: VolumeIdentity,
-    is_lasting: bool,
 ) -> Result<Arc<VolumeState>, Failure> {
     let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
-    let Some(directory) = directory.filter(|_| is_lasting) else {
+    match place.image {
+        Some(image) if image.is_owned() => {
+            let (state, stored) = of_image(&image.volume, place, name).map_err(wrong)?;
+            let object = state.name();
+            return VolumeState::identified(volume, identity, Some((state, &stored)))
+                .map_err(|error| wrong(format!("object {object} {error}")));
+        }
+        Some(image) => check_unowned(&image.volume).map_err(wrong)?,
+        None => {}
+    }
+    let Some(directory) = place.directory else {
         return VolumeState::identified(volume, identity, None).map_err(|error| wrong(error.to_string()));
     };
-    let opened = StateFile::open(directory, &identity.uuid.to_string());
+    let opened = StateFile::open(directory, &place.local.to_string());
     let (file, stored) = opened.map_err(|error| wrong(error.to_string()))?;
     if !stored.image.is_empty() {
         info!("`{name}`: reservations from {}", file.path().display());
@@ -71,5 +99,84 @@ pub(super) fn load(
     })
 }
 
+/// The reservations beside an image that this process owns. Those of a state file are moved there,
+/// once: what is beside the image counts from then on.
+fn of_image(
+    image: &RbdVolume,
+    place: &StatePlace<'_>,
+    name: &str,
+) -> Result<(Arc<RadosState>, StoredState), String> {
+    let (state, stored) = RadosState::open(image).map_err(|error| error.to_string())?;
+    let object = state.name();
+    let file = || place.directory.map(|directory| StateFile::open(directory, &place.local.to_string()));
+    if let Some(stored) = stored {
+        if let Some(Ok((file, local))) = file()
+            && !local.image.is_empty()
+        {
+            let file = file.path().display();
+            warn!(
+                "`{name}`: reservations in {file} are not used, but those in Ceph's object {object}; remove the file"
+            );
+        }
+        info!("`{name}`: reservations from Ceph's object {object}");
+        return Ok((state, stored));
+    }
+    let Some((file, local)) = file().transpose().map_err(|error| error.to_string())? else {
+        return Ok((state, StoredState::default()));
+    };
+    if local.image.is_empty() {
+        return Ok((state, StoredState::default()));
+    }
+    let path = file.path().display();
+    VolumeState::check_stored(&local).map_err(|error| format!("{path} {error}"))?;
+    let generation = state.propose(StateGeneration::default(), &local.image);
+    let stored = match wait_for(&*state, generation) {
+        Commit::Committed => StoredState { generation, image: local.image },
+        // Another daemon was faster, before this one owned the image.
+        Commit::Stale(stored) => return Ok((state, stored)),
+        Commit::Failed => return Err(format!("they cannot be moved from {path} to Ceph's object {object}")),
+    };
+    let removed = file.propose(local.generation, &[]);
+    if wait_for(&*file, removed) != Commit::Committed {
+        warn!("`{name}`: {path} is not used any longer; remove it");
+    }
+    warn!("`{name}`: reservations were moved from {path} to Ceph's object {object}");
+    Ok((state, stored))
+}
+
+/// Refuses an image with reservations that this process would not respect, because it does not own
+/// the image.
+fn check_unowned(image: &RbdVolume) -> Result<(), String> {
+    match RadosState::open(image) {
+        Ok((state, Some(stored))) if !stored.image.is_empty() => Err(format!(
+            "they are in Ceph's object {}; serve the image with exclusive=on, or remove the object with 'rados rm' to \
+             forget them",
+            state.name()
+        )),
+        Ok(_) => Ok(()),
+        // A user who may use nothing but the image cannot know of any.
+        Err(RadosStateError::Rbd { error: RbdError::Call { error, .. }, .. })
+            if [Errno::PERM, Errno::ACCESS].map(Errno::raw_os_error).contains(&error.0) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Waits for the outcome of a proposal; one that takes too long has failed.
+fn wait_for(state: &dyn SharedState, proposal: StateGeneration) -> Commit {
+    let end = Instant::now() + MOVE_LIMIT;
+    loop {
+        match state.outcome(proposal) {
+            Some(outcome) => return outcome,
+            None if Instant::now() >= end => return Commit::Failed,
+            None => thread::park_timeout(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// How long the storage of reservations that are moved may take.
+const MOVE_LIMIT: Duration = Duration::from_secs(60);
 /// A directory in which every user may create directories, and whose content survives a reboot.
 const SHARED_PARENT: &str = "/var/tmp";

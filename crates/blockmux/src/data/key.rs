@@ -47,10 +47,10 @@ impl DataKey {
         DataKey { key: format!("vhost-user {}", path.display()), is_unique: false }
     }
 
-    /// The key of an image of Ceph, from what identifies it in all clusters. Two gateways share no
-    /// reservations, so they are one disk only if their configs say so.
-    pub(crate) fn of_rbd(volume: &RbdVolume) -> DataKey {
-        DataKey { key: format!("rbd {}", volume.identity()), is_unique: false }
+    /// The key of an image of Ceph, from what identifies it in all clusters. Gateways that do not
+    /// own it share no reservations, so they are one disk only if their configs say so.
+    pub(crate) fn of_rbd(volume: &RbdVolume, is_owned: bool) -> DataKey {
+        DataKey { key: format!("rbd {}", volume.identity()), is_unique: is_owned }
     }
 
     /// The key of a remote volume. `volume_key` distinguishes it from other volumes of its server,

@@ -21,7 +21,9 @@ use blockmux_engine::volume::state::{self, has_note};
 use blockmux_engine::volume::vhost_user::{VhostUserOptions, VhostUserVolume};
 use blockmux_proto::names::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
-use blockmux_volume::spec::{Decoration, FileSpec, LogTarget, MemSpec, NullSpec, RbdSpec, VhostUserSpec};
+use blockmux_volume::spec::{
+    Decoration, FileSpec, ImageOwnership, LogTarget, MemSpec, NullSpec, RbdSpec, VhostUserSpec,
+};
 use blockmux_volume::units::human_size;
 use blockmux_volume::{
     BlockSizes, DelayVolume, FaultVolume, LogSink, LogVolume, MemVolume, NullVolume, Pages, RateVolume,
@@ -46,6 +48,37 @@ pub(crate) struct Opened {
     pub(crate) data: Option<DataKey>,
     /// The parts of volumes on other servers that the volume consists of.
     pub(crate) remote: Vec<DataPart>,
+    /// The image of Ceph that is the whole volume, if it may be written.
+    pub(crate) image: Option<OpenImage>,
+}
+
+/// An open image of Ceph, beside which reservations may be stored.
+pub(crate) struct OpenImage {
+    pub(crate) volume: Arc<RbdVolume>,
+    ownership: ImageOwnership,
+}
+
+impl OpenImage {
+    /// Whether this process owns the image, once [`Opened::own`] has succeeded.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.ownership.is_exclusive()
+    }
+}
+
+impl Opened {
+    /// Owns the image that is the volume, if its spec says so. Before that, the data is claimed
+    /// from other processes of this machine, because the present owner may be shut out now.
+    ///
+    /// # Errors
+    /// If another client owns it.
+    pub(crate) fn own(&self, spec: &Spec) -> Result<(), Failure> {
+        let Some(image) = self.image.as_ref().filter(|image| image.is_owned()) else { return Ok(()) };
+        let take = image.ownership == ImageOwnership::Take;
+        // A daemon whose place this one takes may still be closing the image.
+        let is_held = |error: &RbdError| matches!(error, RbdError::Owned { .. });
+        let owned = retry_while_held(|| image.volume.own(take, privileges::keep_only_reading), is_held);
+        owned.map_err(|error| Failure::request(format!("{spec}: {error}")))
+    }
 }
 
 /// Intended use of a volume.
@@ -117,6 +150,7 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         is_fresh,
         data,
         remote: Vec::new(),
+        image: None,
     };
     match spec {
         Spec::Mem(mem) => {
@@ -152,13 +186,17 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
         Spec::VhostUser(device) => open_vhost_user(spec, device, how),
         Spec::Rbd(image) => open_rbd(spec, image, how),
         Spec::Slice(slice, inner) => {
+            refuse_parts_of_owned(spec)?;
             let below = open(inner, Use { part: how.part.below_slice(*slice), ..how })?;
             let data = below.data.map(|data| DataKey::of_slice(slice.offset, &data));
             let volume = SliceVolume::new(below.volume, slice.offset, slice.len)
                 .map_err(|error| Failure::request(format!("{spec}: {error}")))?;
-            Ok(Opened { volume: Arc::new(volume), data, ..below })
+            Ok(Opened { volume: Arc::new(volume), data, image: None, ..below })
         }
-        Spec::Stripe { chunk, members } => open_stripe(spec, *chunk, members, how),
+        Spec::Stripe { chunk, members } => {
+            refuse_parts_of_owned(spec)?;
+            open_stripe(spec, *chunk, members, how)
+        }
         Spec::Decorated(decoration, inner) => {
             let wrap = decorate(decoration)?;
             open(inner, how).map(|below| Opened { volume: wrap(below.volume), ..below })
@@ -170,7 +208,8 @@ pub(crate) fn open(spec: &Spec, how: Use<'_>) -> Result<Opened, Failure> {
             let blocks = url.block_sizes().map_err(Failure::request)?;
             let volume = with_blocks(url, blocks, volume)?;
             let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
-            Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
+            let data = Some(data);
+            Ok(Opened { volume, is_remote: true, is_fresh: false, data, remote, image: None })
         }
     }
 }
@@ -185,7 +224,7 @@ fn open_vhost_user(spec: &Spec, device: &VhostUserSpec, how: Use<'_>) -> Result<
     let volume = volume.map_err(|error| Failure::request(format!("{spec}: {error}")))?;
     let (volume, data) =
         (with_blocks(spec, device.blocks, Arc::new(volume))?, Some(DataKey::of_vhost_user(device)));
-    Ok(Opened { volume, is_remote: true, is_fresh: false, data, remote: Vec::new() })
+    Ok(Opened { volume, is_remote: true, is_fresh: false, data, remote: Vec::new(), image: None })
 }
 
 fn open_rbd(spec: &Spec, image: &RbdSpec, how: Use<'_>) -> Result<Opened, Failure> {
@@ -211,12 +250,28 @@ fn open_rbd(spec: &Spec, image: &RbdSpec, how: Use<'_>) -> Result<Opened, Failur
         snapshot: image.snapshot.clone(),
     };
     let read_only = image.read_only || how.is_read_only();
-    let volume =
-        RbdVolume::open(&cluster, &name, read_only, privileges::keep_only_reading).map_err(failed)?;
-    let data = DataKey::of_rbd(&volume);
+    let on_start = privileges::keep_only_reading;
+    let opened = Arc::new(RbdVolume::open(&cluster, &name, read_only, on_start).map_err(failed)?);
+    let is_owned = image.ownership.is_exclusive() && !read_only;
+    let data = DataKey::of_rbd(&opened, is_owned);
     let remote = vec![DataPart { key: data.key.clone(), part: how.part, is_exact: true }];
-    let volume = with_blocks(spec, image.blocks, Arc::new(volume))?;
-    Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote })
+    let volume = with_blocks(spec, image.blocks, opened.clone())?;
+    let may_write = !volume.info().read_only;
+    let ownership = image.ownership;
+    let image = may_write.then_some(OpenImage { volume: opened, ownership });
+    Ok(Opened { volume, is_remote: true, is_fresh: false, data: Some(data), remote, image })
+}
+
+/// Refuses slices and stripes of images that are to be owned: their reservations would stay on this
+/// machine.
+fn refuse_parts_of_owned(spec: &Spec) -> Result<(), Failure> {
+    let is_owned = |leaf: &&Spec| matches!(leaf, Spec::Rbd(image) if image.ownership.is_exclusive());
+    match spec.leaves().into_iter().find(is_owned) {
+        None => Ok(()),
+        Some(image) => Err(Failure::request(format!(
+            "{spec}: {image} is exclusive, which only a whole image can be; leave exclusive out, or serve the image itself"
+        ))),
+    }
 }
 
 type Decorate = Box<dyn FnOnce(Arc<dyn Volume>) -> Arc<dyn Volume>>;
@@ -491,7 +546,7 @@ fn open_stripe(spec: &Spec, chunk: u64, members: &[Spec], how: Use<'_>) -> Resul
     let volumes = members.into_iter().map(|member| member.volume).collect();
     let volume =
         StripeVolume::new(chunk, volumes).map_err(|error| Failure::request(format!("{spec}: {error}")))?;
-    Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh, data, remote })
+    Ok(Opened { volume: Arc::new(volume), is_remote, is_fresh, data, remote, image: None })
 }
 
 fn open_log(target: &LogTarget) -> Result<Arc<dyn LogSink>, Failure> {

@@ -1,5 +1,7 @@
 //! Images of Ceph through the program, on a real cluster, which `make test-cluster` starts.
 
+mod owner;
+
 use crate::ceph_cluster::TestImage;
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;

@@ -11,14 +11,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use tempfile::TempDir;
 
-const REGISTER: u8 = 0;
-const RESERVE: u8 = 1;
-const EXCLUSIVE_ACCESS: u8 = 3;
+pub(crate) const REGISTER: u8 = 0;
+pub(crate) const RESERVE: u8 = 1;
+pub(crate) const EXCLUSIVE_ACCESS: u8 = 3;
 const WRITE_EXCLUSIVE: u8 = 1;
-const APTPL: u8 = 1;
-const READ_KEYS: u8 = 0;
+pub(crate) const APTPL: u8 = 1;
+pub(crate) const READ_KEYS: u8 = 0;
 const READ_RESERVATION: u8 = 1;
-const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
+pub(crate) const NAMES: [&str; 2] = ["iqn.2026-11.i:a", "iqn.2026-11.i:b"];
 
 /// A daemon that serves a file. A RAM volume would lose its data, and its reservations, when the
 /// daemon ends.

@@ -7,4 +7,5 @@ mod memory_retry;
 pub mod populate;
 pub mod rbd;
 pub mod state;
+mod state_writer;
 pub mod vhost_user;

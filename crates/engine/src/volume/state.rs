@@ -18,6 +18,7 @@
 
 use crate::sys::safe_path::{self, entry_stat};
 use crate::volume::file::lock_exclusive;
+use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
 use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
@@ -25,20 +26,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::warn;
+use std::time::{Duration, Instant};
 
 /// Saves the image of one volume's reservations, or of one disk's settings, to a file.
 pub struct StateFile {
-    shared: Arc<FileState>,
+    writer: StateWriter<StatePaths>,
 }
 
 /// Why saved state cannot be used.
@@ -106,16 +105,14 @@ impl StateFile {
         let paths = StatePaths::new(directory, name, extension, identity);
         let mut file = OwnedFile::default();
         let stored = paths.load(&mut file)?.unwrap_or_default();
-        let last = file.current.0;
-        let state = Mutex::new(WriterState { last, decided: last, file, ..WriterState::default() });
-        let shared = FileState { paths, state, changed: Condvar::new() };
-        Ok((Arc::new(StateFile { shared: Arc::new(shared) }), stored))
+        let current = file.current;
+        Ok((Arc::new(StateFile { writer: StateWriter::new(paths, file, current) }), stored))
     }
 
     /// The file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.shared.paths.file
+        &self.writer.shared.store.file
     }
 }
 
@@ -192,82 +189,14 @@ pub fn give_directory(directory: &Path, user: u32, group: u32, served: &[PathBuf
     fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
 }
 
-/// A generation that no other process chooses, too: a proposal may build on one that was refused,
-/// and must not be taken to build on what another process has stored.
-fn generation_after(last: u64) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
-    now.max(last.saturating_add(1))
-}
-
 impl SharedState for StateFile {
     fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
-        let mut state = self.shared.state();
-        state.last = generation_after(state.last);
-        let generation = StateGeneration(state.last);
-        state.queue.push_back(Proposal { expected, generation, image: image.to_vec() });
-        if !state.has_writer {
-            let shared = self.shared.clone();
-            match thread::Builder::new().name("state".to_owned()).spawn(move || shared.commit_all()) {
-                Ok(_) => state.has_writer = true,
-                Err(error) => {
-                    warn!("{}: cannot be saved: {error}", self.path().display());
-                    state.queue.clear();
-                    state.decide(generation, Commit::Failed);
-                }
-            }
-        }
-        self.shared.changed.notify_one();
-        generation
+        self.writer.propose(expected, image)
     }
 
     fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
-        let state = self.shared.state();
-        let rejected = state.rejected.iter().find(|(generation, _)| *generation == proposal);
-        let is_decided = proposal.0 <= state.decided;
-        rejected.map(|(_, outcome)| outcome.clone()).or(is_decided.then_some(Commit::Committed))
+        self.writer.outcome(proposal)
     }
-}
-
-impl Drop for StateFile {
-    /// Ends the writer without waiting for it: a core may drop the file, and a commit may hang. The
-    /// lock is released now, or after the last commit.
-    fn drop(&mut self) {
-        let mut state = self.shared.state();
-        state.is_over = true;
-        if state.queue.is_empty() {
-            state.file = OwnedFile::default();
-        }
-        self.shared.changed.notify_one();
-    }
-}
-
-/// State shared with the writer thread.
-struct FileState {
-    paths: StatePaths,
-    state: Mutex<WriterState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct WriterState {
-    /// The greatest generation so far.
-    last: u64,
-    queue: VecDeque<Proposal>,
-    /// The last decided generation.
-    decided: u64,
-    /// Proposals that were not committed, the latest [`MAX_REJECTED`].
-    rejected: VecDeque<(StateGeneration, Commit)>,
-    has_writer: bool,
-    is_over: bool,
-    /// Taken while the writer commits.
-    file: OwnedFile,
-}
-
-struct Proposal {
-    expected: StateGeneration,
-    generation: StateGeneration,
-    image: Vec<u8>,
 }
 
 /// What the writer knows of the file.
@@ -279,47 +208,6 @@ struct OwnedFile {
     current: StateGeneration,
     /// The generation in the file: another one than `current` if a commit has failed at its end.
     written: Option<StateGeneration>,
-}
-
-impl WriterState {
-    fn decide(&mut self, generation: StateGeneration, outcome: Commit) {
-        self.decided = generation.0;
-        if let Commit::Stale(stored) = &outcome {
-            self.last = self.last.max(stored.generation.0);
-        }
-        if outcome != Commit::Committed {
-            self.rejected.truncate(MAX_REJECTED - 1);
-            self.rejected.push_front((generation, outcome));
-        }
-    }
-}
-
-impl FileState {
-    fn state(&self) -> MutexGuard<'_, WriterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Body of the writer thread.
-    fn commit_all(&self) {
-        let mut state = self.state();
-        loop {
-            if let Some(proposal) = state.queue.pop_front() {
-                let mut file = std::mem::take(&mut state.file);
-                drop(state);
-                let outcome = self.paths.commit(&mut file, &proposal).unwrap_or_else(|error| {
-                    warn!("not saved: {error}");
-                    Commit::Failed
-                });
-                state = self.state();
-                state.file = file;
-                state.decide(proposal.generation, outcome);
-            } else if state.is_over {
-                return;
-            } else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
 }
 
 /// Paths of one state file.
@@ -396,25 +284,6 @@ impl StatePaths {
             .then(|| StoredState { generation: StateGeneration(generation), image: image.to_vec() })
     }
 
-    /// Replaces the stored image if that is what the proposal expects; takes the lock first unless
-    /// it is held, and creates the directory if necessary.
-    fn commit(&self, owned: &mut OwnedFile, proposal: &Proposal) -> Result<Commit, StateError> {
-        let directory = OpenDirectory::make(&self.directory)?.checked()?;
-        if owned.lock.is_none() {
-            owned.lock = Some(self.take_lock(&directory)?);
-        }
-        let stored = self.read(&directory)?;
-        // Nobody else has removed the file on behalf of initiators: removing it needs the lock.
-        let is_changed = stored.as_ref().is_some_and(|stored| owned.written != Some(stored.generation));
-        if is_changed || proposal.expected != owned.current {
-            owned.found(stored.as_ref());
-            return Ok(Commit::Stale(stored.unwrap_or_default()));
-        }
-        self.write(&directory, owned, proposal)?;
-        owned.current = proposal.generation;
-        Ok(Commit::Committed)
-    }
-
     /// Writes the image of a proposal; an empty one deletes the file.
     fn write(
         &self,
@@ -461,6 +330,33 @@ impl StatePaths {
                 Err(_) => thread::park_timeout(Duration::from_millis(10)),
             }
         }
+    }
+}
+
+impl StateStore for StatePaths {
+    type Held = OwnedFile;
+    type Error = StateError;
+
+    /// Takes the lock first unless it is held, and creates the directory if necessary.
+    fn commit(&self, owned: &mut OwnedFile, proposal: &Proposal) -> Result<Commit, StateError> {
+        let directory = OpenDirectory::make(&self.directory)?.checked()?;
+        if owned.lock.is_none() {
+            owned.lock = Some(self.take_lock(&directory)?);
+        }
+        let stored = self.read(&directory)?;
+        // Nobody else has removed the file on behalf of initiators: removing it needs the lock.
+        let is_changed = stored.as_ref().is_some_and(|stored| owned.written != Some(stored.generation));
+        if is_changed || proposal.expected != owned.current {
+            owned.found(stored.as_ref());
+            return Ok(Commit::Stale(stored.unwrap_or_default()));
+        }
+        self.write(&directory, owned, proposal)?;
+        owned.current = proposal.generation;
+        Ok(Commit::Committed)
+    }
+
+    fn name(&self) -> String {
+        self.file.display().to_string()
     }
 }
 
@@ -649,8 +545,6 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 const ROOT: u32 = 0;
-/// The number of remembered proposals that were not committed; owners ask for their outcomes soon.
-const MAX_REJECTED: usize = 64;
 /// How long the lock is waited for: its last owner may have been dropped during a commit.
 const LAST_COMMIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
 /// Maximum length of a file, in bytes; 1,024 registrations with names of 600 bytes need less.
@@ -680,7 +574,7 @@ mod tests {
     }
 
     fn save(file: &StateFile, image: &[u8]) -> bool {
-        let expected = file.shared.state().file.current;
+        let expected = file.writer.shared.state().held.current;
         outcome(file, file.propose(expected, image)) == Commit::Committed
     }
 
@@ -923,12 +817,12 @@ mod tests {
         let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let (ours, _) = open(directory).unwrap();
-        let file = std::mem::take(&mut ours.shared.state().file);
+        let file = std::mem::take(&mut ours.writer.shared.state().held);
         ours.propose(StateGeneration(0), b"late");
-        while !ours.shared.state().queue.is_empty() {
+        while !ours.writer.shared.state().queue.is_empty() {
             thread::yield_now();
         }
-        let writer = Arc::downgrade(&ours.shared);
+        let writer = Arc::downgrade(&ours.writer.shared);
         drop(ours);
         assert_eq!(writer.strong_count(), 1, "it still waits for the lock");
         drop(file);

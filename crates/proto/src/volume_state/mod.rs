@@ -219,6 +219,14 @@ impl VolumeState {
         Ok(VolumeState::build(volume, Some(identity), shared_state, table))
     }
 
+    /// Checks that stored reservations can be loaded.
+    ///
+    /// # Errors
+    /// If the image is damaged, or of a later version.
+    pub fn check_stored(stored: &StoredState) -> Result<(), ReservationImageError> {
+        Table::of_stored(stored).map(drop)
+    }
+
     /// State of a volume with persistent reservations, of which `stored` is what is stored.
     ///
     /// # Errors

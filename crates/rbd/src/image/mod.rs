@@ -10,8 +10,8 @@ use self::snapshots::snapshot_identity;
 use crate::cluster::{Cluster, c_string, text};
 use crate::error::{Errno, RbdError};
 use crate::library::{
-    RBD_FEATURE_FAST_DIFF, RBD_FEATURE_STRIPINGV2, RBD_FLAGS_INVALID, RbdFunctions, rados_ioctx_t,
-    rbd_config_option_t, rbd_image_t,
+    RBD_FEATURE_FAST_DIFF, RBD_FEATURE_STRIPINGV2, RBD_FLAGS_INVALID, RadosFunctions, RbdFunctions,
+    rados_ioctx_t, rbd_config_option_t, rbd_image_t,
 };
 use blockmux_volume::Extent;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -350,6 +350,12 @@ impl Image {
 
     fn handles_mut(&mut self) -> &mut Handles {
         self.handles.as_mut().expect("only dropping takes them")
+    }
+
+    /// The pool with the image's namespace, and the functions, for objects beside the image.
+    pub(crate) fn pool(&self) -> (rados_ioctx_t, &'static RadosFunctions) {
+        let (handles, _) = self.parts();
+        (handles.pool, &handles.cluster.library.rados)
     }
 
     /// The handle and the functions, for requests.

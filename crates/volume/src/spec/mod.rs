@@ -10,7 +10,8 @@
 //!                                              timeout=DURATION  BLOCKS
 //!         | rbd:POOL/[NAMESPACE/]IMAGE[@SNAPSHOT][?OPTION[&OPTION]...]
 //!                                              id=USER  conf=PATH  keyring=PATH
-//!                                              readonly=on|off  timeout=DURATION  BLOCKS
+//!                                              readonly=on|off  exclusive=on|off|take
+//!                                              timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
 //!         | delay:READ[,WRITE]:SPEC            durations; WRITE (default: READ) also for flushes
@@ -333,10 +334,37 @@ pub struct RbdSpec {
     pub keyring: Option<PathBuf>,
     /// Refuse writes.
     pub read_only: bool,
+    /// Which other clients may write.
+    pub ownership: ImageOwnership,
     /// Time for connecting; `None`: the default.
     pub timeout: Option<Duration>,
     /// Block sizes to present.
     pub blocks: BlockSizes,
+}
+
+/// Whether a client owns an image of Ceph: all others are refused, and its reservations are stored
+/// beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageOwnership {
+    /// Any client may write.
+    #[default]
+    Shared,
+    /// One client owns it; a second one is refused.
+    Exclusive,
+    /// One client owns it; the present owner is shut out.
+    Take,
+}
+
+impl ImageOwnership {
+    /// The words of the option `exclusive`.
+    pub(super) const WORDS: [(&'static str, ImageOwnership); 3] =
+        [("off", ImageOwnership::Shared), ("on", ImageOwnership::Exclusive), ("take", ImageOwnership::Take)];
+
+    /// Whether one client owns it.
+    #[must_use]
+    pub fn is_exclusive(self) -> bool {
+        self != ImageOwnership::Shared
+    }
 }
 
 impl RbdSpec {
@@ -352,6 +380,7 @@ impl RbdSpec {
             conf: None,
             keyring: None,
             read_only: false,
+            ownership: ImageOwnership::Shared,
             timeout: None,
             blocks: BlockSizes::default(),
         }

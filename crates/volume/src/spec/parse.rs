@@ -4,8 +4,8 @@ use super::path::decode;
 use super::secrets::with_hidden_secrets;
 use super::write::EFFECTS;
 use super::{
-    BlockSpec, Decoration, FileSpec, LogTarget, MAX_NESTING, MemSpec, NullSpec, RbdSpec, SliceSpec, Spec,
-    SpecError, Url, VhostUserSpec,
+    BlockSpec, Decoration, FileSpec, ImageOwnership, LogTarget, MAX_NESTING, MemSpec, NullSpec, RbdSpec,
+    SliceSpec, Spec, SpecError, Url, VhostUserSpec,
 };
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
@@ -226,6 +226,7 @@ impl<'a> Parser<'a> {
                 "conf" => image.conf = Some(decode(value)?),
                 "keyring" => image.keyring = Some(decode(value)?),
                 "readonly" => image.read_only = self.on_off(key, value)?,
+                "exclusive" => image.ownership = self.ownership(key, value)?,
                 "timeout" => {
                     let time = self.duration(value)?;
                     if time < Duration::from_secs(1) || time > MAX_CEPH_TIMEOUT {
@@ -235,12 +236,22 @@ impl<'a> Parser<'a> {
                 }
                 _ if self.block_size(&mut image.blocks, key, value)? => {}
                 _ => {
-                    let known = "id, conf, keyring, readonly, timeout, block_size and physical_block_size";
+                    let known =
+                        "id, conf, keyring, readonly, exclusive, timeout, block_size and physical_block_size";
                     return Err(self.unknown(key, "an RBD image", known));
                 }
             }
         }
+        if image.ownership.is_exclusive() && (image.read_only || image.snapshot.is_some()) {
+            let what = "leave it out: an image that is only read has no owner";
+            return Err(self.value("exclusive", "on", what));
+        }
         Ok(Spec::Rbd(image))
+    }
+
+    fn ownership(self, key: &str, value: &str) -> Parsed<ImageOwnership> {
+        let found = ImageOwnership::WORDS.iter().find(|(word, _)| *word == value);
+        found.map(|(_, ownership)| *ownership).ok_or_else(|| self.value(key, value, "write on, off or take"))
     }
 
     /// Parses the pool, the namespace, the image and the snapshot.

@@ -95,6 +95,8 @@ fn every_kind_takes_block_sizes() {
         "block:/dev/sdb?direct=off&block_size=64k",
         "vhost-user:/run/a.sock?readonly=on&reconnect=5s&timeout=0s&block_size=4k",
         "rbd:pool/disk?readonly=on&timeout=5s&block_size=4k",
+        "rbd:pool/disk?exclusive=on&timeout=5s",
+        "rbd:pool/disk?exclusive=take",
         "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
         "delay:1ms:slice:0,1g:file:a?block_size=4k",
     ] {
@@ -279,6 +281,9 @@ fn an_error_about_an_image_of_ceph_shows_how_to_name_one() {
         ("rbd:pool/disk?id=", "write a user, as in id=admin"),
         ("rbd:pool/disk?user=admin", "`user` in `rbd:pool/disk?user=admin` is not an option of an RBD image"),
         ("rbd:pool/disk?timeout=0s", "write 1s to 1h"),
+        ("rbd:pool/disk?exclusive=yes", "write on, off or take"),
+        ("rbd:pool/disk@then?exclusive=on", "an image that is only read has no owner"),
+        ("rbd:pool/disk?exclusive=take&readonly=on", "an image that is only read has no owner"),
         ("rbd:pool/%ff", "write UTF-8"),
     ]);
 }
@@ -334,19 +339,33 @@ fn rbd() -> impl Strategy<Value = RbdSpec> {
     let names = (name(), prop::option::of(name()), name(), prop::option::of(name()));
     let access = (prop::option::of(name()), prop::option::of(path()), prop::option::of(path()));
     let timeout = prop::option::of((1u64..3600).prop_map(Duration::from_secs));
-    let options = (any::<bool>(), timeout, blocks());
+    let ownership = prop_oneof![
+        Just(ImageOwnership::Shared),
+        Just(ImageOwnership::Exclusive),
+        Just(ImageOwnership::Take)
+    ];
+    let options = (any::<bool>(), ownership, timeout, blocks());
     (names, access, options).prop_map(
-        |((pool, namespace, image, snapshot), (id, conf, keyring), (read_only, timeout, blocks))| RbdSpec {
-            pool,
-            namespace,
-            image,
-            snapshot,
-            id,
-            conf,
-            keyring,
-            read_only,
-            timeout,
-            blocks,
+        |(
+            (pool, namespace, image, snapshot),
+            (id, conf, keyring),
+            (read_only, ownership, timeout, blocks),
+        )| {
+            let is_only_read = read_only || snapshot.is_some();
+            let ownership = if is_only_read { ImageOwnership::Shared } else { ownership };
+            RbdSpec {
+                pool,
+                namespace,
+                image,
+                snapshot,
+                id,
+                conf,
+                keyring,
+                read_only,
+                ownership,
+                timeout,
+                blocks,
+            }
         },
     )
 }

@@ -1,7 +1,7 @@
 //! Formats volume specs.
 
 use super::path::{encode, encode_name, encode_value};
-use super::{Decoration, LogTarget, RbdSpec, Spec};
+use super::{Decoration, ImageOwnership, LogTarget, RbdSpec, Spec};
 use crate::block_sizes::BlockSizes;
 use crate::delay::Delays;
 use crate::fault::{Fault, FaultEffect, FaultWhen};
@@ -108,11 +108,14 @@ fn write_rbd(f: &mut fmt::Formatter<'_>, image: &RbdSpec) -> fmt::Result {
     let [conf, keyring] = [&image.conf, &image.keyring].map(|path| path.as_deref().map(encode_value));
     let timeout = image.timeout.map(format_duration);
     let [logical, physical] = block_texts(image.blocks);
+    let word = ImageOwnership::WORDS.iter().find(|(_, ownership)| *ownership == image.ownership);
+    let exclusive = word.filter(|_| image.ownership.is_exclusive()).map(|(word, _)| *word);
     let options = [
         ("id", id.as_deref()),
         ("conf", conf.as_deref()),
         ("keyring", keyring.as_deref()),
         ("readonly", image.read_only.then_some("on")),
+        ("exclusive", exclusive),
         ("timeout", timeout.as_deref()),
         (BlockSizes::LOGICAL, logical.as_deref()),
         (BlockSizes::PHYSICAL, physical.as_deref()),

@@ -141,6 +141,7 @@ impl BenchPlan {
         let spec: Spec = name.parse().map_err(Failure::request)?;
         let usage = Use { populate: Populate::Whole, ..Use::briefly(Access::Either) };
         let opened = open::open(&spec, usage)?;
+        opened.own(&spec)?;
         if opened.is_fresh {
             self.fresh.push(opened.volume.clone());
         }

@@ -61,8 +61,9 @@ pub(crate) fn run(args: &CopyArgs) -> Result<ExitCode, Failure> {
             args.source, from.size
         )));
     }
-    let destination = created_as_large(&args.destination, from.size);
-    let destination = open::open(&destination, how(Access::Write))?;
+    let to = created_as_large(&args.destination, from.size);
+    let destination = open::open(&to, how(Access::Write))?;
+    destination.own(&to)?;
     let plan = plan(args, &from, &destination)?;
     let started = Instant::now();
     let progress = Arc::new(CopyProgress::new(from.size));

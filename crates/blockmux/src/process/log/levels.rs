@@ -54,6 +54,7 @@ static AREAS: [Area; 5] = [
             "blockmux_engine::serve::channels",
             "blockmux_engine::volume::file",
             "blockmux_engine::volume::state",
+            "blockmux_engine::volume::state_writer",
         ],
     },
     Area { name: "control", targets: &["blockmux::attach", "blockmux::daemon"] },

@@ -6,11 +6,14 @@
 //!                             └────────────────────────┘
 //! ```
 //! Each core that uses a volume has one queue of requests to the image, which its channels share.
-//! Calls that block have threads of their own: opening, closing, and queries of the object map.
+//! Calls that block have threads of their own: opening, closing, taking the lock, queries of the
+//! object map, and commits of reservations.
 
 mod channel;
 mod errors;
+mod owner;
 mod queue;
+mod rados_state;
 mod snapshots;
 mod state;
 mod status;
@@ -19,4 +22,5 @@ mod volume;
 pub use blockmux_rbd::cluster::{ClusterOptions, TIMEOUT, USER};
 pub use blockmux_rbd::error::RbdError;
 pub use blockmux_rbd::image::{ImageName, wait_until_closed};
+pub use rados_state::{RadosState, RadosStateError};
 pub use volume::RbdVolume;

@@ -76,6 +76,11 @@ impl RbdVolume {
         }
     }
 
+    /// The open image.
+    pub(super) fn image(&self) -> &Arc<Image> {
+        &self.state.image
+    }
+
     /// Identifies the image, or the snapshot, for every program that opens it.
     #[must_use]
     pub fn identity(&self) -> &str {

@@ -1,0 +1,88 @@
+//! The exclusive lock of an image, by which one client owns it.
+//!
+//! librbd by itself takes the lock with the first write and hands it over to whoever writes. After
+//! [`Image::acquire_lock`] it keeps the lock until the image is closed.
+//!
+//! The calls here block for as long as the cluster does not answer, so cores do not make them.
+#![expect(unsafe_code, reason = "calls a library in C")]
+
+use crate::cluster::c_string;
+use crate::error::{Errno, RbdError};
+use crate::image::Image;
+use crate::library::RBD_LOCK_MODE_EXCLUSIVE;
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+impl Image {
+    /// Takes the lock for as long as the image is open. A client that holds it by itself hands it
+    /// over; one that the cluster has lost is blocklisted, after half a minute.
+    ///
+    /// # Errors
+    /// If another client has acquired the lock and answers, or the image has none.
+    pub fn acquire_lock(&self) -> Result<(), RbdError> {
+        let (image, rbd) = self.raw();
+        // SAFETY: the image is open.
+        let acquired = unsafe { (rbd.rbd_lock_acquire)(image, RBD_LOCK_MODE_EXCLUSIVE) };
+        match Errno::check(acquired) {
+            Ok(_) => {
+                if let Some(own) = self.lock_owner()? {
+                    self.cluster().note_address(own);
+                }
+                Ok(())
+            }
+            Err(error) if error.0 == libc::EINVAL => Err(RbdError::NoLock),
+            Err(error) if matches!(error.0, libc::EROFS | libc::EBUSY) => {
+                let owner = self.lock_owner()?.unwrap_or_else(|| "another client".to_owned());
+                Err(RbdError::Owned { owner })
+            }
+            Err(error) => Err(RbdError::Call { call: "rbd_lock_acquire", error }),
+        }
+    }
+
+    /// The address of the client that has the lock, which ends with a number of the client; `None`
+    /// if nobody has it.
+    ///
+    /// # Errors
+    /// If the cluster does not tell it, or the image has no lock.
+    pub fn lock_owner(&self) -> Result<Option<String>, RbdError> {
+        let (image, rbd) = self.raw();
+        let (mut mode, mut count) = (0, MAX_OWNERS);
+        let mut owners: [*mut c_char; MAX_OWNERS] = [ptr::null_mut(); MAX_OWNERS];
+        // SAFETY: the image is open, and the count is that of the places.
+        let found =
+            unsafe { (rbd.rbd_lock_get_owners)(image, &raw mut mode, owners.as_mut_ptr(), &raw mut count) };
+        match Errno::check(found) {
+            Ok(_) => {}
+            Err(error) if error.0 == libc::ENOENT => return Ok(None),
+            Err(error) if error.0 == libc::EINVAL => return Err(RbdError::NoLock),
+            Err(error) => return Err(RbdError::Call { call: "rbd_lock_get_owners", error }),
+        }
+        let first = owners.first().filter(|owner| count > 0 && !owner.is_null());
+        // SAFETY: librbd has filled so many, with texts that it has allocated.
+        let owner = first.map(|owner| unsafe { CStr::from_ptr(*owner) }.to_string_lossy().into_owned());
+        // SAFETY: what it has allocated is freed once, and not used again.
+        unsafe { (rbd.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        Ok(owner)
+    }
+
+    /// Takes the lock from the client at this address: has the cluster blocklist it, waits until
+    /// this client knows that map of the cluster, and releases the lock. What that client still
+    /// sends is refused.
+    ///
+    /// # Errors
+    /// If the cluster refuses that.
+    pub fn break_lock(&self, owner: &str) -> Result<(), RbdError> {
+        let (image, rbd) = self.raw();
+        let owner = c_string("the owner of the lock", owner)?;
+        // SAFETY: the image is open; a text.
+        let broken = unsafe { (rbd.rbd_lock_break)(image, RBD_LOCK_MODE_EXCLUSIVE, owner.as_ptr()) };
+        match Errno::check(broken) {
+            // Another client has released it, or taken it over, meanwhile.
+            Err(error) if matches!(error.0, libc::ENOENT | libc::EBUSY) => Ok(()),
+            broken => broken.map(drop).map_err(|error| RbdError::Call { call: "rbd_lock_break", error }),
+        }
+    }
+}
+
+/// The lock has one owner.
+const MAX_OWNERS: usize = 8;
