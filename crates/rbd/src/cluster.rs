@@ -102,8 +102,9 @@ impl Cluster {
     /// A connection by functions that are not librados's.
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn of_library(library: &'static Library) -> Cluster {
-        let (handle, is_blocklisted) = (std::ptr::null_mut(), AtomicBool::new(false));
-        Cluster { library, handle, user: USER.to_owned(), fsid: String::new(), is_blocklisted }
+        let (handle, user) = (std::ptr::null_mut(), USER.to_owned());
+        let (is_blocklisted, address) = (AtomicBool::new(false), OnceLock::new());
+        Cluster { library, handle, user, fsid: String::new(), is_blocklisted, address }
     }
 
     fn configure(&self, options: &ClusterOptions) -> Result<(), RbdError> {

@@ -72,6 +72,9 @@ pub enum RbdError {
     /// The image does not open, and the monitors do not say how many storage daemons run.
     #[error("the image does not open within {} s; 'ceph health detail' says what is missing", .0.as_secs())]
     OpenTimeout(Duration),
+    /// A call about an open image does not return.
+    #[error("the cluster does not answer within {} s; 'ceph health detail' says what is missing", .0.as_secs())]
+    NoAnswer(Duration),
     /// The pool does not exist.
     #[error("there is no pool {0}; list pools with 'ceph osd pool ls'")]
     NoPool(String),

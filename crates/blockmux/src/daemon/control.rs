@@ -27,10 +27,10 @@ use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::core::reactor::CoreStats;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_proto::exports::Exports;
+use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
-    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeTraffic,
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
 };
 use blockmux_volume::{Limits, VolumeLimits};
 use std::collections::BTreeMap;
@@ -387,7 +387,7 @@ impl ControlServer {
         Answer::Added { urls, name, without_listener }
     }
 
-    pub(super) fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
+    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
         let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
         found.ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
