@@ -67,7 +67,7 @@ impl Application for RpingServer {
             }
             (Event::Received { message, .. }, ServerAwaits::Sink) => {
                 queue_pair.receive(1);
-                queue_pair.write(DATA, &self.data, parse(&message)?);
+                queue_pair.write(DATA, self.data.clone(), parse(&message)?);
                 self.awaits = ServerAwaits::WrittenData;
             }
             (Event::Done { id: DATA, result }, ServerAwaits::WrittenData) => {

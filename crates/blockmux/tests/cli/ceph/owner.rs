@@ -108,7 +108,7 @@ const KEY_7: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7];
 
 #[test]
 fn a_daemon_elsewhere_continues_with_the_reservations_of_one_that_was_killed() {
-    let Some(image) = TestImage::new("reserved", &[]) else { return };
+    let Some(image) = TestImage::new("reserved", &["--size", "16M"]) else { return };
     let first = image.serve("on");
     reserve(&mut login(&first, 0));
     assert!(!has_state_files(&first.directory));
@@ -131,7 +131,7 @@ fn a_daemon_elsewhere_continues_with_the_reservations_of_one_that_was_killed() {
 
 #[test]
 fn of_two_daemons_one_owns_an_image_until_it_ends_or_is_shut_out() {
-    let Some(image) = TestImage::new("owned", &[]) else { return };
+    let Some(image) = TestImage::new("owned", &["--size", "16M"]) else { return };
     let mut first = image.serve("on");
     assert_eq!(RawClient::connect(&first.socket()).write(0, 0, &[1; 512]), 0);
     let said = image.refusal("on");
@@ -154,7 +154,7 @@ fn of_two_daemons_one_owns_an_image_until_it_ends_or_is_shut_out() {
 
 #[test]
 fn a_daemon_that_takes_over_from_another_owns_the_image_then() {
-    let Some(image) = TestImage::new("handed", &[]) else { return };
+    let Some(image) = TestImage::new("handed", &["--size", "16M"]) else { return };
     let place = tempfile::tempdir().unwrap();
     let control = format!("unix:{}", place.path().join("control").display());
     let disk = image.arguments("on");
@@ -173,7 +173,7 @@ fn a_daemon_that_takes_over_from_another_owns_the_image_then() {
 
 #[test]
 fn a_command_that_was_decided_on_an_old_state_is_decided_again() {
-    let Some(image) = TestImage::new("raced", &[]) else { return };
+    let Some(image) = TestImage::new("raced", &["--size", "16M"]) else { return };
     let daemon = image.serve("on");
     let (mut a, mut b) = (login(&daemon, 0), login(&daemon, 1));
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
@@ -194,7 +194,7 @@ fn a_command_that_was_decided_on_an_old_state_is_decided_again() {
 
 #[test]
 fn an_image_with_reservations_that_cannot_be_read_is_not_exported() {
-    let Some(image) = TestImage::new("corrupt", &[]) else { return };
+    let Some(image) = TestImage::new("corrupt", &["--size", "16M"]) else { return };
     let daemon = image.serve("on");
     let mut initiator = login(&daemon, 0);
     assert_eq!(initiator.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
@@ -216,7 +216,7 @@ fn an_image_with_reservations_that_cannot_be_read_is_not_exported() {
 
 #[test]
 fn reservations_of_a_state_directory_move_beside_the_image_once() {
-    let Some(image) = TestImage::new("moved", &[]) else { return };
+    let Some(image) = TestImage::new("moved", &["--size", "16M"]) else { return };
     let mut daemon = image.serve("off");
     reserve(&mut login(&daemon, 0));
     assert!(has_state_files(&daemon.directory));
@@ -246,7 +246,7 @@ fn only_a_whole_image_with_a_lock_can_be_owned() {
     let refused = blockmux(["info", "slice:0,1m:rbd:rbd/none?exclusive=on"]);
     let said = text(&refused.stderr);
     assert!(said.contains("is exclusive, which only a whole image can be"), "{said}");
-    let Some(image) = TestImage::new("lockless", &[]) else { return };
+    let Some(image) = TestImage::new("lockless", &["--size", "16M"]) else { return };
     image.rbd(&["feature", "disable", &image.name, "fast-diff", "object-map", "exclusive-lock"]);
     let said = image.refusal("on");
     assert!(said.contains("'rbd feature enable IMAGE exclusive-lock'"), "{said}");
