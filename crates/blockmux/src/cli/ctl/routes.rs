@@ -71,16 +71,9 @@ pub(super) fn call(request: &Request) -> Call {
         }
         Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
         Request::Snapshots { volume } => Call::new("GET", snapshots_path(volume)),
-        Request::CreateSnapshot { volume, name } => {
-            with_body("POST", snapshots_path(volume), json!(CreateSnapshot { name: name.clone() }))
-        }
-        Request::DeleteSnapshot { volume, name } => {
-            Call::new("DELETE", format!("{}/{}", snapshots_path(volume), segment(name)))
-        }
-        Request::ProtectSnapshot { volume, name, protected } => {
-            let path = format!("{}/{}", snapshots_path(volume), segment(name));
-            with_body("PATCH", path, json!(ProtectSnapshot { protected: *protected }))
-        }
+        Request::CreateSnapshot { volume, name } => create_snapshot(volume, name),
+        Request::DeleteSnapshot { volume, name } => Call::new("DELETE", snapshot_path(volume, name)),
+        Request::ProtectSnapshot { volume, name, protected } => protect_snapshot(volume, name, *protected),
         Request::Secrets => Call::new("GET", "/v1/secrets"),
         Request::WriteSecret { name, value } => {
             let body = json!({ "value": value.0.as_str() });
@@ -177,6 +170,18 @@ fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call 
         body: Some(body),
         ..Call::new("POST", format!("/v1/config/apply?{}", query.join("&")))
     }
+}
+
+fn create_snapshot(volume: &str, name: &str) -> Call {
+    with_body("POST", snapshots_path(volume), json!(CreateSnapshot { name: name.to_owned() }))
+}
+
+fn protect_snapshot(volume: &str, name: &str, protected: bool) -> Call {
+    with_body("PATCH", snapshot_path(volume, name), json!(ProtectSnapshot { protected }))
+}
+
+fn snapshot_path(volume: &str, name: &str) -> String {
+    format!("{}/{}", snapshots_path(volume), segment(name))
 }
 
 /// The path of a volume's snapshots.
