@@ -229,8 +229,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Why an image has not opened after the time `waited`: asks the monitors, for at most
-/// [`STATUS_TIMEOUT`].
+/// Why an image has not opened after the time `waited`: asks the monitors, for at most 5 s.
 #[must_use]
 pub fn why_it_hangs(options: &ClusterOptions, waited: Duration) -> RbdError {
     let Some(cluster) = find(options) else {
