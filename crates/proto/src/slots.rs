@@ -45,8 +45,8 @@ impl<T> Slots<T> {
     pub(crate) fn insert(&mut self, value: T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
         let index = self.free.pop().unwrap_or_else(|| self.add_slot());
-        // The only place that writes the value, and the compiler knows that no other is dropped there:
-        // else it would be built on the stack and copied once more.
+        // The only place that writes the value, and the compiler knows that no other is dropped
+        // there: else it would be built on the stack and copied once more.
         if let Some(Slot { generation, born, value: free @ None }) = self.slots.get_mut(index as usize) {
             *generation = generation.wrapping_add(1);
             *born = self.born;

@@ -30,8 +30,8 @@ impl<T> Slab<T> {
             Some(index) => index as usize,
             None => self.add_slot(),
         };
-        // The only place that writes the value, and the compiler knows that no other is dropped there:
-        // else it would be built on the stack and copied once more.
+        // The only place that writes the value, and the compiler knows that no other is dropped
+        // there: else it would be built on the stack and copied once more.
         if let Some(free @ None) = self.slots.get_mut(index) {
             *free = Some(value);
         }

@@ -1,5 +1,5 @@
-//! Refuses JSON in which an object has a key twice. RFC 8259 §4 leaves to the reader what that means,
-//! and serde takes the last value, which need not be the one that the author has looked at.
+//! Refuses JSON in which an object has a key twice. RFC 8259 §4 leaves to the reader what that
+//! means, and serde takes the last value, which need not be the one that the author has looked at.
 
 use blockmux_volume::spec::with_hidden_secrets;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};

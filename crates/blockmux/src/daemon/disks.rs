@@ -494,8 +494,8 @@ impl Drop for DetachedDisks {
     }
 }
 
-/// A disk that was attached for a change. Dropping it detaches it again, also if a program has opened
-/// it meanwhile: the command that attached it has failed.
+/// A disk that was attached for a change. Dropping it detaches it again, also if a program has
+/// opened it meanwhile: the command that attached it has failed.
 pub(super) struct NewDisk {
     disks: Arc<Disks>,
     server: DiskServer,

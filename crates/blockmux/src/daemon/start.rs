@@ -23,9 +23,9 @@ pub(super) struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// Opens all volumes, those of a takeover when the daemon has released them. Probes are answered
-    /// meanwhile, from when the daemon before this one does not answer them. `None` if a signal came
-    /// first: then threads that hang are left behind.
+    /// Opens all volumes, those of a takeover when the daemon has released them. Probes are
+    /// answered meanwhile, from when the daemon before this one does not answer them. `None` if a
+    /// signal came first: then threads that hang are left behind.
     ///
     /// # Errors
     /// If a volume cannot be opened or exported, the takeover fails, or probes cannot be answered.

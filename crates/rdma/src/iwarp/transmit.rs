@@ -262,8 +262,8 @@ impl Iwarp {
         Ok(())
     }
 
-    /// Puts a write of several FPDUs into the outbox; returns whether it could. Payload that must be
-    /// copied is queued and cut as the outbox has room. Nothing is queued before it.
+    /// Puts a write of several FPDUs into the outbox; returns whether it could. Payload that must
+    /// be copied is queued and cut as the outbox has room. Nothing is queued before it.
     fn write_in_pieces(&mut self, local: &SgList, remote: Remote) -> bool {
         let before = self.outbox.len();
         let framer = &self.transmitter.framer;

@@ -2,11 +2,12 @@
 //! that cannot fail.
 
 use super::commands::edits_of;
-use super::edit::{ChangeProgress, Edits, edited};
+use super::edit::edited;
+use super::edits::{ChangeProgress, Edits};
 use super::fragment;
+use super::kept_work::{KeptWork, OpenedVolume};
 use super::model::Model;
 use super::plan::{named_sessions, would_lose_ram};
-use super::resize::ResizedVolumes;
 use super::uses::detached_volumes;
 use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, key_of,
@@ -37,7 +38,7 @@ use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Exports, Removed, VolumeId};
 use blockmux_proto::volume_state::{Settling, VolumeState};
 use blockmux_volume::{ResizeError, Volume, VolumeLimits};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,36 +58,6 @@ struct Prepared {
     kept: KeptWork,
     policy: Policy,
     detached: DetachedDisks,
-}
-
-/// What may hang and is not done again if another change has come in between. Dropping it undoes it.
-#[derive(Default)]
-pub(super) struct KeptWork {
-    /// The turn of a short command that was overtaken; it ends before the volumes are closed.
-    turn: Option<NamedGuard>,
-    /// New disks of volumes that were open before.
-    attached: Vec<NewDisk>,
-    pub(super) resized: ResizedVolumes,
-    /// New and replaced volumes, by name.
-    opened: BTreeMap<String, OpenedVolume>,
-    /// Volumes that would be closed, and whose files are not deleted.
-    looked_at: BTreeSet<VolumeId>,
-}
-
-impl KeptWork {
-    /// Lets the next command have its turn, because what follows may hang.
-    pub(super) fn release_turn(&mut self) {
-        self.turn = None;
-    }
-}
-
-/// A volume that was opened for a new config.
-struct OpenedVolume {
-    named: NamedVolume,
-    export: Export,
-    volume_state: Arc<VolumeState>,
-    /// The parts of files and devices that it consists of.
-    parts: Vec<DataPart>,
 }
 
 /// What a new config has changed.

@@ -1,10 +1,11 @@
 //! The short commands of `ctl` as edits of the desired config, with their answers.
 //!
 //! `add`, `remove`, `limit`, `resize`, `attach`, `detach`, `attach-disk`, `detach-disk` and the
-//! commands of protocols say in one word what several edits do. A command for a target that exists by default first writes the default targets
-//! of its protocol into the config: a config that names one target names all.
+//! commands of protocols say in one word what several edits do. A command for a target that exists
+//! by default first writes the default targets of its protocol into the config: a config that names
+//! one target names all.
 
-use super::edit::{ChangeProgress, Consent, Edits};
+use super::edits::{ChangeProgress, Consent, Edits};
 use super::json::{json_of, json_of_table};
 use super::model::Model;
 use super::objects::tag;

@@ -1,6 +1,6 @@
 //! What a change would do to the running config, without doing it.
 
-use super::edit::Edits;
+use super::edits::Edits;
 use super::model::Model;
 use super::{Reloader, RunningConfig};
 use crate::api::ApiError;
@@ -9,8 +9,8 @@ use crate::daemon::check::READ_TIMEOUT;
 use crate::daemon::setup::Setup;
 use std::sync::Arc;
 
-/// The changes that a new config would make, which comes from `edits` if there are any. It is a query,
-/// which waits for no change.
+/// The changes that a new config would make, which comes from `edits` if there are any. It is a
+/// query, which waits for no change.
 ///
 /// # Errors
 /// If `setup_of` refuses, or a start would refuse the setup.

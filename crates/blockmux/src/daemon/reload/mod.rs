@@ -14,10 +14,12 @@ mod apply;
 pub(super) mod commands;
 mod dry_run;
 pub(super) mod edit;
+mod edits;
 pub(super) mod fragment;
 #[cfg(test)]
 mod generated;
 mod json;
+mod kept_work;
 mod model;
 mod objects;
 mod open_twice;
@@ -31,7 +33,7 @@ mod uses;
 
 use self::apply::check_paths;
 pub(super) use self::apply::{DRAIN_TIMEOUT, wait};
-use self::edit::{ChangeProgress, Edits};
+use self::edits::{ChangeProgress, Edits};
 use self::model::{Model, changed_disks, renamed, resize_between};
 use self::plan::{
     ConfigChange, Schema, Served, VolumeStep, VolumeSteps, affected, diff, report, volume_steps,

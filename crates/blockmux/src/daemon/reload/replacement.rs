@@ -60,8 +60,8 @@ pub(super) fn replace_all<'a>(
 }
 
 /// Gives files their old texts back, given their paths, old texts and new texts; returns those for
-/// which that fails. If the process is killed meanwhile, the next start goes on with that: a list of
-/// these files takes the place of the one that would have replaced the others, too.
+/// which that fails. If the process is killed meanwhile, the next start goes on with that: a list
+/// of these files takes the place of the one that would have replaced the others, too.
 fn put_back(main: &Path, list: Option<CommitList>, replaced: &[(&Path, &str, String)]) -> Vec<String> {
     let (mut left, mut old_texts) = (Vec::new(), Vec::new());
     for (path, before, after) in replaced {

@@ -1,7 +1,7 @@
 //! Resizes volumes for a new config.
 
 use super::Reloader;
-use super::apply::KeptWork;
+use super::kept_work::{KeptWork, ResizedVolume};
 use super::model::{Model, resize_between};
 use super::plan::VolumeStep;
 use super::{Plan, RunningConfig};
@@ -14,7 +14,6 @@ use crate::protocol::policy::Policy;
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::{Beyond, Resize, ResizeError, Spec, Volume};
 use std::sync::Arc;
-use tracing::warn;
 
 /// A resize that a command asks for.
 #[derive(Clone)]
@@ -23,55 +22,6 @@ pub(super) struct AskedResize {
     pub(super) to: Resize,
     /// The new spec with its passwords; `None` if the storage alone has the size.
     pub(super) spec: Option<Spec>,
-}
-
-/// Volumes that were resized. Dropping them gives each its previous size back.
-#[derive(Default)]
-pub(super) struct ResizedVolumes(Vec<ResizedVolume>);
-
-struct ResizedVolume {
-    name: String,
-    volume_state: Arc<VolumeState>,
-    /// The sizes in bytes.
-    before: u64,
-    after: u64,
-}
-
-impl ResizedVolumes {
-    /// Lets the sizes stay.
-    pub(super) fn keep(mut self) {
-        self.0.clear();
-    }
-
-    /// Describes them in the words of a plan.
-    pub(super) fn lines(&self) -> Vec<String> {
-        let line = |own: &ResizedVolume| {
-            let ResizedVolume { name, before, after, .. } = own;
-            format!("~ volume {name}: size: {before} -> {after}")
-        };
-        self.0.iter().map(line).collect()
-    }
-
-    /// Moves a volume with this size from here, if it is one of these.
-    fn take(&mut self, volume_state: &Arc<VolumeState>, size: u64) -> Option<ResizedVolume> {
-        let is_it = |own: &ResizedVolume| Arc::ptr_eq(&own.volume_state, volume_state) && own.after == size;
-        Some(self.0.swap_remove(self.0.iter().position(is_it)?))
-    }
-}
-
-impl Drop for ResizedVolumes {
-    fn drop(&mut self) {
-        for ResizedVolume { name, volume_state, before, after } in self.0.drain(..) {
-            if after < before {
-                warn!(
-                    "{name}: has {before} bytes again, because the resize to {after} was given up; what was behind them \
-                     may be lost"
-                );
-            }
-            // The volume had this size before. If another change has resized it since, it stays.
-            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
-        }
-    }
 }
 
 impl Reloader {
