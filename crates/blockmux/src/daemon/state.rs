@@ -113,9 +113,14 @@ fn of_image(
         if let Some(Ok((file, local))) = file()
             && !local.image.is_empty()
         {
-            let file = file.path().display();
+            let path = file.path().display();
+            if local.generation > stored.generation {
+                return Err(format!(
+                    "those in {path} are newer than those in Ceph's object {object}; remove one of the two"
+                ));
+            }
             warn!(
-                "`{name}`: reservations in {file} are not used, but those in Ceph's object {object}; remove the file"
+                "`{name}`: reservations in {path} are not used, but those in Ceph's object {object}; remove the file"
             );
         }
         info!("`{name}`: reservations from Ceph's object {object}");

@@ -376,7 +376,7 @@ fn a_resize_is_reported_once_and_nbd_is_limited_to_the_smaller_size() {
     let both = Both::new();
     let volume_state = both.exports.volume_state(VolumeId(0)).unwrap().clone();
     let (mut scsi, mut nbd) = (both.bench.client("a"), both.nbd());
-    assert_eq!(volume_state.resize(Resize::discard_beyond(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(volume_state.resize(Resize::discard_beyond(4 << 20)).unwrap().size, 4 << 20);
     assert_eq!(scsi.run(&[0; 6]).check(), (6, 0x2a09));
     scsi.run(&[0; 6]).good();
     // An unchanged size is not reported.

@@ -90,11 +90,28 @@ pub struct VolumeState {
     /// Stores the reservations that persist.
     shared_state: Option<Arc<dyn SharedState>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
-    /// The size in bytes that users were notified of; locked during a change.
-    size: Mutex<u64>,
+    /// Locked during a change of the size.
+    size: Mutex<NotifiedSize>,
     meters: Meters,
     limiter: Arc<Limiter>,
     orphans: OrphanCount,
+}
+
+/// What users were told about the size.
+struct NotifiedSize {
+    /// In bytes.
+    bytes: u64,
+    /// Number of resizes and of noticed changes.
+    changes: u64,
+}
+
+/// A resize that has happened.
+#[derive(Clone, Copy, Debug)]
+pub struct Resized {
+    /// The size in bytes since then.
+    pub size: u64,
+    /// Which change of the size it was.
+    change: u64,
 }
 
 /// Identifiers of a volume.
@@ -254,7 +271,7 @@ impl VolumeState {
             in_flight: InFlight::default(),
             shared_state,
             watchers: Mutex::default(),
-            size: Mutex::new(size),
+            size: Mutex::new(NotifiedSize { bytes: size, changes: 0 }),
             meters: Meters::default(),
             limiter: Arc::default(),
             orphans: OrphanCount::default(),
@@ -300,37 +317,49 @@ impl VolumeState {
         self.identity.as_ref().map(|identity| identity.target_name.as_str())
     }
 
-    /// Resizes the volume and notifies all users. Returns the size in bytes. It may block, so no
-    /// core calls it.
+    /// Resizes the volume and notifies all users. It may block, so no core calls it.
     ///
     /// # Errors
     /// If the volume cannot have that size.
-    pub fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = self.volume.resize(to)?;
-        self.notify_size(&mut notified_size, size);
-        Ok(size)
+    pub fn resize(&self, to: Resize) -> Result<Resized, ResizeError> {
+        let mut notified = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        self.resize_locked(&mut notified, to)
     }
 
-    /// Resizes the volume as [`VolumeState::resize`] does, but only if its size is still `from`.
+    /// Resizes the volume as [`VolumeState::resize`] does, unless its size has changed since
+    /// `resized`. Returns whether it has resized it.
     ///
     /// # Errors
     /// If the volume cannot have that size.
-    pub fn resize_from(&self, from: u64, to: Resize) -> Result<u64, ResizeError> {
-        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.volume.info().size;
-        let size = if now == from { self.volume.resize(to)? } else { now };
-        self.notify_size(&mut notified_size, size);
-        Ok(size)
+    pub fn resize_again(&self, resized: Resized, to: Resize) -> Result<bool, ResizeError> {
+        let mut notified = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        if notified.changes != resized.change {
+            return Ok(false);
+        }
+        self.resize_locked(&mut notified, to).map(|_| true)
+    }
+
+    /// Whether the size has not changed since.
+    #[must_use]
+    pub fn is_last_resize(&self, resized: Resized) -> bool {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner).changes == resized.change
+    }
+
+    fn resize_locked(&self, notified: &mut NotifiedSize, to: Resize) -> Result<Resized, ResizeError> {
+        let size = self.volume.resize(to)?;
+        if !self.notify_size(notified, size) {
+            notified.changes = notified.changes.wrapping_add(1);
+        }
+        Ok(Resized { size, change: notified.changes })
     }
 
     /// Checks whether the size of the volume's file or device has changed, and notifies all users
     /// if it has. Returns whether it has. It may block, so a core calls it only when the volume has
     /// reported a change.
     pub fn check_size(&self) -> bool {
-        let mut notified_size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notified = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let size = self.volume.refresh_size();
-        self.notify_size(&mut notified_size, size)
+        self.notify_size(&mut notified, size)
     }
 
     /// The I/O counters of the volume.
@@ -361,9 +390,10 @@ impl VolumeState {
         }
     }
 
-    fn notify_size(&self, notified_size: &mut u64, size: u64) -> bool {
-        let is_changed = std::mem::replace(notified_size, size) != size;
+    fn notify_size(&self, notified: &mut NotifiedSize, size: u64) -> bool {
+        let is_changed = std::mem::replace(&mut notified.bytes, size) != size;
         if is_changed {
+            notified.changes = notified.changes.wrapping_add(1);
             self.on_resize();
         }
         is_changed

@@ -143,6 +143,8 @@ impl Reloader {
             kept.release_turn();
             self.undo(prepared, step)?;
         }
+        step.begin("undoing what it has done");
+        self.blocking.run(step, move || drop(kept))?;
         let text = "other commands change the daemon at the same time; try again when they are done";
         Err(ApiError::new(ErrorCode::Conflict, text))
     }

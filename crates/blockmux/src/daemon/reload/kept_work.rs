@@ -5,7 +5,7 @@ use crate::daemon::named_lock::NamedGuard;
 use crate::daemon::opening::NamedVolume;
 use crate::data::part::DataPart;
 use blockmux_proto::exports::{Export, VolumeId};
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{Resized, VolumeState};
 use blockmux_volume::{Beyond, Resize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,7 +42,8 @@ pub(super) struct OpenedVolume {
     pub(super) parts: Vec<DataPart>,
 }
 
-/// Volumes that were resized. Dropping them gives each its previous size back.
+/// Volumes that were resized. Dropping them gives each its previous size back, unless its size has
+/// changed since.
 #[derive(Default)]
 pub(super) struct ResizedVolumes(pub(super) Vec<ResizedVolume>);
 
@@ -50,9 +51,11 @@ pub(super) struct ResizedVolumes(pub(super) Vec<ResizedVolume>);
 pub(super) struct ResizedVolume {
     pub(super) name: String,
     pub(super) volume_state: Arc<VolumeState>,
-    /// The sizes in bytes.
+    /// Its size before, in bytes.
     pub(super) before: u64,
-    pub(super) after: u64,
+    pub(super) after: Resized,
+    /// The storage had this size already: there is nothing to undo.
+    pub(super) is_own: bool,
 }
 
 impl ResizedVolumes {
@@ -65,29 +68,34 @@ impl ResizedVolumes {
     pub(super) fn lines(&self) -> Vec<String> {
         let line = |own: &ResizedVolume| {
             let ResizedVolume { name, before, after, .. } = own;
-            format!("~ volume {name}: size: {before} -> {after}")
+            format!("~ volume {name}: size: {before} -> {}", after.size)
         };
         self.0.iter().map(line).collect()
     }
 
-    /// Moves a volume with this size from here, if it is one of these.
-    pub(super) fn take(&mut self, volume_state: &Arc<VolumeState>, size: u64) -> Option<ResizedVolume> {
-        let is_it = |own: &ResizedVolume| Arc::ptr_eq(&own.volume_state, volume_state) && own.after == size;
+    /// Moves a volume from here, if it is one of these and has had this size since.
+    pub(super) fn take(&mut self, volume_state: &Arc<VolumeState>) -> Option<ResizedVolume> {
+        let is_it = |own: &ResizedVolume| {
+            Arc::ptr_eq(&own.volume_state, volume_state) && volume_state.is_last_resize(own.after)
+        };
         Some(self.0.swap_remove(self.0.iter().position(is_it)?))
     }
 }
 
 impl Drop for ResizedVolumes {
     fn drop(&mut self) {
-        for ResizedVolume { name, volume_state, before, after } in self.0.drain(..) {
-            if after < before {
-                warn!(
-                    "{name}: has {before} bytes again, because the resize to {after} was given up; what was behind them \
-                     may be lost"
-                );
+        for own in self.0.drain(..).filter(|own| !own.is_own) {
+            let ResizedVolume { name, volume_state, before, after, .. } = own;
+            let to = Resize::Bytes { size: before, beyond: Beyond::Keep };
+            match volume_state.resize_again(after, to) {
+                Ok(true) if after.size < before => warn!(
+                    "{name}: has {before} bytes again, because the resize to {} was given up; what was behind them may \
+                     be lost",
+                    after.size
+                ),
+                Ok(_) => {}
+                Err(error) => warn!("{name}: keeps its size of {} bytes: {error}", after.size),
             }
-            // The volume had this size before. If another change has resized it since, it stays.
-            let _ = volume_state.resize_from(after, Resize::Bytes { size: before, beyond: Beyond::Keep });
         }
     }
 }

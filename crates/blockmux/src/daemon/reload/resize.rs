@@ -41,11 +41,15 @@ impl Reloader {
             step.begin(format!("resizing volume `{name}`"));
             let before = volume_state.volume().info().size;
             let after = volume_state.resize(Resize::Own).map_err(|error| cannot_resize(name, &error))?;
-            // An earlier attempt may have noticed the new size.
-            if kept.resized.0.is_empty() {
-                kept.resized.0.push(ResizedVolume { name: name.clone(), volume_state, before, after });
+            *size = Some(after.size);
+            match kept.resized.0.first_mut() {
+                // An earlier attempt has noticed the new size.
+                Some(own) => own.after = after,
+                None => {
+                    let name = name.clone();
+                    kept.resized.0.push(ResizedVolume { name, volume_state, before, after, is_own: true });
+                }
             }
-            *size = Some(after);
         }
         Ok(request)
     }
@@ -74,7 +78,7 @@ impl Reloader {
                 Resize::Own => true,
             };
             let at = kept.resized.0.len();
-            if let Some(own) = earlier.take(&volume_state, before) {
+            if let Some(own) = earlier.take(&volume_state) {
                 kept.resized.0.push(own);
                 if is_settled {
                     continue;
@@ -99,7 +103,8 @@ impl Reloader {
             match kept.resized.0.get_mut(at) {
                 Some(own) => own.after = after,
                 None => {
-                    kept.resized.0.push(ResizedVolume { name: name.clone(), volume_state, before, after });
+                    let name = name.clone();
+                    kept.resized.0.push(ResizedVolume { name, volume_state, before, after, is_own: false });
                 }
             }
         }

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::volume_kinds::flush;
 use blockmux_engine::net::socket::ListenerHandle;
 use blockmux_engine::serve::handover::SessionHandover;
+use blockmux_engine::volume::rbd::wait_until_closed;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Volume;
@@ -204,6 +205,9 @@ impl Handover {
                 "{name}: still in use by this process; start the daemon again"
             )));
         }
+        // Images of Ceph are closed by threads of their own. While one is open, it has its lock, for
+        // which the new process waits in vain later.
+        wait_until_closed(end.saturating_duration_since(Instant::now()));
         let gone = |error: io::Error| {
             Failure::run(format!(
                 "the new process has ended or is stuck ({error}), and nothing is served; start the daemon again"

@@ -1,9 +1,9 @@
 //! Owning an image: one client has its exclusive lock, and all others are refused.
 
-use super::volume::RbdVolume;
+use super::volume::{RbdVolume, note_blocklisted};
 use blockmux_rbd::error::RbdError;
 use blockmux_rbd::image::Image;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use tracing::warn;
@@ -17,20 +17,28 @@ impl RbdVolume {
     /// If another client owns the image, or the image has no lock.
     pub fn own(&self, take: bool, on_start: fn()) -> Result<(), RbdError> {
         let image = self.image().clone();
+        let waits = Arc::new(());
+        let caller = Arc::downgrade(&waits);
         within_limit(move || {
             on_start();
-            acquire(&image, take)
+            acquire(&image, take, || caller.strong_count() > 0)
         })
+        .inspect_err(|error| note_blocklisted(self.image().cluster(), error))
     }
 }
 
-fn acquire(image: &Image, take: bool) -> Result<(), RbdError> {
+/// `is_awaited`: whether the caller still waits. A call that hung may go on when another host owns
+/// the image, which must not be shut out then.
+fn acquire(image: &Image, take: bool, is_awaited: impl Fn() -> bool) -> Result<(), RbdError> {
+    let check = || if is_awaited() { Ok(()) } else { Err(RbdError::NoAnswer(LIMIT)) };
     let owner = if take { image.lock_owner()? } else { None };
+    check()?;
     // Another image of this connection may still be closing: blocklisting that would end all.
     if let Some(owner) = owner.filter(|owner| !image.cluster().is_owner(owner)) {
         warn!("the image's lock is taken from {owner}: the cluster refuses all of its requests");
         image.break_lock(&owner)?;
     }
+    check()?;
     image.acquire_lock()
 }
 

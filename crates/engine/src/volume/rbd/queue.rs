@@ -244,6 +244,8 @@ impl RbdQueue {
         }
         let unit = match error {
             RequestError::Differs(at) => return Some(Output::Differs(at)),
+            // The image has become shorter, which says nothing about what can be compared.
+            RequestError::BeyondEnd if self.image.has_changed.load(Ordering::Relaxed) => return None,
             RequestError::BeyondEnd if request.len > BLOCK => BLOCK as u32,
             RequestError::BeyondEnd | RequestError::Errno(Errno(libc::EOPNOTSUPP)) => 0,
             RequestError::Errno(_) => return None,

@@ -8,7 +8,9 @@ use crate::volume::core_queues::CoreQueues;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::{Image, ImageDetails, ImageName};
-use blockmux_volume::{Channel, Core, IoError, Resize, ResizeError, Snapshots, Volume, VolumeInfo, Waker};
+use blockmux_volume::{
+    Beyond, Channel, Core, IoError, Resize, ResizeError, Snapshots, Volume, VolumeInfo, Waker,
+};
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
@@ -97,7 +99,15 @@ fn open_image(
     let has_changed = Arc::new(AtomicBool::new(false));
     let changed = has_changed.clone();
     let on_change = Box::new(move || changed.store(true, Ordering::Relaxed));
-    Ok((Image::open(&cluster, name, read_only, on_change)?, has_changed))
+    let opened = Image::open(&cluster, name, read_only, on_change);
+    opened.map(|image| (image, has_changed)).inspect_err(|error| note_blocklisted(&cluster, error))
+}
+
+/// Notes that the cluster has blocklisted a client, so that the next image gets another connection.
+pub(super) fn note_blocklisted(cluster: &Cluster, error: &RbdError) {
+    if matches!(error, RbdError::Call { error: Errno(libc::ESHUTDOWN), .. }) {
+        cluster.note_blocklisted();
+    }
 }
 
 fn info_of(image: &ImageDetails) -> VolumeInfo {
@@ -137,6 +147,10 @@ impl Volume for RbdVolume {
             return Err(ResizeError::BadSize { size, block: BLOCK as u32 });
         }
         beyond.check(now, size)?;
+        if beyond == Beyond::Keep && size < now {
+            // An image has no place for what it no longer shows.
+            return Err(ResizeError::WouldLose { now, size });
+        }
         let resized = self.state.image.resize(size, size < now);
         let system = |error| ResizeError::System { action: "resize", source: io::Error::other(error) };
         resized.map_err(system)?;
