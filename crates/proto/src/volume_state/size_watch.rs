@@ -52,4 +52,18 @@ mod tests {
         resize(1 << 20);
         assert_eq!(*sizes.lock().unwrap(), [1 << 19]);
     }
+
+    #[test]
+    fn only_the_last_resize_is_undone() {
+        let state = VolumeState::new(Arc::new(MemVolume::new(1 << 20)));
+        let to = Resize::discard_beyond;
+        let first = state.resize(to(1 << 19)).unwrap();
+        let second = state.resize(to(1 << 19)).unwrap();
+        assert!(!state.is_last_resize(first) && state.is_last_resize(second));
+        assert!(!state.resize_again(first, to(1 << 20)).unwrap(), "another has resized it since");
+        assert_eq!(state.volume().info().size, 1 << 19);
+        assert!(state.resize_again(second, to(1 << 20)).unwrap());
+        assert_eq!(state.volume().info().size, 1 << 20);
+        assert!(!state.resize_again(second, to(1 << 19)).unwrap(), "it is undone");
+    }
 }
