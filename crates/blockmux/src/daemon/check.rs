@@ -245,7 +245,8 @@ const EXAMPLES: &str = "\
 Also reads secret and key files, with --user as that user. Opens no volume and
 binds no listener. Warns of paths of volumes that do not exist or do not answer,
 of listeners that export nothing, of those that other machines reach without
-authentication, and of a save that was interrupted. The exit status is 0 if the file is valid and 2 if it is not.
+authentication, and of a save that was interrupted. The exit status is 0 if the
+file is valid and 2 if it is not.
 
 Examples:
   blockmux check --user blockmux /etc/blockmux/blockmux.toml

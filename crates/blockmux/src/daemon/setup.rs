@@ -22,6 +22,7 @@ use crate::protocol::address::{ApiListener, ListenAddress};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
 use crate::volume_kinds::open::Populate;
+use crate::volume_kinds::shared_files;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_engine::volume::state::check_directory;
 use blockmux_lab::ceiling::Transport;
@@ -377,12 +378,13 @@ fn check_any(volumes: &[NamedVolume], has_api: bool) -> Result<(), Failure> {
     }
 }
 
-/// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique.
 /// The name of a volume without one: the first has number 0.
 pub(super) fn generated_name(number: u64) -> String {
     format!("disk{number}")
 }
 
+/// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique, and that
+/// slices of one file have it with the same options.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     let mut units = HashMap::new();
@@ -413,6 +415,9 @@ fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolum
         entry.read_only |= read_only;
         named.push(NamedVolume { name, entry });
     }
+    let writable = named.iter().filter(|own| !own.entry.read_only);
+    shared_files::check_options(writable.map(|own| (own.name.as_str(), &own.entry.spec)))
+        .map_err(Failure::request)?;
     Ok(named)
 }
 

@@ -66,6 +66,6 @@ pub(crate) fn anchor(key: &str, value: &mut toml::Value, directory: &Path) {
 }
 
 /// Ends of the keys whose values are paths.
-const PATHS: [&str; 4] = ["_file", "aoe_state", "_certificates", "_psk"];
+const PATHS: [&str; 5] = ["_file", "aoe_state", "_certificates", "_psk", "socket"];
 /// Ends of the keys whose values are files with secrets.
 const FILES: [&str; 2] = ["_file", "_psk"];

@@ -4,5 +4,5 @@ pub(crate) mod flush;
 pub(crate) mod image_format;
 pub(crate) mod open;
 pub(crate) mod records;
-mod shared_files;
+pub(crate) mod shared_files;
 pub(crate) mod sizes;

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use blockmux_engine::volume::file::FileVolume;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -64,6 +65,42 @@ pub(crate) fn open(
     })
 }
 
+/// Checks that slices of one file, which share it while it is open, have it with the same options.
+/// `volumes` have their names and specs.
+///
+/// # Errors
+/// If two do not; a start would refuse the second.
+pub(crate) fn check_options<'a>(volumes: impl Iterator<Item = (&'a str, &'a Spec)>) -> Result<(), String> {
+    let mut known: HashMap<&Path, (&str, &Spec)> = HashMap::new();
+    for (name, spec) in volumes {
+        for leaf in sliced_leaves(spec, false) {
+            let Some(path) = path_of(leaf) else { continue };
+            let (other, its_leaf) = *known.entry(path).or_insert((name, leaf));
+            if its_leaf != leaf {
+                return Err(format!(
+                    "volumes `{other}` and `{name}` are slices of {} with different options ({its_leaf} and {leaf}); use \
+                     the same options in both",
+                    path.display()
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The files and devices of a spec that it uses in slices.
+fn sliced_leaves(spec: &Spec, is_sliced: bool) -> Vec<&Spec> {
+    match spec {
+        Spec::Slice(_, inner) => sliced_leaves(inner, true),
+        Spec::Decorated(_, inner) => sliced_leaves(inner, is_sliced),
+        Spec::Stripe { members, .. } => {
+            members.iter().flat_map(|member| sliced_leaves(member, is_sliced)).collect()
+        }
+        Spec::File(_) | Spec::Block(_) if is_sliced => vec![spec],
+        _ => Vec::new(),
+    }
+}
+
 impl SharedFile {
     /// Whether it is open or being opened.
     fn is_there(&self) -> bool {
@@ -112,5 +149,25 @@ fn path_of(spec: &Spec) -> Option<&Path> {
         Spec::File(file) => Some(&file.path),
         Spec::Block(block) => Some(&block.path),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_of_one_file_have_the_same_options() {
+        let check = |specs: &[&str]| {
+            let specs: Vec<Spec> = specs.iter().map(|spec| spec.parse().unwrap()).collect();
+            check_options(["a", "b"].into_iter().zip(&specs))
+        };
+        let [short, long] = ["slice:0,4m:file:/x?size=16m", "slice:8m:file:/x?size=24m"];
+        let said = check(&[short, long]).unwrap_err();
+        assert!(said.starts_with("volumes `a` and `b` are slices of /x with different options"), "{said}");
+        assert!(check(&[&format!("stripe:64k:[{short}],mem:4m"), &format!("delay:1ms:{long}")]).is_err());
+        assert_eq!(check(&[short, "slice:8m:file:/x?size=16m"]), Ok(()));
+        assert_eq!(check(&[short, "slice:8m:file:/y?size=24m"]), Ok(()));
+        assert_eq!(check(&["file:/x?size=16m", long]), Ok(()), "a whole file is locked when it is opened");
     }
 }

@@ -344,7 +344,10 @@ mod tests {
         let words: Vec<_> = row.split_whitespace().collect();
         let expected = ["a", "1", "GiB", "rw", "2", "99999", "18.4E", "123k", "nbd,iscsi,nvme-tcp,srp,aoe"];
         assert_eq!(words, expected);
-        assert_eq!(lines.next(), Some("  7 lost connections with I/O, limits hold 1234 requests, reserved"));
+        assert_eq!(
+            lines.next(),
+            Some("  7 lost connections with I/O, limits throttle 1234 requests, reserved")
+        );
         assert_eq!(lines.next(), Some("  disk /dev/ublkb0, populated 5 B of 1000 B"));
         assert_eq!(lines.next(), Some("vm-100-disk-0-production"));
         assert!(lines.next().unwrap().starts_with("   "), "{said}");

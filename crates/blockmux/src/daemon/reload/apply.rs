@@ -30,6 +30,7 @@ use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::by_name;
+use crate::protocol::fabric::FabricPort;
 use crate::protocol::frontend::LiveProtocol;
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::volume_kinds::flush;
@@ -86,8 +87,9 @@ impl Applied {
 }
 
 enum PreparedListener {
-    /// A listener that exists already, with its configured address and its new policy.
-    Stays(ListenerAddress, PolicyListener),
+    /// A listener that exists already, with its configured address, its new policy, and the port of
+    /// a fabric that it gets.
+    Stays(ListenerAddress, PolicyListener, Option<Box<FabricPort>>),
     New(Box<BoundListener>),
 }
 
@@ -362,7 +364,15 @@ impl Reloader {
                 if is_file || !listener.is_looked_up() {
                     listener.look_up()?;
                 }
-                PreparedListener::Stays(asked, listener)
+                // A port that cannot be opened fails the change while the listener has its old one.
+                let is_same = |own: &&(ListenerAddress, PolicyListener)| {
+                    key_of(&own.1) == key_of(&listener) && own.1.fabric == listener.fabric
+                };
+                let rdma = match config.listeners.iter().find(is_same) {
+                    Some(_) => None,
+                    None => listen::bind_rdma(&listener)?.map(Box::new),
+                };
+                PreparedListener::Stays(asked, listener, rdma)
             } else {
                 let inherited = self.inherited().take_for(&listener);
                 let bound = listen::bind(listener, setup.congestion.as_ref(), inherited)?;
@@ -370,7 +380,7 @@ impl Reloader {
             });
         }
         let listeners = places.iter().map(|place| match place {
-            PreparedListener::Stays(_, listener) => listener.clone(),
+            PreparedListener::Stays(_, listener, _) => listener.clone(),
             PreparedListener::New(bound) => bound.listener.clone(),
         });
         let policy = setup.policy.clone().at(listeners.collect(), setup.has_api());
@@ -528,7 +538,7 @@ impl Reloader {
         let stay: HashSet<_> = places
             .iter()
             .filter_map(|place| match place {
-                PreparedListener::Stays(_, listener) => Some(key_of(listener)),
+                PreparedListener::Stays(_, listener, _) => Some(key_of(listener)),
                 PreparedListener::New(_) => None,
             })
             .collect();
@@ -549,7 +559,7 @@ impl Reloader {
             }
         };
         for place in &places {
-            if let PreparedListener::Stays(_, listener) = place {
+            if let PreparedListener::Stays(_, listener, _) = place {
                 self.connection_limits.set_networks(
                     listener.protocol,
                     &listener.place.to_string(),
@@ -645,11 +655,11 @@ impl Reloader {
         let mut kept: HashMap<_, _> = kept.collect();
         for place in places {
             match place {
-                PreparedListener::Stays(asked, listener) => {
+                PreparedListener::Stays(asked, listener, rdma) => {
                     let key = (listener.protocol.name, listener.place.clone());
                     if let Some(own) = kept.remove(&key) {
                         let mut own = RunningListener { asked, listener, ..own };
-                        if let Err(failure) = self.settle_rdma(&mut own) {
+                        if let Err(failure) = self.settle_rdma(&mut own, rdma.map(|port| *port)) {
                             warnings.push(failure.to_string());
                         }
                         changing.listeners.push(own);

@@ -397,8 +397,9 @@ impl Reloader {
         Some((fabric, end))
     }
 
-    /// Starts or ends a running listener's connections over RDMA, as its new settings say.
-    fn settle_rdma(&self, own: &mut RunningListener) -> Result<(), Failure> {
+    /// Starts or ends a running listener's connections over RDMA, as its new settings say; `rdma` is
+    /// the port of its new fabric.
+    fn settle_rdma(&self, own: &mut RunningListener, rdma: Option<FabricPort>) -> Result<(), Failure> {
         if own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric {
             return Ok(());
         }
@@ -409,7 +410,7 @@ impl Reloader {
             )));
         }
         own.end_rdma();
-        if let (Some(rdma), Some(accepting)) = (listen::bind_rdma(&own.listener)?, &own.accepting) {
+        if let (Some(rdma), Some(accepting)) = (rdma, &own.accepting) {
             own.rdma_end = self.accept_rdma(&own.listener, rdma, &accepting.limit);
         }
         Ok(())
