@@ -138,6 +138,16 @@ fn slices_of_one_file_must_have_the_same_options() {
         says(&[&format!("a=slice:0,1m:file:{file}"), &format!("b=slice:1m,1m:file:{file}?direct=off")]);
     assert_eq!(status, Some(2), "{said}");
     assert!(
+        said.contains("volumes `a` and `b` are slices of ") && said.contains("use the same options"),
+        "{said}"
+    );
+    // Only who opens it sees that it is the same file.
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let linked = format!("b=slice:1m,1m:file:{}?direct=off", link.display());
+    let (status, said) = says(&[&format!("a=slice:0,1m:file:{file}"), &linked]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(
         said.contains("another slice has it open as file:") && said.contains("use the same options"),
         "{said}"
     );
