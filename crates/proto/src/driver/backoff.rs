@@ -7,46 +7,47 @@ use std::time::{Duration, Instant};
 pub(crate) struct Backoff {
     /// Time of the last retry or progress.
     since: Instant,
-    /// Delay of the next retry.
-    delay: Duration,
-    /// Delay of the retry after that.
-    pause: Duration,
+    /// Delay of the next retry, in milliseconds.
+    delay_ms: u16,
+    /// Delay of the retry after that, in milliseconds.
+    pause_ms: u16,
 }
 
 impl Backoff {
     /// A backoff whose first retry is due `now`.
     pub(crate) fn new(now: Instant) -> Backoff {
-        Backoff { since: now, delay: Duration::ZERO, pause: SHORTEST }
+        Backoff { since: now, delay_ms: 0, pause_ms: SHORTEST_MS }
     }
 
     /// The time of the next retry.
     pub(crate) fn at(&self) -> Instant {
-        self.since.checked_add(self.delay).unwrap_or(self.since)
+        let delay = Duration::from_millis(self.delay_ms.into());
+        self.since.checked_add(delay).unwrap_or(self.since)
     }
 
     /// Whether the delay has reached its maximum.
     pub(crate) fn is_longest(&self) -> bool {
-        self.pause == MAX_PAUSE
+        self.pause_ms == MAX_PAUSE_MS
     }
 
     /// Records a retry; if it was due, the delay doubles.
     pub(crate) fn on_try(&mut self, now: Instant) {
         if now >= self.at() {
-            (self.since, self.delay) = (now, self.pause);
-            self.pause = self.pause.saturating_mul(2).min(MAX_PAUSE);
+            (self.since, self.delay_ms) = (now, self.pause_ms);
+            self.pause_ms = self.pause_ms.saturating_mul(2).min(MAX_PAUSE_MS);
         }
     }
 
     /// Records progress: resets the delay to its minimum.
     #[inline]
     pub(crate) fn reset(&mut self, now: Instant) {
-        *self = Backoff { since: now, delay: SHORTEST, pause: SHORTEST };
+        *self = Backoff { since: now, delay_ms: SHORTEST_MS, pause_ms: SHORTEST_MS };
     }
 }
 
-const SHORTEST: Duration = Duration::from_millis(1);
+const SHORTEST_MS: u16 = 1;
 /// The maximum delay; thousands of connections may wait, and their retries must not load a CPU.
-const MAX_PAUSE: Duration = Duration::from_millis(128);
+const MAX_PAUSE_MS: u16 = 128;
 
 #[cfg(test)]
 mod tests {
@@ -65,6 +66,6 @@ mod tests {
         assert!(backoff.is_longest());
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
         backoff.reset(now);
-        assert_eq!(backoff.at() - now, SHORTEST);
+        assert_eq!((backoff.at() - now).as_millis(), SHORTEST_MS.into());
     }
 }
