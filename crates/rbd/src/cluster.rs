@@ -302,8 +302,8 @@ pub(crate) fn text(bytes: &[c_char]) -> String {
 
 /// Options that hold whatever the config says: a write is stable when it completes; its memory is
 /// not copied, because a request completes only once nothing refers to it; a core never waits; who
-/// loses the lock by force is fenced; and the error that a call returns says what the libraries would
-/// print.
+/// loses the lock by force is fenced; and the error that a call returns says what the libraries
+/// would print.
 const OWN_OPTIONS: [(&CStr, &str); 6] = [
     (c"rbd_cache", "false"),
     (c"rbd_disable_zero_copy_writes", "false"),

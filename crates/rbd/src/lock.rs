@@ -77,8 +77,9 @@ impl Image {
         // SAFETY: the image is open; a text.
         let broken = unsafe { (rbd.rbd_lock_break)(image, RBD_LOCK_MODE_EXCLUSIVE, owner.as_ptr()) };
         match Errno::check(broken) {
-            // The owner has released it, or another client has taken it over, meanwhile; or it is this
-            // client's own (EINVAL). An image without a lock is found when the lock is acquired.
+            // The owner has released it, or another client has taken it over, meanwhile; or it is
+            // this client's own (EINVAL). An image without a lock is found when the lock is
+            // acquired.
             Err(error) if matches!(error.0, libc::ENOENT | libc::EBUSY | libc::EAGAIN | libc::EINVAL) => {
                 Ok(())
             }

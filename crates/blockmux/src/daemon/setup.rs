@@ -383,8 +383,8 @@ pub(super) fn generated_name(number: u64) -> String {
     format!("disk{number}")
 }
 
-/// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique, and that
-/// slices of one file have it with the same options.
+/// Names the unnamed volumes, and checks that names, UUIDs and SCSI identifiers are unique, and
+/// that slices of one file have it with the same options.
 fn name_all(entries: Vec<VolumeEntry>, read_only: bool) -> Result<Vec<NamedVolume>, Failure> {
     let (mut names, mut uuids, mut unnamed, mut named) = (HashSet::new(), HashSet::new(), 0, Vec::new());
     let mut units = HashMap::new();

@@ -220,7 +220,8 @@ impl ShortCommand<'_> {
     fn attach_disk(&mut self, asked: &Attachment) -> Result<Answer, ApiError> {
         let volume = &asked.volume;
         self.check_volume(volume)?;
-        // For the same attachment the step itself checks, which knows what this command has attached.
+        // For the same attachment the step itself checks, which knows what this command has
+        // attached.
         if self.has_attachment(volume) && !self.config.desired.attachments().contains(asked) {
             self.reloader.disks.check_free(volume)?;
         }

@@ -397,8 +397,8 @@ impl Reloader {
         Some((fabric, end))
     }
 
-    /// Starts or ends a running listener's connections over RDMA, as its new settings say; `rdma` is
-    /// the port of its new fabric.
+    /// Starts or ends a running listener's connections over RDMA, as its new settings say; `rdma`
+    /// is the port of its new fabric.
     fn settle_rdma(&self, own: &mut RunningListener, rdma: Option<FabricPort>) -> Result<(), Failure> {
         if own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric {
             return Ok(());

@@ -205,8 +205,8 @@ impl Handover {
                 "{name}: still in use by this process; start the daemon again"
             )));
         }
-        // Images of Ceph are closed by threads of their own. While one is open, it has its lock, for
-        // which the new process waits in vain later.
+        // Images of Ceph are closed by threads of their own. While one is open, it has its lock,
+        // for which the new process waits in vain later.
         wait_until_closed(end.saturating_duration_since(Instant::now()));
         let gone = |error: io::Error| {
             Failure::run(format!(
