@@ -1,7 +1,7 @@
 //! The exclusive lock of an image, by which one client owns it.
 //!
-//! librbd by itself takes the lock with the first write and hands it over to whoever writes. After
-//! [`Image::acquire_lock`] it keeps the lock until the image is closed.
+//! librbd by itself takes the lock with the first write and passes it to the client that writes.
+//! After [`Image::acquire_lock`] it keeps the lock until the image is closed.
 //!
 //! The calls here block for as long as the cluster does not answer, so cores do not make them.
 #![expect(unsafe_code, reason = "calls a library in C")]

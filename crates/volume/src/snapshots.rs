@@ -18,7 +18,7 @@ pub trait Snapshots {
     /// If the name is taken or invalid, or the storage refuses it.
     fn create(&self, name: &str) -> Result<SnapshotInfo, SnapshotError>;
 
-    /// Deletes a snapshot; its data is lost. Whoever still reads it gets errors.
+    /// Deletes a snapshot; its data is lost. Those who still read it get errors.
     ///
     /// # Errors
     /// If there is none, it is protected, or the storage refuses it.

@@ -27,10 +27,10 @@ use crate::protocol::{Frontends, Protocol, by_name};
 use blockmux_engine::core::reactor::CoreStats;
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerState};
 use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_proto::exports::Exports;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
-    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeState, VolumeTraffic,
+    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeTraffic,
 };
 use blockmux_volume::{Limits, VolumeLimits};
 use std::collections::BTreeMap;
@@ -387,20 +387,12 @@ impl ControlServer {
         Answer::Added { urls, name, without_listener }
     }
 
-    fn find(&self, name: &str) -> Result<(VolumeId, Arc<VolumeState>), ApiError> {
-        let found = self.exports.find(name).and_then(|(id, _)| Some((id, self.exports.volume_state(id)?)));
-        found.ok_or_else(|| {
-            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
-            ApiError::not_found(match names.is_empty() {
-                true => format!("no volume has the name `{name}`; no volume is exported"),
-                false => format!("no volume has the name `{name}`; choose one of {}", names.join(", ")),
-            })
-        })
-    }
-
     /// A volume, for commands about its snapshots.
     fn snapshotted<'a>(&'a self, name: &'a str) -> Result<SnapshottedVolume<'a>, ApiError> {
-        let (_, state) = self.find(name)?;
+        let state = self.reloader.state_of(name).ok_or_else(|| {
+            let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
+            commands::no_volume(name, names.iter().map(String::as_str))
+        })?;
         let (exports, blocking) = (&self.exports, &self.reloader.blocking);
         Ok(SnapshottedVolume { name, state, exports, blocking })
     }

@@ -3,7 +3,6 @@
 use super::ApiState;
 use super::reply::{Body, Param, json};
 use super::requests::Asked;
-use crate::api::action::ActionStatus;
 use crate::api::bodies::{CreateSnapshot, Message, ProtectSnapshot};
 use crate::api::request::Request;
 use crate::api::status::SnapshotStatus;
@@ -27,7 +26,6 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
     params(("name" = String, Path, description = "Name of the volume")),
     responses(
         (status = 200, body = [SnapshotStatus]),
-        (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody, description = "The volume's kind has no snapshots"),
         (status = 500, body = ErrorBody, description = "The storage does not tell them")
     )
@@ -49,14 +47,7 @@ async fn snapshots(
     request_body = CreateSnapshot,
     responses(
         (status = 201, body = SnapshotStatus),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "The name is taken, the volume is read-only, or its kind has no snapshots"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "The name is taken, the volume is read-only, or its kind has no snapshots")
     )
 )]
 async fn create_snapshot(
@@ -80,11 +71,7 @@ async fn create_snapshot(
     ),
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "A volume serves it, or it is protected"),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "A volume serves it, or it is protected")
     )
 )]
 async fn delete_snapshot(
@@ -106,14 +93,7 @@ async fn delete_snapshot(
     request_body = ProtectSnapshot,
     responses(
         (status = 200, body = Message),
-        (status = 202, body = ActionStatus, headers(("Location" = String, description = "The action's address"))),
-        (status = 400, body = ErrorBody),
-        (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "It has clones, or the storage cannot protect snapshots"),
-        (status = 415, body = ErrorBody),
-        (status = 422, body = ErrorBody),
-        (status = 500, body = ErrorBody),
-        (status = 503, body = ErrorBody)
+        (status = 409, body = ErrorBody, description = "It has clones, or the storage cannot protect snapshots")
     )
 )]
 async fn protect_snapshot(

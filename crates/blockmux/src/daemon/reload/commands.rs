@@ -169,12 +169,7 @@ impl ShortCommand<'_> {
         if self.config.desired.volume(name).is_some() {
             return Ok(());
         }
-        let all = self.config.desired.volumes();
-        let names: Vec<&str> = all.iter().map(|own| own.name.as_str()).collect();
-        Err(ApiError::not_found(match names.is_empty() {
-            true => format!("no volume has the name `{name}`; no volume is exported"),
-            false => format!("no volume has the name `{name}`; choose one of {}", shown(&names)),
-        }))
+        Err(no_volume(name, self.config.desired.volumes().iter().map(|own| own.name.as_str())))
     }
 
     fn add(&mut self, written: &SpecText, entry: &VolumeEntry) -> Result<Answer, ApiError> {
@@ -493,6 +488,15 @@ fn attachment_path(volume: &str) -> ObjectPath {
 
 fn object<const N: usize>(keys: [(&str, Json); N]) -> Map<String, Json> {
     keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// That none of these volumes has this name.
+pub(in crate::daemon) fn no_volume<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> ApiError {
+    let names: Vec<&str> = names.collect();
+    ApiError::not_found(match names.is_empty() {
+        true => format!("no volume has the name `{name}`; no volume is exported"),
+        false => format!("no volume has the name `{name}`; choose one of {}", shown(&names)),
+    })
 }
 
 /// Names in a message, at most [`SHOWN`] of them.

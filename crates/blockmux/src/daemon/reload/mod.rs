@@ -410,6 +410,8 @@ impl Reloader {
             )));
         }
         own.end_rdma();
+        // Without a prepared port the config has named the fabric before, but it is not served.
+        let rdma = rdma.map_or_else(|| listen::bind_rdma(&own.listener), |port| Ok(Some(port)))?;
         if let (Some(rdma), Some(accepting)) = (rdma, &own.accepting) {
             own.rdma_end = self.accept_rdma(&own.listener, rdma, &accepting.limit);
         }

@@ -112,7 +112,7 @@ impl Reloader {
     }
 
     /// The volume that is served under this name.
-    pub(super) fn state_of(&self, name: &str) -> Option<Arc<VolumeState>> {
+    pub(in crate::daemon) fn state_of(&self, name: &str) -> Option<Arc<VolumeState>> {
         self.exports.volume_state(self.exports.find(name)?.0)
     }
 }

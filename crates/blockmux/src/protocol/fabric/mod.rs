@@ -4,7 +4,7 @@
 //! | what asks | by |
 //! |---|---|
 //! | a URL: `rdma=NAME` | `with_fabric!`, which compiles an initiator for each fabric |
-//! | a listener: `?rdma=NAME` | [`RdmaFabric::of_listeners`], [`FabricPorts`], [`FabricPort::serving`] |
+//! | a listener: `?rdma=NAME` | [`RdmaFabric::of_listeners`], [`FabricPort::serving`] |
 //! | `blockmux rdma` | [`FABRICS`], [`RdmaFabric::state`] |
 //! | `blockmux bench --rdma NAME` | [`FabricLoopback`] |
 //!
