@@ -57,7 +57,8 @@ struct Report {
 #[derive(Default)]
 struct CiReport {
     steps: usize,
-    failed: Vec<&'static str>,
+    /// Name and error of each failed step.
+    failed: Vec<(&'static str, String)>,
     /// Lines for the end of the report.
     remarks: Vec<String>,
 }
@@ -86,13 +87,15 @@ impl Report {
                 found.remarks.extend(lines);
             }
             Err(error) => {
-                println!("{name:<11}FAILED  {seconds:6.1} s   run again: {again}\n{error:#}\n");
-                found.failed.push(name);
+                let error = format!("{error:#}");
+                println!("{name:<11}FAILED  {seconds:6.1} s   run again: {again}\n{error}\n");
+                found.failed.push((name, error));
             }
         });
     }
 
-    /// Prints the remarks and the overall result.
+    /// Prints the remarks, the ends of errors, and the overall result: whoever keeps only the last
+    /// lines of a log sees why it failed.
     fn end(self) -> Result<()> {
         let CiReport { steps, failed, mut remarks } =
             self.found.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -102,12 +105,25 @@ impl Report {
         remarks.iter().for_each(|line| println!("{line}"));
         let seconds = self.started.elapsed().as_secs_f64();
         if !failed.is_empty() {
-            bail!("{} of {steps} steps failed: {} ({seconds:.0} s)", failed.len(), failed.join(", "));
+            for (name, error) in &failed {
+                println!("\n{name} FAILED; its last lines:\n{}", last_lines(error, LINES_OF_ERROR));
+            }
+            let names: Vec<&str> = failed.iter().map(|(name, _)| *name).collect();
+            bail!("{} of {steps} steps failed: {} ({seconds:.0} s)", names.len(), names.join(", "));
         }
         println!("\nall {steps} steps ok ({seconds:.0} s)");
         Ok(())
     }
 }
+
+/// The last lines of a text, at most `most` of them.
+fn last_lines(text: &str, most: usize) -> &str {
+    let text = text.trim_end();
+    text.rmatch_indices('\n').nth(most - 1).map_or(text, |(at, _)| &text[at + 1..])
+}
+
+/// Number of lines of a failed step that are repeated at the end.
+const LINES_OF_ERROR: usize = 16;
 
 /// The test program that tests whole programs.
 const WAITING: &str = "cli";
@@ -219,6 +235,13 @@ mod tests {
         let unreachable = "[ERROR] failed to fetch advisory database https://github.com/rustsec/advisory-db";
         assert!(why_unchecked(unreachable).unwrap().contains("cannot be reached"));
         assert_eq!(why_unchecked("error[vulnerability]: Use after free\nadvisories FAILED"), None);
+    }
+
+    #[test]
+    fn an_error_is_repeated_by_its_last_lines() {
+        assert_eq!(last_lines("one", 2), "one");
+        assert_eq!(last_lines("one\ntwo\n", 2), "one\ntwo");
+        assert_eq!(last_lines("one\ntwo\nthree\n\n", 2), "two\nthree");
     }
 
     #[test]
