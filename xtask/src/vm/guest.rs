@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Parameters of a guest.
 pub(crate) struct Guest<'a> {
@@ -31,9 +31,8 @@ pub(crate) struct ScriptResult {
     /// Number of checks that passed.
     pub(crate) checks: usize,
     pub(crate) passed: bool,
-    /// The kernel died of a breakpoint that it had set to patch its code: on a busy machine QEMU
-    /// may execute one that the kernel has already removed.
-    pub(crate) is_emulator_fault: bool,
+    /// Why the script has no end, and in which check, if that may be a fault of the emulator.
+    pub(crate) no_end: Option<String>,
 }
 
 impl Guest<'_> {
@@ -59,6 +58,7 @@ impl Guest<'_> {
         qemu.current_dir(host.directory());
         qemu.arg("-monitor").arg(format!("unix:{},server=on,wait=off", host.monitor().display()));
         qemu.stdin(Stdio::piped()).stdout(writer.try_clone()?).stderr(writer);
+        let began = Instant::now();
         let mut child = qemu.spawn().context("cannot run QEMU")?;
         // Closes the pipe's write end, so that the reader sees when QEMU ends.
         drop(qemu);
@@ -86,15 +86,16 @@ impl Guest<'_> {
             }
         }
         child.wait()?;
-        let mut is_emulator_fault = false;
+        let mut no_end = None;
         if status.is_none() {
             let console = std::fs::read(self.console()).unwrap_or_default();
             let console = String::from_utf8_lossy(&console);
-            is_emulator_fault = console.contains("Oops: int3");
+            no_end = why_there_is_no_end(&console, began.elapsed() >= LIMIT)
+                .map(|why| format!("{why} in {}", checks.sentence));
             log.add("console", &console);
-            log.add("host", &format!("the guest crashed, or was ended after {LIMIT_S} s"));
+            log.add("host", &format!("the guest crashed, or was ended after {LIMIT:?}"));
         }
-        Ok(ScriptResult { is_emulator_fault, ..checks.end(status == Some(0)) })
+        Ok(ScriptResult { no_end, ..checks.end(status == Some(0)) })
     }
 
     /// Path of the kernel's console log.
@@ -104,7 +105,7 @@ impl Guest<'_> {
 
     fn qemu(&self, script: &str, addresses: &Addresses) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["--foreground", "--signal=KILL", &LIMIT_S.to_string(), "qemu-system-x86_64"]);
+        command.args(["--foreground", "--signal=KILL", &LIMIT.as_secs().to_string(), "qemu-system-x86_64"]);
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-smp", "2", "-m", "1536"]);
         command.args(["-nographic", "-nodefaults", "-no-reboot"]);
         if shares_memory(script) {
@@ -277,7 +278,7 @@ impl<'a> Checks<'a> {
     fn end(mut self, passed: bool) -> ScriptResult {
         self.report(if passed { "ok" } else { "FAILED" });
         let checks = self.passed + usize::from(passed);
-        ScriptResult { checks, passed, is_emulator_fault: false }
+        ScriptResult { checks, passed, no_end: None }
     }
 
     fn report(&mut self, result: &str) {
@@ -291,8 +292,19 @@ fn decode(text: &str) -> Result<String> {
     succeed(Command::new("sh").args(["-c", "printf %s \"$1\" | base64 -d", "sh", text]))
 }
 
-/// Timeout of one script, in seconds.
-const LIMIT_S: u32 = 900;
+/// What may have been the emulator's fault if a guest ended without the script's status.
+fn why_there_is_no_end(console: &str, is_limit_reached: bool) -> Option<&'static str> {
+    // On a busy machine QEMU may execute a breakpoint that the kernel, which had set it to patch
+    // its code, has already removed.
+    if console.contains("Oops: int3") {
+        return Some("QEMU failed to patch the guest's kernel");
+    }
+    // QEMU's processors may wait for each other for ever.
+    is_limit_reached.then_some("the guest stood still")
+}
+
+/// Timeout of one script.
+const LIMIT: Duration = Duration::from_secs(900);
 /// Forwarded ports of the guest: iSCSI and NVMe/TCP.
 const PORTS: [u16; 3] = [ISCSI_PORT, 4420, 4421];
 const ISCSI_PORT: u16 = 3260;
@@ -315,6 +327,13 @@ mod tests {
         let outcome = checks.end(false);
         assert_eq!((outcome.checks, outcome.passed), (1, false));
         assert_eq!(lines, ["a.sh::linux_bootsok    ", "a.sh::it_worksFAILED"]);
+    }
+
+    #[test]
+    fn a_crash_is_not_the_emulators_fault_unless_it_patched_code() {
+        assert_eq!(why_there_is_no_end("Kernel panic - not syncing: Fatal exception", false), None);
+        assert!(why_there_is_no_end("Oops: int3: 0000 [#1] PREEMPT SMP", false).is_some());
+        assert!(why_there_is_no_end("", true).is_some());
     }
 
     #[test]

@@ -77,8 +77,12 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         let log = place.join(script).with_extension("log");
         let guest = Guest { kernel: &kernel, image: &image, programs: &programs, log: &log };
         let mut outcome = guest.run(script, say).with_context(|| script.clone())?;
-        if outcome.is_emulator_fault {
-            say(&format!("{script}: QEMU failed to patch the guest's kernel; running it once more"));
+        if let Some(why) = outcome.no_end {
+            let first = log.with_extension("first.log");
+            fs::rename(&log, &first).with_context(|| first.display().to_string())?;
+            let again = format!("{script}: {why}, so it ran twice; the first log is {}", first.display());
+            say(&again);
+            lines.push(again);
             outcome = guest.run(script, say).with_context(|| script.clone())?;
         }
         checks += outcome.checks;
