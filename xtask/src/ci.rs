@@ -131,7 +131,7 @@ const WAITING: &str = "cli";
 /// Runs the tests with the Linux kernel that are part of every run: see
 /// `docs/decisions/0023-ci-runs-one-linux-kernel-test.md`.
 fn kernel(root: &Path) -> Result<Vec<String>> {
-    vm::run(root, &["iscsi".to_owned()], &mut |_| {})
+    vm::run(root, vm::Profile::Debug, &["iscsi".to_owned()], &mut |_| {})
 }
 
 /// Fuzzing time of all targets together, in seconds.

@@ -37,6 +37,9 @@ enum Task {
     Vm {
         /// Scripts of tests/vm [default: all]
         scripts: Vec<String>,
+        /// Runs a release build, whose speed says something
+        #[arg(long)]
+        release: bool,
     },
     /// Runs tests with a Ceph cluster, which it starts on loopback (Debian, as root)
     Cluster {
@@ -90,8 +93,9 @@ fn run(task: Task, root: &Path) -> Result<()> {
             peers::install_python();
             Ok(())
         }
-        Task::Vm { scripts } => {
-            for line in vm::run(root, &scripts, &mut |line| println!("{line}"))? {
+        Task::Vm { scripts, release } => {
+            let profile = if release { vm::Profile::Release } else { vm::Profile::Debug };
+            for line in vm::run(root, profile, &scripts, &mut |line| println!("{line}"))? {
                 println!("{line}");
             }
             Ok(())

@@ -33,12 +33,35 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all; `say` gets a line for each
-/// check. Returns lines for the end of a report: the number of checks, or why nothing could be run.
+/// How Blockmux is built for the guests.
+#[derive(Clone, Copy)]
+pub(crate) enum Profile {
+    Debug,
+    Release,
+}
+
+impl Profile {
+    /// Cargo's directory for its programs.
+    fn directory(self) -> &'static str {
+        match self {
+            Profile::Debug => "debug",
+            Profile::Release => "release",
+        }
+    }
+}
+
+/// Runs the scripts of [`SCRIPTS`] whose names are in `only`, or all, with Blockmux in this
+/// profile; `say` gets a line for each check. Returns lines for the end of a report: the number of
+/// checks, or why nothing could be run.
 ///
 /// # Errors
 /// If a check fails; the error contains the end of that guest's log.
-pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Result<Vec<String>> {
+pub(crate) fn run(
+    root: &Path,
+    profile: Profile,
+    only: &[String],
+    say: &mut dyn FnMut(&str),
+) -> Result<Vec<String>> {
     let mut scripts = chosen(&scripts(root)?, only)?;
     if let Some(missing) = missing() {
         return Ok(vec![format!("skipped: tests with the Linux kernel ({missing})")]);
@@ -49,7 +72,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         Ok(kernel) => kernel,
         Err(error) => return Ok(vec![format!("skipped: tests with the Linux kernel ({error:#})")]),
     };
-    succeed(&mut cargo(root, "build --quiet --package blockmux"))?;
+    build(root, profile, "--package blockmux")?;
     let mut lines = Vec::new();
     let any_over_siw = scripts.iter().any(|script| needs_siw(script));
     let siw = match any_over_siw.then(|| siw::build(&place, &kernel)).transpose() {
@@ -61,9 +84,9 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
         }
     };
     lines.extend(skip_lacking(&mut scripts));
-    let programs = target_directory(root).join("debug");
+    let programs = target_directory(root).join(profile.directory());
     let for_guest = match scripts.iter().any(|script| is_in_guest(script)) {
-        true => build_for_guest(root, &programs)?,
+        true => build_for_guest(root, profile, &programs)?,
         false => Vec::new(),
     };
     let image = image::of_this_process(&place)?;
@@ -105,7 +128,7 @@ pub(crate) fn run(root: &Path, only: &[String], say: &mut dyn FnMut(&str)) -> Re
 /// Removes the scripts that need programs which this machine lacks; returns a line for each.
 fn skip_lacking(scripts: &mut Vec<String>) -> Vec<String> {
     let mut lines = Vec::new();
-    for (with, programs) in [(WITH_TLSHD, image::FOR_TLS), (WITH_STUDY, image::FOR_STUDY)] {
+    for (with, programs) in [(WITH_TLSHD, image::FOR_TLS), (WITH_STUDY, image::FOR_STUDY), (WITH_TGT, TGT)] {
         if let Some(program) = programs.iter().find(|program| find(program).is_none()) {
             let lacking = scripts.extract_if(.., |script| with.contains(&script.as_str()));
             lines.extend(lacking.map(|script| format!("skipped: {script} (no {program})")));
@@ -130,14 +153,18 @@ fn skip_lacking(scripts: &mut Vec<String>) -> Vec<String> {
 }
 
 /// Builds what scripts run in the guest; returns the paths of the programs.
-fn build_for_guest(root: &Path, programs: &Path) -> Result<Vec<PathBuf>> {
+fn build_for_guest(root: &Path, profile: Profile, programs: &Path) -> Result<Vec<PathBuf>> {
     let mut built = vec![programs.join("blockmux")];
     for (package, example) in EXAMPLES {
-        let build = format!("build --quiet --package {package} --example {example}");
-        succeed(&mut cargo(root, &build))?;
+        build(root, profile, &format!("--package {package} --example {example}"))?;
         built.push(programs.join("examples").join(example));
     }
     Ok(built)
+}
+
+fn build(root: &Path, profile: Profile, what: &str) -> Result<()> {
+    let release = if let Profile::Release = profile { "--release " } else { "" };
+    succeed(&mut cargo(root, &format!("build --quiet {release}{what}"))).map(drop)
 }
 
 /// The names of all scripts, in order.
@@ -195,6 +222,10 @@ const OVER_SIW: &[&str] = &["iser", "rdma", "siw", "srp"];
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Scripts that run the file-system study.
 const WITH_STUDY: &[&str] = &["attach-study.sh"];
+/// Scripts that start tgt on this machine.
+const WITH_TGT: &[&str] = &["migrate-tgt.sh"];
+const TGT: &[&str] = &["tgtd", "tgt-admin", "tgtadm"];
+
 /// Name prefixes of scripts that run Blockmux in the guest, because this machine's kernel may lack
 /// TLS, ublk or RDMA, or because both sides have to be on one network.
 const IN_GUEST: &[&str] = &["attach", "ktls", "roce", "verbs"];

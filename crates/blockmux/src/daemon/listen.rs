@@ -15,7 +15,7 @@ use blockmux_engine::net::zone;
 use blockmux_engine::sys::congestion::Congestion;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
@@ -165,13 +165,7 @@ fn refuse_twice(listeners: &[PolicyListener]) -> Result<(), Failure> {
 
 /// Whether a program may be listening there: `false` only if connections are refused.
 fn is_answered(address: SocketAddr) -> bool {
-    let mut asked = address;
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => asked.set_ip(Ipv4Addr::LOCALHOST.into()),
-        IpAddr::V6(ip) if ip.is_unspecified() => asked.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
-    }
-    let answer = TcpStream::connect_timeout(&asked, ANSWER_TIME);
+    let answer = TcpStream::connect_timeout(&address, ANSWER_TIME);
     !answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
@@ -183,6 +177,12 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
     let advice = match (error.kind(), address) {
         // Our own message says what to do.
         _ if error.get_ref().is_some() => &error.to_string(),
+        // A program may listen at one of the machine's addresses.
+        (io::ErrorKind::AddrInUse, Address::Tcp(tcp)) if tcp.ip().is_unspecified() => &format!(
+            "a program listens at that port of this machine, maybe at one address only; \
+             `ss -ltnp sport = :{}` names it",
+            tcp.port()
+        ),
         (io::ErrorKind::AddrInUse, Address::Tcp(tcp)) if !is_answered(*tcp) => {
             "the port is in use, but no program listens there; use another port, or try again in a minute"
         }
