@@ -102,10 +102,14 @@ verified_io() {
   }
 }
 
-# begin_io DEVICE [OPTIONS]: repeats verified_io in the background until `end_io`, which fails if a run has failed.
+# begin_io DEVICE [OPTIONS]: repeats verified_io in the background until `end_io`, which fails if a run has failed. Linux's NVMe/TCP
+# host sends SIGPIPE to the process in whose name it uses a broken connection.
 begin_io() {
   : >io_goes_on
-  while [ -e io_goes_on ]; do verified_io "$@" --rate=,4m; done &
+  (
+    trap '' PIPE
+    while [ -e io_goes_on ]; do verified_io "$@" --rate=,4m; done
+  ) &
   io=$!
 }
 end_io() {
