@@ -98,10 +98,10 @@ impl VolumeInfo {
     /// As for [`VolumeInfo::check`].
     #[inline]
     pub fn check_within(&self, io: &Io, size: u64) -> Result<(), IoError> {
-        if io.op == Op::Flush {
+        if matches!(io.op, Op::Flush) {
             return Ok(());
         }
-        if io.op.is_write() && self.read_only {
+        if self.read_only && io.op.is_write() {
             return Err(IoError::ReadOnly);
         }
         if io.offset.checked_add(io.len).is_none_or(|end| end > size) {
@@ -110,28 +110,27 @@ impl VolumeInfo {
         if (io.offset | io.len) & u64::from(self.logical_block - 1) != 0 {
             return Err(IoError::Misaligned);
         }
-        if matches!(io.op, Op::CompareAndWrite { .. }) {
-            let data_fits = io.data.as_ref().is_some_and(|data| data.len() as u64 == io.len * 2);
-            return match self.compares(io.offset, io.len) {
-                _ if io.is_in_registered_buffer() => Err(IoError::Unsupported),
-                false => Err(IoError::Unsupported),
-                true if !data_fits => Err(IoError::BadLength),
-                true => Ok(()),
-            };
-        }
-        if io.op.moves_data() {
-            let data_fits = match &io.data {
-                Some(data) => data.len() as u64 == io.len,
-                None => io.op == Op::Read,
-            };
-            if io.len > MAX_TRANSFER.into() || !data_fits {
-                return Err(IoError::BadLength);
+        match (io.op, &io.data) {
+            (Op::Read, None) if io.len <= MAX_TRANSFER.into() => Ok(()),
+            (Op::Read | Op::Write { .. }, Some(data))
+                if io.len <= MAX_TRANSFER.into() && data.len() as u64 == io.len =>
+            {
+                let is_refused = self.registered_alignment.is_none() && io.is_in_registered_buffer();
+                if is_refused { Err(IoError::Unsupported) } else { Ok(()) }
             }
-            if self.registered_alignment.is_none() && io.is_in_registered_buffer() {
-                return Err(IoError::Unsupported);
-            }
+            (Op::Read | Op::Write { .. }, _) => Err(IoError::BadLength),
+            (Op::CompareAndWrite { .. }, _) => self.check_compare_and_write(io),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    #[cold]
+    fn check_compare_and_write(&self, io: &Io) -> Result<(), IoError> {
+        if !self.compares(io.offset, io.len) || io.is_in_registered_buffer() {
+            return Err(IoError::Unsupported);
+        }
+        let data_fits = io.data.as_ref().is_some_and(|data| data.len() as u64 == io.len * 2);
+        if data_fits { Ok(()) } else { Err(IoError::BadLength) }
     }
 }
 
