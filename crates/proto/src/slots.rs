@@ -43,14 +43,20 @@ impl<T> Slots<T> {
     /// Inserts an entry. The caller limits the number of entries.
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> SlotKey {
+        self.insert_with(|| value)
+    }
+
+    /// Inserts the entry that `make` returns, which is built where it stays.
+    #[inline]
+    pub(crate) fn insert_with(&mut self, make: impl FnOnce() -> T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
         let index = self.free.pop().unwrap_or_else(|| self.add_slot());
         // The only place that writes the value, and the compiler knows that no other is dropped
-        // there: else it would be built on the stack and copied once more.
+        // there, nor this one elsewhere: else it would be built on the stack and copied.
         if let Some(Slot { generation, born, value: free @ None }) = self.slots.get_mut(index as usize) {
             *generation = generation.wrapping_add(1);
             *born = self.born;
-            *free = Some(value);
+            *free = Some(make());
             return SlotKey::new(*generation, index);
         }
         debug_assert!(false, "slot {index} is not free");

@@ -26,14 +26,21 @@ impl<T> Slab<T> {
     /// Inserts at a free index; the caller limits the number of values to less than 2^32.
     #[inline]
     pub fn insert(&mut self, value: T) -> usize {
+        self.insert_with(|| value)
+    }
+
+    /// Inserts the value that `make` returns, which is built where it stays: a large one is not
+    /// moved.
+    #[inline]
+    pub fn insert_with(&mut self, make: impl FnOnce() -> T) -> usize {
         let index = match self.free.pop() {
             Some(index) => index as usize,
             None => self.add_slot(),
         };
         // The only place that writes the value, and the compiler knows that no other is dropped
-        // there: else it would be built on the stack and copied once more.
+        // there, nor this one elsewhere: else it would be built on the stack and copied.
         if let Some(free @ None) = self.slots.get_mut(index) {
-            *free = Some(value);
+            *free = Some(make());
         }
         index
     }

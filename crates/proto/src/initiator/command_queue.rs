@@ -267,8 +267,10 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         transfer: DataTransfer,
         payload: Option<SgList>,
     ) -> CommandRequest<S::Sent> {
-        let (kept, transport) = (S::keep(&command), T::default());
-        let key = self.commands.insert(QueuedCommand { piece, state: kept, transfer, payload, transport });
+        let key = self.commands.insert_with(|| {
+            let (state, transport) = (S::keep(&command), T::default());
+            QueuedCommand { piece, state, transfer, payload, transport }
+        });
         CommandRequest { key, command, transfer }
     }
 
@@ -359,7 +361,7 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
         let needs_memory = io.op == Op::Read && io.data.is_none() && io.len > MAX_BORROWED;
         let age = self.next_age;
         self.next_age = age.wrapping_add(1);
-        let key = self.jobs.insert(IoJob::new(io, age, pieces, !needs_memory));
+        let key = self.jobs.insert_with(|| IoJob::new(io, age, pieces, !needs_memory));
         if needs_memory {
             self.waiting.push_back(key);
             self.give_memory();

@@ -92,13 +92,8 @@ pub(super) struct CommandTable<T> {
 }
 
 impl<T> CommandSlot<T> {
-    pub(super) fn new(
-        sqe: Sqe,
-        work: CommandWork,
-        data_out: usize,
-        payload: usize,
-        transfer: T,
-    ) -> CommandSlot<T> {
+    #[inline]
+    fn new(sqe: Sqe, work: CommandWork, data_out: usize, payload: usize, transfer: T) -> CommandSlot<T> {
         CommandSlot {
             sqe,
             work,
@@ -211,10 +206,18 @@ impl<T> CommandTable<T> {
         asked.filter(|entry| entry.state == CommandState::Data).map(|entry| entry.begun).min()
     }
 
+    /// Adds a command that has just arrived; returns its slot. Lengths are in bytes.
     #[inline]
-    pub(super) fn insert(&mut self, entry: CommandSlot<T>) -> usize {
-        let cid = entry.sqe.cid.get().into();
-        let slot = self.entries.insert(entry);
+    pub(super) fn insert(
+        &mut self,
+        sqe: &Sqe,
+        work: CommandWork,
+        data_out: usize,
+        payload: usize,
+        transfer: T,
+    ) -> usize {
+        let slot = self.entries.insert_with(|| CommandSlot::new(*sqe, work, data_out, payload, transfer));
+        let cid = sqe.cid.get().into();
         match self.cids.get_mut(slot) {
             Some(taken) => *taken = cid,
             None => self.cids.push(cid),

@@ -288,7 +288,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
         };
         // Commands whose real length differs from the descriptor were refused above.
         let payload = descriptor.len.min(MAX_DATA);
-        let slot = self.commands.insert(CommandSlot::new(*sqe, work, out, payload, descriptor.transfer));
+        let slot = self.commands.insert(sqe, work, out, payload, descriptor.transfer);
         if sqe.fuse() != Fuse::NORMAL {
             self.half_accepted(slot, first);
         }

@@ -22,7 +22,7 @@ use super::full::ConnectionTurn;
 use super::receive::SegmentPurpose;
 use super::request::ValidatedCommand;
 use super::shared::ConnectionEvent;
-use super::tasks::{TaskEntry, TaskState, TaskTransfer, Tasks};
+use super::tasks::{TaskState, TaskTransfer, Tasks};
 use super::transfer::{DataOutMismatch, DataOutTransfer};
 use crate::driver::audit_event::AuditEvent;
 use crate::iscsi::login::operational::OperationalKey;
@@ -68,8 +68,7 @@ impl ConnectionTurn<'_> {
             memory: 0,
         };
         let (owner, lun) = (self.connection.key, request.command.lun);
-        let entry = TaskEntry::new(owner, pdu.initiator_task_tag.get(), lun, progress);
-        let slot = self.session.tasks.insert(entry);
+        let slot = self.session.tasks.insert(owner, pdu.initiator_task_tag.get(), lun, progress);
         self.connection.data_in_expected =
             self.connection.data_in_expected.saturating_add(bounded(data_in.unwrap_or(0)));
         self.connection.task_count = self.connection.task_count.saturating_add(1);

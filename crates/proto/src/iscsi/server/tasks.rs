@@ -2,7 +2,7 @@
 
 use super::transfer::DataOutTransfer;
 use crate::scsi::task_set::TaskSet;
-pub(super) use crate::scsi::task_set::{TaskEntry, TaskState};
+pub(super) use crate::scsi::task_set::TaskState;
 
 /// The tasks of a session. The owner of a task is the connection that it is allegiant to (RFC 7143,
 /// connection allegiance).
@@ -58,7 +58,7 @@ mod tests {
                 transfer: DataOutTransfer::default(),
                 memory: 0,
             };
-            let slot = tasks.insert(TaskEntry::new(1, 1, Lun::new(0), progress));
+            let slot = tasks.insert(1, 1, Lun::new(0), progress);
             let tag = tasks.transfer_tag(slot, 0);
             assert_eq!(Tasks::slot_of(tag), slot);
             tasks.remove(slot);

@@ -288,7 +288,7 @@ impl ClientTransmission {
         self.next_age = self.next_age.wrapping_add(1);
         let extents = (io.op == Op::BlockStatus)
             .then(|| Box::new(ExtentCollector::new(io.len.min(pieces.max), self.info.logical_block)));
-        self.jobs.insert(NbdJob {
+        self.jobs.insert_with(|| NbdJob {
             io,
             age,
             pieces,
@@ -313,7 +313,7 @@ impl ClientTransmission {
             job.issued = if cmd == Cmd::NBD_CMD_BLOCK_STATUS { job.io.len } else { at.saturating_add(len) };
             let offset = job.io.offset.saturating_add(at);
             let coverage = Coverage::default();
-            let cookie = self.requests.insert(SentRequest {
+            let cookie = self.requests.insert_with(|| SentRequest {
                 job: key,
                 cmd,
                 flags,

@@ -1,9 +1,7 @@
 //! Background work of logical units, with a nexus of its own: sanitize operations that lost their
 //! command or were answered early, and the token clocks.
 
-use super::{
-    FunctionDone, ScsiTransport, TaskEntry, TaskEvent, TaskQueue, TaskRouter, TaskSet, TransportParts,
-};
+use super::{FunctionDone, ScsiTransport, TaskEvent, TaskQueue, TaskRouter, TaskSet, TransportParts};
 use crate::exports::VolumeId;
 use crate::scsi::{DeviceServer, ItNexus, LogicalUnit, Lun, Response, ScsiTarget, Sense, TargetPort};
 use crate::volume_state::NotAdmitted;
@@ -45,8 +43,10 @@ impl BackgroundWork {
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
             let Some((task, step)) = begun else { return !self.clocks.is_empty() };
-            let entry = TaskEntry { task: Some(task), ..TaskEntry::new(OWNER, 0, Lun::new(0), ()) };
-            let slot = self.tasks.insert(entry);
+            let slot = self.tasks.insert(OWNER, 0, Lun::new(0), ());
+            if let Some(entry) = self.tasks.get_mut(slot) {
+                entry.task = Some(task);
+            }
             self.current = Some(slot);
             self.drive(slot, step);
         }

@@ -32,7 +32,7 @@ pub(crate) struct TaskEntry<P> {
 impl<P> TaskEntry<P> {
     /// A task that has just arrived at a driver.
     #[inline]
-    pub(crate) fn new(owner: u32, tag: u32, lun: Lun, progress: P) -> TaskEntry<P> {
+    fn new(owner: u32, tag: u32, lun: Lun, progress: P) -> TaskEntry<P> {
         TaskEntry {
             owner,
             tag,
@@ -161,11 +161,10 @@ impl<P> TaskSet<P> {
         self.functions.free().is_some()
     }
 
-    /// Adds a task; returns its slot.
+    /// Adds a task that has just arrived at the driver `owner`; returns its slot.
     #[inline]
-    pub(crate) fn insert(&mut self, entry: TaskEntry<P>) -> usize {
-        let tag = entry.tag;
-        let slot = self.entries.insert(entry);
+    pub(crate) fn insert(&mut self, owner: u32, tag: u32, lun: Lun, progress: P) -> usize {
+        let slot = self.entries.insert_with(|| TaskEntry::new(owner, tag, lun, progress));
         match self.tags.get_mut(slot) {
             Some(free) => *free = tag,
             None => {
@@ -323,7 +322,7 @@ mod tests {
     use super::*;
 
     fn insert(tasks: &mut TaskSet<()>, tag: u32) -> usize {
-        tasks.insert(TaskEntry::new(1, tag, Lun::new(0), ()))
+        tasks.insert(1, tag, Lun::new(0), ())
     }
 
     #[test]
