@@ -334,14 +334,14 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
 
     #[inline]
     fn complete(&mut self, key: SlotKey) {
-        let Some(job) = self.jobs.remove(key) else { return };
+        let Some(job) = self.jobs.get_mut(key) else { return };
         if job.is_returned && job.error == Some(IoError::PathLost) {
-            return self.returned.push_back(job.io);
+            return self.returned.extend(self.jobs.remove(key).map(|job| job.io));
         }
         let result = match (job.error, job.io.op) {
             (Some(error), _) => Err(error),
             (None, Op::Read) => {
-                let data = job.io.data.or(job.buffer).unwrap_or_default();
+                let data = job.io.data.take().or_else(|| job.buffer.take()).unwrap_or_default();
                 // A set that reports success without the data has a fault.
                 let is_whole = data.len() as u64 == job.io.len;
                 if is_whole { Ok(Output::Data(data)) } else { Err(IoError::Aborted) }
@@ -350,10 +350,11 @@ impl<S: CommandSet, T: Default> CommandQueue<S, T> {
             (None, Op::BlockStatus) if job.extents.is_empty() => {
                 Ok(Output::Extents(vec![Extent::data(job.io.len)]))
             }
-            (None, Op::BlockStatus) => Ok(Output::Extents(job.extents)),
+            (None, Op::BlockStatus) => Ok(Output::Extents(std::mem::take(&mut job.extents))),
             (None, _) => Ok(Output::Nothing),
         };
         self.done.push_back(Completion { tag: job.io.tag, result });
+        self.jobs.discard(key);
     }
 
     /// Adds an I/O that needs commands.

@@ -365,7 +365,6 @@ impl ClientTransmission {
             // The next session repeats it.
             return;
         }
-        let Some(job) = self.jobs.remove(key) else { return };
         let (tag, op) = (job.io.tag, job.io.op);
         let result = match job.error {
             // A hint cannot fail: the server ignored it.
@@ -380,14 +379,17 @@ impl ClientTransmission {
             }
             Some(error) => Err(error),
             None => Ok(match op {
-                Op::Read => Output::Data(job.io.data.or(job.buffer).unwrap_or_default()),
+                Op::Read => {
+                    Output::Data(job.io.data.take().or_else(|| job.buffer.take()).unwrap_or_default())
+                }
                 Op::BlockStatus => {
-                    Output::Extents(job.extents.map(|extents| extents.into_list()).unwrap_or_default())
+                    Output::Extents(job.extents.take().map(|extents| extents.into_list()).unwrap_or_default())
                 }
                 _ => Output::Nothing,
             }),
         };
         self.done.push_back(Completion { tag, result });
+        self.jobs.discard(key);
     }
 
     fn disconnect_when_idle(&mut self, outbox: &mut Outbox) {
