@@ -21,8 +21,11 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
         if let Some(entry) = tasks.get_mut(slot) {
             entry.task = Some(Task::new(command));
         }
-        match tasks.step(slot, DeviceServer::start) {
-            Some(step) => self.drive(slot, step),
+        match tasks.server_and_task(slot) {
+            Some((server, task)) => {
+                let step = server.start(task);
+                self.drive(slot, step);
+            }
             None => self.refuse(slot, Response::bare(ScsiStatus::BUSY)),
         }
     }
@@ -68,10 +71,8 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
                 TaskStep::DataOut { len } => {
                     entry.state = TaskState::Data;
                     let Some(data) = self.fetch(slot, len) else { return };
-                    match self.parts().tasks.step(slot, on_data_out(data)) {
-                        Some(next) => step = next,
-                        None => return,
-                    }
+                    let Some((server, task)) = self.parts().tasks.server_and_task(slot) else { return };
+                    step = on_data_out(server, task, data);
                 }
             }
         }
@@ -80,13 +81,14 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     /// Continues a task with its data-out, or with the reason why the data failed.
     #[inline]
     fn deliver_data(&mut self, slot: usize, data: Result<SgList, Sense>) {
-        self.advance(slot, on_data_out(data));
+        self.advance(slot, |server, task| on_data_out(server, task, data));
     }
 
     /// Executes the next step of a task, and what follows from it.
     #[inline]
     fn advance(&mut self, slot: usize, act: impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep) {
-        if let Some(step) = self.parts().tasks.step(slot, act) {
+        if let Some((server, task)) = self.parts().tasks.server_and_task(slot) {
+            let step = act(server, task);
             self.drive(slot, step);
         }
     }
@@ -389,8 +391,8 @@ impl<T: ScsiTransport> TaskRouter for T {}
 
 /// The step of a task with its data-out, or with the reason why the data failed.
 #[inline]
-fn on_data_out(data: Result<SgList, Sense>) -> impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep {
-    move |server, task| match data {
+fn on_data_out(server: &mut DeviceServer, task: &mut Task, data: Result<SgList, Sense>) -> TaskStep {
+    match data {
         Ok(data) => server.on_data_out(task, data),
         Err(sense) => TaskStep::Done(Response::failed(sense)),
     }

@@ -3,7 +3,7 @@
 use super::functions::PendingResets;
 use crate::driver::target::Charge;
 use crate::exports::VolumeId;
-use crate::scsi::{DeviceServer, Lun, Response, Task, TaskFailure, TaskStep};
+use crate::scsi::{DeviceServer, Lun, Response, Task, TaskFailure};
 use crate::volume_state::{Drain, NotAdmitted};
 use blockmux_volume::{Cost, Io, Slab, Tag};
 use std::collections::VecDeque;
@@ -295,16 +295,12 @@ impl<P> TaskSet<P> {
         }
     }
 
-    /// Lets the device server take a step of the task in this slot; `None` if it knows no such
-    /// task.
+    /// The device server, and the task in this slot for its next step; `None` if there is no such
+    /// task. The step is not returned through here, because it is too large to be moved.
     #[inline]
-    pub(super) fn step(
-        &mut self,
-        slot: usize,
-        act: impl FnOnce(&mut DeviceServer, &mut Task) -> TaskStep,
-    ) -> Option<TaskStep> {
+    pub(super) fn server_and_task(&mut self, slot: usize) -> Option<(&mut DeviceServer, &mut Task)> {
         let task = self.entries.get_mut(slot)?.task.as_mut()?;
-        Some(act(self.server.as_mut()?, task))
+        Some((self.server.as_mut()?, task))
     }
 }
 
