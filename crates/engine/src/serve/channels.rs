@@ -138,6 +138,19 @@ impl OpenChannel {
         None
     }
 
+    /// As [`OpenChannel::begin`], for a request that limits may throttle first.
+    #[cold]
+    fn begin_throttled(
+        &mut self,
+        source: &mut impl IoSource,
+        io: Io,
+        now: Instant,
+    ) -> Option<(Tag, IoError)> {
+        let charge = source.charge(&io);
+        let passed = self.throttles.admit(charge, io, &self.meter, now)?;
+        self.begin(source, passed, false)
+    }
+
     /// Begins the requests that waited for their range and may begin now; adds those that are
     /// denied to `denied`. Returns whether any has begun or ended.
     fn begin_locked(
@@ -421,13 +434,11 @@ impl Channels {
             open.meter.count(&io);
             open.begun.begin(tag, poll_ns, RequestKind::of(io.op));
             open.in_flight += 1;
-            let passed = if open.throttles.is_free() {
-                Some(io)
+            let failed = if open.throttles.is_free() {
+                open.begin(source, io, false)
             } else {
-                let charge = source.charge(&io);
-                open.throttles.admit(charge, io, &open.meter, now)
+                open.begin_throttled(source, io, now)
             };
-            let failed = passed.and_then(|io| open.begin(source, io, false));
             self.in_flight += 1;
             if let Some((tag, error)) = failed {
                 self.drop_denied(volume, tag, error);

@@ -37,21 +37,21 @@ impl IoCounter {
         })
     }
 
-    /// Admits an I/O of this operation on a range in bytes, unless its user is fenced, a byte of
-    /// the range is locked, or `check` fails. `check` runs after the I/O is counted, so a later
-    /// change of its result waits for the I/O.
+    /// Admits a read or write of a range in bytes, unless its user is fenced, a byte of the range
+    /// is locked, or `check` fails. `check` runs after the I/O is counted, so a later change of its
+    /// result waits for the I/O.
     ///
     /// # Errors
     /// If the I/O is not admitted.
     #[inline]
     pub(crate) fn admit<E: From<Fenced>>(
         self: Rc<IoCounter>,
-        op: Op,
+        is_write: bool,
         range: ByteRange,
         owns_lock: bool,
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<IoGuard, NotAdmitted<E>> {
-        let wanted = AdmissionRequest { range, changes: op.is_write(), owns_lock };
+        let wanted = AdmissionRequest { range, changes: is_write, owns_lock };
         let place = self.volume_state.in_flight.admit(&self.counter, wanted, check)? as u8;
         Ok(IoGuard { counter: self, place })
     }
@@ -157,9 +157,10 @@ impl Admission {
             self.lock(atomic)?;
         }
         let check = || self.check(needs);
-        if matches!(op, Op::Read) || op.is_write() {
+        let is_write = op.is_write();
+        if is_write || matches!(op, Op::Read) {
             let counter = self.counter.get_or_init(|| IoCounter::new(&self.volume_state, self.epoch));
-            counter.clone().admit(op, range, owns_lock, check).map(Some)
+            counter.clone().admit(is_write, range, owns_lock, check).map(Some)
         } else {
             check().map_err(NotAdmitted::Denied)?;
             Ok(None)

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use crate::volume_state::in_flight::{MAX_OVERTAKEN, MAX_WAITING};
     use crate::volume_state::{Epoch, IoCounter, IoGuard, NotAdmitted};
-    use blockmux_volume::{IoError, MemVolume, Op};
+    use blockmux_volume::{IoError, MemVolume};
     use std::rc::Rc;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -196,10 +196,9 @@ mod tests {
         VolumeState::new(Arc::new(MemVolume::new(1 << 20)))
     }
 
-    fn admit(counter: &Rc<IoCounter>, range: ByteRange, changes: bool, owns_lock: bool) -> Option<IoGuard> {
-        let op = if changes { Op::Write { fua: false } } else { Op::Read };
+    fn admit(counter: &Rc<IoCounter>, range: ByteRange, is_write: bool, owns_lock: bool) -> Option<IoGuard> {
         let admitted: Result<_, NotAdmitted<IoError>> =
-            counter.clone().admit(op, range, owns_lock, || Ok(()));
+            counter.clone().admit(is_write, range, owns_lock, || Ok(()));
         admitted.ok()
     }
 

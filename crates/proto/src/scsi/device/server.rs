@@ -159,7 +159,8 @@ impl DeviceServer {
         io: &Io,
         is_late: bool,
     ) -> Result<(), NotAdmitted<TaskFailure>> {
-        if !matches!(io.op, Op::Read) && !io.op.is_write() {
+        let is_write = io.op.is_write();
+        if !is_write && !matches!(io.op, Op::Read) {
             return Ok(());
         }
         if is_late {
@@ -176,8 +177,8 @@ impl DeviceServer {
         let counter = counter.ok_or(NotAdmitted::Denied(UNIT_REMOVED.into()))?;
         // The abort check follows the counting of the I/O: either the aborting side sees the I/O in
         // flight when it waits (`Drain`), or this check sees the abort.
-        let check = || self.check_begin(task, volume, index, owns_lock || io.op.is_write(), is_late);
-        let guard = counter.admit(io.op, (io.offset, io.len), owns_lock, check)?;
+        let check = || self.check_begin(task, volume, index, owns_lock || is_write, is_late);
+        let guard = counter.admit(is_write, (io.offset, io.len), owns_lock, check)?;
         task.guard = Some(guard);
         Ok(())
     }
