@@ -82,15 +82,15 @@ impl UntaggedQueues {
         if filled.saturating_add(body.len()) > receive_len {
             return Err(terminate::TOO_LONG);
         }
-        let message = match is_last && self.reassembly.is_none() {
-            true => Some(borrow(UNTAGGED_LEN, body.len())),
-            false => self.gather(header, body, receive_len, pool)?,
+        let message = if is_last && self.reassembly.is_none() {
+            borrow(UNTAGGED_LEN, body.len())
+        } else {
+            let Some(message) = self.gather(header, body, receive_len, pool)? else { return Ok(None) };
+            message
         };
-        if message.is_some() {
-            self.receives = self.receives.saturating_sub(1);
-            self.sends = self.sends.wrapping_add(1);
-        }
-        Ok(message)
+        self.receives = self.receives.saturating_sub(1);
+        self.sends = self.sends.wrapping_add(1);
+        Ok(Some(message))
     }
 
     /// Appends a segment to the message in reassembly; returns the message when it is complete.
