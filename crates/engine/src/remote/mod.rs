@@ -412,6 +412,9 @@ impl<D: Dialer, H: Host> RemoteChannel<D, H> {
     /// best path.
     #[inline]
     fn next_link(&mut self) -> &Rc<RefCell<Link<D, H>>> {
+        if let [only] = &self.links[..] {
+            return only;
+        }
         let (first, count) = (self.next, self.links.len());
         let in_turn = (first..count).chain(0..first);
         let cost = |at: usize| {
