@@ -3,7 +3,7 @@
 //! A lease (fcntl(2), `F_SETLEASE`) makes open(2) of a regular file wait until its holder, another
 //! process, gives it back: as a network file system without its server does.
 
-use crate::api::ask;
+use crate::api::{ask, exchange};
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, text};
@@ -12,8 +12,9 @@ use crate::reload::Configured;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::net::UnixListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
@@ -493,6 +494,118 @@ fn a_daemon_that_waits_for_io_in_flight_at_its_end_answers_probes() {
     assert_eq!(get("/healthz"), (200, json!({ "state": "stopping" })));
     let (status, said) = get("/readyz");
     assert_eq!((status, &said["error"]["message"]), (503, &json!("the daemon is stopping")));
+}
+
+/// A daemon that can be taken over, with its control socket and its TCP listener of the API.
+struct Taken {
+    directory: TempDir,
+    token: String,
+    daemon: Daemon,
+}
+
+impl Taken {
+    /// Serves volumes, in which `DIR` stands for the directory.
+    fn serve(directory: TempDir, volumes: &[&str]) -> Taken {
+        let token = crate::api::write_token(directory.path(), "token-of-the-administrator");
+        let daemon = Daemon::of_child(Taken::start(directory.path(), &token, volumes));
+        Taken { directory, token, daemon }
+    }
+
+    fn start(directory: &Path, token: &str, volumes: &[&str]) -> Child {
+        let socket = |name: &str| format!("unix:{}", directory.join(name).display());
+        let mut command = Command::new(BLOCKMUX);
+        command.args(["serve", "--json", "--log", "control=info", "--nbd", &socket("nbd")]);
+        command.args(["--control", &socket("control"), "--takeover", &socket("control")]);
+        command.args(["--api", "127.0.0.1:0", "--api-token-file", token]);
+        command.args(volumes.iter().map(|volume| volume.replace("DIR", &directory.display().to_string())));
+        command.env("XDG_STATE_HOME", directory.join("state"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Starts a process that takes over.
+    fn next(&self, volumes: &[&str]) -> Child {
+        Taken::start(self.directory.path(), &self.token, volumes)
+    }
+
+    fn api(&self) -> String {
+        let url = self.daemon.json["api"].as_str().unwrap();
+        url.trim_start_matches("http://").trim_end_matches('/').to_owned()
+    }
+
+    /// Asks for a path without credentials at both listeners of the API.
+    fn probes(&self, path: &str) -> [Probe; 2] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let control = UnixStream::connect(self.directory.path().join("control")).unwrap();
+        let tcp = TcpStream::connect(self.api()).unwrap();
+        let both: [Box<dyn ReadWrite>; 2] = [Box::new(control), Box::new(tcp)];
+        both.map(|mut stream| {
+            stream.write_all(request.as_bytes()).unwrap();
+            Probe(stream)
+        })
+    }
+
+    /// Checks what both listeners answer at `/healthz` and `/readyz`.
+    fn says(&self, state: &str, is_ready: u16) {
+        for probe in self.probes("/healthz") {
+            assert_eq!(probe.answer(), (200, json!({ "state": state })));
+        }
+        for probe in self.probes("/readyz") {
+            assert_eq!(probe.answer().0, is_ready, "{state}");
+        }
+    }
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+/// A request whose response has not been read.
+struct Probe(Box<dyn ReadWrite>);
+
+impl Probe {
+    fn answer(self) -> (u16, Value) {
+        let (status, body) = exchange(self.0, b"");
+        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+}
+
+#[test]
+fn probes_are_answered_by_the_daemon_while_the_process_that_takes_over_opens_a_new_volume() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(mut lease) = Lease::of_new(&directory.path().join("leased.img")) else { return };
+    let mut taken = Taken::serve(directory, &["a=file:DIR/a.img?size=1m"]);
+    let next = taken.next(&["a=file:DIR/a.img?size=1m", "b=file:DIR/leased.img"]);
+    lease.wait_until_wanted();
+    taken.says("serving", 200);
+    drop(lease);
+    let mut before = std::mem::replace(&mut taken.daemon, Daemon::of_child(next));
+    taken.says("serving", 200);
+    assert!(before.wait().success());
+    taken.says("serving", 200);
+}
+
+#[test]
+fn probes_are_answered_by_the_process_that_takes_over_once_the_volumes_are_released() {
+    let directory = tempfile::tempdir().unwrap();
+    let mounted = directory.path().join("mounted");
+    fs::create_dir(&mounted).unwrap();
+    let Some(file_system) = HangingFileSystem::mount(&mounted) else { return };
+    let volumes = ["a=file:DIR/mounted/disk.img"];
+    let mut taken = Taken::serve(directory, &volumes);
+    // The daemon hangs in close(2). Its API has ended by then.
+    file_system.hang("flush");
+    let next = taken.next(&volumes);
+    file_system.wait_until_hung("flush", 1);
+    let waiting: Vec<_> = taken.probes("/healthz").into_iter().chain(taken.probes("/readyz")).collect();
+    file_system.hang("open");
+    file_system.wait_until_hung("open", 1);
+    let answers: Vec<_> = waiting.into_iter().map(Probe::answer).collect();
+    assert_eq!(answers.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 503, 503]);
+    assert!(answers[..2].iter().all(|(_, health)| *health == json!({ "state": "starting" })), "{answers:?}");
+    taken.says("starting", 503);
+    file_system.hang("");
+    let mut before = std::mem::replace(&mut taken.daemon, Daemon::of_child(next));
+    assert!(before.wait().success());
+    taken.says("serving", 200);
 }
 
 #[test]
