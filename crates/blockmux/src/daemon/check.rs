@@ -20,6 +20,7 @@ use crate::process::stdout::{print, print_json};
 use crate::protocol::Frontends;
 use crate::protocol::policy::PolicyListener;
 use crate::volume_kinds::open::unused_rest;
+use crate::volume_kinds::opened_twice;
 use blockmux_engine::net::socket::Address;
 use blockmux_volume::Spec;
 use blockmux_volume::spec::{BlockSpec, FileSpec, VhostUserSpec};
@@ -28,6 +29,7 @@ use std::fmt;
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 
@@ -176,6 +178,7 @@ fn validate(file: PathBuf) -> Result<CheckReport, Failure> {
         _ => None,
     };
     let paths = look_at_volumes(&setup, about);
+    check_files(&setup)?;
     let mut warnings: Vec<String> = interrupted.into_iter().collect();
     warnings.extend(setup.policy.idle_listeners());
     warnings.extend(open.iter().map(listen::open_place_note));
@@ -194,6 +197,16 @@ fn validate(file: PathBuf) -> Result<CheckReport, Failure> {
         paths,
         warnings,
     })
+}
+
+/// Checks that no file or device would be opened twice. A path that does not answer is a warning
+/// of its own.
+fn check_files(setup: &Setup) -> Result<(), Failure> {
+    let files = Arc::new(setup.written_files());
+    let (count, all) = (files.len(), files.clone());
+    let found = look_at_all((0..count).collect(), move |nth: &usize| all.get(*nth)?.look_up());
+    let checked = opened_twice::check(&files, found.into_iter().map(Option::flatten).collect());
+    checked.map_err(|what| setup.located(Failure::request(what)))
 }
 
 /// The path of a volume that is a file, a device or a socket.

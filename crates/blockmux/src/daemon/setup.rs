@@ -22,6 +22,7 @@ use crate::protocol::address::{ApiListener, ListenAddress};
 use crate::protocol::policy::{Policy, PolicyListener};
 use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
 use crate::volume_kinds::open::Populate;
+use crate::volume_kinds::opened_twice::{self, WrittenFile};
 use crate::volume_kinds::shared_files;
 use blockmux_engine::sys::congestion::Congestion;
 use blockmux_engine::volume::state::check_directory;
@@ -301,6 +302,22 @@ impl Setup {
             state: self.state.clone(),
             uuids: BTreeMap::new(),
         }
+    }
+
+    /// The files and devices that volumes open for writing.
+    pub(super) fn written_files(&self) -> Vec<WrittenFile> {
+        let writable = self.volumes.iter().filter(|named| !named.entry.read_only);
+        writable.flat_map(|named| WrittenFile::of_volume(&named.name, &named.entry.spec)).collect()
+    }
+
+    /// Checks that no file or device would be opened twice. To look at their paths may hang.
+    ///
+    /// # Errors
+    /// Names both volumes and says what to do.
+    pub(super) fn check_files(&self) -> Result<(), Failure> {
+        let files = self.written_files();
+        let found = files.iter().map(WrittenFile::look_up).collect();
+        opened_twice::check(&files, found).map_err(|what| self.located(Failure::request(what)))
     }
 
     /// Opens the volumes for whose names `is_meant` returns true.

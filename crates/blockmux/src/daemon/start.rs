@@ -39,12 +39,20 @@ impl Opening<'_> {
         let own = setup.clone();
         let Some(takeover) = takeover else {
             let probes = start_probes()?;
-            let exports = self.unless_stopped(move || own.open(BTreeMap::new(), BTreeMap::new()))?;
+            let open = move || {
+                own.check_files()?;
+                own.open(BTreeMap::new(), BTreeMap::new())
+            };
+            let exports = self.unless_stopped(open)?;
             return Ok(exports.map(|exports| (exports, probes)));
         };
         takeover.check(setup)?;
         let theirs = takeover.names();
-        let new = self.unless_stopped(move || own.open_some(|name| !theirs.contains(name)))?;
+        let open_new = move || {
+            own.check_files()?;
+            own.open_some(|name| !theirs.contains(name))
+        };
+        let new = self.unless_stopped(open_new)?;
         let Some(new) = new else { return Ok(None) };
         takeover.wait_for_release(inherited)?;
         let probes = start_probes()?;

@@ -129,7 +129,7 @@ fn lock() -> MutexGuard<'static, Vec<SharedFile>> {
 
 /// The spec with the canonical path of the file, without symbolic links. The file may have to be
 /// created.
-fn resolved(spec: &Spec) -> Spec {
+pub(crate) fn resolved(spec: &Spec) -> Spec {
     let own = |path: &Path| {
         let in_directory = || {
             let directory = path.parent().filter(|parent| *parent != Path::new(""));

@@ -141,20 +141,53 @@ fn slices_of_one_file_must_have_the_same_options() {
         said.contains("volumes `a` and `b` are slices of ") && said.contains("use the same options"),
         "{said}"
     );
-    // Only who opens it sees that it is the same file.
+    // Only the file system tells that it is the same file.
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     let linked = format!("b=slice:1m,1m:file:{}?direct=off", link.display());
     let (status, said) = says(&[&format!("a=slice:0,1m:file:{file}"), &linked]);
     assert_eq!(status, Some(2), "{said}");
     assert!(
-        said.contains("another slice has it open as file:") && said.contains("use the same options"),
+        said.contains("are slices of one file with different paths or options")
+            && said.contains("use the same"),
         "{said}"
     );
     // The lock excludes a second program.
     let _daemon = Daemon::serve(&[&format!("slice:0,1m:file:{file}")]);
     let (status, said) = says(&[&format!("slice:1m,1m:file:{file}")]);
     assert!(status == Some(2) && said.contains("is locked by process "), "{said}");
+}
+
+#[test]
+fn a_file_that_two_volumes_would_write_to_is_refused_by_check_and_by_a_start() {
+    let directory = tempfile::tempdir().unwrap();
+    file_of(directory.path(), 8);
+    std::os::unix::fs::symlink(directory.path().join("disk.img"), directory.path().join("link")).unwrap();
+    let config = directory.path().join("b.toml");
+    let said = |specs: [&str; 2]| {
+        let volume = |(name, spec): (&str, &str)| format!("[[volume]]\nname = '{name}'\nspec = '{spec}'\n");
+        let volumes: String = ["a", "b"].into_iter().zip(specs).map(volume).collect();
+        fs::write(&config, format!("nbd = ['unix:n.sock']\n{volumes}")).unwrap();
+        let config = config.to_str().unwrap();
+        let [checked, served] =
+            [&["check", config][..], &["serve", "--config", config, "--run", "true"]].map(blockmux);
+        assert_eq!(checked.status.code(), served.status.code(), "{specs:?}");
+        match checked.status.success() {
+            true => String::new(),
+            false => {
+                assert_eq!(text(&checked.stderr), text(&served.stderr), "the same words");
+                text(&checked.stderr)
+            }
+        }
+    };
+    for specs in [["file:disk.img", "file:link"], ["slice:0,1m:file:disk.img", "file:link"]] {
+        let said = said(specs);
+        assert!(said.contains("b.toml:2: volumes `a` and `b` both write to "), "{said}");
+    }
+    assert_eq!(said(["slice:0,1m:file:disk.img", "slice:1m,1m:file:link"]), "");
+    assert_eq!(said(["file:disk.img", "file:link?readonly=on"]), "");
+    assert!(said(["file:new.img?size=1m", "file:new.img?size=1m"]).contains("both write to "));
+    assert!(!directory.path().join("new.img").exists(), "nothing is created");
 }
 
 #[test]

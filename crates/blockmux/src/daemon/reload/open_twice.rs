@@ -7,9 +7,9 @@ use super::plan::{VolumeStep, VolumeSteps};
 use crate::daemon::opening::NamedVolume;
 use crate::data::part::{Part, for_each_source};
 use crate::data::unit_identity;
+use crate::volume_kinds::opened_twice::written_path;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
-use blockmux_volume::spec::{BlockSpec, FileSpec};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -153,16 +153,6 @@ fn written(named: &NamedVolume) -> Vec<(Spec, Part)> {
         });
     }
     found
-}
-
-fn written_path(leaf: &Spec) -> Option<&Path> {
-    match leaf {
-        Spec::File(FileSpec { path, read_only: false, .. })
-        | Spec::Block(BlockSpec { path, read_only: false, .. }) => Some(path),
-        // A back end serves one front end, also one that only reads.
-        Spec::VhostUser(device) => Some(&device.path),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,170 @@
+//! Finds files and devices that would be opened twice for writing, before any is opened: the lock of
+//! the first one that has it open excludes the second.
+
+use crate::data::part::{Part, for_each_source};
+use crate::volume_kinds::shared_files::resolved;
+use blockmux_volume::Spec;
+use blockmux_volume::spec::{BlockSpec, FileSpec};
+use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A file or device that a volume opens for writing.
+pub(crate) struct WrittenFile {
+    volume: String,
+    leaf: Spec,
+    /// Whether the volume has only a part of it, as a slice.
+    is_part: bool,
+}
+
+/// What is at the path of a [`WrittenFile`].
+pub(crate) struct FoundFile {
+    id: FileId,
+    /// The spec with the path without symbolic links.
+    resolved: Spec,
+}
+
+/// What tells files and devices apart, whatever their paths are.
+#[derive(PartialEq, Eq, Hash)]
+enum FileId {
+    /// The numbers of a file system and of a file in it.
+    File(u64, u64),
+    /// The number of a device.
+    Device(u64),
+    /// A file that does not exist yet.
+    Absent(PathBuf),
+}
+
+impl WrittenFile {
+    /// All of a volume.
+    pub(crate) fn of_volume(name: &str, spec: &Spec) -> Vec<WrittenFile> {
+        let mut found = Vec::new();
+        for_each_source(spec, Part::WHOLE, &mut |leaf, part| {
+            if written_path(leaf).is_some() {
+                // A back end knows no parts.
+                let is_part = !part.is_whole() && !matches!(leaf, Spec::VhostUser(_));
+                found.push(WrittenFile { volume: name.to_owned(), leaf: leaf.clone(), is_part });
+            }
+        });
+        found
+    }
+
+    /// Looks at its path, which may hang; `None` if that fails, which opening it reports.
+    pub(crate) fn look_up(&self) -> Option<FoundFile> {
+        let resolved = resolved(&self.leaf);
+        let path = written_path(&resolved)?;
+        let id = match fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => FileId::Device(found.rdev()),
+            Ok(found) => FileId::File(found.dev(), found.ino()),
+            Err(error) if error.kind() == ErrorKind::NotFound => FileId::Absent(path.to_owned()),
+            Err(_) => return None,
+        };
+        Some(FoundFile { id, resolved })
+    }
+
+    fn path(&self) -> String {
+        written_path(&self.leaf).map_or_else(String::new, |path| path.display().to_string())
+    }
+}
+
+/// Checks that no file or device would be opened twice for writing. Slices of one share it, if
+/// their paths lead to the same name and their options are the same. What was not found is not
+/// compared.
+///
+/// # Errors
+/// Names both volumes and says what to do.
+pub(crate) fn check(files: &[WrittenFile], found: Vec<Option<FoundFile>>) -> Result<(), String> {
+    let mut first: HashMap<FileId, (&WrittenFile, Spec)> = HashMap::new();
+    for (file, found) in files.iter().zip(found) {
+        let Some(FoundFile { id, resolved }) = found else { continue };
+        let Some((other, its_resolved)) = first.get(&id) else {
+            first.insert(id, (file, resolved));
+            continue;
+        };
+        let are_parts = file.is_part && other.is_part;
+        if are_parts && *its_resolved == resolved {
+            continue;
+        }
+        let (own, path, leaf) = (&file.volume, file.path(), &file.leaf);
+        let WrittenFile { volume: other, leaf: its_leaf, .. } = other;
+        return Err(match (own == other, are_parts) {
+            (true, _) => format!("volume `{own}`: {path} is in it twice; give it once, or slices of it"),
+            (false, true) => format!(
+                "volumes `{other}` and `{own}` are slices of one file with different paths or options ({its_leaf} and \
+                 {leaf}); use the same in both"
+            ),
+            (false, false) if matches!(leaf, Spec::VhostUser(_)) => format!(
+                "volumes `{other}` and `{own}` both use {path}, and a vhost-user back end serves one; remove the other"
+            ),
+            (false, false) => format!(
+                "volumes `{other}` and `{own}` both write to {path}, and a file is open for writing once; remove one, \
+                 make both slices of it, or give one ?readonly=on"
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// The path of a file or device that a volume opens for itself: for writing, or as the only front
+/// end of a back end.
+pub(crate) fn written_path(leaf: &Spec) -> Option<&Path> {
+    match leaf {
+        Spec::File(FileSpec { path, read_only: false, .. })
+        | Spec::Block(BlockSpec { path, read_only: false, .. }) => Some(path),
+        // A back end serves one front end, also one that only reads.
+        Spec::VhostUser(device) => Some(&device.path),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_file_is_found_by_each_of_its_names_and_slices_share_it_by_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["a", "other"] {
+            fs::write(path(name), [0; 512]).unwrap();
+        }
+        symlink(path("a"), path("link")).unwrap();
+        fs::hard_link(path("a"), path("hard")).unwrap();
+        let check_both = |specs: [&str; 2]| {
+            let files = ["x", "y"].into_iter().zip(specs).flat_map(|(name, text)| {
+                WrittenFile::of_volume(name, &text.parse::<Spec>().unwrap().below(directory.path()))
+            });
+            let files: Vec<_> = files.collect();
+            let found = files.iter().map(WrittenFile::look_up).collect();
+            check(&files, found).map_err(|said| said.replace(&format!("{}/", directory.path().display()), ""))
+        };
+        for specs in [
+            ["file:a", "file:other"],
+            ["file:a", "file:link?readonly=on"],
+            ["slice:0,512:file:a", "slice:512,512:file:link"],
+            ["stripe:4k:[slice:0,4k:file:a],[slice:4k,4k:file:a]", "mem:1m"],
+            ["file:new?size=1m", "file:newer?size=1m"],
+            ["mem:1m", "mem:1m"],
+        ] {
+            assert_eq!(check_both(specs), Ok(()), "{specs:?}");
+        }
+        for (specs, expected) in [
+            (["file:a", "file:link"], "volumes `x` and `y` both write to link, "),
+            (["file:a", "delay:1ms:file:hard"], "volumes `x` and `y` both write to hard, "),
+            (["slice:0,512:file:a", "file:a"], "volumes `x` and `y` both write to a, "),
+            (["file:new?size=1m", "file:./new?size=1m"], "volumes `x` and `y` both write to ./new, "),
+            (["vhost-user:gone", "vhost-user:gone?readonly=on"], "volumes `x` and `y` both use gone, "),
+            (
+                ["slice:0,512:file:a", "slice:512,512:file:hard"],
+                "volumes `x` and `y` are slices of one file with different paths or options (file:a and file:hard); ",
+            ),
+            (["stripe:4k:file:a,file:link", "mem:1m"], "volume `x`: link is in it twice; "),
+        ] {
+            let said = check_both(specs).unwrap_err();
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+}
