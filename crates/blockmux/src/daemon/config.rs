@@ -246,7 +246,9 @@ impl Config {
     }
 
     fn parse(sources: &Sources, frontends: &mut Frontends, state: Option<&Path>) -> Result<Config, Failure> {
-        let config = Config::from_table(sources.table()?, sources.path(), frontends, state);
+        let table = sources.table()?;
+        sources.check_names(table.get_ref())?;
+        let config = Config::from_table(table, sources.path(), frontends, state);
         config.map_err(|error| match error {
             KeyError::Syntax(span, message) => sources.wrong(span, &message),
             KeyError::Invalid(failure) => sources.located(failure),

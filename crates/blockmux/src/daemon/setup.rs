@@ -11,7 +11,7 @@ use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{NamedVolume, VolumeOpener};
 use super::role::{API_CERTIFICATES, API_TOKENS};
-use super::sources::Sources;
+use super::sources::{NamedList, Sources};
 use super::state;
 use crate::access::secret::directory_below;
 use crate::api::ControlPath;
@@ -100,10 +100,15 @@ impl Setup {
         Sources::read(path, Setup::named_lists(frontends))
     }
 
-    /// Lists of a config file whose entries have names, and the keys of the names.
-    pub(super) fn named_lists(frontends: &Frontends) -> Vec<(&'static str, &'static str)> {
-        let targets = frontends.target_tables().map(|(_, tables)| (tables.key, tables.name));
-        [VOLUMES, ATTACHMENTS, API_TOKENS, API_CERTIFICATES].into_iter().chain(targets).collect()
+    /// Lists of a config file whose entries have names.
+    pub(super) fn named_lists(frontends: &Frontends) -> Vec<NamedList> {
+        let targets = frontends.target_tables().map(|(_, tables)| {
+            let parts = tables.peers.iter().chain(tables.parts).filter(|(_, name)| !name.is_empty());
+            NamedList { key: tables.key, name: tables.name, parts: parts.copied().collect() }
+        });
+        let own = [VOLUMES, ATTACHMENTS, API_TOKENS, API_CERTIFICATES];
+        let own = own.map(|(key, name)| NamedList { key, name, parts: Vec::new() });
+        own.into_iter().chain(targets).collect()
     }
 
     /// Combines config files that were read with the command line and inherited listeners.

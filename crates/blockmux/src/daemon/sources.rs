@@ -12,7 +12,7 @@ use blockmux_lab::options::nearest;
 use blockmux_volume::units::human_size;
 use serde::Deserialize;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
@@ -24,10 +24,19 @@ use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     files: Vec<SourceFile>,
-    /// Lists of tables whose entries have names: the key of a list, and the key of the name.
-    named: Vec<(&'static str, &'static str)>,
+    named: Vec<NamedList>,
     /// The texts are generated, so messages name no file and line.
     is_generated: bool,
+}
+
+/// A list of tables whose entries have names.
+#[derive(Clone, Debug)]
+pub(super) struct NamedList {
+    pub(super) key: &'static str,
+    /// The key of an entry's name.
+    pub(super) name: &'static str,
+    /// The keys of such lists in each entry, and of the names in those.
+    pub(super) parts: Vec<(&'static str, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,11 +49,11 @@ struct SourceFile {
 
 impl Sources {
     /// Reads a file and the files that it includes. `named` are the lists of tables whose entries
-    /// have names; [`Sources::located`] uses them to find the entry that a message is about.
+    /// have names.
     ///
     /// # Errors
     /// If a file cannot be read, or its `include` is invalid.
-    pub(super) fn read(path: &Path, named: Vec<(&'static str, &'static str)>) -> Result<Sources, Failure> {
+    pub(super) fn read(path: &Path, named: Vec<NamedList>) -> Result<Sources, Failure> {
         let mut budget = MAX_LEN;
         let text = read_text(path, &mut budget).map_err(|reason| {
             Failure::request(format!("cannot read config file {}: {reason}; check its path", path.display()))
@@ -85,7 +94,7 @@ impl Sources {
     }
 
     /// Sets the lists of tables whose entries have names.
-    pub(super) fn with_named(self, named: Vec<(&'static str, &'static str)>) -> Sources {
+    pub(super) fn with_named(self, named: Vec<NamedList>) -> Sources {
         Sources { named, ..self }
     }
 
@@ -181,6 +190,48 @@ impl Sources {
         }
     }
 
+    /// Checks that no two entries of a list have the same name, of the merged keys of all files.
+    ///
+    /// # Errors
+    /// Names both entries.
+    pub(super) fn check_names(&self, table: &DeTable<'_>) -> Result<(), Failure> {
+        for list in &self.named {
+            let Some(DeValue::Array(entries)) = table.get(list.key).map(Spanned::get_ref) else { continue };
+            self.check_names_in(entries, (list.key, list.name), "")?;
+            for entry in entries.iter() {
+                let owner = name_in(entry, list.name).unwrap_or_default();
+                let owner = format!("{} `{owner}`: ", list.key);
+                for (part, name) in &list.parts {
+                    if let Some(DeValue::Array(entries)) = entry.get_ref().get(*part).map(Spanned::get_ref) {
+                        self.check_names_in(entries, (part, name), &owner)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names_in(
+        &self,
+        list: &DeArray<'_>,
+        (key, name): (&str, &str),
+        owner: &str,
+    ) -> Result<(), Failure> {
+        let mut seen = HashMap::new();
+        for (nth, entry) in list.iter().enumerate() {
+            let Some(own) = name_in(entry, name) else { continue };
+            if let Some((before, at)) = seen.insert(own.clone(), (nth + 1, entry.span().start)) {
+                let both = match self.is_generated {
+                    true => format!("entries {before} and {} of the list have this name", nth + 1),
+                    false => format!("is also given in {}", self.place(at)),
+                };
+                let what = format!("{owner}{key} `{own}`: {both}; remove one, or merge the two");
+                return Err(self.wrong(Some(entry.span()), &what));
+            }
+        }
+        Ok(())
+    }
+
     /// A failure at a span, with its file and line, and with its key if the value is invalid.
     pub(super) fn wrong(&self, span: Option<Range<usize>>, what: &str) -> Failure {
         let start = span.map_or(0, |span| span.start);
@@ -239,14 +290,14 @@ impl Sources {
 
     fn subject(&self, table: &DeTable<'_>, what: &str) -> Option<usize> {
         let names: Vec<&str> = what.split('`').skip(1).step_by(2).collect();
-        let of_list = |(list, id): &(&'static str, &'static str)| {
-            let DeValue::Array(entries) = table.get(*list)?.get_ref() else { return None };
+        let of_list = |NamedList { key, name, .. }: &NamedList| {
+            let DeValue::Array(entries) = table.get(*key)?.get_ref() else { return None };
             // Prefer an entry whose list is also named, then a target to a volume: messages about
             // targets name their volumes.
-            let order = (!has_word(what, list), *list == VOLUMES.0);
+            let order = (!has_word(what, key), *key == VOLUMES.0);
             let entry = entries.iter().find(|entry| {
-                let id = entry.get_ref().get(*id).and_then(|id| id.get_ref().as_str());
-                id.is_some_and(|id| names.contains(&id))
+                let name = entry.get_ref().get(*name).and_then(|name| name.get_ref().as_str());
+                name.is_some_and(|name| names.contains(&name))
             })?;
             Some((order, entry))
         };
@@ -268,6 +319,15 @@ impl Sources {
 impl SourceFile {
     fn parse(&self) -> Result<Spanned<DeTable<'_>>, toml::de::Error> {
         DeTable::parse(&self.text)
+    }
+}
+
+/// The name of an entry: text, or a number as text.
+fn name_in(entry: &Spanned<DeValue<'_>>, key: &str) -> Option<String> {
+    match entry.get_ref().get(key)?.get_ref() {
+        DeValue::String(name) => Some(name.to_string()),
+        DeValue::Integer(number) => Some(number.as_str().to_owned()),
+        _ => None,
     }
 }
 
@@ -511,7 +571,8 @@ mod tests {
         let text = "iscsi = [':1']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n[[iscsi_target]]\nTargetName = 'iqn.b'\n\
                     luns = { 0 = 'a' }\n[[iscsi_target]]\nTargetName = 'iqn.a'\nluns = { 0 = 'x' }\nMaxBurstLength = 1\n\
                     [[iscsi_target.acl]]\nCHAP_N = 'u'\n";
-        let named = vec![("volume", "name"), ("iscsi_target", "TargetName")];
+        let list = |key, name| NamedList { key, name, parts: Vec::new() };
+        let named = vec![list("volume", "name"), list("iscsi_target", "TargetName")];
         let sources = Sources::of_text(Path::new("b.toml"), text.to_owned()).with_named(named);
         for (what, line) in [
             ("iscsi_target `iqn.a`: MaxBurstLength 1 is out of range", Some(11)),
@@ -527,5 +588,38 @@ mod tests {
             let expected = line.map_or(what.to_owned(), |line| format!("b.toml:{line}: {what}"));
             assert_eq!(said, expected);
         }
+    }
+
+    #[test]
+    fn two_entries_with_one_name_are_refused_with_both_places() {
+        let named = || {
+            let parts = vec![("acl", "InitiatorName"), ("namespace", "nsid")];
+            let list = |key, name, parts| NamedList { key, name, parts };
+            vec![list("volume", "name", Vec::new()), list("iscsi_target", "TargetName", parts)]
+        };
+        let said = |text: &str, is_generated| {
+            let sources = Sources::of_text(Path::new("b.toml"), text.to_owned()).with_named(named());
+            let sources = if is_generated { sources.generated() } else { sources };
+            let table = sources.table().unwrap();
+            sources.check_names(table.get_ref()).map_err(|failure| failure.to_string())
+        };
+        let volumes = "[[volume]]\nname = 'a'\n[[volume]]\nname = 'b'\n[[volume]]\n[[volume]]\n";
+        assert_eq!(said(volumes, false), Ok(()), "volumes without a name get one");
+        let twice = format!("{volumes}[[volume]]\nname = 'a'\n");
+        let expected = "b.toml:7: volume `a`: is also given in b.toml:1; remove one, or merge the two";
+        assert_eq!(said(&twice, false).unwrap_err(), expected);
+        let expected = "volume `a`: entries 1 and 5 of the list have this name; remove one, or merge the two";
+        assert_eq!(said(&twice, true).unwrap_err(), expected);
+        let target = |name: &str| format!("[[iscsi_target]]\nTargetName = '{name}'\n");
+        let acl = "[[iscsi_target.acl]]\nInitiatorName = 'i'\n";
+        assert_eq!(said(&[&target("a"), acl, &target("b"), acl].concat(), false), Ok(()));
+        let within = said(&[&target("a"), acl, acl].concat(), false).unwrap_err();
+        assert!(
+            within.starts_with("b.toml:5: iscsi_target `a`: acl `i`: is also given in b.toml:3; "),
+            "{within}"
+        );
+        let number = "[[iscsi_target.namespace]]\nnsid = 1\n";
+        let numbers = said(&[&target("a"), number, number].concat(), false).unwrap_err();
+        assert!(numbers.contains("iscsi_target `a`: namespace `1`: is also given in b.toml:3"), "{numbers}");
     }
 }

@@ -219,7 +219,7 @@ fn a_token_is_replaced_while_the_other_one_works() {
     for (wrong, said) in [
         (without.replace("next.token", "resizer.token"), "it is the same as that of resizer; create another"),
         (without.replace("'operate'", "'root'"), "role: unknown value `root`, expected one of `read`"),
-        (without.replace("name = 'next'", "name = 'resizer'"), "another token has this name"),
+        (without.replace("name = 'next'", "name = 'resizer'"), "is also given in"),
         (without.replace("next.token", "nowhere.token"), "nowhere.token"),
     ] {
         served.write(&wrong);

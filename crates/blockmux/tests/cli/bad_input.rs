@@ -340,7 +340,7 @@ fn settings_of_a_protocol_without_a_listener_are_checked() {
     let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
     for (targets, expected) in [
         (target("iqn.2026-11.com.example:x", "b"), "no volume has the name `b`"),
-        (target("iqn.2026-11.com.example:x", "a").repeat(2), "two iscsi_targets have the name"),
+        (target("iqn.2026-11.com.example:x", "a").repeat(2), "is also given in"),
     ] {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("{volume}{targets}")).unwrap();

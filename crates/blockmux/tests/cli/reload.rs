@@ -1,6 +1,7 @@
 //! Applying a config file to a running daemon: `ctl reload`, SIGHUP, `diff`, `save`, `export` and
 //! `apply`.
 
+use crate::api::ask;
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, has, qemu_io, succeed, text};
 use crate::raw_client::RawClient;
@@ -256,7 +257,7 @@ fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     for (more, line, what) in [
         ("colour = 1\n[[volume]]\nname = 'b'\nspec = 'mem:1m'\n", 6, "unknown key `colour`; "),
         ("[[volume]]\nname = 'b'\nspec = 'mem:x'\n", 8, "in `mem:x`: `x` is not a size"),
-        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 3, "two volumes are named `a`"),
+        ("[[volume]]\nname = 'a'\nspec = 'mem:2m'\n", 6, "volume `a`: is also given in "),
         (&*format!("{target}luns = {{ 0 = 'b' }}\n"), 8, "iscsi_target `iqn.a`: no volume has the name `b`"),
         (
             &*format!("{target}luns = {{ 0 = 'a' }}\nMaxConnections = 0\n"),
@@ -296,6 +297,76 @@ fn an_invalid_config_changes_nothing_and_is_reported_with_its_line() {
     assert!(said.contains("another program listens there"), "{said}");
     assert!(!served.files.path().join("d.sock").exists());
     assert_eq!(served.reload(good), UNCHANGED);
+}
+
+#[test]
+fn two_entries_with_one_name_are_refused_in_every_list_and_by_every_command() {
+    let target = "[[iscsi_target]]\nTargetName = 'iqn.a'\n";
+    let (subsystem, srp) = ("[[nvme_subsystem]]\nnqn = 'nqn.a'\n", "[[srp_target]]\nport_id = '0x1'\n");
+    let volume = "[[volume]]\nname = 'a'\nspec = 'mem:1m'\n";
+    let token = "[[api_token]]\nname = 't'\nrole = 'read'\ntoken_file = 't'\n";
+    let certificate = "[[api_certificate]]\nsubject = 'CN=a'\nrole = 'read'\n";
+    let part = |owner: &str, entry: &str| format!("{owner}{entry}{entry}");
+    let served = Configured::serve("nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n");
+    let before = served.said(&["export"]);
+    let socket = served.socket("control");
+    for (text, second, first, what) in [
+        (volume.repeat(2), 4, 1, "volume `a`: "),
+        ("[[attachment]]\nvolume = 'a'\n".repeat(2), 3, 1, "attachment `a`: "),
+        (token.repeat(2), 5, 1, "api_token `t`: "),
+        (certificate.repeat(2), 4, 1, "api_certificate `CN=a`: "),
+        (target.repeat(2), 3, 1, "iscsi_target `iqn.a`: "),
+        (subsystem.repeat(2), 3, 1, "nvme_subsystem `nqn.a`: "),
+        (srp.repeat(2), 3, 1, "srp_target `0x1`: "),
+        (
+            part(target, "[[iscsi_target.acl]]\nInitiatorName = 'i'\n"),
+            5,
+            3,
+            "iscsi_target `iqn.a`: acl `i`: ",
+        ),
+        (part(srp, "[[srp_target.acl]]\ninitiator_port = 'i'\n"), 5, 3, "srp_target `0x1`: acl `i`: "),
+        (
+            part(subsystem, "[[nvme_subsystem.host]]\nhostnqn = 'h'\n"),
+            5,
+            3,
+            "nvme_subsystem `nqn.a`: host `h`: ",
+        ),
+        (
+            part(subsystem, "[[nvme_subsystem.namespace]]\nnsid = 1\n"),
+            5,
+            3,
+            "nvme_subsystem `nqn.a`: namespace `1`: ",
+        ),
+        (
+            part(subsystem, "[[nvme_subsystem.ana_group]]\nANAGRPID = 1\n"),
+            5,
+            3,
+            "nvme_subsystem `nqn.a`: ana_group `1`: ",
+        ),
+    ] {
+        let file = served.socket("part.toml");
+        fs::write(&file, &text).unwrap();
+        let file = file.display().to_string();
+        let expected =
+            format!("{file}:{second}: {what}is also given in {file}:{first}; remove one, or merge the two");
+        for output in [
+            served.ctl(&["apply", &file]),
+            blockmux(["check", &file]),
+            blockmux(["serve", "--config", &file, "--run", "true"]),
+        ] {
+            let said = crate::program::text(&output.stderr);
+            assert!(!output.status.success() && said.contains(&expected), "{said} is not {expected}");
+        }
+        let json: toml::Table = text.parse().unwrap();
+        let json = serde_json::to_string(&json).unwrap();
+        let (status, said) = ask(&socket, "POST", "/v1/config/apply", "", &json);
+        let expected = format!("{what}entries 1 and 2 of the list have this name");
+        assert_eq!((status, &said["error"]["message"]), (422, &expected.into()), "{said}");
+        assert_eq!(served.said(&["export"]), before);
+    }
+    let (status, said) =
+        ask(&socket, "POST", "/v1/config/apply", "", r#"{"nbd": ["127.0.0.1:7", "127.0.0.1:7"]}"#);
+    assert!(status == 422 && said["error"]["message"] == "--nbd 127.0.0.1:7: given twice", "{said}");
 }
 
 #[test]

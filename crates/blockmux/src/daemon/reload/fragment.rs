@@ -81,6 +81,8 @@ pub(super) fn merged(
     let sources = sources.with_named(named);
     let located = |failure| ApiError::invalid(sources.located(failure));
     let written = sources.table().map_err(ApiError::invalid)?;
+    // The merge takes the second one for a change of the first.
+    sources.check_names(written.get_ref()).map_err(ApiError::invalid)?;
     let span = written.span();
     let plain = Table::deserialize(Deserializer::from(written));
     let plain = plain.map_err(|error| ApiError::invalid(sources.wrong(Some(span), error.message())))?;
@@ -228,8 +230,13 @@ fn merge(merging: &Merging<'_>, path: &mut Vec<String>, table: &mut Table, key: 
             }
         }
         (Some(Value::Array(own)), Value::Array(more), None) if path.len() == 1 && !merging.prune => {
-            let new = more.into_iter().filter(|value| !own.contains(value)).collect::<Vec<_>>();
-            own.extend(new);
+            // As often as the fragment has it, so that a listener that is given twice is refused.
+            let mut known: HashMap<String, usize> = HashMap::new();
+            own.iter().for_each(|value| *known.entry(value.to_string()).or_default() += 1);
+            own.extend(more.into_iter().filter(|value| {
+                let left = known.get_mut(&value.to_string()).filter(|left| **left > 0);
+                left.map(|left| *left -= 1).is_none()
+            }));
         }
         (Some(Value::Table(own)), Value::Table(more), None) if !merging.prune => {
             merge_all(merging, path, own, more);
