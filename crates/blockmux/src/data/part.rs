@@ -2,7 +2,7 @@
 //! one file are different data unless they overlap.
 
 use crate::data::key::DataKey;
-use blockmux_volume::spec::SliceSpec;
+use blockmux_volume::spec::{BlockSpec, FileSpec, SliceSpec};
 use blockmux_volume::{Spec, range_on_member};
 
 /// A range of bytes.
@@ -83,6 +83,24 @@ impl DataPart {
     /// The keys of the files and block devices that a volume consists of.
     pub(crate) fn keys_of_spec(spec: &Spec) -> Vec<String> {
         DataPart::of_spec(spec).into_iter().map(|part| part.key).collect()
+    }
+
+    /// The parts of files, devices and volumes on other servers that a volume consists of, told apart
+    /// by their paths, and by the texts of their specs.
+    pub(crate) fn of_text(spec: &Spec) -> Vec<DataPart> {
+        let mut parts = Vec::new();
+        for_each_source(spec, Part::WHOLE, &mut |source, part| {
+            let key = match source {
+                Spec::Mem(_) | Spec::Null(_) => return,
+                // Its size is an option.
+                Spec::File(FileSpec { path, .. }) | Spec::Block(BlockSpec { path, .. }) => {
+                    format!("path {}", path.display())
+                }
+                other => other.to_string(),
+            };
+            parts.push(DataPart { key, part, is_exact: true });
+        });
+        parts
     }
 
     /// The part of a file that is cut off when the volume with these parts gets `size` bytes.

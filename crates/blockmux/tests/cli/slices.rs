@@ -1,11 +1,13 @@
 //! Slices: several volumes in one file, device or remote volume.
 
+use crate::api::ask;
 use crate::control::Controlled;
 use crate::daemon::Daemon;
 use crate::program::{PATTERNS, blockmux, has, qemu_io, succeed, text};
 use crate::raw_client::{FUA, RawClient, TRIM, WRITE_ZEROES};
 use crate::raw_iscsi::{GOOD, RawIscsi};
-use serde_json::Value;
+use crate::reload::Configured;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -159,6 +161,53 @@ fn slices_of_one_file_must_have_the_same_options() {
 }
 
 #[test]
+fn a_slice_does_not_grow_over_data_of_another_volume_unless_both_are_meant_to_share_it() {
+    let config = |len: &str, more: [&str; 2]| {
+        format!(
+            "nbd = ['unix:a.sock']\n[[volume]]\nname = 'a'\nspec = 'slice:0,{len}:file:disk.img'\n{}\n[[volume]]\n\
+             name = 'b'\nspec = 'slice:2m,1m:file:disk.img'\n{}\n",
+            more[0], more[1]
+        )
+    };
+    let files = tempfile::tempdir().unwrap();
+    file_of(files.path(), 8);
+    let served = Configured::serve_in(files, &config("1m", ["", ""]));
+    let size = || served.status()["volumes"][0]["size"].as_u64();
+    served.said(&["resize", "a", "2m"]);
+    assert_eq!(size(), Some(2 * MIB));
+    let expected = "volume `a`: would grow over data of `b`, which has a part of the same file or device; ";
+    let refused = |output: std::process::Output| {
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{said}");
+        assert_eq!(size(), Some(2 * MIB));
+    };
+    refused(served.ctl(&["resize", "a", "2560k"]));
+    let disk = served.socket("disk.img").display().to_string();
+    refused(served.ctl(&["set", "volume", "a", &format!("spec=slice:0,2560k:file:{disk}")]));
+    let (status, said) = ask(
+        &served.socket("control"),
+        "POST",
+        "/v1/volumes/a/resize",
+        "",
+        &json!({ "size": 3 * MIB }).to_string(),
+    );
+    assert_eq!((status, &said["error"]["code"]), (409, &json!("conflict")), "{said}");
+    // Also if one change removes the other volume, which is served until then.
+    let alone = config("3m", ["", ""]).split_once("[[volume]]\nname = 'b'").unwrap().0.to_owned();
+    for new in [config("3m", ["", ""]), config("3m", ["shared = true", ""]), alone] {
+        served.write(&new);
+        refused(served.ctl(&["reload"]));
+    }
+    served.reload(&config("3m", ["shared = true", "shared = true"]));
+    assert_eq!(size(), Some(3 * MIB));
+    // Those that overlap by config continue to.
+    served.reload(&config("3m", ["", ""]));
+    served.said(&["resize", "a", "4m"]);
+    served.said(&["remove", "b"]);
+    served.said(&["resize", "a", "5m"]);
+}
+
+#[test]
 fn a_file_that_two_volumes_would_write_to_is_refused_by_check_and_by_a_start() {
     let directory = tempfile::tempdir().unwrap();
     file_of(directory.path(), 8);
@@ -230,18 +279,18 @@ fn a_slice_is_resized_within_its_file_and_the_last_one_with_it() {
     assert_eq!(nbd.write(0, 2 * MIB - 512, &[5; 512]), 0);
     let exported = controlled.said(&["export"]);
     assert!(exported.contains(&format!("spec = \"slice:1m,2m:file:{file}\"")), "{exported}");
-    let refused = controlled.ctl(&["resize", "a", "20m"]);
-    assert!(text(&refused.stderr).contains("it can have at most 7340032 bytes"), "{}", text(&refused.stderr));
     // The rest of a file is resized with the file.
     controlled.said(&["resize", "b", "8m"]);
     assert_eq!((sizes(), fs::metadata(&file).unwrap().len()), (vec![2, 8], 12 * MIB));
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(16 * MIB).unwrap();
     controlled.said(&["resize", "b"]);
     assert_eq!(sizes(), [2, 12]);
-    // A slice that grows into another one causes a warning.
-    controlled.said(&["resize", "a", "4m"]);
-    let mut daemon = controlled.daemon;
-    daemon.wait_for_line("`b` and `a` overlap");
+    let refused = controlled.refusal(&["resize", "a", "4m"]);
+    assert!(refused.contains("`a`: would grow over data of `b`"), "{refused}");
+    controlled.said(&["remove", "b"]);
+    let refused = controlled.refusal(&["resize", "a", "20m"]);
+    assert!(refused.contains("it can have at most 15728640 bytes"), "{refused}");
+    controlled.said(&["resize", "a", "15m"]);
 }
 
 #[test]

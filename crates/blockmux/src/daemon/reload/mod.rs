@@ -21,6 +21,7 @@ mod generated;
 mod json;
 mod kept_work;
 mod model;
+mod neighbours;
 mod objects;
 mod open_twice;
 mod plan;
@@ -758,6 +759,7 @@ impl Reloader {
             }
         }
         let disks = changed_disks(&config.running, desired, &steps);
+        neighbours::mark(&mut steps, &config.running, desired);
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
         let conflicts = self.listener_conflicts(config, setup);
         let served = Served {

@@ -57,6 +57,8 @@ pub(in crate::daemon) enum VolumeStep {
     Replace,
     /// Resize it.
     Resize,
+    /// Resize it over data of another volume, which is refused.
+    Overlap,
     /// Resize it to fewer bytes, which a reload refuses.
     Shrink {
         /// Current size in bytes.
@@ -419,6 +421,7 @@ pub(in crate::daemon) fn report(
             }
             Some(VolumeStep::Replace) => "; removed and added as another disk".to_owned(),
             Some(VolumeStep::Twice(why)) => format!("; refused: {why}"),
+            Some(VolumeStep::Overlap) => "; refused: it would grow over data of another volume".to_owned(),
             Some(VolumeStep::Shrink { now, size }) => {
                 format!("; refused: {}", ResizeError::WouldLose { now, size })
             }

@@ -3,6 +3,7 @@
 use super::Reloader;
 use super::kept_work::{KeptWork, ResizedVolume};
 use super::model::{Model, resize_between};
+use super::neighbours;
 use super::plan::VolumeStep;
 use super::{Plan, RunningConfig};
 use crate::api::request::Request;
@@ -64,8 +65,12 @@ impl Reloader {
         kept: &mut KeptWork,
         (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<(), ApiError> {
+        let is_resized = |step: &VolumeStep| matches!(step, VolumeStep::Resize | VolumeStep::Overlap);
+        let names = || plan.steps.iter().filter(|(_, step)| is_resized(step)).map(|(name, _)| name);
+        let both = [(&config.running, Some(&self.policy)), (desired, Some(policy))];
+        neighbours::check(names().map(String::as_str), both).map_err(ApiError::from)?;
         let mut earlier = std::mem::take(&mut kept.resized);
-        for (name, _) in plan.steps.iter().filter(|(_, step)| **step == VolumeStep::Resize) {
+        for name in names() {
             let asked = asked.filter(|asked| asked.volume == *name);
             let specs = config.running.volume(name).zip(desired.volume(name));
             let by_config =

@@ -196,6 +196,13 @@ fn what_is_refused_and_what_waits_is_said_beforehand() {
             "+ volume b: slice:0,1m:file:DIR/shared.img; refused: one disk cannot be exported twice; remove",
         ),
         (
+            "nbd = ['unix:n.sock']\n[[volume]]\nname = 'a'\nspec = 'slice:0,1m:file:shared.img'\n[[volume]]\n\
+             name = 'b'\nspec = 'slice:1m,1m:file:shared.img'",
+            "nbd = ['unix:n.sock']\n[[volume]]\nname = 'a'\nspec = 'slice:0,2m:file:shared.img'\n[[volume]]\n\
+             name = 'b'\nspec = 'slice:1m,1m:file:shared.img'",
+            "~ volume a: spec: \"slice:0,1m:file:DIR/shared.img\" -> \"slice:0,2m:file:DIR/shared.img\"; refused: it would",
+        ),
+        (
             "nbd = ['unix:n.sock']\n[[volume]]\nspec = 'null:1m'",
             "nbd = ['unix:n.sock']\n[[volume]]\nname = 'disk0'\nspec = 'null:1m'",
             "later: + volume disk0: name added",
