@@ -57,19 +57,36 @@ impl ListenAddress {
             ListenAddress::Interface(interface) => return Ok(ListenerAddress::Interface(interface.clone())),
             ListenAddress::Tcp { host, port } => (host.as_str(), port.unwrap_or(default_port)),
         };
-        if host.is_empty() {
-            return Ok(ListenerAddress::of_tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
-        }
-        if let Ok(ip) = host.parse::<IpAddr>() {
-            return Ok(ListenerAddress::of_tcp(SocketAddr::new(ip, port)));
-        }
-        // Also resolves the zone of an address.
-        let found = (host, port).to_socket_addrs().ok().and_then(|mut found| found.next());
-        found.map(ListenerAddress::of_tcp).ok_or_else(|| {
-            Failure::request(format!(
-                "cannot find host `{host}`; write an address of this machine, such as :{port}"
-            ))
+        find(host, port).map(ListenerAddress::of_tcp).map_err(|error| {
+            Failure::request(format!("{error}; write an address of this machine, such as :{port}"))
         })
+    }
+
+    /// The address of the name that clients are told; port 0 stands for the listener's own port.
+    ///
+    /// # Errors
+    /// If no host has this name.
+    pub(crate) fn find_advertised(&self) -> Result<Option<SocketAddr>, String> {
+        let ListenAddress::Tcp { host, port } = self else { return Ok(None) };
+        find(host, port.unwrap_or(0)).map(Some).map_err(|error| {
+            format!("advertise: {error}; correct the name, or write the IP address that clients connect to")
+        })
+    }
+}
+
+/// The address of a host, by its name or its address; loopback without one. That may hang.
+fn find(host: &str, port: u16) -> Result<SocketAddr, String> {
+    if host.is_empty() {
+        return Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
+    }
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    // Also resolves the zone of an address.
+    match (host, port).to_socket_addrs().map(|mut found| found.next()) {
+        Ok(Some(found)) => Ok(found),
+        Ok(None) => Err(format!("cannot find host `{host}`")),
+        Err(error) => Err(format!("cannot find host `{host}` ({error})")),
     }
 }
 

@@ -140,7 +140,9 @@ impl PolicyListener {
     /// If no host has this name.
     pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
         if let Some(AdvertisedAddress { written, found }) = &mut self.advertised {
-            *found = written.resolve(0)?.tcp();
+            let (protocol, place) = (self.protocol.name, &self.place);
+            let wrong = |what| Failure::request(format!("--{protocol} {place}: {what}"));
+            *found = written.find_advertised().map_err(wrong)?;
         }
         Ok(())
     }

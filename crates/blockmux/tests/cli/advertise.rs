@@ -131,6 +131,29 @@ fn a_reload_changes_the_address_that_clients_are_told() {
     assert!(text(&shown.stdout).contains("advertise = \"203.0.113.7:99\""), "{}", text(&shown.stdout));
 }
 
+#[test]
+fn a_name_that_nobody_has_cannot_be_advertised_and_the_message_says_so() {
+    let config = |parameters: &str| {
+        format!("iscsi = ['127.0.0.1:0{parameters}']\n[[volume]]\nname = 'a'\nspec = 'mem:1m'\n")
+    };
+    let served = Configured::serve(&config(""));
+    served.write(&config("?advertise=no-such-host.invalid"));
+    let file = served.config_path().display().to_string();
+    for output in [blockmux(["check", &file]), served.ctl(&["reload"])] {
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{said}");
+        assert!(
+            said.contains("127.0.0.1:")
+                && said.contains(": advertise: cannot find host `no-such-host.invalid`"),
+            "{said}"
+        );
+        assert!(
+            said.contains("; correct the name, or write the IP address that clients connect to"),
+            "{said}"
+        );
+    }
+}
+
 /// What `blockmux discover` finds at a server.
 fn discovered(url: &str) -> String {
     let found = blockmux(["discover", url]);
