@@ -163,6 +163,7 @@ mod tests {
             },
             peer: peer.to_owned(),
             listener: "127.0.0.1:1".to_owned(),
+            fabric: None,
             since: SystemTime::UNIX_EPOCH,
             traffic: VolumeTraffic { reads, ..VolumeTraffic::default() },
         }

@@ -232,6 +232,11 @@ impl ListenerEntry {
             && self.volumes.as_ref().is_none_or(|names| names.iter().any(|name| name == volume))
     }
 
+    /// Whether the listener accepts connections over this fabric; `None` stands for its socket.
+    pub(crate) fn has_fabric(&self, fabric: Option<&str>) -> bool {
+        fabric.is_none_or(|fabric| self.fabric.is_some_and(|own| own.name == fabric))
+    }
+
     /// The address of a listener as written, without its parameters.
     pub(crate) fn address_of(text: &str) -> &str {
         split_parameters(text).map_or(text, |(address, _)| address)

@@ -4,6 +4,9 @@
 use crate::copy_source::{CopySource, a_copy_survives_a_kill};
 use crate::daemon::Daemon;
 use crate::program::{blockmux, succeeds, text};
+use crate::raw_client::RawClient;
+use crate::raw_iscsi::{GOOD, RawIscsi};
+use crate::reload::Configured;
 use blockmux_proto::srp::node::SrpPortId;
 use blockmux_wire::roce::UDP_PORT;
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
@@ -229,6 +232,43 @@ fn an_initiator_that_the_allow_list_does_not_have_is_refused_at_once() {
     let output = blockmux(["info", &roce]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     daemon.wait_for_line("does not have this address");
+}
+
+#[test]
+fn a_reload_that_removes_the_fabric_of_a_listener_ends_the_sessions_over_it_and_no_others() {
+    let listeners = Listeners::new("");
+    let ip = &listeners.ip;
+    let config = |parameters: &str| {
+        format!("iscsi = ['{ip}:3260{parameters}']\n[[volume]]\nname = 'a'\nspec = 'mem:4m'\n")
+    };
+    let served = Configured::serve(&config("?rdma=roce"));
+    let url = served.daemon.urls_of("iser").into_iter().find(|url| url.contains("rdma=roce")).unwrap();
+    let tcp = served.daemon.urls_of("iscsi").remove(0);
+    let mut stays = RawIscsi::login(tcp.split('?').next().unwrap(), "iqn.2026-11.i:tcp");
+    let gateway = Daemon::serve(&[&url]);
+    let mut client = RawClient::connect(&gateway.socket());
+    assert_eq!(client.read(0, 512), [0; 512]);
+    let over_roce = || {
+        let sessions: Value = serde_json::from_str(&served.said(&["sessions", "--json"])).unwrap();
+        let own = sessions.as_array().unwrap().iter().map(|own| own["protocol"].as_str().unwrap().to_owned());
+        own.filter(|protocol| protocol == "iser").count()
+    };
+    assert_eq!(over_roce(), 1);
+    served.write(&config(""));
+    let plan: Value = serde_json::from_str(&served.said(&["diff", "--json"])).unwrap();
+    let affected: Vec<&str> = plan["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|change| change["affected"].as_array().unwrap())
+        .map(|session| session.as_str().unwrap())
+        .collect();
+    assert!(affected.len() == 1 && affected[0].starts_with("iser "), "{plan}");
+    served.said(&["reload"]);
+    assert_eq!(over_roce(), 0);
+    assert_eq!(stays.access(), [GOOD; 2]);
+    let output = blockmux(["info", &url]);
+    assert!(!output.status.success(), "{}", text(&output.stdout));
 }
 
 #[test]

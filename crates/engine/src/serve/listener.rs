@@ -251,6 +251,14 @@ impl ConnectionLimit {
         self.with(|handle| (handle.listener, handle.sessions) = (Arc::new(listener), sessions))
     }
 
+    /// A handle for the connections of the same listener over a fabric, with which their sessions
+    /// are listed.
+    #[must_use]
+    pub fn over(&self, fabric: &'static str) -> ConnectionLimit {
+        let sessions = self.sessions().over(fabric);
+        self.with(|handle| handle.sessions = sessions)
+    }
+
     /// This handle's listener.
     #[must_use]
     pub fn listener(&self) -> &Arc<ListenerState> {

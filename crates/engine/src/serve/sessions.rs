@@ -14,11 +14,13 @@ pub struct Sessions {
     all: Arc<Mutex<Vec<Weak<Session>>>>,
     /// The listener of sessions that are added through this handle; empty if none was named.
     listener: Arc<str>,
+    /// The fabric of their connections; `None` for those at sockets.
+    fabric: Option<&'static str>,
 }
 
 impl Default for Sessions {
     fn default() -> Sessions {
-        Sessions { all: Arc::default(), listener: "".into() }
+        Sessions { all: Arc::default(), listener: "".into(), fabric: None }
     }
 }
 
@@ -27,6 +29,7 @@ pub struct Session {
     login: Arc<Login>,
     peer: Arc<str>,
     listener: Arc<str>,
+    fabric: Option<&'static str>,
     since: SystemTime,
     /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
     end: AtomicU8,
@@ -45,6 +48,8 @@ pub struct SessionInfo {
     pub peer: String,
     /// The listener that accepted its connection; empty if none was named.
     pub listener: String,
+    /// The fabric of its connection; `None` for one at a socket.
+    pub fabric: Option<&'static str>,
     /// When it logged in.
     pub since: SystemTime,
     /// Its I/O counters; `users` is the number of volumes that it has used.
@@ -83,6 +88,7 @@ impl Sessions {
             login,
             peer,
             listener: self.listener.clone(),
+            fabric: self.fabric,
             since: SystemTime::now(),
             end: AtomicU8::new(OPEN),
             end_reason: OnceLock::new(),
@@ -106,7 +112,13 @@ impl Sessions {
     /// Another handle to this list, for sessions whose connections are accepted by that listener.
     #[must_use]
     pub fn at(&self, listener: &str) -> Sessions {
-        Sessions { all: self.all.clone(), listener: listener.into() }
+        Sessions { all: self.all.clone(), listener: listener.into(), fabric: None }
+    }
+
+    /// Another handle to this list, for sessions of the same listener over a fabric.
+    #[must_use]
+    pub fn over(&self, fabric: &'static str) -> Sessions {
+        Sessions { fabric: Some(fabric), ..self.clone() }
     }
 
     /// Asks the sessions selected by `is_meant` to end as they do when the process stops: I/O in
@@ -188,6 +200,7 @@ impl Session {
             login: Login::clone(&self.login),
             peer: self.peer.to_string(),
             listener: self.listener.to_string(),
+            fabric: self.fabric,
             since: self.since,
             traffic,
         }

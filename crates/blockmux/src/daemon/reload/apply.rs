@@ -543,8 +543,15 @@ impl Reloader {
             })
             .collect();
         let is_kept = |own: &RunningListener| stay.contains(&key_of(&own.listener));
-        let (kept, mut gone): (Vec<_>, Vec<_>) =
+        let (mut kept, mut gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut changing.listeners).into_iter().partition(is_kept);
+        let fabrics = fabrics_of(&places);
+        for own in kept.iter_mut().filter(|own| own.accepting.is_some()) {
+            let fabric = fabrics.get(&own.listener.place.to_string()).copied().flatten();
+            if own.rdma_end.as_ref().is_some_and(|(before, _)| Some(before.name) != fabric) {
+                own.end_rdma();
+            }
+        }
         for own in &mut gone {
             own.end.end();
             own.end_rdma();
@@ -587,6 +594,7 @@ impl Reloader {
             let live =
                 by_name(session.login.protocol).and_then(|protocol| live_of(&live_protocols, protocol));
             gone.contains(&session.listener)
+                || session.fabric.is_some() && fabrics.get(&session.listener) != Some(&session.fabric)
                 || !self.policy.admits(&session.listener, session.peer_ip())
                 || session.login.initiator.is_empty() && replaced.contains(session.login.target.as_str())
                 || live.is_some_and(|live| !live.may_continue(session))
@@ -699,6 +707,17 @@ impl Reloader {
         }
         wait(LIFT_TIMEOUT, || volumes.iter().all(|volume| volume.traffic().throttled_now == 0));
     }
+}
+
+/// The fabrics of the listeners that stay, by their addresses.
+fn fabrics_of(places: &[PreparedListener]) -> HashMap<String, Option<&'static str>> {
+    let stays = places.iter().filter_map(|place| match place {
+        PreparedListener::Stays(_, listener, _) => {
+            Some((listener.place.to_string(), listener.fabric.map(|fabric| fabric.name)))
+        }
+        PreparedListener::New(_) => None,
+    });
+    stays.collect()
 }
 
 /// The parts of files and devices that a volume consists of; to look at their paths may hang.

@@ -387,7 +387,7 @@ impl Reloader {
         let ports = fabric.ports.as_ref()?;
         let served = self.live_protocols.get();
         let live = live_of(&served, listener.protocol)?;
-        let (end, inboxes, limit) = (ListenerEnd::default(), self.cores.inboxes(), limit.clone());
+        let (end, inboxes, limit) = (ListenerEnd::default(), self.cores.inboxes(), limit.over(fabric.name));
         let (until, place) = (end.clone(), listener.place.to_string());
         let accept = live.serve_rdma(&listener.place, port)?;
         self.next_core().send(move |core| {

@@ -599,7 +599,8 @@ fn withdraws_from(change: &ConfigChange, protocol: &str) -> bool {
     }
 }
 
-/// Whether a removed listener is added again with other parameters that still admit the session.
+/// Whether a removed listener is added again with other parameters that still admit the session:
+/// its networks, its volumes, and the fabric of the session's connection.
 fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, session: &SessionInfo) -> bool {
     let [list, _] = &change.path[..] else { return false };
     if !schema.listeners.contains(list) {
@@ -609,7 +610,9 @@ fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, sessi
         [own, text] if own == list && other.after.is_some() => {
             let entry = ListenerEntry::read(Carrier::Stream, text);
             ListenerEntry::address_of(text) == session.listener
-                && entry.is_ok_and(|entry| entry.keeps(&session.login.target, session.peer_ip()))
+                && entry.is_ok_and(|entry| {
+                    entry.keeps(&session.login.target, session.peer_ip()) && entry.has_fabric(session.fabric)
+                })
         }
         _ => false,
     })
@@ -737,6 +740,7 @@ mod tests {
             },
             peer: "192.0.2.9:5".to_owned(),
             listener: listener.to_owned(),
+            fabric: None,
             since: SystemTime::UNIX_EPOCH,
             traffic: VolumeTraffic::default(),
         }
@@ -834,6 +838,25 @@ mod tests {
         let both = "allow = ['192.0.2.9', '198.51.100.9']";
         assert!(affected(&volume(""), &volume(both)).is_empty());
         assert!(changes(&volume(both), &volume("allow = ['198.51.100.9', '192.0.2.9']")).is_empty());
+    }
+
+    #[test]
+    fn a_removed_fabric_affects_sessions_over_it_and_no_others() {
+        let over = |fabric, target| SessionInfo { fabric, ..session("iscsi", "i", target, "192.0.2.1:1") };
+        let sessions = [over(None, "tcp"), over(Some("roce"), "roce")];
+        let affected = |before: &str, after: &str| {
+            let [before, after] = [before, after].map(|rest| format!("iscsi = ['192.0.2.1:1{rest}']"));
+            let all = changes(&before, &after);
+            let served =
+                Served { is_target_of: &|_, _| false, withdraws: &|_, _| false, conflict: &|_, _| None };
+            let report = report(&schema(), &all, &VolumeSteps::new(), &sessions, &served);
+            let named = report.changes.iter().flat_map(|change| change.affected.clone());
+            named.map(|who| who.rsplit(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(affected("?rdma=roce", ""), ["roce"]);
+        assert_eq!(affected("?rdma=roce", "?rdma=verbs"), ["roce"]);
+        assert_eq!(affected("?rdma=roce", "?rdma=roce&allow=192.0.2.0/24"), [""; 0]);
+        assert_eq!(affected("", "?rdma=roce"), [""; 0]);
     }
 
     #[test]
