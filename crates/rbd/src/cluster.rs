@@ -7,9 +7,11 @@
 
 use crate::error::{Errno, RbdError};
 use crate::library::{Library, rados_t};
+use std::env;
 use std::ffi::{CStr, CString, c_char};
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread;
@@ -113,9 +115,13 @@ impl Cluster {
         // SAFETY: the handle is valid; the path is a text, or absent.
         let read = unsafe { (self.library.rados.rados_conf_read_file)(self.handle, path) };
         Errno::check(read).map_err(|error| {
-            let path =
-                options.conf.as_ref().map_or("ceph.conf".to_owned(), |path| path.display().to_string());
-            RbdError::Conf { path, error }
+            let path = options.conf.clone().or_else(|| env::var_os("CEPH_CONF").map(PathBuf::from));
+            match path {
+                Some(path) => {
+                    RbdError::Conf { reason: unreadable(&path, error), path: path.display().to_string() }
+                }
+                None => RbdError::Conf { path: "ceph.conf".to_owned(), reason: error.to_string() },
+            }
         })?;
         for (option, value) in OWN_OPTIONS {
             // A version that does not know an option works as this one sets it.
@@ -226,6 +232,20 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY: nobody else has the handle; images and pools hold the cluster.
         unsafe { (self.library.rados.rados_shutdown)(self.handle) };
+    }
+}
+
+/// Why librados has not read a config: it says of all but bad lines that the file is not there.
+fn unreadable(path: &Path, error: Errno) -> String {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => "it is a directory".to_owned(),
+        Ok(_) if error.0 == libc::EINVAL => "it has a line that is none of a config".to_owned(),
+        Ok(found) if found.is_file() => match File::open(path) {
+            Ok(_) => error.to_string(),
+            Err(own) => own.to_string(),
+        },
+        Ok(_) => "it is no file".to_owned(),
+        Err(own) => own.to_string(),
     }
 }
 
@@ -348,19 +368,23 @@ mod tests {
     }
 
     #[test]
-    fn a_config_that_is_not_there_is_named() {
-        let conf = Some(PathBuf::from("/nonexistent/ceph.conf"));
-        let options = ClusterOptions { conf, ..ClusterOptions::new() };
-        match Cluster::shared(&options) {
-            Err(RbdError::Library(error)) => println!("skipped: {error}"),
-            Err(error) => {
-                let text = error.to_string();
-                assert!(
-                    text.starts_with("cannot read Ceph's config /nonexistent/ceph.conf: No such"),
-                    "{text}"
-                );
+    fn a_config_that_cannot_be_read_is_named_with_the_reason() {
+        for (path, why) in [
+            ("/nonexistent/ceph.conf", "No such file or directory"),
+            ("/proc", "it is a directory; give its path, as in conf="),
+            ("/proc/version/ceph.conf", "Not a directory"),
+        ] {
+            let conf = Some(PathBuf::from(path));
+            let options = ClusterOptions { conf, ..ClusterOptions::new() };
+            match Cluster::shared(&options) {
+                Err(RbdError::Library(error)) => return println!("skipped: {error}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    let expected = format!("cannot read Ceph's config {path}: {why}");
+                    assert!(text.starts_with(&expected), "{text}");
+                }
+                Ok(_) => panic!("{path} is no config"),
             }
-            Ok(_) => panic!("there is no such config"),
         }
     }
 }

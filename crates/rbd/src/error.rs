@@ -15,12 +15,12 @@ pub enum RbdError {
     #[error("{0} is not a name for Ceph")]
     Name(&'static str),
     /// The config cannot be read.
-    #[error("cannot read Ceph's config {path}: {error}; give its path, as in conf=/etc/ceph/ceph.conf")]
+    #[error("cannot read Ceph's config {path}: {reason}; give its path, as in conf=/etc/ceph/ceph.conf")]
     Conf {
         /// The path, or where it was looked for.
         path: String,
-        /// The reason.
-        error: Errno,
+        /// Why.
+        reason: String,
     },
     /// The config names no monitor, or the user has no key.
     #[error(
