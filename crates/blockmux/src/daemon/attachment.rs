@@ -4,7 +4,7 @@ use crate::attach::way::Way;
 use blockmux_engine::attach::DiskName;
 use serde::{Deserialize, Deserializer, de};
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// One `[[attachment]]`. A volume has at most one, which the volume's name identifies
@@ -35,6 +35,12 @@ impl Attachment {
     /// Whether attaching it needs capabilities that a serving daemon drops.
     pub(super) fn needs_privileges(&self) -> bool {
         self.via() != Some(Way::VhostUser)
+    }
+
+    /// Makes the path of its socket absolute, below `directory`: attachments are compared.
+    pub(super) fn below(mut self, directory: &Path) -> Attachment {
+        self.socket = self.socket.map(|path| directory.join(path));
+        self
     }
 
     /// Checks that its keys fit each other.

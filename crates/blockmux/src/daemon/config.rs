@@ -236,8 +236,8 @@ impl Config {
         for path in self.state.iter_mut().chain(control).chain(&mut self.api_tls_certificates) {
             *path = directory.join(&*path);
         }
-        let sockets = self.attachment.iter_mut().filter_map(|own| own.socket.as_mut());
-        sockets.for_each(|path| *path = directory.join(&*path));
+        let attachments = std::mem::take(&mut self.attachment).into_iter();
+        self.attachment = attachments.map(|own| own.below(directory)).collect();
         let tokens = self.api_token.iter_mut().map(|own| &mut own.token_file);
         for path in self.api_token_file.iter_mut().chain(tokens) {
             *path = secret::below(directory, path);

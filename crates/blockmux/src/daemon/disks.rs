@@ -11,7 +11,7 @@ use crate::attach::way::{self, WantedWays, Way, WayOptions};
 use crate::failure::Failure;
 use crate::process::privileges::{PrivilegedThread, has_capability, has_dropped};
 use blockmux_engine::attach::own_io::{IoProcesses, OwnIo};
-use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use blockmux_engine::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
 use blockmux_engine::core::cores::Cores;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::volume_state::{VolumeState, VolumeTraffic};
@@ -175,7 +175,7 @@ impl Disks {
             Err(failure) => {
                 entries.remove(volume);
                 entries.extend(failed_before.map(|entry| (volume.clone(), entry)));
-                Err(ApiError::failed(failure))
+                Err(failure.into())
             }
         }
     }
@@ -617,7 +617,11 @@ fn attach(
     }
     let options =
         WayOptions::plain(way, options, socket.clone(), volume).map_err(|error| about(volume, error))?;
-    let disk = options.attach(cores, exports, &[id]).map_err(|error| about(volume, error))?;
+    let disk = options.attach(cores, exports, &[id]).map_err(|error| match error {
+        // The path is the user's.
+        AttachError::Socket { .. } => about(volume, error),
+        error => Failure::run(about(volume, error)),
+    })?;
     Ok(VolumeDisk { disk: disk.into(), way, read_only, volume_state: Arc::downgrade(&volume_state) })
 }
 

@@ -1,6 +1,7 @@
 //! Disks of virtual machines, and back ends of others as volumes. `tests/vm/vhost-user.sh` has a
 //! virtual machine.
 
+use crate::api::ask;
 use crate::control::Controlled;
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, kill_if_it_hangs, stop, succeed, text};
@@ -100,6 +101,38 @@ fn a_disk_of_a_daemon_is_detached_from_a_front_end_only_by_force() {
     controlled.said(&["attach-disk", "a", "--socket", &socket]);
     controlled.said(&["detach-disk", "a"]);
     assert!(!Path::new(&socket).exists());
+}
+
+#[test]
+fn a_socket_that_cannot_be_made_is_the_fault_of_the_request() {
+    let controlled = Controlled::serve(&["a=mem:4m"]);
+    let body = json!({ "volume": "a", "socket": "/nowhere/a" }).to_string();
+    let (status, said) = ask(&controlled.socket(), "POST", "/v1/attachments", "", &body);
+    assert_eq!((status, &said["error"]["code"]), (422, &json!("invalid")), "{said}");
+    let message = said["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("attachment `a`: cannot listen at /nowhere/a: No such file"), "{said}");
+    assert_eq!(controlled.status()["attachments"], json!([]));
+}
+
+#[test]
+fn a_relative_socket_of_a_command_is_the_one_that_the_config_has() {
+    let (directory, _) = with_source();
+    let relative = |name: &str| {
+        // The test and the daemon have the same current directory.
+        let own = std::env::current_dir().unwrap();
+        let up: std::path::PathBuf = own.components().skip(1).map(|_| "..").collect();
+        up.join(path(&directory, name).trim_start_matches('/')).display().to_string()
+    };
+    let controlled = Controlled::serve(&["a=mem:4m", "b=mem:4m"]);
+    controlled.said(&["attach-disk", "a", "--socket", &relative("disk")]);
+    let exported = controlled.said(&["export"]);
+    let socket = std::env::current_dir().unwrap().join(relative("disk")).display().to_string();
+    assert!(exported.contains(&format!("socket = \"{socket}\"")), "{exported}");
+    for named in [&relative("disk"), &socket] {
+        let said = controlled.refusal(&["attach-disk", "b", "--socket", named]);
+        assert!(said.contains("another one has the socket "), "{said}");
+    }
+    controlled.said(&["detach-disk", "a"]);
 }
 
 #[test]

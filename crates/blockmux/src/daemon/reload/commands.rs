@@ -19,7 +19,7 @@ use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, limits};
 use crate::daemon::attachment::{ATTACHMENTS, Attachment};
-use crate::daemon::config::VolumeEntry;
+use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::config_audit::Caller;
 use crate::daemon::named_lock::WorkStep;
 use crate::daemon::setup::{LARGEST, VOLUMES, generated_name};
@@ -142,7 +142,8 @@ impl ShortCommand<'_> {
             Request::Resize { name, size, shrink } => self.resize(name, *size, *shrink),
             Request::AttachDisk { volume, via, socket, name, read_only } => {
                 let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
-                self.attach_disk(&Attachment { volume, via: *via, socket, name, read_only: *read_only })
+                let asked = Attachment { volume, via: *via, socket, name, read_only: *read_only };
+                self.attach_disk(&asked.below(&current_directory()))
             }
             Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Change(change) => self.change(change),
