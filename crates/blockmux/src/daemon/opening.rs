@@ -31,7 +31,7 @@ pub(super) struct NamedVolume {
 
 /// Opens volumes with the settings of the daemon.
 pub(super) struct VolumeOpener {
-    /// The protocols that export the volumes; may contain duplicates.
+    /// The protocols that export the volumes.
     pub(super) protocols: Vec<&'static Protocol>,
     /// The volumes can be resized while the daemon runs.
     pub(super) may_grow: bool,

@@ -159,8 +159,9 @@ impl Setup {
         };
         let not_served = PROTOCOLS.iter().copied().filter(is_left_out);
         let not_served = not_served.filter(|_| !frontends.has_keys_of_listeners()).collect();
+        let exporting: Vec<_> = protocols(&listeners).collect();
         for volume in &volumes {
-            protocols(&listeners).try_for_each(|protocol| volume.check_description(protocol))?;
+            exporting.iter().try_for_each(|protocol| volume.check_description(protocol))?;
         }
         let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
         frontends.check(is_served, &names).map_err(Failure::request)?;
@@ -457,10 +458,11 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The protocols that export the volumes; a protocol with several listeners occurs several times.
+/// The protocols that export the volumes.
 fn protocols(listeners: &[ConfiguredListener]) -> impl Iterator<Item = &'static Protocol> {
     let all = protocol::stream_protocols().filter(|protocol| protocol.is_default && listeners.is_empty());
-    all.chain(listeners.iter().map(|(protocol, _)| *protocol))
+    let mut seen = HashSet::new();
+    all.chain(listeners.iter().map(|(protocol, _)| *protocol)).filter(move |own| seen.insert(own.name))
 }
 
 fn check_sockets(protocol: &Protocol, address: &ListenAddress) -> Result<(), Failure> {

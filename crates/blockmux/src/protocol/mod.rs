@@ -15,6 +15,7 @@ pub(crate) mod frontend;
 mod frontends;
 pub(crate) mod iscsi;
 mod keys;
+mod listeners;
 mod lun_map;
 mod nbd;
 pub(crate) mod nvme_tcp;

@@ -10,13 +10,14 @@
 //! Without configured targets, a protocol exports each volume by default: as an NBD export, an AoE
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
-use super::address::{ListenAddress, ListenerAddress, matches_listener};
-use super::fabric::RdmaFabric;
+use super::address::{ListenerAddress, matches_listener};
+use super::listeners::Listeners;
+pub(crate) use super::listeners::{AdvertisedAddress, PolicyListener};
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::{DataPart, find_overlap};
-use crate::failure::Failure;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::AllowedNetworks;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
@@ -93,75 +94,6 @@ pub(crate) struct LiveAccess {
     pub(crate) networks: AllowedNetworks,
 }
 
-/// A listener of a protocol.
-#[derive(Clone, Debug)]
-pub(crate) struct PolicyListener {
-    pub(crate) protocol: &'static Protocol,
-    pub(crate) place: ListenerAddress,
-    /// The listener's list of volumes (`?volumes=`); `None` without a list.
-    pub(crate) volumes: Option<Vec<String>>,
-    /// Networks from which clients may connect.
-    pub(crate) networks: AllowedNetworks,
-    /// Whether the listener is configured; otherwise it is the default listener of its protocol.
-    pub(crate) is_asked: bool,
-    /// The fabric whose connections it accepts, beside those over TCP.
-    pub(crate) fabric: Option<&'static RdmaFabric>,
-    pub(crate) advertised: Option<AdvertisedAddress>,
-}
-
-/// The address that clients are told instead of that of a listener.
-#[derive(Clone, Debug)]
-pub(crate) struct AdvertisedAddress {
-    pub(crate) written: ListenAddress,
-    /// Its IP address, once the name was looked up; port 0 stands for the listener's own port.
-    pub(crate) found: Option<SocketAddr>,
-}
-
-impl PolicyListener {
-    /// A configured listener of the protocol for all volumes and clients.
-    pub(crate) fn at(protocol: &'static Protocol, place: ListenerAddress) -> PolicyListener {
-        let (networks, is_asked) = (AllowedNetworks::default(), true);
-        PolicyListener { protocol, place, volumes: None, networks, is_asked, fabric: None, advertised: None }
-    }
-
-    /// The TCP address that clients are told instead of the listener's own, if there is one.
-    pub(crate) fn advertised_address(&self) -> Option<SocketAddr> {
-        let found = self.advertised.as_ref().and_then(|advertised| advertised.found);
-        let (mut advertised, own) = found.zip(self.place.tcp())?;
-        if advertised.port() == 0 {
-            advertised.set_port(own.port());
-        }
-        Some(advertised)
-    }
-
-    /// Looks up the name that it advertises, if there is one. That may hang, so a plan does not.
-    ///
-    /// # Errors
-    /// If no host has this name.
-    pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
-        if let Some(AdvertisedAddress { written, found }) = &mut self.advertised {
-            let (protocol, place) = (self.protocol.name, &self.place);
-            let wrong = |what| Failure::request(format!("--{protocol} {place}: {what}"));
-            *found = written.find_advertised().map_err(wrong)?;
-        }
-        Ok(())
-    }
-
-    /// Takes over the address of a listener before it that has advertised the same name.
-    pub(crate) fn keep_found(&mut self, before: &PolicyListener) {
-        if let Some((own, before)) = self.advertised.as_mut().zip(before.advertised.as_ref())
-            && own.written == before.written
-        {
-            own.found = before.found;
-        }
-    }
-
-    /// Whether the name that it advertises was looked up, if there is one.
-    pub(crate) fn is_looked_up(&self) -> bool {
-        self.advertised.as_ref().is_none_or(|own| own.found.is_some())
-    }
-}
-
 /// The access rule with the running configuration. Clones share the configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policy(Arc<RwLock<Arc<Shared>>>);
@@ -171,9 +103,7 @@ struct Shared {
     targets: Arc<TargetRules>,
     /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
-    listeners: Vec<PolicyListener>,
-    /// The addresses that clients are told, by those of the listeners that advertise them.
-    advertised: HashMap<SocketAddr, SocketAddr>,
+    listeners: Listeners,
     volumes: BTreeMap<String, VolumeRule>,
     /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,
@@ -254,20 +184,6 @@ impl TargetAccess {
     }
 }
 
-impl PolicyListener {
-    fn title(&self) -> String {
-        format!("{} at {}", self.protocol.key(), self.place)
-    }
-
-    pub(crate) fn is_of(&self, protocol: &str) -> bool {
-        self.protocol.served_as() == protocol
-    }
-
-    fn names(&self, volume: &str) -> bool {
-        self.volumes.iter().flatten().any(|name| name == volume)
-    }
-}
-
 impl Policy {
     /// Creates the policy of configured targets and of volumes with their `protocols`, without
     /// listeners.
@@ -309,7 +225,7 @@ impl Policy {
     pub(crate) fn of_one_volume(protocol: &'static Protocol, place: ListenerAddress, volume: &str) -> Policy {
         let listener = PolicyListener::at(protocol, place);
         let volumes = BTreeMap::from([(volume.to_owned(), VolumeRule::default())]);
-        Policy::of(Shared { listeners: vec![listener], volumes, ..Shared::default() })
+        Policy::of(Shared { listeners: vec![listener].into(), volumes, ..Shared::default() })
     }
 
     /// Sets the listeners and checks the rule. With `may_change`, volumes can be added at run time,
@@ -321,9 +237,8 @@ impl Policy {
         let before = self.current();
         let (targets, volumes) = (before.targets.clone(), before.volumes.clone());
         let restricting = before.restricting.clone();
-        let told = |own: &PolicyListener| Some((own.place.tcp()?, own.advertised_address()?));
-        let advertised = listeners.iter().filter_map(told).collect();
-        let shared = Shared { targets, restricting, listeners, advertised, volumes, ..Shared::default() };
+        let listeners = listeners.into();
+        let shared = Shared { targets, restricting, listeners, volumes, ..Shared::default() };
         shared.check_listeners(may_change)?;
         for (volume, rule) in &shared.volumes {
             shared.check_volume(volume, rule)?;
@@ -356,8 +271,7 @@ impl Policy {
     /// Whether the listener with this address exports a volume by default.
     pub(crate) fn serves_at(&self, address: &str, volume: &str) -> bool {
         let shared = self.current();
-        let mut own = shared.listeners.iter().filter(|own| own.place.to_string() == address);
-        own.any(|own| shared.serves_from(own, volume))
+        shared.listeners.at_address(address).any(|own| shared.serves_from(own, volume))
     }
 
     /// Why the listener of the protocol at this place does not export a volume by default; `None`
@@ -369,36 +283,36 @@ impl Policy {
         volume: &str,
     ) -> Option<String> {
         let shared = self.current();
-        let mut own = shared.listeners.iter();
-        let own = own.find(|own| own.is_of(protocol.served_as()) && own.place == *place)?;
-        shared.why_not(own, volume)
+        shared.why_not(shared.listeners.at_place(protocol.served_as(), place)?, volume)
     }
 
     /// The listeners that do not export a volume by default, each with the reason.
     pub(crate) fn not_served(&self, volume: &str) -> Vec<String> {
         let shared = self.current();
         let why = |own: &PolicyListener| Some(format!("{}: {}", own.title(), shared.why_not(own, volume)?));
-        shared.listeners.iter().filter_map(why).collect()
+        shared.listeners.all().iter().filter_map(why).collect()
     }
 
     /// Whether a volume is exported by the protocol by default, or can be part of a target.
     pub(crate) fn may_serve(&self, protocol: &Protocol, volume: &str) -> bool {
         let shared = self.current();
-        let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.any(|listener| shared.leads_to(protocol, &listener.place, volume))
+        let name = protocol.served_as();
+        match shared.has_targets(name) {
+            true => shared.listeners.of(name).next().is_some(),
+            false => shared.default_exports(volume).into_iter().any(|own| own.is_of(name)),
+        }
     }
 
     /// The networks from which clients may use a volume.
     pub(crate) fn networks_of(&self, volume: &str) -> AllowedNetworks {
-        self.current().rule_of(volume).networks
+        self.current().rule_of(volume).map(|own| own.networks.clone()).unwrap_or_default()
     }
 
     /// Whether a listener at this place accepts a client's address. A place without a listener
     /// refuses nobody.
     pub(crate) fn admits(&self, place: &str, client: Option<IpAddr>) -> bool {
         let shared = self.current();
-        let listener = shared.listeners.iter().find(|own| own.place.to_string() == place);
-        listener.is_none_or(|own| own.networks.admits(client))
+        shared.listeners.at_address(place).next().is_none_or(|own| own.networks.admits(client))
     }
 
     /// Whether the protocol's URLs of a volume are announced for a listener.
@@ -417,8 +331,7 @@ impl Policy {
     /// Whether a listener of the protocol has a list of volumes.
     pub(crate) fn has_lists(&self, protocol: &Protocol) -> bool {
         let shared = self.current();
-        let mut own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.any(|listener| listener.volumes.is_some())
+        shared.listeners.of(protocol.served_as()).any(|listener| listener.volumes.is_some())
     }
 
     /// Sets the parts of files and devices that an open volume consists of.
@@ -460,8 +373,7 @@ impl Policy {
     /// The listeners of a protocol and of those that are served with it.
     pub(crate) fn places_of(&self, protocol: &Protocol) -> Vec<ListenerAddress> {
         let shared = self.current();
-        let own = shared.listeners.iter().filter(|listener| listener.is_of(protocol.served_as()));
-        own.map(|listener| listener.place.clone()).collect()
+        shared.listeners.of(protocol.served_as()).map(|listener| listener.place.clone()).collect()
     }
 
     /// The targets that redirect logins, and their new addresses.
@@ -474,17 +386,18 @@ impl Policy {
     /// The listeners that export nothing, each with the reason and what to do.
     pub(crate) fn idle_listeners(&self) -> Vec<String> {
         let shared = self.current();
-        shared.listeners.iter().filter_map(|listener| shared.why_idle(listener)).collect()
+        let mut idle = IdleListeners::of(&shared);
+        shared.listeners.all().iter().filter_map(|listener| idle.why(listener)).collect()
     }
 
     /// The listeners of all protocols.
     pub(crate) fn listeners(&self) -> Vec<PolicyListener> {
-        self.current().listeners.clone()
+        self.current().listeners.all().to_vec()
     }
 
     /// The address that clients are told instead of that of the listener at `own`, if there is one.
     pub(crate) fn advertised_for(&self, own: SocketAddr) -> Option<SocketAddr> {
-        self.current().advertised.get(&own).copied()
+        self.current().listeners.advertised_for(own)
     }
 }
 
@@ -494,8 +407,7 @@ impl Shared {
         if self.has_targets(name) {
             return false;
         }
-        let mut all = self.listeners.iter();
-        let listener = all.find(|own| own.is_of(name) && own.place == *place);
+        let listener = self.listeners.at_place(name, place);
         listener.is_some_and(|listener| self.serves_from(listener, volume))
     }
 
@@ -505,7 +417,7 @@ impl Shared {
         !self.has_targets(name)
             && match &listener.volumes {
                 Some(_) => listener.names(volume),
-                None => self.known_rule_of(volume).is_some_and(|rule| self.is_default(name, &rule)),
+                None => self.rule_of(volume).is_some_and(|rule| self.is_default(name, rule)),
             }
     }
 
@@ -566,25 +478,32 @@ impl Shared {
         self.targets.protocols.contains(protocol)
     }
 
-    fn rule_of(&self, volume: &str) -> VolumeRule {
-        self.known_rule_of(volume).unwrap_or_default()
-    }
-
     /// The rule of a volume; `None` if the config has none with this name, as while it is removed.
-    fn known_rule_of(&self, volume: &str) -> Option<VolumeRule> {
-        self.volumes.get(volume).cloned()
+    fn rule_of(&self, volume: &str) -> Option<&VolumeRule> {
+        self.volumes.get(volume)
     }
 
-    /// The default exports of a volume at the listeners for which `is_meant` is true.
-    fn default_exports(
-        &self,
-        volume: &str,
-        is_meant: impl Fn(&PolicyListener) -> bool,
-    ) -> impl Iterator<Item = VolumeAccess<'_>> {
-        let own = self.listeners.iter().filter(|listener| !self.has_targets(listener.protocol.served_as()));
-        let meant: Vec<_> = own.filter(|listener| is_meant(listener)).collect();
-        let has_networks = !self.rule_of(volume).networks.is_everyone();
-        let accesses = meant.into_iter().map(|listener| VolumeAccess {
+    /// Whether clients of some networks only may use a volume.
+    fn has_networks(&self, volume: &str) -> bool {
+        self.rule_of(volume).is_some_and(|rule| !rule.networks.is_everyone())
+    }
+
+    /// The listeners that export a volume by default; one without a list of volumes stands for all
+    /// of its protocol.
+    fn default_exports(&self, volume: &str) -> Vec<&PolicyListener> {
+        let all = self.listeners.unlisted(false).chain(self.listeners.naming(volume));
+        self.listeners.in_order(all.filter(|own| self.serves_from(own, volume)))
+    }
+
+    /// The default exports of a volume that the rule is about: also those at configured listeners
+    /// without a list, which are meant to export every volume without `protocols`.
+    fn checked_exports(&self, volume: &str, protocols: Option<&[String]>) -> Vec<VolumeAccess<'_>> {
+        let named = self.listeners.naming(volume);
+        let wanted = self.listeners.unlisted(true).filter(|_| protocols.is_none());
+        let meant = self.default_exports(volume).into_iter().chain(named).chain(wanted);
+        let meant = meant.filter(|listener| !self.has_targets(listener.protocol.served_as()));
+        let has_networks = self.has_networks(volume);
+        let accesses = self.listeners.in_order(meant).into_iter().map(|listener| VolumeAccess {
             protocol: listener.protocol.served_as(),
             target: None,
             title: listener.title(),
@@ -594,24 +513,26 @@ impl Shared {
             ),
             is_named: listener.names(volume),
         });
-        accesses.collect::<Vec<_>>().into_iter()
+        accesses.collect()
     }
 
     /// Checks that all volumes in lists of listeners exist, and that every target has a listener.
     fn check_listeners(&self, may_change: bool) -> Result<(), String> {
         let Shared { targets, listeners, volumes, .. } = self;
         for (protocol, target) in &targets.all {
-            let own: Vec<_> = listeners.iter().filter(|listener| listener.is_of(protocol)).collect();
             let (title, option) = (target.title(), key(protocol));
-            if own.is_empty() {
+            if listeners.of(protocol).next().is_none() {
                 return Err(format!(
                     "{title}: has no {option} listener; add {option} = [\":PORT\"], or remove the {}",
                     target.kind
                 ));
             }
             let (list, named) = &target.listeners;
-            let leading: Vec<_> = own.iter().copied().filter(|own| target.is_at(&own.place)).collect();
             let tables = target.tables.iter();
+            // Thousands of targets name none of thousands of listeners.
+            let is_about_all = named.is_empty() && target.tables.is_empty();
+            let own: Vec<_> = listeners.of(protocol).filter(|_| !is_about_all).collect();
+            let leading: Vec<_> = own.iter().copied().filter(|own| target.is_at(&own.place)).collect();
             let named_by_tables =
                 tables.clone().map(|table| (table.key.as_str(), &table.listeners, &leading));
             for (key, named, there) in iter::once((*list, named, &own)).chain(named_by_tables) {
@@ -635,8 +556,7 @@ impl Shared {
                     return Err(format!("{title}: {key}: has no entry for the listener {missing}; add one"));
                 }
             }
-            let here = leading.iter().filter(|listener| listener.volumes.is_some());
-            for listener in here {
+            for listener in listeners.listed_of(protocol).filter(|own| target.is_at(&own.place)) {
                 if let Some((volume, _)) = target.volumes.iter().find(|(volume, _)| !listener.names(volume)) {
                     return Err(format!(
                         "{}: its list of volumes lacks `{volume}`, which {title} has; add `{volume}` to the list, or \
@@ -647,41 +567,19 @@ impl Shared {
                 }
             }
         }
-        for listener in listeners {
+        // Otherwise a volume may be added while the daemon runs.
+        let mut idle = IdleListeners::of(self);
+        for listener in listeners.all().iter().filter(|_| !may_change) {
             let title = listener.title();
             let missing = listener.volumes.iter().flatten().find(|name| !volumes.contains_key(*name));
-            if let Some(missing) = missing.filter(|_| !may_change) {
+            if let Some(missing) = missing {
                 return Err(format!(
                     "{title}: no volume has the name `{missing}`; add it, or correct ?volumes="
                 ));
             }
-            // A volume may be added while the daemon runs.
-            self.why_idle(listener).filter(|_| !may_change).map_or(Ok(()), Err)?;
+            idle.why(listener).map_or(Ok(()), Err)?;
         }
         Ok(())
-    }
-
-    /// Why a listener exports nothing, and what to do; `None` if it exports anything, or a volume
-    /// of its list is missing.
-    fn why_idle(&self, listener: &PolicyListener) -> Option<String> {
-        let volumes = &self.volumes;
-        let is_missing = listener.volumes.iter().flatten().any(|name| !volumes.contains_key(name));
-        let exports_any = self.has_targets(listener.protocol.served_as())
-            || volumes.keys().any(|volume| self.serves_from(listener, volume));
-        // If this listener would open a restricted volume, `check_volume` has a better message.
-        let would_open = !self.restricts(listener.protocol.served_as())
-            && volumes
-                .keys()
-                .any(|volume| self.is_restricted(volume) && self.rule_of(volume).protocols.is_none());
-        if exports_any || would_open || is_missing {
-            return None;
-        }
-        let (title, option) = (listener.title(), listener.protocol.key());
-        let why = self.why_none(listener, volumes.keys().map(String::as_str));
-        Some(format!(
-            "{title}: exports no volume{why}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
-             export there"
-        ))
     }
 
     /// Why a listener does not export a volume by default; `None` if it does, or if its protocol
@@ -691,14 +589,14 @@ impl Shared {
         if self.has_targets(name) || self.serves_from(listener, volume) {
             return None;
         }
-        if self.known_rule_of(volume).is_none() {
+        let Some(rule) = self.rule_of(volume) else {
             return Some("the config has no such volume".to_owned());
-        }
+        };
         if listener.volumes.is_some() {
             return Some("the listener's list (?volumes=) lacks it".to_owned());
         }
         let option = listener.protocol.key();
-        if self.rule_of(volume).protocols.is_some() {
+        if rule.protocols.is_some() {
             return Some(format!("its `protocols` lack \"{option}\""));
         }
         if let Some(target) = self.restricting() {
@@ -729,21 +627,20 @@ impl Shared {
 
     fn is_restricted(&self, volume: &str) -> bool {
         self.targets.of(volume).any(|(_, _, public)| public.is_restricted())
-            || !self.rule_of(volume).networks.is_everyone()
-            || self
-                .listeners
-                .iter()
-                .any(|own| self.restricts(own.protocol.served_as()) && self.serves_from(own, volume))
+            || self.has_networks(volume)
+            || !self.restricting.is_empty()
+                && self
+                    .default_exports(volume)
+                    .into_iter()
+                    .any(|own| self.restricts(own.protocol.served_as()))
     }
 
-    /// Checks the rule for a volume at the start. A configured listener without a list is meant to
-    /// export every volume without `protocols`, so such a default export is checked even if a
-    /// restriction elsewhere prevents it.
+    /// Checks the rule for a volume at the start.
     fn check_volume(&self, volume: &str, rule: &VolumeRule) -> Result<(), String> {
         let (Shared { targets, listeners, .. }, protocols) = (self, rule.protocols.as_deref());
         let mut accesses = Vec::new();
         for (protocol, target, public) in targets.of(volume) {
-            let here = listeners.iter().filter(|own| own.is_of(protocol) && target.is_at(&own.place));
+            let here = listeners.of(protocol).filter(|own| target.is_at(&own.place));
             accesses.push(VolumeAccess {
                 protocol,
                 target: Some(&target.name),
@@ -752,11 +649,58 @@ impl Shared {
                 is_named: all_name(here, volume),
             });
         }
-        accesses.extend(self.default_exports(volume, |listener| {
-            let is_wanted = listener.is_asked && listener.volumes.is_none() && protocols.is_none();
-            is_wanted || listener.names(volume) || self.serves_from(listener, volume)
-        }));
+        accesses.extend(self.checked_exports(volume, protocols));
         check_accesses(volume, protocols, &accesses)
+    }
+}
+
+/// Finds listeners that export nothing. What it has found about all volumes is kept, for the next
+/// listener.
+struct IdleListeners<'a> {
+    shared: &'a Shared,
+    /// Whether a listener without a list of volumes exports any, by its protocol.
+    exports_any: HashMap<&'static str, bool>,
+    /// Whether a restricted volume has no `protocols`, so that listeners would open it.
+    has_opened: OnceCell<bool>,
+}
+
+impl<'a> IdleListeners<'a> {
+    fn of(shared: &'a Shared) -> IdleListeners<'a> {
+        IdleListeners { shared, exports_any: HashMap::new(), has_opened: OnceCell::new() }
+    }
+
+    /// Why a listener exports nothing, and what to do; `None` if it exports anything, or a volume
+    /// of its list is missing.
+    fn why(&mut self, listener: &PolicyListener) -> Option<String> {
+        let (shared, name) = (self.shared, listener.protocol.served_as());
+        let volumes = &shared.volumes;
+        let mut listed = listener.volumes.iter().flatten();
+        if shared.has_targets(name) || listed.clone().any(|volume| !volumes.contains_key(volume)) {
+            return None;
+        }
+        let exports_any = match &listener.volumes {
+            Some(_) => listed.any(|volume| shared.serves_from(listener, volume)),
+            None => *self
+                .exports_any
+                .entry(name)
+                .or_insert_with(|| volumes.values().any(|rule| shared.is_default(name, rule))),
+        };
+        // If this listener would open a restricted volume, `check_volume` has a better message.
+        let would_open = || {
+            *self.has_opened.get_or_init(|| {
+                let mut all = volumes.iter().filter(|(_, rule)| rule.protocols.is_none());
+                all.any(|(volume, _)| shared.is_restricted(volume))
+            })
+        };
+        if exports_any || !shared.restricts(name) && would_open() {
+            return None;
+        }
+        let (title, option) = (listener.title(), listener.protocol.key());
+        let why = shared.why_none(listener, volumes.keys().map(String::as_str));
+        Some(format!(
+            "{title}: exports no volume{why}; remove it, or write protocols = [\"{option}\"] in the [[volume]] to \
+             export there"
+        ))
     }
 }
 

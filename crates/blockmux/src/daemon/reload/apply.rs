@@ -358,19 +358,18 @@ impl Reloader {
         setup: &Setup,
         is_file: bool,
     ) -> Result<(Vec<PreparedListener>, Policy), Failure> {
-        let (mut places, known) = (Vec::new(), config.listener_keys());
+        let mut places = Vec::new();
+        let known: HashMap<_, _> =
+            config.listeners.iter().map(|(_, own)| (key_of(own), own.fabric)).collect();
         for (asked, mut listener) in self.places(config, setup).map_err(Failure::request)? {
-            places.push(if known.contains(&key_of(&listener)) {
+            places.push(if let Some(fabric) = known.get(&key_of(&listener)).copied() {
                 if is_file || !listener.is_looked_up() {
                     listener.look_up()?;
                 }
                 // A port that cannot be opened fails the change while the listener has its old one.
-                let is_same = |own: &&(ListenerAddress, PolicyListener)| {
-                    key_of(&own.1) == key_of(&listener) && own.1.fabric == listener.fabric
-                };
-                let rdma = match config.listeners.iter().find(is_same) {
-                    Some(_) => None,
-                    None => listen::bind_rdma(&listener)?.map(Box::new),
+                let rdma = match fabric == listener.fabric {
+                    true => None,
+                    false => listen::bind_rdma(&listener)?.map(Box::new),
                 };
                 PreparedListener::Stays(asked, listener, rdma)
             } else {
