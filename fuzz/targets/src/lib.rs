@@ -12,6 +12,7 @@
 
 mod aoe;
 mod choices;
+mod group_table;
 mod io_count;
 mod iscsi_connections;
 mod iscsi_initiator;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "aoe_target", run: aoe::aoe_target },
     Target { name: "aoe_url", run: text::aoe_url },
     Target { name: "fio_job_file", run: text::fio_job_file },
+    Target { name: "group_table", run: group_table::group_table },
     Target { name: "iscsi_connections", run: iscsi_connections::iscsi_connections },
     Target { name: "iscsi_initiator", run: iscsi_initiator::iscsi_initiator },
     Target { name: "iscsi_login", run: iscsi_requests::iscsi_login },

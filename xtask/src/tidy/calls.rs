@@ -157,10 +157,11 @@ const TERMINAL: &[(&str, &str)] = &[
 ];
 
 /// Sans-I/O state machines: time and input are passed to them.
-const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/"];
+const SANS_IO: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/", "crates/group/src/"];
 
 /// Crates that make no operating-system calls.
-const NO_OS: &[&str] = &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/", "crates/volume/src/"];
+const NO_OS: &[&str] =
+    &["crates/wire/src/", "crates/proto/src/", "crates/rdma/src/", "crates/volume/src/", "crates/group/src/"];
 
 /// Applies every ban to every source.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -13,10 +13,11 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("dynlib", &[]),
     ("verbs", &["dynlib", "volume"]),
     ("rbd", &["dynlib", "volume"]),
+    ("group", &["volume"]),
     ("engine", &["volume", "proto", "rdma", "tls", "verbs", "rbd"]),
     ("lab", &["volume", "proto", "engine"]),
     ("blockmux", &["wire", "volume", "proto", "verbs", "engine", "lab"]),
-    ("fuzz-targets", &["wire", "volume", "proto", "rdma", "tls", "engine", "lab"]),
+    ("fuzz-targets", &["wire", "volume", "proto", "group", "rdma", "tls", "engine", "lab"]),
     ("fuzz", &["fuzz-targets"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,287 @@
+//! One member, with a cluster that does at once what it is asked, or does not answer.
+
+use blockmux_group::table::ConfiguredVolume;
+use blockmux_group::{
+    Action, Beat, Client, Command, CommandId, Epoch, Event, Generation, Incarnation, Member, Outcome, Place,
+    Refusal, RequestId, Settings, Table,
+};
+use std::time::Duration;
+
+/// A member, the table that is stored, and the actions that the test does itself.
+struct Bench {
+    member: Member,
+    now: Duration,
+    stored: Option<Table>,
+    clients: u64,
+    /// How often another member has started.
+    others: u64,
+    /// What becomes of the next proposals; they are committed if it is empty.
+    outcomes: Vec<Outcome>,
+    /// Whether the cluster answers.
+    is_reached: bool,
+    actions: Vec<Action>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let mut bench = Bench {
+            member: Member::new("a", "host:1", settings()),
+            now: Duration::ZERO,
+            stored: None,
+            clients: 0,
+            others: 0,
+            outcomes: Vec::new(),
+            is_reached: true,
+            actions: Vec::new(),
+        };
+        bench.event(Event::Tick);
+        bench
+    }
+
+    /// A member of a group with one volume, which it serves.
+    fn serving() -> (Bench, Epoch) {
+        let mut bench = Bench::new();
+        bench.command(configure());
+        let [Action::Activate { volume, epoch }] = &bench.take()[..] else { panic!("nothing to activate") };
+        let (volume, epoch) = (volume.clone(), *epoch);
+        bench.event(Event::Activated { volume, epoch });
+        assert!(matches!(bench.place(), Place::Active(_)));
+        (bench, epoch)
+    }
+
+    fn event(&mut self, event: Event) {
+        self.member.handle(self.now, event);
+        while let Some(action) = self.member.poll() {
+            let answer = match action {
+                _ if !self.is_reached && !matches!(action, Action::EndIo | Action::Answer { .. }) => None,
+                Action::Connect => {
+                    self.clients += 1;
+                    Some(Event::Connected { client: Client(format!("a.{}", self.clients)) })
+                }
+                Action::Watch => Some(Event::Watching),
+                Action::Read { request } => Some(Event::TableRead { request, table: self.stored.clone() }),
+                Action::Propose { request, table } => Some(self.propose(request, table)),
+                Action::Beat(beat) => Some(Event::Beat(beat)),
+                Action::Answer { result: Ok(()), .. } => None,
+                action => {
+                    self.actions.push(action);
+                    None
+                }
+            };
+            if let Some(answer) = answer {
+                self.member.handle(self.now, answer);
+            }
+        }
+    }
+
+    fn propose(&mut self, request: RequestId, table: Table) -> Event {
+        let outcome = if self.outcomes.is_empty() { Outcome::Committed } else { self.outcomes.remove(0) };
+        if outcome == Outcome::Committed {
+            let before = self.stored.as_ref().map(Table::generation).unwrap_or_default();
+            assert_eq!(table.generation(), Generation(before.0 + 1));
+            self.stored = Some(table);
+        }
+        Event::Proposed { request, outcome }
+    }
+
+    /// Lets time pass; the other member, if there is one, beats as often.
+    fn pass(&mut self, ticks: u32, other: Option<Incarnation>) {
+        for _ in 0..ticks {
+            self.now += settings().beat_every;
+            if let Some(incarnation) = other {
+                let count = self.now.as_millis() as u64;
+                self.event(Event::Beat(Beat { incarnation, count, generation: Generation(0) }));
+            }
+            self.event(Event::Tick);
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        self.event(Event::Command { id: CommandId(1), command });
+    }
+
+    /// Another member starts, perhaps again, and hears only itself for some ticks.
+    fn other(&mut self, ticks: u32) -> Incarnation {
+        let mut other = Bench { member: Member::new("b", "host:2", settings()), ..Bench::new() };
+        self.others += 1;
+        (other.stored, other.clients) = (self.stored.clone(), 100 * self.others);
+        other.event(Event::Tick);
+        other.pass(ticks, None);
+        self.stored = other.stored;
+        self.event(Event::Changed { generation: self.stored.as_ref().unwrap().generation() });
+        other.member.incarnation().unwrap()
+    }
+
+    fn place(&self) -> Place {
+        self.stored.as_ref().unwrap().volume("v").unwrap().place
+    }
+
+    /// The actions that nobody has done.
+    fn take(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+}
+
+fn settings() -> Settings {
+    Settings { stable_after: 20, ..Settings::default() }
+}
+
+fn configure() -> Command {
+    Command::Configure { version: 1, volumes: vec![ConfiguredVolume::new("v", "image")] }
+}
+
+fn drain(member: &str) -> Command {
+    Command::Drain { member: member.to_owned() }
+}
+
+#[test]
+fn the_first_member_makes_the_table_and_serves_what_a_config_names() {
+    let (mut bench, epoch) = Bench::serving();
+    assert_eq!((epoch, bench.take()), (Epoch(1), vec![]));
+    let table = bench.stored.clone().unwrap();
+    bench.pass(1000, None);
+    assert_eq!(bench.stored, Some(table), "nothing changes without a reason");
+}
+
+#[test]
+fn a_proposal_without_an_answer_is_looked_up_and_made_again() {
+    let mut bench = Bench::new();
+    bench.outcomes = vec![Outcome::Unknown, Outcome::Stale, Outcome::Unknown];
+    bench.command(configure());
+    assert!(bench.stored.as_ref().unwrap().volumes().is_empty());
+    bench.pass(10, None);
+    assert_eq!(bench.take(), [Action::Activate { volume: "v".to_owned(), epoch: Epoch(1) }]);
+}
+
+#[test]
+fn a_volume_moves_when_its_owner_has_released_it() {
+    let (mut bench, epoch) = Bench::serving();
+    let b = bench.other(0);
+    bench.pass(25, Some(b));
+    bench.command(drain("a"));
+    assert_eq!(bench.take(), [Action::Deactivate { volume: "v".to_owned(), epoch }]);
+    bench.pass(25, Some(b));
+    assert_eq!(bench.place(), Place::Leaving { from: bench.member.incarnation().unwrap(), to: Some(b) });
+    bench.event(Event::Deactivated { volume: "v".to_owned(), epoch });
+    assert_eq!(bench.place(), Place::Starting(b));
+    assert_eq!(bench.take(), []);
+}
+
+#[test]
+fn a_silent_member_with_volumes_is_fenced_before_they_start() {
+    let (mut bench, epoch) = Bench::serving();
+    let a = bench.member.incarnation().unwrap();
+    bench.other(6);
+    // It has not heard the first one, whose volume it takes.
+    let Place::Starting(b) = bench.place() else { panic!("{:?}", bench.place()) };
+    assert_ne!(a, b);
+    // The first one has joined again, and fences its own client as everybody does.
+    let clients = vec![Client("a.1".to_owned())];
+    assert_eq!(bench.take(), [Action::EndIo, Action::Fence { clients: clients.clone() }]);
+    assert_eq!(bench.stored.as_ref().unwrap().to_fence(), clients);
+    assert!(bench.member.incarnation().unwrap() > b && bench.take().is_empty());
+    bench.pass(1, Some(b));
+    // What was asked of the client before means nothing.
+    bench.event(Event::Lost { volume: "v".to_owned(), epoch });
+    assert_eq!(bench.place(), Place::Starting(b));
+}
+
+#[test]
+fn a_volume_starts_once_every_client_that_may_write_is_fenced() {
+    let (mut bench, _) = Bench::serving();
+    bench.event(Event::OwnClientFenced);
+    let clients = vec![Client("a.1".to_owned())];
+    assert_eq!(bench.take(), [Action::EndIo, Action::Fence { clients: clients.clone() }]);
+    bench.event(Event::FenceFailed { clients: clients.clone() });
+    bench.pass(5, None);
+    assert_eq!(bench.take(), [Action::Fence { clients: clients.clone() }]);
+    bench.event(Event::ClientsFenced { clients });
+    assert_eq!(bench.take(), [Action::Activate { volume: "v".to_owned(), epoch: Epoch(2) }]);
+    assert_eq!(bench.stored.as_ref().unwrap().to_fence(), []);
+}
+
+#[test]
+fn a_member_that_does_not_reach_the_cluster_ends_its_io_and_suspects_nobody() {
+    let (mut bench, _) = Bench::serving();
+    let b = bench.other(0);
+    bench.is_reached = false;
+    bench.pass(20, None);
+    assert!(!bench.member.suspects(b));
+    assert_eq!(bench.take(), []);
+    bench.pass(10, None);
+    assert_eq!((bench.take(), bench.member.incarnation()), (vec![Action::EndIo], None));
+}
+
+#[test]
+fn a_failed_activation_is_tried_again_later_and_a_lost_volume_in_another_epoch() {
+    let (mut bench, epoch) = Bench::serving();
+    let volume = || "v".to_owned();
+    bench.event(Event::Lost { volume: volume(), epoch });
+    assert_eq!(bench.take(), []);
+    bench.pass(5, None);
+    assert_eq!(bench.take(), [Action::Activate { volume: volume(), epoch: Epoch(2) }]);
+    bench.event(Event::ActivationFailed { volume: volume(), epoch: Epoch(2) });
+    assert_eq!(bench.take(), []);
+    bench.pass(5, None);
+    assert_eq!(bench.take(), [Action::Activate { volume: volume(), epoch: Epoch(2) }]);
+}
+
+#[test]
+fn a_member_with_strikes_waits_longer_for_its_volumes() {
+    let ticks_until_a_volume = |strikes: u32| {
+        let mut bench = Bench::new();
+        let volumes = ["v", "w"].map(|name| ConfiguredVolume::new(name, "image")).to_vec();
+        bench.command(Command::Configure { version: 1, volumes });
+        for action in bench.take() {
+            let Action::Activate { volume, epoch } = action else { continue };
+            bench.event(Event::Activated { volume, epoch });
+        }
+        for _ in 0..strikes {
+            // The other one is given a volume, and starts again while it has it.
+            let b = bench.other(0);
+            bench.command(Command::Pin { volume: "v".to_owned(), member: "b".to_owned() });
+            bench.pass(400, Some(b));
+            for action in bench.take() {
+                let Action::Deactivate { volume, epoch } = action else { continue };
+                bench.event(Event::Deactivated { volume, epoch });
+            }
+            assert_eq!(bench.place(), Place::Starting(b));
+            bench.command(Command::Unpin { volume: "v".to_owned() });
+            bench.other(0);
+            for _ in 0..2 {
+                for action in bench.take() {
+                    match action {
+                        Action::Fence { clients } => bench.event(Event::ClientsFenced { clients }),
+                        Action::Activate { volume, epoch } => bench.event(Event::Activated { volume, epoch }),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        let b = bench.other(0);
+
+        let is_leaving = |bench: &Bench| {
+            let table = bench.stored.as_ref().unwrap();
+            table.volumes().iter().any(|volume| volume.place.next_owner() == Some(b))
+        };
+        (0..1000).find(|_| {
+            bench.pass(1, Some(b));
+            is_leaving(&bench)
+        })
+    };
+    let [none, one, two] = [0, 1, 2].map(|strikes| ticks_until_a_volume(strikes).unwrap());
+    assert!(one >= none + 20 && two >= none + 60, "{none} {one} {two}");
+}
+
+#[test]
+fn commands_are_answered_and_refused_by_those_who_are_no_members() {
+    let mut bench = Bench::new();
+    bench.command(drain("x"));
+    let refused = Err(Refusal::UnknownMember("x".to_owned()));
+    assert_eq!(bench.take(), [Action::Answer { id: CommandId(1), result: refused }]);
+    bench.is_reached = false;
+    bench.event(Event::OwnClientFenced);
+    bench.command(drain("a"));
+    let refused = Action::Answer { id: CommandId(1), result: Err(Refusal::NotMember) };
+    assert_eq!(bench.take(), [Action::EndIo, refused]);
+}
