@@ -154,6 +154,25 @@ fn a_proposal_without_an_answer_is_looked_up_and_made_again() {
 }
 
 #[test]
+fn an_older_table_is_ignored_and_not_asked_for_without_end() {
+    let (mut bench, _) = Bench::serving();
+    let known = bench.stored.take().unwrap();
+    bench.outcomes = vec![Outcome::Stale; 1000];
+    bench.command(drain("a"));
+    bench.pass(20, None);
+    assert_eq!(bench.take(), []);
+    assert_eq!(bench.member.table(), Some(&known));
+    assert!(bench.outcomes.len() > 980, "{} were asked", 1000 - bench.outcomes.len());
+    // The command is forgotten, and somebody restores the table.
+    bench.pass(10, None);
+    let answer = Action::Answer { id: CommandId(1), result: Err(Refusal::Unconfirmed) };
+    assert_eq!(bench.take(), [answer]);
+    (bench.stored, bench.outcomes) = (Some(known), Vec::new());
+    bench.command(drain("a"));
+    assert!(bench.stored.as_ref().unwrap().member("a").unwrap().is_draining);
+}
+
+#[test]
 fn a_volume_moves_when_its_owner_has_released_it() {
     let (mut bench, epoch) = Bench::serving();
     let b = bench.other(0);

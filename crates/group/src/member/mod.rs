@@ -387,7 +387,12 @@ impl Member {
         self.request = None;
         self.reached_at = self.now;
         self.read_at = after(self.now, self.settings.read_every);
-        self.adopt(table.unwrap_or_default());
+        let table = table.unwrap_or_default();
+        if table.generation() < self.generation() {
+            // Somebody has removed the object, or restored an older one: nothing is proposed on it.
+            self.request_at = self.retry_at();
+        }
+        self.adopt(table);
     }
 
     fn on_read_failed(&mut self, request: RequestId) {

@@ -49,6 +49,9 @@ impl Planner<'_> {
 
     /// Gives every free volume to a member.
     fn assign(&self, table: &mut Table) {
+        if table.volumes().iter().all(|volume| volume.place != Place::Free) {
+            return;
+        }
         for (name, owner) in self.wanted(table, &self.candidates(table)) {
             if let Some(owner) = owner {
                 table.assign(&name, owner);

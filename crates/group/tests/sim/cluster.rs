@@ -7,7 +7,8 @@
 
 use super::Variant;
 use super::net::{Happening, Net};
-use blockmux_group::{Beat, Client, Epoch, Generation, Outcome, RequestId, Table};
+use blockmux_group::table::VolumeRecord;
+use blockmux_group::{Beat, Client, Epoch, Generation, Outcome, Place, RequestId, Table};
 use std::collections::BTreeMap;
 
 /// A request of a client, with the map that the client had when it sent it.
@@ -287,6 +288,10 @@ impl Cluster {
         if after.generation().0 != before.generation().0 + 1 {
             self.fail(format!("{:?} follows {:?}", after.generation(), before.generation()));
         }
+        let is_leaving = |volume: &&VolumeRecord| matches!(volume.place, Place::Leaving { .. });
+        if after.volumes().iter().filter(is_leaving).count() > 1 {
+            self.fail("two volumes move at once".to_owned());
+        }
         for volume in after.volumes() {
             let earlier = before.volume(&volume.name);
             let (owner, epoch) =
@@ -297,6 +302,10 @@ impl Cluster {
                     "{}: {:?} follows {epoch:?} as {owner:?} gives way",
                     volume.name, volume.epoch
                 ));
+            }
+            let was_left = earlier.is_some_and(|earlier| matches!(earlier.place, Place::Leaving { .. }));
+            if now != owner && !was_left && owner.is_some_and(|owner| after.up(owner).is_some()) {
+                self.fail(format!("{} is taken from {owner:?}, which is up", volume.name));
             }
             self.moves += u64::from(volume.epoch != epoch);
             if earlier.is_none_or(|earlier| earlier.place != volume.place) {

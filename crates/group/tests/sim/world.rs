@@ -36,8 +36,10 @@ pub(crate) struct Counts {
     pub(crate) acknowledged: u64,
     pub(crate) moves: u64,
     pub(crate) fences: u64,
-    /// Time from the repair until everything was served and even, in milliseconds.
-    pub(crate) settled_after: u64,
+    /// Time from the repair until every volume was served, in milliseconds.
+    pub(crate) served_after: u64,
+    /// Time until they were evenly spread, after operators have taken back what they had decided.
+    pub(crate) even_after: u64,
 }
 
 /// Why a run has failed, and what happened in it.
@@ -67,7 +69,8 @@ pub(crate) struct World {
     healed_at: Option<u64>,
     /// The time of the last command to a gateway.
     asked_at: u64,
-    even_since: Option<u64>,
+    undone_at: Option<u64>,
+    served_at: Option<u64>,
     settled: Option<Settled>,
 }
 
@@ -92,7 +95,8 @@ impl World {
             last_command: 0,
             healed_at: None,
             asked_at: 0,
-            even_since: None,
+            undone_at: None,
+            served_at: None,
             settled: None,
             net,
         }
@@ -158,7 +162,7 @@ impl World {
             if let Some(repair) = repair {
                 self.net.after(until, Happening::Fault(repair));
             }
-            if self.net.random.below(10) == 0 {
+            if self.net.random.below(5) == 0 {
                 self.plan_tour(at);
             }
             at += self.net.random.below(1500);
@@ -292,15 +296,19 @@ impl World {
         self.net.cut_from_initiators.clear();
         self.net.deaf.clear();
         self.net.is_calm = true;
-        if !self.is_calm() {
-            for volume in 0..self.cluster.images.len() {
-                self.command(Command::Unpin { volume: format!("v{volume}") });
-            }
-            for gateway in 0..self.gateways.len() {
-                self.command(Command::Resume { member: name(gateway).to_owned() });
-            }
-        }
+        self.commands.retain(|(_, command)| matches!(command, Command::Configure { .. }));
         self.healed_at = Some(self.net.now);
+    }
+
+    /// Takes back what operators have decided, once no gateway does an earlier command.
+    fn undo(&mut self) {
+        for volume in 0..self.cluster.images.len() {
+            self.command(Command::Unpin { volume: format!("v{volume}") });
+        }
+        for gateway in 0..self.gateways.len() {
+            self.command(Command::Resume { member: name(gateway).to_owned() });
+        }
+        self.undone_at = Some(self.net.now);
     }
 
     /// Gives the first command to some gateway, and again until one of them has answered.
@@ -315,6 +323,10 @@ impl World {
             self.commands.pop_front();
         }
         self.net.after(100, Happening::Operator);
+        let is_late = self.net.now >= self.asked_at + LATE_COMMANDS;
+        if self.healed_at.is_some() && self.undone_at.is_none() && self.commands.is_empty() && is_late {
+            self.undo();
+        }
         let gateway = self.net.random.below(self.gateways.len() as u64) as usize;
         if let Some((id, command)) = self.commands.front().cloned() {
             self.asked_at = self.net.now;
@@ -347,24 +359,26 @@ impl World {
                 acknowledged: self.initiators.iter().map(|initiator| initiator.acknowledged).sum(),
                 moves: settled.moves,
                 fences: settled.fences,
-                settled_after: settled.even_since - healed_at,
+                served_after: settled.served_at - healed_at,
+                even_after: settled.at.saturating_sub(self.undone_at.unwrap_or(healed_at)),
             }));
         }
         if self.net.now >= healed_at + LIMIT {
             let table = self.cluster.table();
             return Err(format!("not settled {LIMIT} ms after everything was repaired: {table:#?}"));
         }
-        let is_settled = self.commands.is_empty() && self.is_settled();
-        self.even_since = self.even_since.filter(|_| is_settled).or(is_settled.then_some(self.net.now));
-        // A gateway that was given a command, too, may still do it.
-        let is_asked = self.net.now < self.asked_at + LATE_COMMANDS;
-        if is_settled && !is_asked {
+        let loads = self.loads();
+        self.served_at = self.served_at.or(loads.as_ref().map(|_| self.net.now));
+        let is_even = loads.is_some_and(|loads| {
+            loads.iter().max().zip(loads.iter().min()).is_some_and(|(most, fewest)| most - fewest <= 1)
+        });
+        if is_even && self.undone_at.is_some() && self.commands.is_empty() {
             self.net.note(|| "settled".to_owned());
             let acknowledged = self.initiators.iter().map(|initiator| initiator.acknowledged).collect();
             let (moves, fences) = (self.cluster.moves, self.cluster.fences);
             self.settled = Some(Settled {
                 at: self.net.now,
-                even_since: self.even_since.unwrap_or(self.net.now),
+                served_at: self.served_at.unwrap_or(self.net.now),
                 moves,
                 fences,
                 acknowledged,
@@ -373,31 +387,25 @@ impl World {
         Ok(None)
     }
 
-    /// Whether every volume is active at its owner, no gateway has two more than another one, and
-    /// nobody is to be fenced.
-    fn is_settled(&self) -> bool {
-        let Some(table) = self.cluster.table().filter(|table| table.to_fence().is_empty()) else {
-            return false;
-        };
+    /// The number of volumes of each gateway, if every volume is active at its owner and nobody is
+    /// to be fenced.
+    fn loads(&self) -> Option<Vec<u64>> {
+        let table = self.cluster.table().filter(|table| table.to_fence().is_empty())?;
         let mut loads = vec![0; self.gateways.len()];
         for (volume, record) in table.volumes().iter().enumerate() {
-            let Place::Active(owner) = record.place else { return false };
+            let Place::Active(owner) = record.place else { return None };
             let owner = self.gateways.iter().position(|gateway| gateway.incarnation() == Some(owner));
-            let Some(owner) = owner.filter(|at| self.gateways[*at].serves(volume, record.epoch)) else {
-                return false;
-            };
+            let owner = owner.filter(|at| self.gateways[*at].serves(volume, record.epoch))?;
             loads[owner] += 1;
         }
-        let (fewest, most) = (loads.iter().min(), loads.iter().max());
-        table.volumes().len() == self.cluster.images.len()
-            && fewest.zip(most).is_some_and(|(fewest, most)| most - fewest <= 1)
+        (table.volumes().len() == self.cluster.images.len()).then_some(loads)
     }
 }
 
 /// The state when everything was served and even.
 struct Settled {
     at: u64,
-    even_since: u64,
+    served_at: u64,
     moves: u64,
     fences: u64,
     acknowledged: Vec<u64>,
