@@ -1,9 +1,8 @@
 //! A volume with added latency: a far network or a slow disk, for tests and experiments.
 
-use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::ready::Waker;
-use crate::volume::{Channel, Core, Volume};
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,12 +33,16 @@ impl DelayVolume {
     }
 }
 
-impl Decorator for DelayVolume {
-    fn inner(&self) -> &dyn Volume {
-        &*self.inner
+impl Volume for DelayVolume {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { registered_alignment: None, ..self.inner.info() }
     }
 
-    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let inner = self.inner.open(core, depth, waker.clone())?;
         let depth = depth as usize;
         Ok(Box::new(DelayChannel {

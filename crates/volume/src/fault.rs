@@ -1,6 +1,5 @@
 //! A volume that injects errors, the same ones for the same seed.
 
-use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::{OpKind, OpSet};
 use crate::random::{SplitMix, mix};
@@ -75,12 +74,16 @@ impl FaultVolume {
     }
 }
 
-impl Decorator for FaultVolume {
-    fn inner(&self) -> &dyn Volume {
-        &*self.inner
+impl Volume for FaultVolume {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { registered_alignment: None, ..self.inner.info() }
     }
 
-    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let nth = self.opened.fetch_add(1, Ordering::Relaxed);
         let info = self.inner.info();
         Ok(Box::new(FaultChannel {

@@ -25,7 +25,6 @@ pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod crc32c;
-mod decorator;
 mod delay;
 mod fault;
 mod io;

@@ -1,11 +1,10 @@
 //! A volume that logs its requests.
 
-use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Op, Tag};
 use crate::kind::OpKind;
 use crate::ready::Waker;
 use crate::slab::Slab;
-use crate::volume::{Channel, Core, Volume};
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -103,12 +102,16 @@ impl LogVolume {
     }
 }
 
-impl Decorator for LogVolume {
-    fn inner(&self) -> &dyn Volume {
-        &*self.inner
+impl Volume for LogVolume {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { registered_alignment: None, ..self.inner.info() }
     }
 
-    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         Ok(Box::new(LogChannel {
             inner: self.inner.open(core, depth, waker)?,
             sink: self.sink.clone(),

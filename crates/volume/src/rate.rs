@@ -1,11 +1,10 @@
 //! A volume with rate limits.
 
-use crate::decorator::Decorator;
 use crate::io::{Completion, Io, IoError, Tag};
 use crate::limiter::{Limiter, Limits, VolumeLimits};
 use crate::ready::Waker;
 use crate::throttle::Throttle;
-use crate::volume::{Channel, Core, Volume};
+use crate::volume::{Channel, Core, Volume, VolumeInfo};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -30,12 +29,16 @@ impl RateVolume {
     }
 }
 
-impl Decorator for RateVolume {
-    fn inner(&self) -> &dyn Volume {
-        &*self.inner
+impl Volume for RateVolume {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo { registered_alignment: None, ..self.inner.info() }
     }
 
-    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
+    }
+
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         Ok(Box::new(RateChannel {
             inner: self.inner.open(core, depth, waker.clone())?,
             throttle: Throttle::new(self.limiter.clone(), None).with_capacity(depth),

@@ -1,7 +1,6 @@
 //! A part of another volume, such as a partition, or a whole volume with other block sizes.
 
 use crate::block_sizes::{BlockSizes, SmallBlock};
-use crate::decorator::Decorator;
 use crate::io::{Completion, Extent, Io, IoError, Op, Output, Tag};
 use crate::ready::Waker;
 use crate::snapshots::Snapshots;
@@ -100,12 +99,12 @@ impl SliceVolume {
     }
 }
 
-impl Decorator for SliceVolume {
-    fn inner(&self) -> &dyn Volume {
-        &*self.inner
+impl Volume for SliceVolume {
+    fn inner(&self) -> Option<&dyn Volume> {
+        Some(&*self.inner)
     }
 
-    fn info_over(&self) -> VolumeInfo {
+    fn info(&self) -> VolumeInfo {
         let whole = self.inner.info();
         let left = whole.size.saturating_sub(self.offset);
         let size = self.len.as_ref().map_or(left, |len| len.load(Ordering::Acquire).min(left));
@@ -124,22 +123,18 @@ impl Decorator for SliceVolume {
         }
     }
 
-    fn passes_registered(&self) -> bool {
-        true
-    }
-
-    fn refresh_size_over(&self) -> u64 {
+    fn refresh_size(&self) -> u64 {
         self.inner.refresh_size();
         self.info().size
     }
 
     /// A snapshot has the whole volume below, so a part of it has none.
-    fn snapshots_over(&self) -> Option<&dyn Snapshots> {
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
         if self.offset == 0 && self.len.is_none() { self.inner.snapshots() } else { None }
     }
 
     /// Changes the part's own length if it has one; otherwise resizes `inner`.
-    fn resize_over(&self, to: Resize) -> Result<u64, ResizeError> {
+    fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         let VolumeInfo { logical_block: block, .. } = self.info();
         let whole_blocks = |size: u64| size / u64::from(block) * u64::from(block);
         match (to, &self.len) {
@@ -172,7 +167,7 @@ impl Decorator for SliceVolume {
         Ok(self.info().size)
     }
 
-    fn open_over(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
+    fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let (info, own) = (self.info(), self.inner.info().logical_block);
         Ok(Box::new(SliceChannel {
             inner: self.inner.open(core, depth, waker)?,

@@ -278,15 +278,23 @@ pub struct LinkCounts {
 }
 
 /// A linear array of blocks; shared by all cores.
+///
+/// A decorator returns the volume below it as [`Volume::inner`], whose answers are then the
+/// defaults. If it delays requests or changes their data, its `registered_alignment` is `None`.
 pub trait Volume: Send + Sync {
     /// The volume's current properties; the size may change over time.
     fn info(&self) -> VolumeInfo;
+
+    /// The volume that a decorator wraps.
+    fn inner(&self) -> Option<&dyn Volume> {
+        None
+    }
 
     /// Queries the size from the storage below, such as a block device that was resized, and
     /// returns it in bytes; [`Volume::info`] then reports it, too. May block, so cores do not call
     /// it; the server of the volume calls it periodically.
     fn refresh_size(&self) -> u64 {
-        self.info().size
+        self.inner().map_or_else(|| self.info().size, Volume::refresh_size)
     }
 
     /// Resizes the volume and returns the new size in bytes. Later I/O is checked against the new
@@ -298,25 +306,26 @@ pub trait Volume: Send + Sync {
     /// # Errors
     /// If the volume cannot have that size; its size is then unchanged.
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
-        match to {
-            Resize::Own => Ok(self.refresh_size()),
-            Resize::Bytes { .. } => Err(ResizeError::Fixed),
+        match (self.inner(), to) {
+            (Some(inner), _) => inner.resize(to),
+            (None, Resize::Own) => Ok(self.refresh_size()),
+            (None, Resize::Bytes { .. }) => Err(ResizeError::Fixed),
         }
     }
 
     /// The volume's snapshots; `None` if its storage has none.
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        None
+        self.inner()?.snapshots()
     }
 
     /// The snapshots whose data the volume has, itself or in volumes below it, by their identities
     /// ([`crate::SnapshotInfo::identity`]).
     fn snapshots_in_use(&self) -> Vec<String> {
-        Vec::new()
+        self.inner().map(Volume::snapshots_in_use).unwrap_or_default()
     }
 
     /// A remote server's identifier of the data, the same over every path, such as an NGUID or an
-    /// NAA designator; `None` if the server reports none, and for local volumes.
+    /// NAA designator; `None` if the server reports none, for local volumes and for decorators.
     fn designator(&self) -> Option<&str> {
         None
     }
@@ -333,29 +342,33 @@ pub trait Volume: Send + Sync {
 
     /// Progress of populating the volume's memory; `None` if there is none to populate.
     fn populated(&self) -> Option<Populated> {
-        None
+        self.inner()?.populated()
     }
 
     /// Counters of the volume's connections; `None` for a local volume.
     fn links(&self) -> Option<LinkCounts> {
-        None
+        self.inner()?.links()
     }
 
     /// The path of a file below that was deleted while the volume is open. Its data is lost when
     /// the volume is closed. May block, so cores do not call it.
     fn deleted_file(&self) -> Option<PathBuf> {
-        None
+        self.inner()?.deleted_file()
     }
 
     /// The path of a file or device below that leads to something else now, or nowhere. May block
     /// in the path, so cores do not call it.
     fn lost_path(&self) -> Option<PathBuf> {
-        None
+        self.inner()?.lost_path()
     }
 
     /// Registers a callback for size changes, called from any thread. A volume of fixed size may
     /// ignore it.
-    fn on_resize(&self, _call: Box<dyn Fn() + Send + Sync>) {}
+    fn on_resize(&self, call: Box<dyn Fn() + Send + Sync>) {
+        if let Some(inner) = self.inner() {
+            inner.on_resize(call);
+        }
+    }
 }
 
 /// One core's queue to a volume: never blocks, and not `Send` by design.
