@@ -251,9 +251,9 @@ const TRIES_AGAIN: Duration = Duration::from_millis(500);
 mod tests {
     use super::*;
     use crate::attach::fake::FakeDisk;
+    use blockmux_engine::attach::DiskOptions;
     use blockmux_engine::attach::fuse::FuseError;
     use blockmux_engine::attach::own_io::OwnIo;
-    use blockmux_engine::attach::{AttachedAs, DiskOptions};
     use blockmux_proto::volume_state::Origin;
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -269,23 +269,13 @@ mod tests {
             PathBuf::from("/disk")
         }
 
-        fn attached_as(&self) -> AttachedAs {
-            AttachedAs::New
-        }
-
         fn origin(&self) -> Origin {
             Origin { protocol: "busy", listener: "nobody".into() }
-        }
-
-        fn outlives_process(&self) -> bool {
-            false
         }
 
         fn check_unused(&self) -> Result<(), DetachError> {
             Ok(())
         }
-
-        fn leave(&self) {}
 
         fn detach(&self) -> Result<(), DetachError> {
             let one_less = |left: u32| left.checked_sub(1);
@@ -298,8 +288,6 @@ mod tests {
         fn detach_by_force(&self) -> Result<(), DetachError> {
             Ok(())
         }
-
-        fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
     }
 
     fn disk_that_refuses(times: u32) -> (Detaching, Receiver<AttachEvent>) {

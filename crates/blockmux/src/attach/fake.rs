@@ -88,8 +88,6 @@ impl AttachedDisk for FakeDisk {
         self.change(|state| (state.is_removed, state.was_forced) = (true, true));
         Ok(())
     }
-
-    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// What has become of a disk.

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use blockmux_engine::attach::own_io::OwnIo;
 use blockmux_engine::attach::program::{self, ProgramError, RunningProgram};
-use blockmux_engine::attach::{AttachedAs, AttachedDisk, DetachError, mount_points};
+use blockmux_engine::attach::{AttachedDisk, DetachError, mount_points};
 use blockmux_proto::volume_state::Origin;
 use rustix::process::Signal;
 use std::fs;
@@ -65,29 +65,21 @@ impl MountedDisk {
 }
 
 impl AttachedDisk for MountedDisk {
-    fn path(&self) -> PathBuf {
-        self.disk.path()
+    /// If the disk stays, the file system stays mounted, too.
+    fn inner(&self) -> Option<&dyn AttachedDisk> {
+        Some(&*self.disk)
     }
 
-    fn attached_as(&self) -> AttachedAs {
-        self.disk.attached_as()
+    fn path(&self) -> PathBuf {
+        self.disk.path()
     }
 
     fn origin(&self) -> Origin {
         self.disk.origin()
     }
 
-    fn outlives_process(&self) -> bool {
-        self.disk.outlives_process()
-    }
-
     fn check_unused(&self) -> Result<(), DetachError> {
         self.disk.check_unused()
-    }
-
-    /// The file system stays mounted, too.
-    fn leave(&self) {
-        self.disk.leave();
     }
 
     fn detach(&self) -> Result<(), DetachError> {
@@ -103,10 +95,6 @@ impl AttachedDisk for MountedDisk {
         self.disk.detach_by_force()?;
         self.unmount(&["-l"]).unwrap_or_else(|said| warn!("{said}"));
         Ok(())
-    }
-
-    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
-        self.disk.when_removed(tell);
     }
 }
 

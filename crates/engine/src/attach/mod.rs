@@ -30,7 +30,15 @@ use tracing::warn;
 pub use wait::wait_for;
 
 /// A volume that is attached as a disk. Dropping it leaves the disk to the kernel.
+///
+/// A disk with something more, such as a mounted file system, returns the disk below as
+/// [`AttachedDisk::inner`], whose answers are then the defaults.
 pub trait AttachedDisk: Send + Sync {
+    /// The disk below this one.
+    fn inner(&self) -> Option<&dyn AttachedDisk> {
+        None
+    }
+
     /// Where the disk is.
     fn path(&self) -> PathBuf;
 
@@ -40,13 +48,17 @@ pub trait AttachedDisk: Send + Sync {
     }
 
     /// How the disk came to be.
-    fn attached_as(&self) -> AttachedAs;
+    fn attached_as(&self) -> AttachedAs {
+        self.inner().map_or(AttachedAs::New, AttachedDisk::attached_as)
+    }
 
     /// Where its I/O is counted among the users of its volume.
     fn origin(&self) -> Origin;
 
     /// Whether the disk, with what waits for it, outlives the process.
-    fn outlives_process(&self) -> bool;
+    fn outlives_process(&self) -> bool {
+        self.inner().is_some_and(AttachedDisk::outlives_process)
+    }
 
     /// Checks that nobody uses the disk, as far as its way can tell. Somebody may at once.
     ///
@@ -56,7 +68,11 @@ pub trait AttachedDisk: Send + Sync {
 
     /// Takes no further requests, and answers those in flight. Once the process has ended, or its
     /// cores have, a disk that outlives it waits for the next one that attaches its volume.
-    fn leave(&self);
+    fn leave(&self) {
+        if let Some(inner) = self.inner() {
+            inner.leave();
+        }
+    }
 
     /// Flushes and removes the disk. May block for as long as the volume takes. After
     /// [`AttachedDisk::leave`], a front end of a disk by vhost-user is disconnected, and waits for
@@ -75,7 +91,11 @@ pub trait AttachedDisk: Send + Sync {
 
     /// Calls `tell` once the disk is removed by anybody, as by `umount`, if this way of attaching
     /// notices that.
-    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>);
+    fn when_removed(&self, tell: Box<dyn FnOnce() + Send>) {
+        if let Some(inner) = self.inner() {
+            inner.when_removed(tell);
+        }
+    }
 }
 
 /// Options of a disk.

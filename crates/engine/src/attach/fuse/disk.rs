@@ -279,15 +279,11 @@ impl AttachedDisk for FuseDisk {
         self.names.iter().map(|name| self.directory.join(name)).collect()
     }
 
-    fn attached_as(&self) -> AttachedAs {
-        AttachedAs::New
-    }
-
     fn origin(&self) -> Origin {
         Origin { protocol: PROTOCOL, listener: self.directory.display().to_string().into() }
     }
 
-    /// The mount of a process that has ended fails every access.
+    /// The mount of a process that has ended fails every access, so nothing waits for the next one.
     fn outlives_process(&self) -> bool {
         false
     }
@@ -299,9 +295,6 @@ impl AttachedDisk for FuseDisk {
             users => Err(self.open_by(users)),
         }
     }
-
-    /// Nothing waits for the next process.
-    fn leave(&self) {}
 
     fn detach(&self) -> Result<(), DetachError> {
         let unmounted = self.unmount_unused();

@@ -203,9 +203,6 @@ impl AttachedDisk for UblkDisk {
         self.note_detached("detached by force");
         Ok(())
     }
-
-    /// The driver tells nobody that another program has removed the disk.
-    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// Removes a disk that a process that has ended has left. Requests that wait fail.
