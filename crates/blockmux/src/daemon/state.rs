@@ -91,9 +91,9 @@ pub(super) fn load(
     let opened = StateFile::open(directory, &place.local.to_string());
     let (file, stored) = opened.map_err(|error| wrong(error.to_string()))?;
     if !stored.image.is_empty() {
-        info!("`{name}`: reservations from {}", file.path().display());
+        info!("`{name}`: reservations from {}", file.name());
     }
-    let path = file.path().display().to_string();
+    let path = file.name();
     VolumeState::identified(volume, identity, Some((file, &stored))).map_err(|error| {
         wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
     })
@@ -113,7 +113,7 @@ fn of_image(
         if let Some(Ok((file, local))) = file()
             && !local.image.is_empty()
         {
-            let path = file.path().display();
+            let path = file.name();
             if local.generation > stored.generation {
                 return Err(format!(
                     "those in {path} are newer than those in Ceph's object {object}; remove one of the two"
@@ -132,7 +132,7 @@ fn of_image(
     if local.image.is_empty() {
         return Ok((state, StoredState::default()));
     }
-    let path = file.path().display();
+    let path = file.name();
     VolumeState::check_stored(&local).map_err(|error| format!("{path} {error}"))?;
     let generation = state.propose(StateGeneration::default(), &local.image);
     let stored = match wait_for(&*state, generation) {

@@ -19,7 +19,7 @@
 use crate::sys::safe_path::{self, entry_stat};
 use crate::volume::file::lock_exclusive;
 use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
-use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
+use blockmux_proto::volume_state::{Commit, StateGeneration, StoredState};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, openat, renameat,
     stat, unlinkat,
@@ -36,9 +36,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Saves the image of one volume's reservations, or of one disk's settings, to a file.
-pub struct StateFile {
-    writer: StateWriter<StatePaths>,
-}
+pub type StateFile = StateWriter<StatePaths>;
 
 /// Why saved state cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -106,13 +104,7 @@ impl StateFile {
         let mut file = OwnedFile::default();
         let stored = paths.load(&mut file)?.unwrap_or_default();
         let current = file.current;
-        Ok((Arc::new(StateFile { writer: StateWriter::new(paths, file, current) }), stored))
-    }
-
-    /// The file's path.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.writer.shared.store.file
+        Ok((Arc::new(StateWriter::new(paths, file, current)), stored))
     }
 }
 
@@ -189,19 +181,9 @@ pub fn give_directory(directory: &Path, user: u32, group: u32, served: &[PathBuf
     fchown(&open.fd, Some(user), Some(group)).map_err(|error| at(directory)(error.into()))
 }
 
-impl SharedState for StateFile {
-    fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
-        self.writer.propose(expected, image)
-    }
-
-    fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
-        self.writer.outcome(proposal)
-    }
-}
-
 /// What the writer knows of the file.
 #[derive(Default)]
-struct OwnedFile {
+pub struct OwnedFile {
     /// Held as long as the process owns the state.
     lock: Option<File>,
     /// The generation that a proposal must expect.
@@ -211,7 +193,7 @@ struct OwnedFile {
 }
 
 /// Paths of one state file.
-struct StatePaths {
+pub struct StatePaths {
     directory: PathBuf,
     file: PathBuf,
     new_file: PathBuf,
@@ -553,6 +535,7 @@ const MAX_FILE: u64 = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::volume_state::SharedState;
     use std::cell::RefCell;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -574,7 +557,7 @@ mod tests {
     }
 
     fn save(file: &StateFile, image: &[u8]) -> bool {
-        let expected = file.writer.shared.state().held.current;
+        let expected = file.shared.state().held.current;
         outcome(file, file.propose(expected, image)) == Commit::Committed
     }
 
@@ -584,7 +567,7 @@ mod tests {
         let (file, image) = open(&directory).unwrap();
         assert!(image.is_empty() && !directory.exists(), "nothing is created before the first save");
         assert!(save(&file, b"first") && save(&file, b"second"));
-        let path = file.path().to_owned();
+        let path = PathBuf::from(file.name());
         (dir, path)
     }
 
@@ -817,12 +800,12 @@ mod tests {
         let (_dir, path) = kept();
         let directory = path.parent().unwrap();
         let (ours, _) = open(directory).unwrap();
-        let file = std::mem::take(&mut ours.writer.shared.state().held);
+        let file = std::mem::take(&mut ours.shared.state().held);
         ours.propose(StateGeneration(0), b"late");
-        while !ours.writer.shared.state().queue.is_empty() {
+        while !ours.shared.state().queue.is_empty() {
             thread::yield_now();
         }
-        let writer = Arc::downgrade(&ours.writer.shared);
+        let writer = Arc::downgrade(&ours.shared);
         drop(ours);
         assert_eq!(writer.strong_count(), 1, "it still waits for the lock");
         drop(file);

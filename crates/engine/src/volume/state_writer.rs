@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tracing::warn;
 
 /// Where a state is stored. Its calls may block.
-pub(super) trait StateStore: Send + Sync + 'static {
+pub trait StateStore: Send + Sync + 'static {
     /// What it holds between two commits, such as a lock.
     type Held: Default + Send;
     /// Why nothing was stored.
@@ -29,7 +29,7 @@ pub(super) trait StateStore: Send + Sync + 'static {
 }
 
 /// A change of a state.
-pub(super) struct Proposal {
+pub struct Proposal {
     /// The generation that is to be replaced.
     pub(super) expected: StateGeneration,
     /// The generation that the image gets.
@@ -38,7 +38,7 @@ pub(super) struct Proposal {
 }
 
 /// The proposals of one owner to a store.
-pub(super) struct StateWriter<S: StateStore> {
+pub struct StateWriter<S: StateStore> {
     pub(super) shared: Arc<WriterShared<S>>,
 }
 
@@ -74,6 +74,12 @@ impl<S: StateStore> StateWriter<S> {
         StateWriter {
             shared: Arc::new(WriterShared { store, state: Mutex::new(state), changed: Condvar::new() }),
         }
+    }
+
+    /// What the store is called in messages: the path of a file, or the name of an object.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.shared.store.name()
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn open(
     let opened = StateFile::open_named(directory, &name, "aoe", &name);
     let (file, stored) = opened.map_err(|error| wrong(error.to_string()))?;
     let settings = DiskSettings::of_stored(&stored.image)
-        .map_err(|error| wrong(format!("{} is {error}; remove it", file.path().display())))?;
+        .map_err(|error| wrong(format!("{} is {error}; remove it", file.name())))?;
     Ok((settings, Some((file, stored.generation))))
 }
 

@@ -13,16 +13,14 @@
 use super::owner::within_limit;
 use super::volume::RbdVolume;
 use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
-use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
+use blockmux_proto::volume_state::{Commit, StateGeneration, StoredState};
 use blockmux_rbd::error::RbdError;
 use blockmux_rbd::object::ImageObject;
 use blockmux_volume::Crc32c;
 use std::sync::Arc;
 
 /// Stores the reservations of an image beside it.
-pub struct RadosState {
-    writer: StateWriter<RecordStore<ImageObject>>,
-}
+pub type RadosState = StateWriter<RecordStore<ImageObject>>;
 
 /// Why stored state cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,28 +72,12 @@ impl RadosState {
             opened.map_err(|error| RadosStateError::Rbd { object: PREFIX.to_owned(), error })?;
         let stored = stored?;
         let generation = stored.as_ref().map_or_else(StateGeneration::default, |stored| stored.generation);
-        Ok((Arc::new(RadosState { writer: StateWriter::new(store, (), generation) }), stored))
-    }
-
-    /// The object's name.
-    #[must_use]
-    pub fn name(&self) -> String {
-        self.writer.shared.store.name()
-    }
-}
-
-impl SharedState for RadosState {
-    fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
-        self.writer.propose(expected, image)
-    }
-
-    fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
-        self.writer.outcome(proposal)
+        Ok((Arc::new(StateWriter::new(store, (), generation)), stored))
     }
 }
 
 /// An object that is replaced as a whole.
-trait RecordObject: Send + Sync + 'static {
+pub trait RecordObject: Send + Sync + 'static {
     fn name(&self) -> String;
     /// The first `most` bytes; `None` if there is no object.
     fn read(&self, most: usize) -> Result<Option<Vec<u8>>, RbdError>;
@@ -125,7 +107,7 @@ impl RecordObject for ImageObject {
 }
 
 /// States in the form of a record.
-struct RecordStore<O> {
+pub struct RecordStore<O> {
     object: O,
     identity: String,
 }
@@ -219,6 +201,7 @@ const MAX_RECORD: usize = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::volume_state::SharedState;
     use blockmux_rbd::error::Errno;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
