@@ -5,7 +5,7 @@
 //! tasks talk through that memory, and the socket is only used for changes.
 //!
 //! ```text
-//!   front end ══socket══▶ FrontEndSession ──starts, changes, stops──▶ VringTask, for each queue
+//!   front end ══socket══▶ FrontEndSession ──starts, changes, stops──▶ QueueState, for each queue
 //!       guest ═══════════ virtqueues in shared memory ══════════▶ BlkQueue ──▶ Channels ──▶ volume
 //! ```
 //! The thread of the socket may block; tasks never do. The guest is not trusted. The front end is

@@ -146,7 +146,7 @@ impl RunningQueue {
                     poll: UnnotifiedPoll::new(core.policy()),
                 }));
                 core.local(QueueTable::default).add(id, &state);
-                VringTask(state)
+                state
             });
             Ok(())
         });
@@ -284,28 +284,6 @@ impl QueueState {
         self.waker.wake();
     }
 
-    #[inline]
-    fn turn(&mut self) -> Progress {
-        self.queue.suppress_kicks();
-        let taken = match self.queue.take_requests() {
-            Ok(true) => Progress::Drained,
-            Ok(false) => Progress::Idle,
-            Err(error) => self.on_error(error),
-        };
-        let moved = self.channels.move_io(&mut self.queue, self.core.now());
-        if self.queue.publish() == Notify::Driver {
-            self.events.signal_call();
-        }
-        if self.end != QueueEnd::Open && self.ends() {
-            return Progress::Done;
-        }
-        let progress = taken.max(moved);
-        if progress > Progress::Idle {
-            self.poll.on_progress();
-        }
-        progress
-    }
-
     #[cold]
     fn on_error(&mut self, error: RingError) -> Progress {
         warn!("{}: the guest has broken a virtqueue, which stops: {error}; reset the guest", self.name);
@@ -330,6 +308,34 @@ impl QueueState {
         }
         has_ended
     }
+}
+
+impl Task for QueueState {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        self.queue.suppress_kicks();
+        let taken = match self.queue.take_requests() {
+            Ok(true) => Progress::Drained,
+            Ok(false) => Progress::Idle,
+            Err(error) => self.on_error(error),
+        };
+        let moved = self.channels.move_io(&mut self.queue, self.core.now());
+        if self.queue.publish() == Notify::Driver {
+            self.events.signal_call();
+        }
+        if self.end != QueueEnd::Open && self.ends() {
+            return Progress::Done;
+        }
+        let progress = taken.max(moved);
+        if progress > Progress::Idle {
+            self.poll.on_progress();
+        }
+        progress
+    }
+
+    fn is_polled(&self) -> bool {
+        true
+    }
 
     /// Waits for the guest's next request. A queue that takes none waits for nothing: what enables
     /// it wakes it.
@@ -353,24 +359,6 @@ impl QueueState {
                 }
             }
         }
-    }
-}
-
-/// Serves a queue until it is stopped.
-struct VringTask(Rc<RefCell<QueueState>>);
-
-impl Task for VringTask {
-    #[inline]
-    fn run(&mut self) -> Progress {
-        self.0.borrow_mut().turn()
-    }
-
-    fn is_polled(&self) -> bool {
-        true
-    }
-
-    fn park(&mut self) {
-        self.0.borrow_mut().park();
     }
 }
 

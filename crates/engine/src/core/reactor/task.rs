@@ -1,5 +1,8 @@
 //! Tasks of a core.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 /// Result of one run of a task. The progress of several parts of a task is the greatest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Progress {
@@ -26,4 +29,20 @@ pub trait Task {
 
     /// Arms wake-ups for the task's sockets: the task will only run again if it is woken.
     fn park(&mut self) {}
+}
+
+/// A task that its channel shares with the core.
+impl<T: Task> Task for Rc<RefCell<T>> {
+    #[inline]
+    fn run(&mut self) -> Progress {
+        self.borrow_mut().run()
+    }
+
+    fn is_polled(&self) -> bool {
+        self.borrow().is_polled()
+    }
+
+    fn park(&mut self) {
+        self.borrow_mut().park();
+    }
 }

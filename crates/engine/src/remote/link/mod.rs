@@ -98,12 +98,41 @@ enum LinkState<S, H: Host> {
     },
 }
 
-struct LinkTask<D: Dialer, H: Host>(Rc<RefCell<Link<D, H>>>);
-
-impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
+impl<D: Dialer, H: Host> Task for Link<D, H> {
     #[inline]
     fn run(&mut self) -> Progress {
-        self.0.borrow_mut().run()
+        let was_parked = std::mem::replace(&mut self.is_parked, false);
+        let completed_before = self.done.len();
+        let controlled =
+            if was_parked || self.is_control_due() { self.run_control() } else { Progress::Idle };
+        let progress = match &mut self.state {
+            LinkState::Open { .. } => {
+                self.check_silence();
+                let progress = self.run_open();
+                let progress = self.take_handed_back().unwrap_or(progress);
+                self.check_answers().unwrap_or(progress)
+            }
+            LinkState::Down => Progress::Idle,
+            LinkState::Pausing { until } if *until > self.core.now() => Progress::Idle,
+            LinkState::Pausing { .. } => self.dial(),
+            LinkState::Connecting { .. } => self.run_connecting(),
+            LinkState::Controlling => self.run_controlling(),
+        };
+        let progress = if self.is_attempt_over() {
+            self.lose("target accepted the connection and did not complete the login in time")
+        } else {
+            progress
+        };
+        let progress = if progress == Progress::Idle { controlled } else { progress };
+        if self.done.len() > completed_before {
+            self.consumer.wake();
+        }
+        let ends = self.is_closing && !matches!(self.state, LinkState::Open { .. });
+        if ends {
+            self.end_control();
+            return Progress::Done;
+        }
+        progress
     }
 
     fn is_polled(&self) -> bool {
@@ -111,15 +140,14 @@ impl<D: Dialer, H: Host> Task for LinkTask<D, H> {
     }
 
     fn park(&mut self) {
-        let mut link = self.0.borrow_mut();
-        link.is_parked = true;
-        if let Some(control) = &mut link.control {
+        self.is_parked = true;
+        if let Some(control) = &mut self.control {
             control.connection.park();
         }
-        match &mut link.state {
+        match &mut self.state {
             LinkState::Open { connections, .. } => {
                 connections.park();
-                link.watch();
+                self.watch();
             }
             LinkState::Connecting { connection, .. } => connection.park_connecting(),
             LinkState::Down | LinkState::Pausing { .. } | LinkState::Controlling => {}
@@ -169,7 +197,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
                 is_closing: false,
             }));
             made = Some(link.clone());
-            LinkTask(link)
+            link
         });
         made.expect("spawn makes the task before it returns")
     }
@@ -222,42 +250,6 @@ impl<D: Dialer, H: Host> Link<D, H> {
         if self.is_parked {
             self.watch();
         }
-    }
-
-    #[inline]
-    fn run(&mut self) -> Progress {
-        let was_parked = std::mem::replace(&mut self.is_parked, false);
-        let completed_before = self.done.len();
-        let controlled =
-            if was_parked || self.is_control_due() { self.run_control() } else { Progress::Idle };
-        let progress = match &mut self.state {
-            LinkState::Open { .. } => {
-                self.check_silence();
-                let progress = self.run_open();
-                let progress = self.take_handed_back().unwrap_or(progress);
-                self.check_answers().unwrap_or(progress)
-            }
-            LinkState::Down => Progress::Idle,
-            LinkState::Pausing { until } if *until > self.core.now() => Progress::Idle,
-            LinkState::Pausing { .. } => self.dial(),
-            LinkState::Connecting { .. } => self.run_connecting(),
-            LinkState::Controlling => self.run_controlling(),
-        };
-        let progress = if self.is_attempt_over() {
-            self.lose("target accepted the connection and did not complete the login in time")
-        } else {
-            progress
-        };
-        let progress = if progress == Progress::Idle { controlled } else { progress };
-        if self.done.len() > completed_before {
-            self.consumer.wake();
-        }
-        let ends = self.is_closing && !matches!(self.state, LinkState::Open { .. });
-        if ends {
-            self.end_control();
-            return Progress::Done;
-        }
-        progress
     }
 
     fn dial(&mut self) -> Progress {
