@@ -8,7 +8,7 @@ use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_proto::aoe::server::{AoeTargetSession, DEPTH};
 use blockmux_proto::aoe::unit::{AoeUnit, DiskSettings};
 use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
-use blockmux_proto::driver::session::{FrameSession, Initiator, Timed};
+use blockmux_proto::driver::session::{FrameSession, Timed};
 use blockmux_proto::driver::target::IoSource;
 use blockmux_proto::exports::{Export, Exports, VolumeId};
 use blockmux_volume::conformance::TestCore;

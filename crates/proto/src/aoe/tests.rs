@@ -6,7 +6,7 @@ use super::disks::AoeDisks;
 use super::server::AoeTargetSession;
 use super::*;
 use crate::driver::frames::{Frame, FramePortInfo, OutFrame, PortId, Station};
-use crate::driver::session::{FrameSession, Initiator, Timed};
+use crate::driver::session::{FrameSession, Timed};
 use crate::driver::target::IoSource;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::random::SplitMix;
@@ -55,7 +55,7 @@ impl Net {
 
     /// Runs one I/O after the bring-up and the probing.
     fn does(&mut self, op: Op, byte: u8) -> Vec<u8> {
-        while !self.initiator.is_ready() || self.initiator.is_probing() {
+        while self.initiator.disk().is_none() || self.initiator.is_probing() {
             self.step();
         }
         let mut io = Io::new(Tag(0), op, 0, 512);
@@ -123,7 +123,7 @@ impl Net {
 /// frames and the virtual time.
 fn storm(seed: u64, loss_per_thousand: u64) -> (u64, Duration) {
     let mut net = Net::new(seed, loss_per_thousand);
-    while !net.initiator.is_ready() {
+    while net.initiator.disk().is_none() {
         net.step();
     }
     let begin = net.now;
@@ -175,7 +175,7 @@ fn nothing_is_lost_or_undone_whatever_the_network_does() {
 #[test]
 fn without_loss_nothing_is_sent_twice() {
     let mut net = Net::new(1, 0);
-    while !net.initiator.is_ready() || net.initiator.is_probing() {
+    while net.initiator.disk().is_none() || net.initiator.is_probing() {
         net.step();
     }
     assert_eq!(net.initiator.stations().next().unwrap().1, 17);

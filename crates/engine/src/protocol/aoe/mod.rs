@@ -14,7 +14,6 @@ use blockmux_proto::aoe::discovery::{AoeDiscoverySession, FoundDisk};
 use blockmux_proto::aoe::disks::AoeDisks;
 use blockmux_proto::aoe::server::AoeTargetSession;
 use blockmux_proto::driver::frames::PortId;
-use blockmux_proto::driver::session::Initiator;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::Pool;
 use std::io;
@@ -110,10 +109,10 @@ pub fn describe(endpoint: &AoeEndpoint) -> Result<AoeDescription, AoeConnectErro
     let found = blocking::run_session(interfaces, side, &mut session, ANSWER_TIMEOUT, |session| {
         let answers = |port: PortId| session.stations().any(|(at, _)| at.port == port);
         let is_whole = || (0..).map(PortId).zip(interfaces).all(|(port, _)| answers(port));
-        let is_known = session.is_ready() && !session.is_probing();
+        let is_known = session.disk().is_some() && !session.is_probing();
         is_known && (is_whole() || asked.elapsed() >= OTHERS_TIMEOUT)
     })?;
-    let disk = session.disk().filter(|_| found || session.is_ready()).cloned();
+    let disk = session.disk().filter(|_| found || session.disk().is_some()).cloned();
     let silent = || AoeConnectError::Silent { address: *address, interfaces: interfaces.join(",") };
     let disk = disk.ok_or_else(silent)?;
     let name = |port: u16| interfaces.get(usize::from(port)).map_or("", String::as_str);

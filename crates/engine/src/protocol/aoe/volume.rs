@@ -8,7 +8,6 @@ use crate::core::reactor::{EngineCore, Progress, Task};
 use crate::net::frames::{FrameHost, FramePorts, QueueId, Side};
 use blockmux_proto::aoe::AoeAddress;
 use blockmux_proto::aoe::client::{AoeInitiatorConfig, AoeInitiatorSession};
-use blockmux_proto::driver::session::Initiator;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Volume, VolumeInfo, Waker};
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -70,7 +69,7 @@ impl<H: FrameHost> Volume for AoeVolume<H> {
                 is_closing: false,
             }));
             made = Some(link.clone());
-            Ok::<_, ()>(FrameLinkTask(link))
+            Ok::<_, ()>(link)
         });
         let link = made.ok_or(IoError::PathLost)?;
         Ok(Box::new(AoeChannel { info: self.info.clone(), link, done: Vec::new() }))
@@ -99,8 +98,6 @@ struct FrameLink<H: FrameHost> {
     is_checked: bool,
     is_closing: bool,
 }
-
-struct FrameLinkTask<H: FrameHost>(Rc<RefCell<FrameLink<H>>>);
 
 impl<H: FrameHost> Channel for AoeChannel<H> {
     #[inline]
@@ -146,6 +143,21 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
+    /// Stops the session, with a warning, if the disk's size has changed: it may be another disk.
+    fn check_disk(&mut self) {
+        if self.is_checked || self.session.disk().is_none() {
+            return;
+        }
+        self.is_checked = true;
+        let is_same = self.session.volume_info().is_some_and(|now| now.size == self.first.size);
+        if !is_same {
+            warn!("the disk's size has changed since it was opened, so its I/O fails; open it again");
+            self.session.on_stop();
+        }
+    }
+}
+
+impl<H: FrameHost> Task for FrameLink<H> {
     #[inline]
     fn run(&mut self) -> Progress {
         if self.is_closing {
@@ -169,33 +181,12 @@ impl<H: FrameHost> FrameLink<H> {
         }
     }
 
-    /// Stops the session, with a warning, if the disk's size has changed: it may be another disk.
-    fn check_disk(&mut self) {
-        if self.is_checked || !self.session.is_ready() {
-            return;
-        }
-        self.is_checked = true;
-        let is_same = self.session.volume_info().is_some_and(|now| now.size == self.first.size);
-        if !is_same {
-            warn!("the disk's size has changed since it was opened, so its I/O fails; open it again");
-            self.session.on_stop();
-        }
-    }
-}
-
-impl<H: FrameHost> Task for FrameLinkTask<H> {
-    #[inline]
-    fn run(&mut self) -> Progress {
-        self.0.borrow_mut().run()
-    }
-
     fn is_polled(&self) -> bool {
         true
     }
 
     fn park(&mut self) {
-        let mut link = self.0.borrow_mut();
-        link.is_parked = true;
-        link.ports.park();
+        self.is_parked = true;
+        self.ports.park();
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct AoeCommandTable {
     /// Number of uses of each slot; it wraps around.
     taken: Vec<u32>,
     /// Number of commands that belong to a request.
-    request_commands: u32,
+    pub(super) request_commands: u32,
 }
 
 /// A command without an answer so far.
@@ -82,19 +82,6 @@ impl AoeCommandTable {
     pub(super) fn new(id: u8, first: u32) -> AoeCommandTable {
         let taken = vec![first & MAX_TAKEN; MAX_COMMANDS as usize];
         AoeCommandTable { id, commands: Slab::with_capacity(MAX_COMMANDS), taken, request_commands: 0 }
-    }
-
-    /// Removes all commands.
-    pub(super) fn clear(&mut self) {
-        self.commands.clear();
-        self.request_commands = 0;
-    }
-
-    /// The number of commands that belong to a request. Only these count against the window; probes
-    /// and queries are few.
-    #[inline]
-    pub(super) fn request_commands(&self) -> u32 {
-        self.request_commands
     }
 
     /// Adds a command; returns its tag, or `None` if the table is full.
@@ -197,8 +184,8 @@ mod tests {
         let mut commands = AoeCommandTable::new(1, u32::MAX);
         let tags = [commands.insert(command(1)).unwrap(), commands.insert(command(2)).unwrap()];
         assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count wraps to 0");
-        commands.clear();
-        assert!(tags.iter().all(|tag| commands.get_mut(*tag).is_none()) && commands.request_commands() == 0);
+        tags.iter().for_each(|tag| drop(commands.remove(*tag)));
+        assert!(tags.iter().all(|tag| commands.get_mut(*tag).is_none()) && commands.request_commands == 0);
         assert_eq!(commands.insert(command(3)), Some(0x0100_0080), "the count does not restart");
         assert_eq!(AoeCommandTable::new(1, 0x1234).insert(command(1)), Some(0x0100_0000 | 0x1235 << 7));
     }

@@ -30,7 +30,7 @@ use self::request::{AoeRequest, MAX_FRAME_DATA};
 use super::AoeAddress;
 pub use super::identify::AtaDisk;
 use crate::driver::frames::{Frame, FrameOutbox, FramePortInfo, PortId};
-use crate::driver::session::{FrameSession, Initiator, PathRank, Timed};
+use crate::driver::session::{FrameSession, Timed};
 use crate::slots::{SlotKey, Slots};
 use blockmux_volume::{Completion, Io, IoError, Memory, Pool, Seg, VolumeInfo};
 use std::collections::VecDeque;
@@ -124,19 +124,13 @@ impl AoeInitiatorSession {
 
     /// The stations of the disk, and the number of sectors for which frames are known to pass.
     pub fn stations(&self) -> impl Iterator<Item = (crate::driver::frames::Station, u8)> {
-        self.paths.iter().map(|path| (path.station, path.sectors))
+        self.paths.all.iter().map(|path| (path.station, path.sectors))
     }
 
     /// Whether the maximum frame size is still being probed.
     #[must_use]
     pub fn is_probing(&self) -> bool {
-        self.paths.iter().any(|path| path.probe.is_some())
-    }
-
-    /// The current congestion window, in commands.
-    #[must_use]
-    pub fn window(&self) -> u32 {
-        self.congestion.window()
+        self.paths.all.iter().any(|path| path.probe.is_some())
     }
 
     /// The number of requests that have not completed.
@@ -240,51 +234,30 @@ impl FrameSession for AoeInitiatorSession {
     }
 }
 
-impl Initiator for AoeInitiatorSession {
-    fn is_ready(&self) -> bool {
-        self.disk.is_some()
+/// The user's side: the calls of [`Initiator`](crate::driver::session::Initiator) that make sense
+/// without connections, which could be lost or be of several ranks.
+impl AoeInitiatorSession {
+    /// The number of requests that the session accepts now.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        if self.disk.is_some() { MAX_REQUESTS.saturating_sub(self.held()) } else { 0 }
     }
 
+    /// Submits a request. Call it only while there is room.
     #[inline]
-    fn room(&self) -> usize {
-        if self.is_ready() { MAX_REQUESTS.saturating_sub(self.held()) } else { 0 }
-    }
-
-    #[inline]
-    fn submit(&mut self, io: Io) {
+    pub fn submit(&mut self, io: Io) {
         self.fresh.push_back(io);
     }
 
+    /// The next completion.
     #[inline]
-    fn poll_done(&mut self) -> Option<Completion> {
+    pub fn poll_done(&mut self) -> Option<Completion> {
         self.done.pop_front()
     }
 
-    fn poll_returned(&mut self) -> Option<Io> {
-        None
-    }
-
-    fn take_unfinished(&mut self) -> Vec<Io> {
-        self.waiting.clear();
-        self.outbox.clear();
-        self.commands.clear();
-        let mut requests = self.requests.take_all();
-        requests.sort_by_key(|request| request.since);
-        let fresh = std::mem::take(&mut self.fresh);
-        requests.into_iter().map(|request| request.io).chain(fresh).collect()
-    }
-
-    fn poll_size(&mut self) -> Option<u64> {
-        None
-    }
-
-    fn resize(&mut self, _size: u64) {}
-
-    fn path_rank(&self) -> PathRank {
-        PathRank::Best
-    }
-
-    fn on_stop(&mut self) {
+    /// Ends the session once no request is in flight.
+    pub fn on_stop(&mut self) {
         self.stops = true;
     }
 }

@@ -12,7 +12,7 @@ use crate::driver::frames::{FramePortInfo, PortId, Station};
 use std::time::Instant;
 
 pub(super) struct AoePaths {
-    paths: Vec<AoePath>,
+    pub(super) all: Vec<AoePath>,
     /// Index of the next path in rotation.
     next: usize,
 }
@@ -41,32 +41,20 @@ pub(super) struct AoePath {
 
 impl AoePaths {
     pub(super) fn new() -> AoePaths {
-        AoePaths { paths: Vec::new(), next: 0 }
-    }
-
-    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut AoePath> {
-        self.paths.get_mut(at)
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut AoePath)> {
-        self.paths.iter_mut().enumerate()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &AoePath> {
-        self.paths.iter()
+        AoePaths { all: Vec::new(), next: 0 }
     }
 
     /// Index of the path to `station`.
     #[inline]
     pub(super) fn find(&self, station: Station) -> Option<usize> {
-        self.paths.iter().position(|path| path.station == station)
+        self.all.iter().position(|path| path.station == station)
     }
 
     /// Adds or updates the path to a station that has answered for the disk.
     pub(super) fn on_config(&mut self, station: Station, target_sectors: u8, port: &FramePortInfo) {
         // Targets of the first protocol version send 0 and accept two sectors.
         let target_sectors = if target_sectors == 0 { SAFE_SECTORS } else { target_sectors };
-        if let Some(path) = self.paths.iter_mut().find(|path| path.station == station) {
+        if let Some(path) = self.all.iter_mut().find(|path| path.station == station) {
             path.silent = 0;
             if path.target_sectors != target_sectors {
                 path.target_sectors = target_sectors;
@@ -90,16 +78,16 @@ impl AoePaths {
         // A restarted target may be at another station: a silent path on the same port has most
         // likely become this one.
         let is_dead = |path: &AoePath| path.is_silent() && path.station.port == station.port;
-        if let Some(dead) = self.paths.iter_mut().find(|path| is_dead(path)) {
+        if let Some(dead) = self.all.iter_mut().find(|path| is_dead(path)) {
             *dead = path;
-        } else if self.paths.len() < MAX_PATHS {
-            self.paths.push(path);
+        } else if self.all.len() < MAX_PATHS {
+            self.all.push(path);
         }
     }
 
     /// Handles a change of a port.
     pub(super) fn on_port(&mut self, id: PortId, port: &FramePortInfo) {
-        for path in self.paths.iter_mut().filter(|path| path.station.port == id) {
+        for path in self.all.iter_mut().filter(|path| path.station.port == id) {
             path.silent = 0;
             path.measure(port);
         }
@@ -109,11 +97,11 @@ impl AoePaths {
     /// up; one that answers, if there is any.
     #[inline]
     pub(super) fn choose(&mut self, sectors: u8, ports: &[FramePortInfo]) -> Option<usize> {
-        let count = self.paths.len();
+        let count = self.all.len();
         let mut silent = None;
         for step in 0..count {
             let at = self.next.wrapping_add(step).checked_rem(count)?;
-            let path = self.paths.get(at)?;
+            let path = self.all.get(at)?;
             if path.sectors < sectors || !ports.get(usize::from(path.station.port.0))?.is_up {
                 continue;
             }
@@ -203,12 +191,12 @@ mod tests {
         paths.on_config(station(1, 2), 2, &PORT);
         let round = |paths: &mut AoePaths, ports: &[FramePortInfo]| [0; 4].map(|_| paths.choose(1, ports));
         assert_eq!(round(&mut paths, &ports), [Some(0), Some(1), Some(0), Some(1)]);
-        paths.get_mut(0).unwrap().silent = SILENT_AFTER;
+        paths.all[0].silent = SILENT_AFTER;
         assert_eq!(round(&mut paths, &ports), [Some(1); 4]);
         ports[1].is_up = false;
         assert_eq!(round(&mut paths, &ports), [Some(0); 4], "better than none");
         paths.on_config(station(0, 1), 2, &PORT);
-        assert!(!paths.get_mut(0).unwrap().is_silent());
+        assert!(!paths.all[0].is_silent());
         assert_eq!(paths.choose(3, &ports), None, "it does not take so many sectors");
     }
 
@@ -216,7 +204,7 @@ mod tests {
     fn frame_sizes_are_probed_from_the_largest_down() {
         let mut paths = AoePaths::new();
         paths.on_config(station(0, 1), 16, &PORT);
-        let path = paths.get_mut(0).unwrap();
+        let path = &mut paths.all[0];
         assert_eq!((path.sectors, path.probe), (2, Some(16)));
         path.on_probe_lost(16);
         path.on_probe_lost(16);
@@ -226,8 +214,8 @@ mod tests {
         path.on_probe_passed(8);
         assert_eq!((path.sectors, path.probe), (8, None));
         paths.on_port(PortId(0), &FramePortInfo { mtu: 1500, ..PORT });
-        assert_eq!((paths.get_mut(0).unwrap().sectors, paths.get_mut(0).unwrap().probe), (2, None));
+        assert_eq!((paths.all[0].sectors, paths.all[0].probe), (2, None));
         paths.on_config(station(0, 2), 0, &PORT);
-        assert_eq!(paths.get_mut(1).unwrap().sectors, 2);
+        assert_eq!(paths.all[1].sectors, 2);
     }
 }

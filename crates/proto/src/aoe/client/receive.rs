@@ -96,7 +96,7 @@ impl AoeInitiatorSession {
             && matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write);
         self.last_heard = self.last_heard.max(now);
         let mut was_silent = false;
-        if let Some(path) = self.paths.get_mut(path_at) {
+        if let Some(path) = self.paths.all.get_mut(path_at) {
             was_silent = path.loss_probes > 0;
             path.on_answer(answers, now);
             if is_large && result.is_ok() {
@@ -118,7 +118,7 @@ impl AoeInitiatorSession {
         if result == Err(IoError::BadLength) && is_large {
             // The target accepts fewer sectors than it advertised, for example after a change of
             // its MTU.
-            if let Some(path) = self.paths.get_mut(path_at) {
+            if let Some(path) = self.paths.all.get_mut(path_at) {
                 path.on_large_lost();
             }
             self.split(tag);
@@ -155,7 +155,7 @@ impl AoeInitiatorSession {
             AoeCommandKind::Probe => {
                 let flown = command.path;
                 self.forget(tag);
-                if let Some(path) = self.paths.get_mut(flown) {
+                if let Some(path) = self.paths.all.get_mut(flown) {
                     match result {
                         Ok(()) => path.on_probe_passed(sectors),
                         Err(_) => path.on_probe_lost(sectors),

@@ -4,7 +4,6 @@ use crate::aoe::SECTOR;
 use crate::aoe::identify::AtaDisk;
 use blockmux_volume::{Extent, Io, IoError, Memory, Op, Output, Pool, Seg, SgList};
 use blockmux_wire::ata::{ATA_SECTOR, TrimRange};
-use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// A request from submission to completion.
@@ -23,8 +22,6 @@ pub(super) struct AoeRequest {
     pub(super) error: Option<IoError>,
     /// Whether a flush follows.
     flushes: bool,
-    /// Time of submission.
-    pub(super) since: Instant,
 }
 
 /// Current phase of a request.
@@ -51,7 +48,6 @@ impl AoeRequest {
         io: Io,
         disk: &AtaDisk,
         pool: &Pool,
-        now: Instant,
     ) -> Result<AoeRequest, (Io, Result<Output, IoError>)> {
         let (phase, flushes) = match io.op {
             Op::Read => (RequestPhase::Read, false),
@@ -84,7 +80,6 @@ impl AoeRequest {
             outstanding: 0,
             error: None,
             flushes,
-            since: now,
         })
     }
 
@@ -207,8 +202,7 @@ mod tests {
 
     fn request(op: Op, len: u64) -> AoeRequest {
         let io = Io::new(Tag(1), op, 4096, len);
-        AoeRequest::new(io, &disk(), &Pool::new(1 << 30), Instant::now())
-            .unwrap_or_else(|_| panic!("it begins"))
+        AoeRequest::new(io, &disk(), &Pool::new(1 << 30)).unwrap_or_else(|_| panic!("it begins"))
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl AoeInitiatorSession {
         if !self.fresh.is_empty() {
             self.take_fresh(now);
         }
-        while self.commands.request_commands() < self.congestion.window()
+        while self.commands.request_commands < self.congestion.window()
             && let Some(&key) = self.waiting.front()
         {
             let is_issued = self.requests.get_mut(key).is_none_or(|request| request.is_issued());
@@ -38,7 +38,7 @@ impl AoeInitiatorSession {
                 return;
             }
         }
-        self.congestion.on_sent(self.commands.request_commands());
+        self.congestion.on_sent(self.commands.request_commands);
     }
 
     fn take_fresh(&mut self, now: Instant) {
@@ -58,7 +58,7 @@ impl AoeInitiatorSession {
         while self.requests.len() < MAX_REQUESTS
             && let Some(io) = self.fresh.pop_front()
         {
-            match AoeRequest::new(io, disk, &self.pool, now) {
+            match AoeRequest::new(io, disk, &self.pool) {
                 Ok(request) => self.waiting.push_back(self.requests.insert(request)),
                 Err((io, result)) => self.done.push_back(Completion { tag: io.tag, result }),
             }
@@ -73,7 +73,7 @@ impl AoeInitiatorSession {
             self.wake_at(at);
             return false;
         };
-        let sectors = self.paths.get_mut(path).map_or(1, |path| path.sectors);
+        let sectors = self.paths.all.get_mut(path).map_or(1, |path| path.sectors);
         let zeroes = self.zeroes();
         let Some(request) = self.requests.get_mut(key) else { return true };
         let Some(piece) = request.next_piece(sectors) else { return true };
@@ -134,7 +134,7 @@ impl AoeInitiatorSession {
         let has_flush_ext = self.disk.as_ref().is_some_and(|disk| disk.flush_ext);
         let zeroes = self.zeroes();
         let Some(command) = self.commands.get_mut(tag) else { return };
-        let Some(path) = self.paths.get_mut(command.path) else { return };
+        let Some(path) = self.paths.all.get_mut(command.path) else { return };
         let opcode = match command.what {
             AoeCommandKind::Read | AoeCommandKind::Probe if has_48 => ata::AtaCommand::READ_SECTORS_EXT,
             AoeCommandKind::Read | AoeCommandKind::Probe => ata::AtaCommand::READ_SECTORS,
@@ -201,7 +201,7 @@ impl AoeInitiatorSession {
                 SgList::default(),
             ));
         }
-        let needs_answer = self.disk.is_none() || self.paths.iter().any(super::path::AoePath::is_silent);
+        let needs_answer = self.disk.is_none() || self.paths.all.iter().any(super::path::AoePath::is_silent);
         let pause = FIRST_QUERY_INTERVAL
             .saturating_mul(1u32.checked_shl(self.queries).unwrap_or(u32::MAX))
             .min(LAST_QUERY_INTERVAL);
@@ -222,7 +222,7 @@ impl AoeInitiatorSession {
             commands.iter().any(|(_, command)| command.what == AoeCommandKind::Probe && command.path == at)
         };
         let wanted: Vec<(usize, u8)> =
-            self.paths.iter_mut().filter_map(|(at, path)| Some((at, path.probe?))).collect();
+            self.paths.all.iter_mut().enumerate().filter_map(|(at, path)| Some((at, path.probe?))).collect();
         for (path, sectors) in wanted {
             if !is_tried(path, &self.commands) {
                 let data = SgList::default();
@@ -292,7 +292,7 @@ impl AoeInitiatorSession {
             return self.fail(key, IoError::PathLost);
         }
         let (is_lost, path_at) = (command.is_lost, command.path);
-        let Some(path) = self.paths.get_mut(path_at) else { return };
+        let Some(path) = self.paths.all.get_mut(path_at) else { return };
         let silent_since = path.silent_since(first_sent);
         let is_stall = is_lost || now.saturating_duration_since(silent_since) >= STALL;
         let is_overtaken = !what.is_long() && path.answered_up_to.is_some_and(|up_to| up_to > sent);
@@ -328,7 +328,7 @@ impl AoeInitiatorSession {
     /// is.
     fn send_loss_probe(&mut self, tag: u32, now: Instant) {
         let Some(command) = self.commands.get_mut(tag) else { return };
-        let Some(path) = self.paths.get_mut(command.path) else { return };
+        let Some(path) = self.paths.all.get_mut(command.path) else { return };
         let silent_since = path.silent_since(command.first_sent);
         let last =
             path.loss_probed_at.map_or(silent_since, |loss_probed_at| loss_probed_at.max(silent_since));
@@ -351,7 +351,7 @@ impl AoeInitiatorSession {
     /// command is to be split into smaller frames.
     fn give_up_size(&mut self, tag: u32, now: Instant) -> bool {
         let Some(command) = self.commands.get_mut(tag) else { return true };
-        let Some(path) = self.paths.get_mut(command.path) else { return true };
+        let Some(path) = self.paths.all.get_mut(command.path) else { return true };
         let is_large = command.sectors > SAFE_SECTORS
             && matches!(command.what, AoeCommandKind::Read | AoeCommandKind::Write);
         if command.what == AoeCommandKind::Probe && command.sends >= MAX_PROBE_SENDS {
@@ -383,7 +383,7 @@ impl AoeInitiatorSession {
                 1
             };
             // On the same path while it answers: the target recognizes a write by its sender.
-            let path = self.paths.get_mut(command.path);
+            let path = self.paths.all.get_mut(command.path);
             let stays = path.is_some_and(|path| !path.is_silent() && path.sectors >= sectors);
             if !stays {
                 match self.paths.choose(sectors, &self.ports) {

@@ -52,7 +52,7 @@ impl AoeInitiatorBench {
         assert_eq!(identify.registers().command_or_status, ata::AtaCommand::IDENTIFY_DEVICE.0);
         let disk = crate::aoe::identify::describe(ADDRESS, None, &VolumeInfo::new(1 << 30));
         bench.answer(&identify, 0x40, 0, disk.as_bytes());
-        assert!(bench.session.is_ready());
+        assert!(bench.session.disk().is_some());
         bench
     }
 
@@ -121,7 +121,7 @@ fn the_session_queries_all_targets_then_the_disk_and_is_ready() {
     assert_eq!((asked[0].header.major.get(), asked[0].header.minor), (1, 1));
     bench.pass(Duration::from_millis(250));
     assert_eq!(bench.sent().len(), 1, "the query is repeated without an answer");
-    assert_eq!((bench.session.is_ready(), bench.session.room()), (false, 0));
+    assert_eq!((bench.session.disk().is_some(), bench.session.room()), (false, 0));
     let bench = AoeInitiatorBench::ready(16, 2);
     assert_eq!((bench.session.volume_info().unwrap().size, bench.session.room()), (1 << 30, MAX_REQUESTS));
 }
@@ -199,15 +199,15 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
     bench.now += Duration::from_micros(10);
     bench.read(2, 512);
     let second = bench.sent().pop().unwrap();
-    let window = bench.session.window();
+    let window = bench.session.congestion.window();
     bench.now += Duration::from_micros(90);
     bench.answer(&second, 0x40, 0, &[0; 512]);
     assert!(bench.sent().is_empty(), "the answer may be late");
     bench.pass(Duration::from_millis(1));
     assert_eq!(bench.sent().pop().unwrap().bytes, first.bytes);
-    assert!(bench.session.window() < window, "a loss narrows the window");
+    assert!(bench.session.congestion.window() < window, "a loss narrows the window");
     bench.answer(&first, 0x40, 0, &[0; 512]);
-    assert_eq!(bench.session.window(), window, "a late answer restores the window");
+    assert_eq!(bench.session.congestion.window(), window, "a late answer restores the window");
     bench.done();
     bench.read(3, 512);
     let third = bench.sent().pop().unwrap();
@@ -225,7 +225,7 @@ fn an_overtaken_frame_is_sent_again_after_about_a_round_trip() {
 fn while_nothing_is_answered_only_one_frame_probes() {
     let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
-    let (sent, window) = (bench.sent(), bench.session.window());
+    let (sent, window) = (bench.sent(), bench.session.congestion.window());
     assert_eq!(sent.len(), 4);
     let mut again = Vec::new();
     for _ in 0..29 {
@@ -233,7 +233,7 @@ fn while_nothing_is_answered_only_one_frame_probes() {
         again.extend(bench.sent());
     }
     assert!((3..6).contains(&again.len()), "{} frames in 29 ms, at growing intervals", again.len());
-    assert_eq!(bench.session.window(), window, "silence alone does not narrow the window");
+    assert_eq!(bench.session.congestion.window(), window, "silence alone does not narrow the window");
     let last = again.pop().unwrap();
     bench.now += Duration::from_micros(100);
     bench.answer(&last, 0x40, 0, &[0; 512]);
@@ -247,14 +247,14 @@ fn while_nothing_is_answered_only_one_frame_probes() {
 fn all_unanswered_commands_are_retransmitted_later() {
     let mut bench = AoeInitiatorBench::ready(16, 2).with_round_trip();
     (0..4).for_each(|tag| bench.read(tag, 512));
-    let (first, window) = (bench.sent(), bench.session.window());
+    let (first, window) = (bench.sent(), bench.session.congestion.window());
     let mut again = Vec::new();
     for _ in 0..60 {
         bench.pass(Duration::from_millis(1));
         again.extend(bench.sent().into_iter().map(|sent| sent.bytes));
     }
     assert!(first.iter().all(|sent| again.contains(&sent.bytes)), "every frame is sent again");
-    assert!(bench.session.window() < window);
+    assert!(bench.session.congestion.window() < window);
 }
 
 #[test]

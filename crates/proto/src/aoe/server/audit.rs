@@ -19,7 +19,7 @@ pub(super) struct StationAudit {
     /// Index of the station that sent the last command.
     latest: usize,
     /// When to check for stations that have expired.
-    next_expiry: Option<Instant>,
+    pub(super) next_expiry: Option<Instant>,
     /// The refusal that was logged last; it is logged once although the station retransmits.
     refused: Option<(Mac, AoeAddress)>,
 }
@@ -36,12 +36,6 @@ impl StationAudit {
     #[inline]
     pub(super) fn pop(&mut self) -> Option<AuditEvent> {
         self.events.pop()
-    }
-
-    /// When to call [`StationAudit::expire`].
-    #[inline]
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.next_expiry
     }
 
     /// Records an ATA command of a station for a disk.
@@ -204,10 +198,10 @@ mod tests {
         audit.on_query(mac, start + STATION_TIMEOUT / 2);
         audit.expire(start + STATION_TIMEOUT);
         assert_eq!(events(&mut audit), [], "it was heard of meanwhile");
-        audit.expire(audit.next_expiry().unwrap());
+        audit.expire(audit.next_expiry.unwrap());
         let told = events(&mut audit);
         assert!(told.len() == 1 && is_departure(&told[0]), "{told:?}");
-        assert_eq!(audit.next_expiry(), None);
+        assert_eq!(audit.next_expiry, None);
         audit.on_command(mac, DISK, start + STATION_TIMEOUT * 2);
         assert!(matches!(events(&mut audit)[..], [AuditEvent::StationLoggedIn { .. }]));
     }

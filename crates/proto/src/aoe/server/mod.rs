@@ -262,7 +262,7 @@ impl ServedDisk {
 impl Timed for AoeTargetSession {
     #[inline]
     fn poll_timeout(&self) -> Option<Instant> {
-        [self.poll_at, self.audit.next_expiry()].into_iter().flatten().min()
+        [self.poll_at, self.audit.next_expiry].into_iter().flatten().min()
     }
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), crate::driver::session::ProtocolError> {
