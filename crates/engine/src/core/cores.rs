@@ -100,12 +100,6 @@ impl Cores {
         }
     }
 
-    /// CPU time that all cores have used.
-    #[must_use]
-    pub fn cpu_time(&self) -> Duration {
-        (0..self.count()).filter_map(|nth| self.ask(nth, |_| sys::thread_cpu_time())).sum()
-    }
-
     /// Asks every task to finish, waits at most `grace`, then ends the cores. Returns whether all
     /// tasks had finished.
     pub fn stop(self, grace: Duration) -> bool {

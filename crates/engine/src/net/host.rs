@@ -302,13 +302,13 @@ impl ConnectionControl for SocketControl {
 
 impl SocketWatch {
     /// Wakes the task once for these poll events of a socket.
-    pub(crate) fn wake_when(&self, socket: &impl AsRawFd, events: i16) {
+    pub(crate) fn wake_when(&self, socket: &impl AsFd, events: i16) {
         let token = match events {
             libc::POLLIN => TOKEN_INPUT,
             libc::POLLOUT => TOKEN_OUTPUT,
             _ => TOKEN_END,
         };
-        self.readiness.arm(&self.registration, socket.as_raw_fd(), events, token);
+        self.readiness.arm(&self.registration, socket.as_fd().as_raw_fd(), events, token);
     }
 }
 
@@ -348,7 +348,7 @@ impl ByteStream for Stream {
 
     #[inline]
     fn receive(&mut self, chunk: &mut Chunk, most: usize) -> io::Result<usize> {
-        sys::recv_chunk(self.as_raw_fd(), chunk, most)
+        sys::recv_chunk(self.socket.as_raw_fd(), chunk, most)
     }
 
     fn waiting(&self) -> usize {
@@ -357,20 +357,20 @@ impl ByteStream for Stream {
 
     #[inline]
     fn receive_placed(&mut self, list: &SgList, at: usize, chunk: &mut Chunk) -> io::Result<usize> {
-        sys::recv_placed(self.as_raw_fd(), list, at, chunk)
+        sys::recv_placed(self.socket.as_raw_fd(), list, at, chunk)
     }
 
     #[inline]
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        sys::send_outbox(self.as_raw_fd(), outbox)
+        sys::send_outbox(self.socket.as_raw_fd(), outbox)
     }
 
     fn attach_tls(&mut self) -> io::Result<()> {
-        ktls::attach(self.as_raw_fd())
+        ktls::attach(self.socket.as_raw_fd())
     }
 
     fn set_tls_keys(&mut self, direction: Direction, keys: &RecordKeys) -> io::Result<()> {
-        ktls::set_keys(self.as_raw_fd(), direction, keys)
+        ktls::set_keys(self.socket.as_raw_fd(), direction, keys)
     }
 
     fn suspend_tls(&self) {
@@ -378,15 +378,15 @@ impl ByteStream for Stream {
     }
 
     fn send_record(&mut self, content_type: u8, bytes: &[u8]) -> io::Result<()> {
-        sys::send_record(self.as_raw_fd(), content_type, bytes)
+        sys::send_record(self.socket.as_raw_fd(), content_type, bytes)
     }
 
     fn receive_record(&mut self, bytes: &mut [u8]) -> io::Result<(u8, usize)> {
-        sys::recv_record(self.as_raw_fd(), bytes)
+        sys::recv_record(self.socket.as_raw_fd(), bytes)
     }
 
     fn unacknowledged(&self) -> usize {
-        sys::unacknowledged(self.as_raw_fd())
+        sys::unacknowledged(self.socket.as_raw_fd())
     }
 
     fn wake_when_readable(&self, watch: &SocketWatch) {

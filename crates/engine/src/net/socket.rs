@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -175,12 +175,6 @@ impl AsFd for Stream {
     }
 }
 
-impl AsRawFd for Stream {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
-}
-
 /// A listening socket. A Unix socket's file is removed with it.
 pub struct Listener {
     socket: Socket,
@@ -333,12 +327,6 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Stream> {
         let (socket, peer) = self.socket.accept()?;
         Stream::accepted(socket, &peer)
-    }
-}
-
-impl AsRawFd for Listener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
     }
 }
 
@@ -500,7 +488,7 @@ mod tests {
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
         assert_eq!(stream.ended(), StreamEnd::Both);
         let mut chunk = Chunk::new(Memory::from_heap(4096));
-        assert_eq!(sys::recv_chunk(stream.as_raw_fd(), &mut chunk, 1).unwrap(), 0);
+        assert_eq!(sys::recv_chunk(stream.as_fd().as_raw_fd(), &mut chunk, 1).unwrap(), 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub struct Redirection {
 #[derive(Debug)]
 pub(crate) struct Redirections {
     /// The address to start from.
-    initial: Address,
+    pub(crate) initial: Address,
     /// Addresses of the redirections followed since, in order.
     visited: Vec<Address>,
     /// All redirections so far were permanent.
@@ -30,11 +30,6 @@ impl Redirections {
     /// The address to dial next.
     pub(crate) fn address(&self) -> &Address {
         self.visited.last().unwrap_or(&self.initial)
-    }
-
-    /// The address to start from, after permanent redirections.
-    pub(crate) fn initial(&self) -> &Address {
-        &self.initial
     }
 
     /// Follows a redirection.
@@ -93,7 +88,7 @@ mod tests {
         redirections.follow(to(2, false)).unwrap();
         assert_eq!(redirections.address(), &at(2));
         redirections.settle();
-        assert_eq!((redirections.address(), redirections.initial()), (&at(2), &at(1)));
+        assert_eq!((redirections.address(), &redirections.initial), (&at(2), &at(1)));
         redirections.restart();
         assert_eq!(redirections.address(), &at(1));
     }

@@ -8,7 +8,8 @@ use super::missing;
 use std::time::{Duration, Instant};
 
 pub(super) struct ReconnectTimer {
-    reconnect_timeout: Duration,
+    /// How long the link retries before it gives up.
+    pub(super) reconnect_timeout: Duration,
     /// Since when there has been no session.
     lost_since: Option<Instant>,
     /// Since when every session has been lost before it completed anything.
@@ -45,11 +46,6 @@ impl ReconnectTimer {
             is_missing: false,
             is_denial_logged: false,
         }
-    }
-
-    /// How long the link retries before it gives up.
-    pub(super) fn reconnect_timeout(&self) -> Duration {
-        self.reconnect_timeout
     }
 
     /// Whether requests have waited for longer than the timeout for the path to become usable.

@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -662,7 +662,12 @@ impl Task for ListenerTask {
                     self.hand_over(stream);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.readiness.arm(&self.registration, self.listener.as_raw_fd(), libc::POLLIN, 0);
+                    self.readiness.arm(
+                        &self.registration,
+                        self.listener.as_fd().as_raw_fd(),
+                        libc::POLLIN,
+                        0,
+                    );
                     return Progress::Drained;
                 }
                 Err(error) if is_lack_of_resources(&error) => {

@@ -131,14 +131,14 @@ impl PeerBuffers {
             return Ok(());
         }
         let now = core.now();
-        if now < stall.next_check() {
+        if now < stall.next_check {
             return Ok(());
         }
         stall.check(now, carrier.moved_bytes(), carrier.transferred_bytes(), &core.pool);
         if account.is_evicted() {
             return Err(Broken::Evicted(account.held_bytes()));
         }
-        core.wake_at(stall.next_check(), served.channels.waker());
+        core.wake_at(stall.next_check, served.channels.waker());
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl PeerBuffers {
             && holds
         {
             let stall = StallWatch::new(core.now(), carrier.moved_bytes());
-            core.wake_at(stall.next_check(), served.channels.waker());
+            core.wake_at(stall.next_check, served.channels.waker());
             observation.stall = Some(stall);
         }
     }

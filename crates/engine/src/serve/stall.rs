@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Progress of one peer.
 pub(crate) struct StallWatch {
-    next_check: Instant,
+    /// Time of the next check.
+    pub(crate) next_check: Instant,
     /// Bytes that the peer had sent and acknowledged at the last check.
     moved_bytes: u64,
     /// Bytes that the connection had transferred at the last check.
@@ -17,11 +18,6 @@ pub(crate) struct StallWatch {
 impl StallWatch {
     pub(crate) fn new(now: Instant, moved_bytes: u64) -> StallWatch {
         StallWatch { next_check: now + CHECK_INTERVAL, moved_bytes, transferred_bytes: 0, idle_checks: 0 }
-    }
-
-    /// Time of the next check.
-    pub(crate) fn next_check(&self) -> Instant {
-        self.next_check
     }
 
     /// Whether the connection has transferred anything since the last check.

@@ -20,12 +20,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::thread::{
     CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity,
 };
-use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 /// Sends the front of `outbox` with one gathering call and removes what was sent.
 ///
@@ -250,13 +248,6 @@ impl Control {
         message.msg_controllen = size_of::<Control>() as _;
         message
     }
-}
-
-/// CPU time of the calling thread, user and system.
-#[must_use]
-pub fn thread_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Pins the calling thread to one of the CPUs that the process may use, counted from 0 and wrapping

@@ -3,7 +3,7 @@
 use super::message_socket::ReceiveError;
 use super::session::{FrontEndSession, SessionError};
 use super::shared::{DiskShared, FrontEndProcess, MAX_DISK_MAPPINGS};
-use crate::attach::{AttachError, AttachedAs, AttachedDisk, DetachError, DiskOptions};
+use crate::attach::{AttachError, AttachedDisk, DetachError, DiskOptions};
 use crate::core::cores::Cores;
 use crate::net::socket::{Address, Listener};
 use crate::serve::audit::AUDIT;
@@ -120,10 +120,6 @@ impl AttachedDisk for VhostUserDisk {
         self.shared.path.clone()
     }
 
-    fn attached_as(&self) -> AttachedAs {
-        AttachedAs::New
-    }
-
     fn origin(&self) -> Origin {
         self.shared.origin()
     }
@@ -160,9 +156,6 @@ impl AttachedDisk for VhostUserDisk {
         self.end("detached by force");
         Ok(())
     }
-
-    /// Nobody else can remove it.
-    fn when_removed(&self, _tell: Box<dyn FnOnce() + Send>) {}
 }
 
 /// What the thread of the socket waits for.
@@ -187,7 +180,7 @@ impl DiskShared {
             match self.wait(listener, wake, None, None) {
                 SocketEvent::Readable => match listener.accept() {
                     Ok(stream) => {
-                        let process = peer_process(stream.as_raw_fd());
+                        let process = peer_process(stream.as_fd().as_raw_fd());
                         self.set_front_end(Some(FrontEndProcess { id: process }));
                         let socket = stream.as_fd().try_clone_to_owned().map(UnixStream::from);
                         match socket {
@@ -217,7 +210,7 @@ impl DiskShared {
         let process = process.unwrap_or_default();
         info!(target: AUDIT, protocol = "vhost-user", %disk, process, "front end connected");
         let error = loop {
-            let event = self.wait(session.socket(), wake, Some(session.loss()), session.deadline());
+            let event = self.wait(&session.socket, wake, Some(&session.loss), session.deadline());
             let handled = match event {
                 SocketEvent::Readable => session.handle_message(),
                 SocketEvent::MemoryLost => Err(SessionError::MemoryLost),

@@ -41,15 +41,11 @@ pub(super) struct MessageReceiver {
     /// What has come of a message.
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    deadline: Option<Instant>,
+    /// When a message that has begun has to be complete.
+    pub(super) deadline: Option<Instant>,
 }
 
 impl MessageReceiver {
-    /// When a message that has begun has to be complete.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     /// Receives the rest of a request; `None` if not all of it has come. No byte of the next one is
     /// taken, because its descriptors would come with it.
     pub(super) fn receive(&mut self, socket: &impl AsFd) -> Result<Option<ReceivedRequest>, ReceiveError> {
@@ -104,20 +100,20 @@ mod tests {
     fn a_request_comes_byte_by_byte_and_its_deadline_stays() {
         let (mut peer, own) = UnixStream::pair().unwrap();
         let mut receiver = MessageReceiver::default();
-        assert!(receiver.receive(&own).unwrap().is_none() && receiver.deadline().is_none());
+        assert!(receiver.receive(&own).unwrap().is_none() && receiver.deadline.is_none());
         let bytes = message(FrontendRequest::SET_FEATURES, &[7; 8]);
         let (last, others) = bytes.split_last().unwrap();
         let mut deadlines = Vec::new();
         for byte in others {
             peer.write_all(&[*byte]).unwrap();
             assert!(receiver.receive(&own).unwrap().is_none());
-            deadlines.push(receiver.deadline().unwrap());
+            deadlines.push(receiver.deadline.unwrap());
         }
         assert!(deadlines.iter().all(|deadline| *deadline == deadlines[0]));
         peer.write_all(&[*last]).unwrap();
         let received = receiver.receive(&own).unwrap().unwrap();
         assert_eq!((received.request, received.payload), (FrontendRequest::SET_FEATURES, vec![7; 8]));
-        assert!(receiver.deadline().is_none(), "the next message has its own");
+        assert!(receiver.deadline.is_none(), "the next message has its own");
     }
 
     #[test]

@@ -80,7 +80,8 @@ enum Reply {
 /// A front end that is connected.
 pub(super) struct FrontEndSession<'a> {
     shared: &'a DiskShared,
-    socket: Arc<UnixStream>,
+    /// The socket.
+    pub(super) socket: Arc<UnixStream>,
     receiver: MessageReceiver,
     accepted: Features,
     protocol: ProtocolFeatures,
@@ -90,7 +91,8 @@ pub(super) struct FrontEndSession<'a> {
     backend_requests: Option<UnixStream>,
     /// The size in bytes that the front end has read, or was told to read.
     known_size: Option<u64>,
-    loss: Arc<MemoryLoss>,
+    /// Whether the guest's memory is lost.
+    pub(super) loss: Arc<MemoryLoss>,
 }
 
 impl<'a> FrontEndSession<'a> {
@@ -117,19 +119,9 @@ impl<'a> FrontEndSession<'a> {
         }
     }
 
-    /// Whether the guest's memory is lost.
-    pub(super) fn loss(&self) -> &MemoryLoss {
-        &self.loss
-    }
-
-    /// The socket.
-    pub(super) fn socket(&self) -> &UnixStream {
-        &self.socket
-    }
-
     /// When a message that has begun has to be complete.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.receiver.deadline()
+        self.receiver.deadline
     }
 
     /// Receives what has come of a message; once it is complete, handles it and replies.

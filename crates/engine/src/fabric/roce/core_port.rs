@@ -21,7 +21,7 @@ use std::time::Instant;
 
 /// The connections of one core at a UDP port.
 pub(super) struct CorePort {
-    share: Rc<RoceShare>,
+    pub(super) share: Rc<RoceShare>,
     port: RocePort,
     /// By the number of the queue pair.
     flows: HashMap<u32, Rc<FlowState>>,
@@ -33,7 +33,7 @@ pub(super) struct CorePort {
     looked: Looked,
     core: Rc<EngineCore>,
     /// The task has ended.
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 /// What connections that receive for themselves have found at the socket.
@@ -237,15 +237,6 @@ impl CorePort {
             wake();
         }
     }
-
-    /// Whether the task that receives has ended.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    pub(super) fn share(&self) -> &RoceShare {
-        &self.share
-    }
 }
 
 /// Receives for the connections of a [`CorePort`], as long as there are any.
@@ -327,10 +318,10 @@ mod tests {
         let [.., high, low] = std::process::id().to_be_bytes();
         let ip = IpAddr::from(Ipv4Addr::new(127, 195, high, low));
         let group = RoceGroup::at((ip, UDP_PORT).into()).unwrap();
-        let path = RocePath::back(ip, group.address());
+        let path = RocePath::back(ip, group.address);
         let port = CorePort::spawn(core, group.share().unwrap()).unwrap();
         let mut port = port.borrow_mut();
-        let [own, other] = [(); 2].map(|()| port.connect(path, group.address(), core.now()).unwrap());
+        let [own, other] = [(); 2].map(|()| port.connect(path, group.address, core.now()).unwrap());
         let [a, b] = [&own, &other].map(|flow| flow.info.queue_pair);
         let mut chunk = Chunk::new(Memory::from_heap(3 * MAX_RECORD));
         for (queue_pairs, direct, queued) in

@@ -17,12 +17,13 @@ use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// All sockets of this process at the UDP port of one address.
 pub(super) struct RoceGroup {
-    address: SocketAddr,
+    /// The address that the sockets are bound to.
+    pub(super) address: SocketAddr,
     sockets: Vec<RoceSocket>,
     /// Which of them have an owner.
     owned: Mutex<Vec<bool>>,
@@ -102,11 +103,6 @@ impl RoceGroup {
         Err(in_use)
     }
 
-    /// The address that the sockets are bound to.
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     /// The socket at which requests arrive; `None` if it has an owner.
     pub(super) fn acceptor(self: &Arc<RoceGroup>) -> Option<RoceShare> {
         self.take(0..1)
@@ -148,7 +144,7 @@ impl RoceGroup {
             (RETURN_A, 0, 0, 0),
             (RETURN, 0, 0, 0),
         ];
-        sys::attach_filter(self.sockets[0].as_raw_fd(), libc::SO_ATTACH_REUSEPORT_CBPF, &program)
+        sys::attach_filter(self.sockets[0].as_fd().as_raw_fd(), libc::SO_ATTACH_REUSEPORT_CBPF, &program)
     }
 }
 
@@ -310,14 +306,14 @@ mod tests {
                 let numbers = port.connect(peer, std::time::Instant::now()).unwrap().numbers;
                 let packets = [packet_to(numbers.queue_pair, 77), packet_to(QP_GSI, numbers.comm_id)];
                 for packet in &packets {
-                    sender.send_to(packet, group.address()).unwrap();
+                    sender.send_to(packet, group.address).unwrap();
                 }
                 assert_eq!(received(share), packets);
             }
         }
         let strange = [packet_to(QP_GSI, 0), vec![9; 3], Vec::new()];
         for packet in &strange {
-            sender.send_to(packet, group.address()).unwrap();
+            sender.send_to(packet, group.address).unwrap();
         }
         // An empty datagram has no packet.
         assert_eq!(received(&acceptor), strange[..2]);
@@ -336,9 +332,9 @@ mod tests {
             // The bits before them are the DSCP, of any value.
             set_type_of_service(&sender, 0x68 | codepoint);
             let mut seen = Vec::new();
-            sender.send_to(&packet, group.address()).unwrap();
+            sender.send_to(&packet, group.address).unwrap();
             share.socket().receive(&mut buffers, |packet| seen.push(packet.is_marked)).unwrap();
-            sender.send_to(&packet, group.address()).unwrap();
+            sender.send_to(&packet, group.address).unwrap();
             let one = share.socket().receive_into(&mut datagram).unwrap().unwrap();
             seen.extend(one.packets().map(|packet| packet.is_marked));
             assert_eq!(seen, [is_marked; 2], "{codepoint}");
@@ -347,7 +343,7 @@ mod tests {
         let state = state_of(&sender).unwrap();
         for (ecn, is_marked) in [(EcnCodepoint::Ect0, false), (EcnCodepoint::Ce, true)] {
             let contents = packet.repeat(4);
-            let (destination, segment_size) = (group.address(), Some(packet.len()));
+            let (destination, segment_size) = (group.address, Some(packet.len()));
             let transmit =
                 Transmit { destination, ecn: Some(ecn), contents: &contents, segment_size, src_ip: None };
             for _ in 0..2 {
@@ -370,7 +366,7 @@ mod tests {
         let receiver = Socket::from(UdpSocket::bind("127.0.0.1:0").unwrap());
         let state = state_of(&receiver).unwrap();
         let peer = receiver.local_addr().unwrap().as_socket().unwrap();
-        let path = RocePath { local: group.address().ip(), peer };
+        let path = RocePath { local: group.address.ip(), peer };
         share.socket().send_packet(&path, &[0; 60]);
         let (mut outbox, head) =
             (Outbox::default(), RecordHead { len: 128, packet_len: 64, is_marked: false });
@@ -407,7 +403,7 @@ mod tests {
         let packet = packet_to(group.shares() as u32, 0);
         let flood = |count: usize| {
             for _ in 0..count {
-                sender.send_to(&packet, group.address()).unwrap();
+                sender.send_to(&packet, group.address).unwrap();
             }
         };
         for _ in 0..2 {
@@ -426,7 +422,7 @@ mod tests {
         let error = RoceGroup::at(address(2)).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         let own = RoceGroup::of_initiator(address(2), address(2)).unwrap();
-        assert!(own.address().ip().is_loopback() && own.address() != address(2));
+        assert!(own.address.ip().is_loopback() && own.address != address(2));
     }
 
     #[test]
@@ -449,7 +445,7 @@ mod tests {
         let group = RoceGroup::at(address(3)).unwrap();
         let share = group.share().unwrap();
         let mut port = share.port(LIMITS).unwrap();
-        let ip = group.address().ip();
+        let ip = group.address.ip();
         let numbers = port.connect(ip, std::time::Instant::now()).unwrap().numbers;
         let (mut outbox, mut sent) = (Outbox::default(), Vec::new());
         for lens in [&[1040, 1040, 1040, 200][..], &[1040], &[4112, 4112, 64], &[64; 3]] {
@@ -462,7 +458,7 @@ mod tests {
                 sent.push(packet);
             }
         }
-        let path = RocePath::back(ip, group.address());
+        let path = RocePath::back(ip, group.address);
         share.socket().send(&path, &mut outbox).unwrap();
         assert!(outbox.is_empty());
         let flow = path.outgoing().unwrap();

@@ -50,14 +50,13 @@ impl RoceConnector {
     fn port(&self, core: &Rc<EngineCore>, group: &Arc<RoceGroup>) -> io::Result<Rc<RefCell<CorePort>>> {
         let mut ports = self.ports.borrow_mut();
         ports.retain(|(_, port)| port.strong_count() > 0);
-        let known = ports.iter().find(|(address, _)| *address == group.address());
-        if let Some(port) = known.and_then(|(_, port)| port.upgrade()).filter(|port| !port.borrow().is_over())
-        {
+        let known = ports.iter().find(|(address, _)| *address == group.address);
+        if let Some(port) = known.and_then(|(_, port)| port.upgrade()).filter(|port| !port.borrow().is_over) {
             return Ok(port);
         }
         let port = CorePort::spawn(core, group.share()?)?;
-        ports.retain(|(address, _)| *address != group.address());
-        ports.push((group.address(), Rc::downgrade(&port)));
+        ports.retain(|(address, _)| *address != group.address);
+        ports.push((group.address, Rc::downgrade(&port)));
         Ok(port)
     }
 }
@@ -94,7 +93,7 @@ fn way_to(service: &SocketAddr) -> io::Result<(RocePath, Arc<RoceGroup>)> {
         _ => error,
     })?;
     // A group at all addresses leaves the choice to the route.
-    let bound = group.address().ip();
+    let bound = group.address.ip();
     let local = if bound.is_unspecified() { local.ip() } else { bound };
     Ok((RocePath::back(local, *service), group))
 }

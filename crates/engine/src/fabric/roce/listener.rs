@@ -58,13 +58,13 @@ impl FabricListener for RoceListener {
         all.retain(|services| services.strong_count() > 0);
         let Some(share) = group.acceptor() else {
             let known = all.iter().filter_map(Weak::upgrade);
-            for services in known.filter(|services| services.address == group.address()) {
+            for services in known.filter(|services| services.address == group.address) {
                 lock(&services.list).push(service.clone());
             }
             return Ok(());
         };
         let port = share.port(NONE)?;
-        let services = Arc::new(Services { address: group.address(), list: Mutex::new(vec![service]) });
+        let services = Arc::new(Services { address: group.address, list: Mutex::new(vec![service]) });
         all.push(Arc::downgrade(&services));
         core.spawn(|waker| RoceListenerTask {
             services,

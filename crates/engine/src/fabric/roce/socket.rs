@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::array;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A UDP socket that is bound to the port of RoCEv2.
 pub(super) struct RoceSocket {
@@ -201,12 +201,6 @@ impl RoceSocket {
         let ecn = Some(EcnCodepoint::Ect0);
         let transmit = Transmit { destination, ecn, contents, segment_size, src_ip };
         self.state.try_send(UdpSockRef::from(&self.socket), &transmit)
-    }
-}
-
-impl AsRawFd for RoceSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
     }
 }
 

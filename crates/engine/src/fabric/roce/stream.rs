@@ -157,7 +157,7 @@ impl ByteStream for RoceStream {
 
     #[inline]
     fn send(&mut self, outbox: &mut Outbox) -> io::Result<usize> {
-        self.end.port.borrow().share().socket().send(&self.end.path, outbox)
+        self.end.port.borrow().share.socket().send(&self.end.path, outbox)
     }
 
     fn wake_when_readable(&self, watch: &RoceWatch) {
@@ -169,7 +169,7 @@ impl ByteStream for RoceStream {
     }
 
     fn wake_when_writable(&self, watch: &RoceWatch) {
-        watch.socket.wake_when(self.end.port.borrow().share().socket(), libc::POLLOUT);
+        watch.socket.wake_when(self.end.port.borrow().share.socket(), libc::POLLOUT);
     }
 
     fn ended(&self) -> StreamEnd {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub(super) struct DeviceEvents {
     /// The device's name.
     device: String,
-    connections: BTreeMap<u64, (QueueIdentity, String)>,
+    pub(super) connections: BTreeMap<u64, (QueueIdentity, String)>,
     /// Ports that are down, and when their connections end.
     down: BTreeMap<u8, Instant>,
     last_number: u64,
@@ -33,15 +33,6 @@ impl DeviceEvents {
         self.last_number = self.last_number.wrapping_add(1);
         self.connections.insert(self.last_number, (identity, peer.to_owned()));
         self.last_number
-    }
-
-    pub(super) fn remove(&mut self, number: u64) {
-        self.connections.remove(&number);
-    }
-
-    /// Whether no connection is left.
-    pub(super) fn is_empty(&self) -> bool {
-        self.connections.is_empty()
     }
 
     pub(super) fn on_event(&mut self, event: AsyncEvent, now: Instant) -> Option<DeviceNotice> {
@@ -154,7 +145,7 @@ mod tests {
         );
         let notice = events.on_event(AsyncEvent::CompletionQueue(1019), now).unwrap();
         assert_eq!(notice.ended, [3]);
-        events.remove(2);
+        events.connections.remove(&2);
         assert_eq!(events.on_event(failed, now), None, "it has ended before");
     }
 
@@ -186,8 +177,8 @@ mod tests {
     fn a_device_that_fails_ends_all_connections() {
         let (mut events, now) = (device(), Instant::now());
         assert_eq!(events.on_event(AsyncEvent::DeviceFailed, now).unwrap().ended, [1, 2, 3]);
-        (1..=3).for_each(|number| events.remove(number));
-        assert!(events.is_empty());
+        (1..=3).for_each(|number| drop(events.connections.remove(&number)));
+        assert!(events.connections.is_empty());
         assert_eq!(events.on_event(AsyncEvent::DeviceFailed, now), None);
         assert_eq!(events.on_event(AsyncEvent::Other(99), now), None);
     }

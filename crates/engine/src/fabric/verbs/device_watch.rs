@@ -87,9 +87,9 @@ impl WatchedConnections {
 impl Drop for DeviceMembership {
     fn drop(&mut self) {
         let mut connections = self.device.lock();
-        connections.events.remove(self.number);
+        connections.events.connections.remove(&self.number);
         connections.signals.remove(&self.number);
-        if connections.events.is_empty() {
+        if connections.events.connections.is_empty() {
             connections.wake.iter().for_each(|wake| wake());
         }
     }
@@ -151,7 +151,7 @@ impl Task for DeviceWatchTask {
         }
         let device = self.device.clone();
         let mut connections = device.lock();
-        if connections.events.is_empty() || self.core.is_stopping() {
+        if connections.events.connections.is_empty() || self.core.is_stopping() {
             self.is_needless = true;
             connections.wake = None;
             return Progress::Done;

@@ -34,7 +34,7 @@ impl LoginQueues {
 /// Sleeps until something has happened; `false` if nothing has until then.
 fn wait(queues: &mut ConnectionQueues, until: Instant) -> io::Result<bool> {
     queues.notify()?;
-    if queues.events.len() > 0 || queues.has_ended() {
+    if queues.events.len() > 0 || queues.has_ended {
         return Ok(true);
     }
     let left = until.saturating_duration_since(Instant::now());
@@ -60,7 +60,7 @@ impl io::Read for LoginQueues {
                 return Ok(len);
             }
             looked?;
-            if self.queues.has_ended() {
+            if self.queues.has_ended {
                 return Ok(0);
             }
             if !wait(&mut self.queues, until)? {

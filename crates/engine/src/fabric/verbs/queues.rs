@@ -27,7 +27,7 @@ pub(super) struct ConnectionQueues {
     /// RDMA Reads that each side may have in flight, as requested.
     reads: DeviceReads,
     /// The connection has ended, and its queues are destroyed.
-    has_ended: bool,
+    pub(super) has_ended: bool,
     /// Why, if something has failed.
     failure: Option<io::Error>,
     /// Looks for completions since the descriptor of events was read last.
@@ -94,11 +94,6 @@ impl ConnectionQueues {
     /// Whether the device is known, and work can be posted.
     pub(super) fn is_known(&self) -> bool {
         !matches!(self.phase, Phase::Resolving(_))
-    }
-
-    /// Whether the connection has ended. Its last events may still be in the queue.
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended
     }
 
     /// Ends the connection. After that the device does not touch its memory.

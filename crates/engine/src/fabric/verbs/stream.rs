@@ -69,7 +69,7 @@ impl VerbsStream {
         // The task finds the error when it receives.
         let has_failed = queues.notify().is_err();
         let is_known = is_connecting && queues.is_known();
-        if has_failed || is_known || queues.events.len() > 0 || queues.has_ended() || self.is_hung_up() {
+        if has_failed || is_known || queues.events.len() > 0 || queues.has_ended || self.is_hung_up() {
             return watch.waker.wake();
         }
         let (events, completions) = queues.descriptors();
@@ -147,7 +147,7 @@ impl ByteStream for VerbsStream {
         if self.is_hung_up() {
             queues.end();
         }
-        if queues.has_ended() {
+        if queues.has_ended {
             // Another queue pair may get the number of this one.
             self.0.membership.take();
         }
@@ -157,7 +157,7 @@ impl ByteStream for VerbsStream {
             0 if most == 0 => Err(io::ErrorKind::WouldBlock.into()),
             0 => {
                 looked?;
-                if queues.has_ended() { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) }
+                if queues.has_ended { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) }
             }
             len => Ok(len),
         }
@@ -195,7 +195,7 @@ impl ByteStream for VerbsStream {
     }
 
     fn ended(&self) -> StreamEnd {
-        match self.is_hung_up() || self.0.queues.borrow().has_ended() {
+        match self.is_hung_up() || self.0.queues.borrow().has_ended {
             true => StreamEnd::Both,
             false => StreamEnd::Not,
         }
@@ -203,7 +203,7 @@ impl ByteStream for VerbsStream {
 
     fn wake_when_ended(&self, so_far: StreamEnd, watch: &VerbsWatch) {
         let queues = self.0.queues.borrow();
-        if so_far == StreamEnd::Not && queues.has_ended() {
+        if so_far == StreamEnd::Not && queues.has_ended {
             return watch.waker.wake();
         }
         if let (Some(events), _) = queues.descriptors() {

@@ -5,7 +5,7 @@ use blockmux_proto::driver::frames::{Frame, FramePortInfo, PortId, Station};
 use blockmux_proto::driver::session::FrameSession;
 use blockmux_volume::{Chunk, Memory};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Waits until one of the ports is up and returns the state of all: the link of an interface that
@@ -52,7 +52,7 @@ pub fn run_session<S: FrameSession>(
     for (id, known) in (0..).map(PortId).zip(wait_up(&mut ports)?) {
         session.on_port(id, known, Instant::now());
     }
-    let fds: Vec<RawFd> = ports.iter().map(|(_, port)| port.as_raw_fd()).collect();
+    let fds: Vec<RawFd> = ports.iter().map(|(_, port)| port.as_fd().as_raw_fd()).collect();
     let ends = Instant::now() + timeout;
     let mut arrivals: Vec<ReceivedFrame> = Vec::new();
     loop {

@@ -9,7 +9,7 @@ use blockmux_proto::driver::frames::{FrameOutbox, FramePortInfo, PortId};
 use blockmux_volume::Chunk;
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The AoE frames that a port receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl FramePort for PacketPort {
                 None => Some(FrameRing::new(&self.fd, stride)?),
             };
         }
-        let buffers = self.ring.as_ref().map_or(0, FrameRing::slots) as u32;
+        let buffers = self.ring.as_ref().map_or(0, |ring| ring.slots) as u32;
         Ok(FramePortInfo { mac: interface.mac, mtu: interface.mtu, buffers, is_up: interface.is_up })
     }
 
@@ -137,12 +137,6 @@ impl FramePort for PacketPort {
 impl AsFd for PacketPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-impl AsRawFd for PacketPort {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
     }
 }
 

@@ -27,7 +27,8 @@ pub(super) struct FrameRing {
     slot: usize,
     /// Slots in a block.
     per_block: usize,
-    slots: usize,
+    /// Number of frames that the ring can hold.
+    pub(super) slots: usize,
     /// The slot of the next frame.
     next: usize,
 }
@@ -72,11 +73,6 @@ impl FrameRing {
         drop(self);
         request(fd, 0, 0, 0, 0)?;
         FrameRing::new(fd, most)
-    }
-
-    /// Number of frames that the ring can hold.
-    pub(super) fn slots(&self) -> usize {
-        self.slots
     }
 
     /// Copies up to `most` frames of the interface `index` into the chunk's spare part, one every

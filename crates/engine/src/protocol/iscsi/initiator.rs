@@ -365,7 +365,7 @@ impl<D: Datamover> IscsiDialer<D> {
         let (first, found) = first_unit(addresses, IscsiRefused::is_retryable, |address| {
             let answer = LoginOutcome::to(&endpoint.with_address(address), &over)?;
             let unit = answer.description()?.unit;
-            Ok((unit, (answer.chap, answer.redirections.initial().clone(), answer.names)))
+            Ok((unit, (answer.chap, answer.redirections.initial.clone(), answer.names)))
         })?;
         let (mut addresses, mut names, mut chap) = (Vec::new(), Vec::new(), None);
         for (path, found) in endpoint.paths().zip(found) {

@@ -131,7 +131,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
 
     /// Fails requests of a closed connection whose timeout has passed.
     fn fail_late(&mut self, span: &str) {
-        let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout());
+        let (now, reconnect_timeout) = (self.core.now(), self.retry.reconnect_timeout);
         let (mut late, done_before) = (self.group.late.borrow_mut(), self.done.len());
         self.queue.retain(|io| {
             let has_timed_out = late.has_timed_out(io.tag, now, reconnect_timeout);

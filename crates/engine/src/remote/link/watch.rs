@@ -59,7 +59,7 @@ impl<D: Dialer, H: Host> Link<D, H> {
         let LinkState::Open { session, .. } = &mut self.state else { return None };
         let mut next = session.poll_returned();
         next.as_ref()?;
-        let (now, reconnect_timeout, mut failed) = (self.core.now(), self.retry.reconnect_timeout(), 0);
+        let (now, reconnect_timeout, mut failed) = (self.core.now(), self.retry.reconnect_timeout, 0);
         while let Some(io) = next {
             self.in_flight -= 1;
             if self.group.late.borrow_mut().has_timed_out(io.tag, now, reconnect_timeout) {

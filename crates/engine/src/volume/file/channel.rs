@@ -67,7 +67,7 @@ impl FileChannel {
 impl Channel for FileChannel {
     fn submit(&mut self, io: Io) {
         let table = &self.ring.owner;
-        match table.at_once(self.ring.file(), &io) {
+        match table.at_once(&self.ring.file, &io) {
             Some(result) => table.done.borrow_mut().push(Completion { tag: io.tag, result }),
             None => table.submit(&self.ring, self.core.pool(), io),
         }

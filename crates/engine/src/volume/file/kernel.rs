@@ -32,7 +32,8 @@ pub(super) trait EntryOwner: Sized {
 
 /// A file with its entries in the ring, and the memory that they use.
 pub(super) struct FileRing<L> {
-    file: Arc<File>,
+    /// The file that all entries use.
+    pub(super) file: Arc<File>,
     /// The volume's own open file. For a block device it is the exclusive handle, the only one
     /// through which ranges with dirty pages can be zeroed.
     exclusive: Arc<File>,
@@ -84,11 +85,6 @@ impl<L: EntryOwner + 'static> FileRing<L> {
         let registration = Rc::new(core.register(ring.clone()));
         ring.registration.get_or_init(|| Rc::downgrade(&registration));
         (ring, registration)
-    }
-
-    /// The file that all entries use.
-    pub(super) fn file(&self) -> &File {
-        &self.file
     }
 
     /// Transfers between `memory`, from byte `skip` on, and the file. The transfer may be short, in

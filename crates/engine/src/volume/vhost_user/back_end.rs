@@ -56,7 +56,8 @@ pub enum BackEndError {
 
 /// A connection to a back end.
 pub(super) struct BackEnd {
-    socket: UnixStream,
+    /// The socket, which is readable when the back end has disconnected.
+    pub(super) socket: UnixStream,
     /// The time in which the back end takes a message, and answers it.
     answer_time: Duration,
     offered: Features,
@@ -66,7 +67,7 @@ pub(super) struct BackEnd {
     /// Largest number of virtqueues.
     pub(super) queues: usize,
     /// Where the back end sends requests.
-    requests: Option<UnixStream>,
+    pub(super) requests: Option<UnixStream>,
 }
 
 impl BackEnd {
@@ -186,16 +187,6 @@ impl BackEnd {
     pub(super) fn stop_queue(&self, index: usize) -> Result<(), BackEndError> {
         let state = VringState { index: index as u32, num: 0 };
         self.ask(FrontendRequest::GET_VRING_BASE, state.as_bytes()).map(drop)
-    }
-
-    /// The socket, which is readable when the back end has disconnected.
-    pub(super) fn socket(&self) -> &UnixStream {
-        &self.socket
-    }
-
-    /// The socket for requests of the back end.
-    pub(super) fn requests(&self) -> Option<&UnixStream> {
-        self.requests.as_ref()
     }
 
     /// Handles a request of the back end; returns whether the configuration may have changed.

@@ -251,10 +251,10 @@ impl DiskState {
 
     /// Waits until the volume is used on another core, or is closed, or the back end does anything.
     fn wait(&self, back_end: &mut BackEnd, timeout: Option<&Timespec>) -> Result<(), BackEndError> {
-        let requests = back_end.requests().unwrap_or(back_end.socket());
+        let requests = back_end.requests.as_ref().unwrap_or(&back_end.socket);
         let fds = &mut [
             PollFd::new(&self.wake, PollFlags::IN),
-            PollFd::new(back_end.socket(), PollFlags::IN),
+            PollFd::new(&back_end.socket, PollFlags::IN),
             PollFd::new(requests, PollFlags::IN),
         ];
         poll(fds, timeout).map_err(|error| BackEndError::Lost(error.into())).or_else(
