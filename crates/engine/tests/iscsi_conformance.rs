@@ -55,7 +55,7 @@ impl Target {
                 dialer.log_in(SessionPurpose::Describe, u32::MAX, &Pool::new(1 << 20), Instant::now());
             let is_over = |session: &FirstConnection<'_, IscsiInitiatorSession>| session.0.is_over();
             run_session(&self.address, None, &mut FirstConnection(&mut session), TIMEOUT, is_over).unwrap();
-            let info = session.volume_info().unwrap();
+            let info = session.unit().unwrap().volume_info();
             Arc::new(RemoteVolume::<_>::new(dialer, info, connections, TIMEOUT))
         });
         conforms(volume, Some(read_only));

@@ -83,7 +83,7 @@ impl FormDialer {
         let mut session = self.log_in(NbdSessionMode::Info, &Pool::new(1 << 20), Instant::now());
         run_session(&self.paths.addresses[0], None, &mut session, TIMEOUT, NbdInitiatorSession::is_over)
             .unwrap();
-        session.volume_info().unwrap()
+        session.export().unwrap().volume_info()
     }
 }
 

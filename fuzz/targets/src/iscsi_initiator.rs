@@ -23,6 +23,7 @@ use blockmux_proto::iscsi::login::operational::{CRC32C, OperationalKey, Operatio
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::server::IscsiTargetSession;
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::scsi::initiator::UnitInfo;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Chunk, Pool, Waker};
 use blockmux_wire::iscsi::scsi::{ScsiCommand, TaskManagementFunctionRequest};
@@ -141,7 +142,7 @@ impl IscsiInitiatorRun<'_> {
     }
 
     fn submit(&mut self) -> bool {
-        let info = self.session.volume_info();
+        let info = self.session.unit().map(UnitInfo::volume_info);
         !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 

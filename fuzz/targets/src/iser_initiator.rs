@@ -24,6 +24,7 @@ use blockmux_proto::iscsi::server::{IscsiTargetSession, IserTargetSession};
 use blockmux_proto::rdma::testing::{Recorder, UnbackedRegions};
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::scsi::initiator::UnitInfo;
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Pool, Seg, SgList, Waker};
 use blockmux_wire::iscsi::IscsiOpcode;
@@ -207,7 +208,7 @@ impl IserInitiatorRun<'_> {
     }
 
     fn submit(&mut self) -> bool {
-        let info = self.session.volume_info();
+        let info = self.session.unit().map(UnitInfo::volume_info);
         !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 

@@ -6,7 +6,7 @@ use crate::requests::{Requests, take_turns};
 use crate::wire::Wire;
 use blockmux_proto::driver::session::{Demand, Initiator, ProtocolError, StreamSession, Timed};
 use blockmux_proto::nbd::client::{
-    HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
+    ExportInfo, HeaderFormat, NbdFeatures, NbdInitiatorConfig, NbdInitiatorSession, NbdSessionMode,
 };
 use blockmux_volume::Pool;
 use std::time::Instant;
@@ -76,7 +76,7 @@ impl NbdInitiatorRun<'_> {
     }
 
     fn submit(&mut self) -> bool {
-        let info = self.session.volume_info();
+        let info = self.session.export().map(ExportInfo::volume_info);
         !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices)
     }
 

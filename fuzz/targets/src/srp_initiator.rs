@@ -24,6 +24,7 @@ use blockmux_proto::exports::Exports;
 use blockmux_proto::rdma::testing::{Recorder, UnbackedRegions};
 use blockmux_proto::rdma::{Event, RdmaConnections, RdmaSession, Remote, RemoteRights, Stag, WorkRequest};
 use blockmux_proto::scsi::Lun;
+use blockmux_proto::scsi::initiator::UnitInfo;
 use blockmux_proto::srp::client::{SrpInitiatorConfig, SrpInitiatorSession, SrpSessionMode};
 use blockmux_proto::srp::node::{SrpNode, SrpPortId};
 use blockmux_proto::srp::server::SrpTargetSession;
@@ -135,7 +136,7 @@ type Open = BTreeMap<u32, (SgList, RemoteRights)>;
 impl SrpInitiatorRun<'_> {
     /// Runs one turn of the driver; returns whether there was progress.
     fn turn(&mut self) -> bool {
-        let info = self.session.volume_info();
+        let info = self.session.unit().map(UnitInfo::volume_info);
         let mut moved = !self.is_over && self.requests.submit(&mut self.session, info, &mut self.choices);
         moved |= !self.is_over && self.connect();
         moved |= self.post();

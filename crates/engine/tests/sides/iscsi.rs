@@ -10,7 +10,7 @@ use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiAccess, IscsiNode, Portal, TargetNode};
 use blockmux_proto::iscsi::server::{IscsiTargetSession, LocalSessions};
 use blockmux_proto::scsi::{LogicalUnit, Lun, ScsiTarget, UnitIdentity};
-use blockmux_volume::{Pool, VolumeInfo};
+use blockmux_volume::Pool;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -98,8 +98,7 @@ impl Dialer for IscsiDialer {
 
     fn check(&self, session: &IscsiInitiatorSession) -> Result<(), String> {
         session.parameters().map(|agreed| self.agreed.get_or_init(|| *agreed));
-        let info: Option<VolumeInfo> = session.volume_info();
-        info.map(|_| ()).ok_or_else(|| "the target has not described the unit".to_owned())
+        session.unit().map(|_| ()).ok_or_else(|| "the target has not described the unit".to_owned())
     }
 
     fn refusal(&self, session: &IscsiInitiatorSession) -> Option<String> {

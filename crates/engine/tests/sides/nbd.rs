@@ -60,7 +60,7 @@ impl Dialer for NbdDialer {
     }
 
     fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
-        session.volume_info().map(|_| ()).ok_or_else(|| "the server has not described the export".to_owned())
+        session.export().map(|_| ()).ok_or_else(|| "the server has not described the export".to_owned())
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {

@@ -34,7 +34,8 @@ pub struct FileAccess {
 
 /// The directory with its files.
 pub(super) struct Directory {
-    files: Vec<FuseFile>,
+    /// All files.
+    pub(super) files: Vec<FuseFile>,
     access: FileAccess,
 }
 
@@ -55,11 +56,6 @@ impl Directory {
     pub(super) fn set_size(&mut self, index: usize, size: u64) -> Option<u64> {
         self.files.get_mut(index)?.info.size = size;
         Some(file_id(index))
-    }
-
-    /// All files.
-    pub(super) fn files(&self) -> &[FuseFile] {
-        &self.files
     }
 
     /// Finds a file by its name, which ends with a zero byte.

@@ -127,7 +127,7 @@ impl FuseQueue {
             let now = self.exports.get(file.volume)?.volume.info().size;
             (now != file.info.size).then_some(now)
         };
-        let sizes: Vec<_> = self.directory.files().iter().map(size).collect();
+        let sizes: Vec<_> = self.directory.files.iter().map(size).collect();
         for (index, size) in sizes.into_iter().enumerate() {
             let file = size.and_then(|size| self.directory.set_size(index, size));
             if let Some(file) = file.filter(|_| !self.is_closed) {

@@ -70,8 +70,9 @@ pub(super) struct SessionName {
 /// Registration of a session; dropping it removes the session.
 pub(super) struct SessionRegistration {
     sessions: Arc<SessionTable>,
-    name: SessionName,
-    tsih: u16,
+    pub(super) name: SessionName,
+    /// The session's TSIH.
+    pub(super) tsih: u16,
     is_replaced: Arc<AtomicBool>,
 }
 
@@ -151,15 +152,6 @@ impl SessionMap {
 }
 
 impl SessionRegistration {
-    /// The session's TSIH.
-    pub(super) fn tsih(&self) -> u16 {
-        self.tsih
-    }
-
-    pub(super) fn name(&self) -> &SessionName {
-        &self.name
-    }
-
     /// Whether another session with this name waits for the end of this one.
     pub(super) fn is_replaced(&self) -> bool {
         self.is_replaced.load(Ordering::Relaxed)
@@ -243,13 +235,13 @@ mod tests {
         }
         first.remove_connection(1);
         let other = sessions.join(&name(2), &elsewhere, true).unwrap();
-        let core_of = |registration: &SessionRegistration| sessions.core_of(registration.tsih()).unwrap();
+        let core_of = |registration: &SessionRegistration| sessions.core_of(registration.tsih).unwrap();
         assert!(core_of(&first).is_same(&core) && core_of(&other).is_same(&elsewhere));
-        assert!(first.tsih() != 0 && first.tsih() != other.tsih());
+        assert!(first.tsih != 0 && first.tsih != other.tsih);
         assert!(sessions.join(&name(1), &core, true).is_none());
         assert_eq!(cuts.load(Ordering::Relaxed), 2, "all connections of the session");
         assert!(first.is_replaced() && !other.is_replaced());
-        let tsih = first.tsih();
+        let tsih = first.tsih;
         drop(first);
         assert!(sessions.core_of(tsih).is_none());
         assert!(sessions.join(&name(1), &core, true).is_some());
@@ -303,7 +295,7 @@ mod tests {
         let first = sessions.join(&name(1), &CoreHandle::new(()), true).unwrap();
         for _ in 0..=u16::MAX {
             let tsih = sessions.next_tsih();
-            assert!(tsih != 0 && tsih != first.tsih());
+            assert!(tsih != 0 && tsih != first.tsih);
         }
     }
 

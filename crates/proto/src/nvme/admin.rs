@@ -138,11 +138,11 @@ impl AdminQueue {
                 log_page::part((&self.subsystem, &self.view), logs, &has, (self.port, sqe), discovery)
             }
             AdminOpcode::KEEP_ALIVE => NvmeOutcome::success(0),
-            AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting() >= MAX_EVENT_REQUESTS => {
+            AdminOpcode::ASYNC_EVENT_REQUEST if self.events.waiting.len() >= MAX_EVENT_REQUESTS => {
                 NvmeOutcome::failure(NvmeStatus::ASYNCHRONOUS_EVENT_REQUEST_LIMIT_EXCEEDED)
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => {
-                self.events.wait(slot);
+                self.events.waiting.push_back(slot);
                 return AdminResult::AwaitsEvent;
             }
             AdminOpcode::SET_FEATURES => return self.set_feature(sqe, data, slot),
@@ -184,7 +184,7 @@ impl AdminQueue {
 
     /// Whether an event request is outstanding.
     pub(crate) fn waits_for_events(&self) -> bool {
-        self.events.waiting() > 0
+        !self.events.waiting.is_empty()
     }
 
     /// Whether a command waits for [`AdminQueue::poll_waiting`].

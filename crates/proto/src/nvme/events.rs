@@ -16,7 +16,7 @@ use zerocopy::{FromZeros, IntoBytes};
 #[derive(Default)]
 pub(super) struct Events {
     /// Outstanding Asynchronous Event Requests, by their slots in the command table, oldest first.
-    waiting: VecDeque<usize>,
+    pub(super) waiting: VecDeque<usize>,
     /// Value of the feature Asynchronous Event Configuration.
     pub(super) configuration: u32,
     /// Value of the feature Temperature Threshold.
@@ -47,16 +47,6 @@ enum NoticeState {
 }
 
 impl Events {
-    /// Number of outstanding requests.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// Adds a request.
-    pub(super) fn wait(&mut self, slot: usize) {
-        self.waiting.push_back(slot);
-    }
-
     /// Removes a request; returns whether it was outstanding.
     pub(super) fn abort(&mut self, slot: usize) -> bool {
         let place = self.waiting.iter().position(|&waiting| waiting == slot);
@@ -212,7 +202,7 @@ mod tests {
 
     fn all() -> Events {
         let mut events = Events { configuration: AEC_NAMESPACE_ATTRIBUTE, ..Events::default() };
-        (0..4).for_each(|slot| events.wait(slot));
+        (0..4).for_each(|slot| events.waiting.push_back(slot));
         events
     }
 
@@ -280,7 +270,7 @@ mod tests {
         let mut events = all();
         events.on_event(&QueueEvent::NamespaceChanged(3));
         assert_eq!(events.reset(), [0, 1, 2, 3]);
-        events.wait(7);
+        events.waiting.push_back(7);
         assert_eq!(events.next(), None);
     }
 }

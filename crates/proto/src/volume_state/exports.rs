@@ -329,12 +329,14 @@ mod tests {
         let (again, volume_state) = export("b");
         assert_eq!(exports.add(again, volume_state), None, "the name is taken");
         let removed = exports.remove("b").unwrap();
-        assert!(removed.volume == VolumeId(1) && removed.volume_state.is_retired());
+        assert!(removed.volume == VolumeId(1) && removed.volume_state.lock().is_retired);
         assert!(exports.remove("b").is_none() && exports.get(VolumeId(1)).is_none());
         let (again, volume_state) = export("b");
         assert_eq!(exports.add(again, volume_state), Some(VolumeId(2)));
         let names: Vec<_> = exports.iter().map(|(id, export)| (id.0, export.name.clone())).collect();
         assert_eq!(names, [(0, "a".to_owned()), (2, "b".to_owned())]);
-        assert!(exports.volume_state(VolumeId(2)).is_some_and(|volume_state| !volume_state.is_retired()));
+        assert!(
+            exports.volume_state(VolumeId(2)).is_some_and(|volume_state| !volume_state.lock().is_retired)
+        );
     }
 }

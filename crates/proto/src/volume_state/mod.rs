@@ -501,12 +501,6 @@ impl VolumeState {
         self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
     }
 
-    /// Whether the volume was removed.
-    #[must_use]
-    pub fn is_retired(&self) -> bool {
-        self.lock().is_retired
-    }
-
     /// Waits for all I/O that was admitted or throttled before this call.
     #[must_use]
     pub fn settling(self: &Arc<VolumeState>) -> Settling {

@@ -41,7 +41,8 @@ pub type NbdConnectError = blocking::BlockingConnectError<NbdHandshakeRefusal>;
 pub fn connect(endpoint: NbdEndpoint) -> Result<RemoteVolume<NbdDialer>, NbdConnectError> {
     let session = ask(&endpoint.address, endpoint.tls.as_ref(), &endpoint.export, NbdSessionMode::Info)?;
     let silent = || NbdConnectError::silent(&endpoint.address);
-    let (export, info) = session.export().zip(session.volume_info()).ok_or_else(silent)?;
+    let export = session.export().ok_or_else(silent)?;
+    let info = export.volume_info();
     let rest = export.size.saturating_sub(info.size);
     if rest > 0 {
         // No request can reach the bytes after the last whole block ("Size constraints").
@@ -134,8 +135,8 @@ impl Dialer for NbdDialer {
     }
 
     fn check(&self, session: &NbdInitiatorSession) -> Result<(), String> {
-        let now = session.volume_info().ok_or("the server has not described the export")?;
-        check_unchanged(&self.first, &now, self.endpoint.connections)
+        let export = session.export().ok_or("the server has not described the export")?;
+        check_unchanged(&self.first, &export.volume_info(), self.endpoint.connections)
     }
 
     fn refusal(&self, session: &NbdInitiatorSession) -> Option<String> {

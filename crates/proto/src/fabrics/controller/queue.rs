@@ -131,7 +131,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// queue together with its controller.
     #[must_use]
     pub fn admitted(mut self, permit: ConnectPermit, local: Option<SocketAddr>, hang_up: HangUp) -> Self {
-        self.connection.peer_ip = permit.peer();
+        self.connection.peer_ip = permit.peer;
         self.connection.permit = Some(permit);
         self.connection.local = local;
         self.connection.hang_up = Some(hang_up);

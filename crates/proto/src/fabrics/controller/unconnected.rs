@@ -33,14 +33,8 @@ struct UnconnectedQueue {
 pub struct ConnectPermit {
     all: Arc<UnconnectedQueues>,
     number: u64,
-    peer: Option<IpAddr>,
-}
-
-impl ConnectPermit {
     /// The address of the connection's peer; `None` if it has no IP address.
-    pub(super) fn peer(&self) -> Option<IpAddr> {
-        self.peer
-    }
+    pub(super) peer: Option<IpAddr>,
 }
 
 impl UnconnectedQueues {

@@ -203,11 +203,11 @@ impl<T: HostTransport> Control for HostAdmin<T> {
     }
 
     fn poll_size(&mut self) -> Option<u64> {
-        self.admin.changes.as_mut()?.poll_size()
+        self.admin.changes.as_mut()?.size.take()
     }
 
     fn poll_path_rank(&mut self) -> Option<PathRank> {
-        self.admin.changes.as_mut()?.poll_rank()
+        self.admin.changes.as_mut()?.rank.take()
     }
 
     fn query_path_rank(&mut self) {
@@ -309,7 +309,7 @@ impl AdminCommands {
 
     /// Whether I/O queues may connect.
     pub(crate) fn is_ready(&self) -> bool {
-        self.bring_up.is_known() && self.changes.as_ref().is_none_or(NamespaceChanges::knows_access)
+        self.bring_up.is_known() && self.changes.as_ref().is_none_or(|changes| changes.knows_access)
     }
 
     /// The next command to send.
@@ -406,7 +406,7 @@ impl AdminCommands {
     /// Ends the session if an ANA transition takes longer than ANATT, so that the path reconnects.
     fn wait_for_change(&mut self, now: Instant) -> Result<(), ProtocolError> {
         let time = self.bring_up.controller.ana_transition;
-        if time.is_zero() || !self.changes.as_ref().is_some_and(NamespaceChanges::is_changing) {
+        if time.is_zero() || !self.changes.as_ref().is_some_and(|changes| changes.is_changing) {
             self.timers.changed_by = None;
             return Ok(());
         }
@@ -488,7 +488,7 @@ impl AdminCommands {
             AdminPurpose::Access => changes.on_access(data.as_deref()),
             _ => changes.on_answer(result, data.as_deref(), &self.bring_up.controller),
         }
-        if changes.is_another() {
+        if changes.is_another {
             let nsid = self.bring_up.namespaces.first().map_or(0, |namespace| namespace.nsid);
             self.refused.get_or_insert(NvmeRefused::Replaced(nsid));
         }

@@ -31,7 +31,7 @@ pub(super) struct NamespaceChanges {
     /// The namespace as identified last, without its descriptors.
     seen: Option<NamespaceInfo>,
     /// Whether the namespace was replaced by another one.
-    is_another: bool,
+    pub(super) is_another: bool,
     /// ANA group of the namespace, if the controller supports ANA.
     group: Option<u32>,
     /// Length of the ANA log page, in bytes.
@@ -42,16 +42,16 @@ pub(super) struct NamespaceChanges {
     /// Whether the command of this step is outstanding.
     is_asked: bool,
     /// Size of the namespace in bytes, after it may have changed.
-    size: Option<u64>,
+    pub(super) size: Option<u64>,
     access: AnaLogState,
     /// Whether the ANA log page was read, or a read failed.
-    knows_access: bool,
+    pub(super) knows_access: bool,
     /// Rank of this path, after it may have changed.
-    rank: Option<PathRank>,
+    pub(super) rank: Option<PathRank>,
     /// Rank of the path in the last log page.
     last_rank: PathRank,
     /// Whether the last log page showed an ANA transition.
-    is_changing: bool,
+    pub(super) is_changing: bool,
 }
 
 /// State of a read of the ANA log page.
@@ -167,21 +167,6 @@ impl NamespaceChanges {
         }
     }
 
-    /// Rank of the path, once after each read of the log page.
-    pub(super) fn poll_rank(&mut self) -> Option<PathRank> {
-        self.rank.take()
-    }
-
-    /// Whether the rank of the path is known, or cannot be learned.
-    pub(super) fn knows_access(&self) -> bool {
-        self.knows_access
-    }
-
-    /// Whether the last log page showed an ANA transition.
-    pub(super) fn is_changing(&self) -> bool {
-        self.is_changing
-    }
-
     /// Reads the ANA log page again, if the controller has one.
     pub(super) fn ask_for_access(&mut self) {
         if self.group.is_some() && self.access == AnaLogState::Done {
@@ -241,16 +226,6 @@ impl NamespaceChanges {
             self.size = Some(seen.size());
             self.group = self.group.map(|_| seen.ana_group);
         }
-    }
-
-    /// Whether the namespace was replaced by another one.
-    pub(super) fn is_another(&self) -> bool {
-        self.is_another
-    }
-
-    /// Size of the namespace in bytes, once after each Identify.
-    pub(super) fn poll_size(&mut self) -> Option<u64> {
-        self.size.take()
     }
 }
 

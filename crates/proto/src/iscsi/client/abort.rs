@@ -115,7 +115,7 @@ impl FullFeatureSession {
     /// Aborts the next queued command that is still in flight on an open connection.
     #[cold]
     fn abort_next(&mut self, connections: &mut [InitiatorConnection]) {
-        while let Some(key) = self.aborts.next_task() {
+        while let Some(key) = self.aborts.tasks.pop_front() {
             let Some((progress, _)) = self.queue.transport(key) else { continue };
             let (cid, ref_cmd_sn) = (progress.cid, progress.cmd_sn);
             let Some(connection) =

@@ -66,7 +66,7 @@ use super::login::operational::{OperationalKey, OperationalParameters};
 use crate::driver::outbox::Outbox;
 use crate::driver::session::{Demand, ProtocolError, RetryRules, StreamConnections, StreamSession, Timed};
 use crate::scsi::Lun;
-use blockmux_volume::{Chunk, Completion, Pool, VolumeInfo};
+use blockmux_volume::{Chunk, Completion, Pool};
 use connection::{ConnectionPhase, InitiatorConnection};
 use full::FullFeatureSession;
 use login::{LoginExchange, LoginTemplate};
@@ -160,12 +160,6 @@ impl IscsiInitiatorSession {
         self.unit.as_ref()
     }
 
-    /// The logical unit as a volume, once it is known.
-    #[must_use]
-    pub fn volume_info(&self) -> Option<VolumeInfo> {
-        self.unit.as_ref().map(UnitInfo::volume_info)
-    }
-
     /// The logical units that the target listed, at most 256; also available if the configured one
     /// does not exist.
     #[must_use]
@@ -197,7 +191,7 @@ impl IscsiInitiatorSession {
     /// The response to the function of a [`SessionPurpose::Manage`] session, once it has arrived.
     #[must_use]
     pub fn function_response(&self) -> Option<FunctionResponse> {
-        self.full.as_ref()?.aborts.response()
+        self.full.as_ref()?.aborts.response
     }
 
     fn is_logging_in(&self) -> bool {
@@ -270,7 +264,7 @@ impl IscsiInitiatorSession {
         }
         let Some(full) = &mut self.full else { return };
         if matches!(self.purpose, SessionPurpose::Manage(_)) {
-            if full.aborts.response().is_some() {
+            if full.aborts.response.is_some() {
                 full.stop(&mut self.connections);
             }
             return;

@@ -37,7 +37,7 @@ pub(in crate::iscsi) struct TargetLogin {
     listener: u16,
     pub(super) seed: [u8; SEED_LEN],
     /// The first request; later ones must match it.
-    first: Option<IscsiLoginRequest>,
+    pub(in crate::iscsi) first: Option<IscsiLoginRequest>,
     pub(super) stage: Stage,
     requests: u32,
     /// Task tag of the request that is answered.
@@ -170,11 +170,6 @@ impl TargetLogin {
         self.names.clone()
     }
 
-    /// Whether no request has arrived.
-    pub(in crate::iscsi) fn is_new(&self) -> bool {
-        self.first.is_none()
-    }
-
     /// Sets the session that the first request names.
     pub(in crate::iscsi) fn set_joinable(&mut self, joinable: JoinableSession) {
         self.joinable = Some(joinable);
@@ -212,7 +207,7 @@ impl TargetLogin {
             },
             (Some(name), None) => {
                 match self.node.sessions.join(name, &self.core, self.wait_count < MAX_WAITS) {
-                    Some(registration) => (registration.tsih(), Some(registration)),
+                    Some(registration) => (registration.tsih, Some(registration)),
                     None => {
                         self.wait_count = self.wait_count.saturating_add(1);
                         return TargetLoginProgress::Waits;

@@ -27,7 +27,7 @@ pub(super) struct TargetDatamover {
     /// Posts the transfers. The task of an RDMA Read is the target transfer tag of its R2T.
     pub(super) transfers: TargetMover,
     /// Buffers of the current PDU.
-    current_buffers: RemoteBuffers,
+    pub(super) current_buffers: RemoteBuffers,
     /// Buffers of the tasks, by slot.
     buffers: Vec<RemoteBuffers>,
     /// The initiator accepts Send with Invalidate.
@@ -66,10 +66,6 @@ impl TargetDatamover {
     #[inline]
     pub(super) fn set_current(&mut self, buffers: RemoteBuffers) {
         self.current_buffers = buffers;
-    }
-
-    pub(super) fn current_buffers(&self) -> RemoteBuffers {
-        self.current_buffers
     }
 
     /// Whether the current PDU advertises buffers for all solicited data of its command.

@@ -21,7 +21,6 @@ use crate::iscsi::login::target::TargetLoginResult;
 use crate::iscsi::node::IscsiNode;
 use crate::iscsi::pdu::IscsiHeader;
 use crate::iscsi::sender::Sender;
-use crate::iscsi::sessions::SessionRegistration;
 use crate::rdma::target_mover::TargetMover;
 use crate::scsi::task_set::TaskRouter;
 use crate::volume_state::NotAdmitted;
@@ -77,7 +76,7 @@ impl FullFeatureConnection {
         now: Instant,
     ) -> FullFeatureConnection {
         let session = SharedSession::new(with.node.clone(), &mut established);
-        let tsih = session.registration.as_ref().map(SessionRegistration::tsih);
+        let tsih = session.registration.as_ref().map(|registration| registration.tsih);
         let shared = Rc::new(RefCell::new(session));
         if let Some(tsih) = tsih {
             with.local.add(&with.node, tsih, &shared);
@@ -370,7 +369,7 @@ impl ConnectionTurn<'_> {
         let ahs = std::mem::take(&mut self.connection.gathering.0);
         let (is_immediate, key) = (bhs.is_immediate(), self.connection.key);
         let buffers =
-            self.connection.replies.mover.as_ref().map(TargetDatamover::current_buffers).unwrap_or_default();
+            self.connection.replies.mover.as_ref().map(|mover| mover.current_buffers).unwrap_or_default();
         let whole = WholePdu { bhs, ahs, data, digest_ok, buffers };
         if bhs.opcode() == IscsiOpcode::DATA_OUT {
             let whole = self.with_own_data(whole);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The sessions of one core. All connections of a session run on its core.
 pub struct LocalSessions {
-    core: CoreHandle,
+    pub(super) core: CoreHandle,
     live: RefCell<HashMap<Handle, Weak<RefCell<SharedSession>>>>,
 }
 
@@ -29,10 +29,6 @@ impl LocalSessions {
     #[must_use]
     pub fn new(core: CoreHandle) -> Rc<LocalSessions> {
         Rc::new(LocalSessions { core, live: RefCell::default() })
-    }
-
-    pub(super) fn core(&self) -> &CoreHandle {
-        &self.core
     }
 
     pub(super) fn add(&self, node: &Arc<IscsiNode>, tsih: u16, session: &Rc<RefCell<SharedSession>>) {

@@ -34,7 +34,7 @@ pub(super) struct ConnectionLogin {
     /// The session that the connection joins. It may end meanwhile.
     joining: Option<Weak<RefCell<SharedSession>>>,
     /// The core of that session, if it is not this one.
-    moves_to: Option<CoreHandle>,
+    pub(super) moves_to: Option<CoreHandle>,
     /// Released when the login is over.
     _permit: Option<LoginPermit>,
 }
@@ -84,11 +84,6 @@ impl ConnectionLogin {
         }
     }
 
-    /// The core of the session to join, if it is not this one; no bytes were consumed then.
-    pub(super) fn moves_to(&self) -> Option<&CoreHandle> {
-        self.moves_to.as_ref()
-    }
-
     /// The session that the connection has just been admitted to.
     pub(super) fn joined(&self) -> Option<Rc<RefCell<SharedSession>>> {
         self.joining.as_ref()?.upgrade()
@@ -126,7 +121,7 @@ impl ConnectionLogin {
                 }
             };
             let request: &IscsiLoginRequest = transmute_ref!(&head.bhs);
-            if self.login.is_new() && request.tsih.get() != 0 && !self.find(request.tsih.get()) {
+            if self.login.first.is_none() && request.tsih.get() != 0 && !self.find(request.tsih.get()) {
                 break;
             }
             taken = taken.saturating_add(whole);

@@ -142,7 +142,7 @@ impl IscsiTargetSession {
         seed: [u8; SEED_LEN],
         now: Instant,
     ) -> IscsiTargetSession {
-        let login = TargetLogin::new(node.clone(), listener, seed, local.core().clone());
+        let login = TargetLogin::new(node.clone(), listener, seed, local.core.clone());
         let login = ConnectionLogin::new(login, node.clone(), local.clone(), now);
         IscsiTargetSession {
             phase: IscsiPhase::Login(Box::new(login)),
@@ -193,7 +193,7 @@ impl IscsiTargetSession {
     #[must_use]
     pub fn moves_to(&self) -> Option<CoreHandle> {
         match &self.phase {
-            IscsiPhase::Login(login) => login.moves_to().cloned(),
+            IscsiPhase::Login(login) => login.moves_to.as_ref().cloned(),
             IscsiPhase::Full(_) | IscsiPhase::Closing => None,
         }
     }

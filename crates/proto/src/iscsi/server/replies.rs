@@ -124,8 +124,8 @@ impl ResponseSender {
         first: u32,
         count: u32,
     ) -> Result<(), RejectReason> {
-        let unacknowledged = self.stat_sn.wrapping_sub(retained.acknowledged());
-        let left = unacknowledged.saturating_sub(first.wrapping_sub(retained.acknowledged()));
+        let unacknowledged = self.stat_sn.wrapping_sub(retained.acknowledged);
+        let left = unacknowledged.saturating_sub(first.wrapping_sub(retained.acknowledged));
         if left == 0 || count > left {
             return Err(RejectReason::PROTOCOL_ERROR);
         }
@@ -211,7 +211,7 @@ impl ResponseSender {
     /// If no Data-In PDU had that tag, or `first` was not sent.
     pub(super) fn acknowledge_data(&mut self, ttt: u32, first: u32) -> Result<(), RejectReason> {
         let Some(retained) = &mut self.retained else { return Err(RejectReason::INVALID_DATA_ACK) };
-        let behind = retained.acknowledged().wrapping_sub(ttt);
+        let behind = retained.acknowledged.wrapping_sub(ttt);
         match retained.command(|sent| sent.layout.stat_sn == ttt) {
             Some(SentResponse { layout, .. }) if (layout.acked_data_sn..=layout.end()).contains(&first) => {
                 layout.acked_data_sn = first;

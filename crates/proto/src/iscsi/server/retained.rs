@@ -21,7 +21,7 @@ pub(super) struct RetainedResponses {
     /// Ordered by StatSN, oldest first.
     responses: VecDeque<RetainedResponse>,
     /// The latest ExpStatSN from the initiator.
-    acknowledged: u32,
+    pub(super) acknowledged: u32,
     /// Size of the retained data, in bytes.
     len: usize,
 }
@@ -89,11 +89,6 @@ impl RetainedResponses {
         self.acknowledged = exp_stat_sn;
     }
 
-    /// The first StatSN that is not acknowledged.
-    pub(super) fn acknowledged(&self) -> u32 {
-        self.acknowledged
-    }
-
     /// The response with this StatSN.
     pub(super) fn find(&self, stat_sn: u32) -> Option<&RetainedPdu> {
         self.responses.iter().find(|answer| answer.stat_sn == stat_sn).map(|answer| &answer.what)
@@ -151,7 +146,7 @@ mod tests {
         );
         for wrong in [3, 0, u32::MAX, 0x8000_0000] {
             retained.acknowledge(wrong, 2);
-            assert_eq!((retained.acknowledged(), retained.len), (1, 4), "{wrong}");
+            assert_eq!((retained.acknowledged, retained.len), (1, 4), "{wrong}");
         }
         retained.acknowledge(2, 2);
         assert_eq!((retained.responses.len(), retained.len), (0, 0));

@@ -121,8 +121,8 @@ impl SharedSession {
     pub(super) fn joinable(&self) -> Option<JoinableSession> {
         let registration = self.registration.as_ref().filter(|_| !self.is_over && !self.is_retained)?;
         Some(JoinableSession {
-            name: registration.name().clone(),
-            tsih: registration.tsih(),
+            name: registration.name.clone(),
+            tsih: registration.tsih,
             parameters: self.parameters,
             exp_cmd_sn: self.window.exp_cmd_sn(),
             max_cmd_sn: self.window.max_cmd_sn(),

@@ -32,7 +32,7 @@ use crate::driver::session::{
     Connections, Demand, Initiator, Overdue, PathRank, ProtocolError, SecuredBy, StreamConnections,
     StreamSession, Timed,
 };
-use blockmux_volume::{Chunk, Completion, Io, IoError, Pool, VolumeInfo};
+use blockmux_volume::{Chunk, Completion, Io, IoError, Pool};
 use handshake::{ClientHandshake, HandshakeEnd};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -133,12 +133,6 @@ impl NbdInitiatorSession {
     #[must_use]
     pub fn export(&self) -> Option<&ExportInfo> {
         self.export.as_ref()
-    }
-
-    /// The export as a volume, once the server has described it.
-    #[must_use]
-    pub fn volume_info(&self) -> Option<VolumeInfo> {
-        self.export.as_ref().map(ExportInfo::volume_info)
     }
 
     /// The exports that [`NbdSessionMode::List`] found, at most 10,000.

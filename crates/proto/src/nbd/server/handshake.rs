@@ -45,12 +45,13 @@ pub(super) struct ServerHandshake {
     base_allocation: Option<VolumeId>,
     options_left: u32,
     stopping: bool,
-    deadline: Instant,
+    /// Deadline of the handshake.
+    pub(super) deadline: Instant,
     tls: NbdTls,
     /// The peer of an established TLS connection; `None` before.
     peer: Option<TlsClient>,
     /// Name of the export that was refused last, and the reason.
-    refusal: Option<(String, Cow<'static, str>)>,
+    pub(super) refusal: Option<(String, Cow<'static, str>)>,
 }
 
 /// The client of a TLS connection.
@@ -130,11 +131,6 @@ impl ServerHandshake {
         self.tls = tls;
     }
 
-    /// Deadline of the handshake.
-    pub(super) fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
     pub(super) fn demand(&self, outbox: &Outbox) -> Demand {
         match self.awaiting {
             AwaitedOption::Flags | AwaitedOption::Head | AwaitedOption::StartTls if self.stopping => {
@@ -166,11 +162,6 @@ impl ServerHandshake {
                 return Ok((taken, step.next));
             }
         }
-    }
-
-    /// Returns the export that was refused since the last call, and the reason.
-    pub(super) fn take_refusal(&mut self) -> Option<(String, Cow<'static, str>)> {
-        self.refusal.take()
     }
 
     /// Name of the export that the client chose.

@@ -13,7 +13,8 @@ use blockmux_volume::SgList;
 
 /// A long write in progress.
 pub(super) struct LongWrite {
-    write: PendingRequest,
+    /// The request with the reply.
+    pub(super) write: PendingRequest,
     /// The volume's block, in bytes.
     block: u64,
     /// Offset in the volume of the next byte to receive.
@@ -32,11 +33,6 @@ impl LongWrite {
     pub(super) fn new(write: PendingRequest, block: u64) -> LongWrite {
         let at = write.offset;
         LongWrite { write, block, at, place: None, in_flight: 0, refusal: None, is_last: false }
-    }
-
-    /// The request with the reply.
-    pub(super) fn request(&self) -> &PendingRequest {
-        &self.write
     }
 
     /// The piece whose payload comes next.

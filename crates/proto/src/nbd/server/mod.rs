@@ -138,7 +138,7 @@ impl NbdTargetSession {
         let NbdTargetPhase::Transmission(transmission) = &mut self.phase else { return None };
         transmission.pause();
         let is_idle = transmission.is_idle() && self.outbox.is_empty();
-        is_idle.then(|| handover::encode(transmission.params(), &self.export))
+        is_idle.then(|| handover::encode(&transmission.params, &self.export))
     }
 
     /// Offers TLS to the client, or requires it.
@@ -154,7 +154,7 @@ impl NbdTargetSession {
 impl Timed for NbdTargetSession {
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            NbdTargetPhase::Handshake(handshake) => Some(handshake.deadline()),
+            NbdTargetPhase::Handshake(handshake) => Some(handshake.deadline),
             NbdTargetPhase::Transmission(transmission) => transmission.poll_timeout(),
             NbdTargetPhase::Closing => None,
         }
@@ -162,7 +162,7 @@ impl Timed for NbdTargetSession {
 
     fn on_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         match &mut self.phase {
-            NbdTargetPhase::Handshake(handshake) if now >= handshake.deadline() => Err(ProtocolError {
+            NbdTargetPhase::Handshake(handshake) if now >= handshake.deadline => Err(ProtocolError {
                 what: "did not finish its handshake within 30 seconds",
                 reference: "proto.md, \"Termination of the session during option haggling\"",
             }),
@@ -190,7 +190,7 @@ impl StreamSession for NbdTargetSession {
         if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
             let next;
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
-            if let Some((export, reason)) = handshake.take_refusal() {
+            if let Some((export, reason)) = handshake.refusal.take() {
                 let login = login(handshake.client(), export);
                 self.events.push(AuditEvent::Refused { login, reason });
             }

@@ -41,7 +41,8 @@ use std::time::Instant;
 
 /// State of the transmission phase with one client.
 pub(super) struct ServerTransmission {
-    params: ServerParams,
+    /// The parameters that the handshake resulted in.
+    pub(super) params: ServerParams,
     replies: ReplyWriter,
     awaiting: AwaitedRequest,
     pending: PendingTable,
@@ -102,11 +103,6 @@ impl ServerTransmission {
             stopping: false,
             paused: false,
         }
-    }
-
-    /// The parameters that the handshake resulted in.
-    pub(super) fn params(&self) -> &ServerParams {
-        &self.params
     }
 
     /// Takes no further request. One whose payload is on its way is received whole.
@@ -512,7 +508,7 @@ impl ServerTransmission {
     /// Replies to the long write if it is over.
     fn finish_long(&mut self, outbox: &mut Outbox) {
         let AwaitedRequest::Pieces(long) = &self.awaiting else { return };
-        let to = long.request().address();
+        let to = long.write.address();
         match long.result() {
             Some(Ok(())) => self.replies.success(outbox, to),
             Some(Err(refusal)) => self.replies.refuse(outbox, to, refusal),

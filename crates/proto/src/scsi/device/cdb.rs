@@ -30,21 +30,8 @@ impl Cdb {
     }
 
     /// Length of the CDB as sent, in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len.into()
-    }
-
-    /// Whether the CDB is empty; never true, because a CDB has an operation code.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// All bytes; those beyond the length are 0.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8; MAX_CDB_LEN] {
-        &self.bytes
     }
 
     /// The byte at `index`; 0 beyond the length.

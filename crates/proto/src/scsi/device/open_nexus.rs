@@ -18,8 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// An I_T nexus that exists.
 pub(crate) struct OpenNexus {
     id: NexusId,
-    identity: ItNexus,
-    target: Arc<ScsiTarget>,
+    /// Initiator port and target port.
+    pub(super) identity: ItNexus,
+    /// The logical units that all sessions of the nexus see.
+    pub(crate) target: Arc<ScsiTarget>,
     /// The generation that had last added or removed a unit of the target at the login.
     inventory: u64,
     /// The units that have state of this nexus, by number.
@@ -41,16 +43,6 @@ impl OpenNexus {
         let inventory = target.inventory();
         target.states().log_in(id, identity.initiator.clone());
         Arc::new(OpenNexus { id, identity, target: target.clone(), inventory, units: Mutex::default() })
-    }
-
-    /// Initiator port and target port.
-    pub(super) fn identity(&self) -> &ItNexus {
-        &self.identity
-    }
-
-    /// The logical units that all sessions of the nexus see.
-    pub(crate) fn target(&self) -> &Arc<ScsiTarget> {
-        &self.target
     }
 
     /// Identifies this nexus in the unit with this number.

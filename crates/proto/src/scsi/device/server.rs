@@ -22,7 +22,8 @@ use std::sync::Arc;
 /// The device server of one session of an I_T nexus. It lives as long as the session and on its
 /// core; the module documentation describes the design.
 pub struct DeviceServer {
-    target: Arc<ScsiTarget>,
+    /// The target.
+    pub(crate) target: Arc<ScsiTarget>,
     units: AttachedUnits,
 }
 
@@ -56,19 +57,14 @@ impl DeviceServer {
 
     /// The device server for a session of a nexus that may have others.
     pub(crate) fn of_nexus(nexus: Arc<OpenNexus>) -> DeviceServer {
-        let target = nexus.target().clone();
+        let target = nexus.target.clone();
         DeviceServer { units: AttachedUnits::new(&target, nexus), target }
     }
 
     /// The I_T nexus.
     #[must_use]
     pub fn nexus(&self) -> &ItNexus {
-        self.units.nexus().identity()
-    }
-
-    /// The target.
-    pub(crate) fn target(&self) -> &ScsiTarget {
-        &self.target
+        &self.units.nexus.identity
     }
 
     /// Starts a command.
@@ -227,8 +223,8 @@ impl DeviceServer {
         }
     }
 
-    /// Units with tokens and without a clock. The caller must call [`LogicalUnit::count_second`]
-    /// for them every second.
+    /// Units with tokens and without a clock. The caller must call `tick` of their tokens every
+    /// second.
     pub(crate) fn claim_token_clocks(&self) -> Vec<Arc<LogicalUnit>> {
         self.target.units_where(|unit| unit.tokens.claim_clock())
     }
@@ -263,7 +259,7 @@ impl DeviceServer {
     /// Handles the loss or reset of the nexus while its session continues: clears its state in
     /// every unit and establishes a unit attention. The transport aborts its own tasks.
     pub fn on_nexus_loss(&mut self) {
-        self.units.nexus().on_loss();
+        self.units.nexus.on_loss();
     }
 
     /// Waits for the I/O of tasks that [`DeviceServer::manage`] has just aborted, in any nexus; a

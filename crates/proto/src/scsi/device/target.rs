@@ -326,12 +326,6 @@ impl ScsiTarget {
         units.iter().find(|(_, own)| predicate(own)).map(|(number, _)| *number)
     }
 
-    /// Whether a logical unit has this number.
-    #[must_use]
-    pub fn has(&self, number: u16) -> bool {
-        self.read_units().contains_key(&number)
-    }
-
     /// All LUNs, ordered by number.
     pub(super) fn luns(&self) -> impl Iterator<Item = Lun> + use<> {
         self.units().map(|(number, ..)| Lun::new(number))

@@ -26,7 +26,7 @@ pub(super) type TokenRanges = Arc<[(u64, u64)]>;
 
 /// Tokens of one logical unit. Invalid tokens remain until their place is needed.
 #[derive(Default)]
-pub(super) struct Tokens(Mutex<TokenTable>);
+pub(crate) struct Tokens(Mutex<TokenTable>);
 
 #[derive(Default)]
 struct TokenTable {
@@ -96,7 +96,7 @@ impl Tokens {
     }
 
     /// Advances the clock by a second; returns whether it must continue.
-    pub(super) fn tick(&self) -> bool {
+    pub(crate) fn tick(&self) -> bool {
         let mut table = self.lock();
         table.cancel_changed();
         table.now = table.now.saturating_add(1);

@@ -82,8 +82,8 @@ pub struct LogicalUnit {
     pub(super) identity: UnitIdentity,
     pub(super) volume_state: Arc<VolumeState>,
     generation: AtomicU64,
-    /// ROD tokens of the unit's data.
-    pub(super) tokens: Tokens,
+    /// ROD tokens of the unit's data. Their clock advances by a second with each tick.
+    pub(crate) tokens: Tokens,
     background_callback: OnceLock<Box<dyn Fn() + Send + Sync>>,
     state: Mutex<UnitState>,
 }
@@ -171,11 +171,6 @@ impl LogicalUnit {
         if let Some(call) = self.background_callback.get() {
             call();
         }
-    }
-
-    /// Advances the token clock by a second; returns whether it must continue.
-    pub(crate) fn count_second(&self) -> bool {
-        self.tokens.tick()
     }
 
     /// The generation, sequentially consistent because `Drain` requires it.

@@ -26,7 +26,7 @@ pub(super) struct AttachedUnits {
     indexes: BTreeMap<u16, usize>,
     /// Generation of the target when the units were last checked.
     seen: u64,
-    nexus: Arc<OpenNexus>,
+    pub(super) nexus: Arc<OpenNexus>,
     /// The epoch in which the session began.
     epoch: Epoch,
 }
@@ -58,10 +58,6 @@ impl AttachedUnits {
     pub(super) fn new(target: &ScsiTarget, nexus: Arc<OpenNexus>) -> AttachedUnits {
         let (seen, epoch) = (target.generation(), Epoch::current());
         AttachedUnits { list: Vec::new(), indexes: BTreeMap::new(), seen, nexus, epoch }
-    }
-
-    pub(super) fn nexus(&self) -> &OpenNexus {
-        &self.nexus
     }
 
     /// Checks for added and removed units.
@@ -112,7 +108,7 @@ impl AttachedUnits {
         self.nexus.attach(number, &current, target.inventory());
         let LunMapping { volume, unit, is_read_only } = current.mapping;
         let key = self.nexus.key(number);
-        let (seen, view) = unit.view(key, self.nexus.identity(), is_read_only);
+        let (seen, view) = unit.view(key, &self.nexus.identity, is_read_only);
         let index = self.list.len();
         self.indexes.insert(number, index);
         self.list.push(Some(AttachedUnit {
@@ -182,7 +178,7 @@ impl AttachedUnit {
 
     /// Initiator port and target port.
     pub(super) fn nexus(&self) -> &ItNexus {
-        self.nexus.identity()
+        &self.nexus.identity
     }
 
     /// Changes the write protection of the LUN. Commands that have begun are not affected.
@@ -197,7 +193,7 @@ impl AttachedUnit {
     /// Refreshes the view.
     pub(super) fn refresh(&mut self) {
         let abort_epoch = self.view.abort_epoch;
-        (self.seen, self.view) = self.unit.view(self.key, self.nexus.identity(), self.is_read_only);
+        (self.seen, self.view) = self.unit.view(self.key, &self.nexus.identity, self.is_read_only);
         // SPC-5: copy results are discarded on nexus loss and reset.
         if self.view.abort_epoch != abort_epoch {
             self.copies.clear();

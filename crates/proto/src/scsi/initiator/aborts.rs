@@ -15,15 +15,15 @@ use std::collections::VecDeque;
 /// of a function, `R` that of a response.
 pub(crate) struct AbortLadder<F, R> {
     /// Commands to abort, oldest first; at most as many as there are commands.
-    tasks: VecDeque<SlotKey>,
+    pub(crate) tasks: VecDeque<SlotKey>,
     /// The function that was sent last and is unanswered or refused.
     pending: Option<PendingFunction<F>>,
     /// Abandoned functions, which may still be answered; at most [`MAX_ABANDONED`].
     abandoned: VecDeque<FunctionTag>,
     /// A reset was answered, and all commands have to be returned.
     is_reset: bool,
-    /// The response to the latest function.
-    response: Option<R>,
+    /// The response to the latest function. A session that sends only one function ends with it.
+    pub(crate) response: Option<R>,
 }
 
 /// Identifies a function of a session: the connection or channel that it was sent on, and its tag.
@@ -71,11 +71,6 @@ impl<F: Copy, R: Copy> AbortLadder<F, R> {
         self.pending.as_ref().is_some_and(|pending| pending.task.is_none())
     }
 
-    /// The response to the latest function. A session that sends only one function ends with it.
-    pub(crate) fn response(&self) -> Option<R> {
-        self.response
-    }
-
     /// Implements [`Overdue::tick`](crate::driver::session::Overdue::tick), for commands that the
     /// queue has
     /// `seen` in that many ticks. A function that is unanswered at its second tick is overdue
@@ -118,11 +113,6 @@ impl<F: Copy, R: Copy> AbortLadder<F, R> {
     #[inline]
     pub(crate) fn has_next_task(&self) -> bool {
         self.pending.is_none() && !self.tasks.is_empty()
-    }
-
-    /// Takes the next command to abort, which may have completed meanwhile.
-    pub(crate) fn next_task(&mut self) -> Option<SlotKey> {
-        self.tasks.pop_front()
     }
 
     /// A function was sent, which aborts `task` or names no task.
@@ -205,7 +195,7 @@ mod tests {
         assert!(!ladder.holds_commands());
         assert_eq!(ladder.tick(0), u32::MAX, "the second tick");
         assert!(matches!(ladder.step(Vec::new), AbortStep::Escalate("abort")));
-        assert_eq!((ladder.next_task(), ladder.is_abandoned(1)), (None, true));
+        assert_eq!((ladder.tasks.pop_front(), ladder.is_abandoned(1)), (None, true));
         ladder.on_sent("reset", None, tag(2));
         assert!(ladder.holds_commands());
         assert_eq!(ladder.on_response(tag(1), 0, |_| true), Some(FunctionEnd::Late));
@@ -220,7 +210,7 @@ mod tests {
         let task = keys(1).first().copied();
         ladder.on_sent("abort", task, tag(1));
         assert_eq!(ladder.on_response(tag(1), 5, |_| false), Some(FunctionEnd::Refused));
-        assert_eq!((ladder.response(), ladder.tick(0)), (Some(5), u32::MAX));
+        assert_eq!((ladder.response, ladder.tick(0)), (Some(5), u32::MAX));
         assert!(matches!(ladder.step(Vec::new), AbortStep::Escalate("abort")));
         assert!(!ladder.is_abandoned(1));
     }

@@ -110,7 +110,8 @@ pub(super) struct UnitProbe {
     /// Number of retries of the current step.
     tries: u32,
     unit: UnitInfo,
-    luns: Luns,
+    /// The target's logical units, as far as they were listed.
+    pub(super) luns: Luns,
     /// Supported VPD pages.
     pages: Vec<u8>,
     /// The unit has target port groups.
@@ -207,11 +208,6 @@ impl UnitProbe {
     /// The identified unit and the listed LUNs.
     pub(super) fn into_parts(self) -> (UnitInfo, Luns) {
         (self.unit, self.luns)
-    }
-
-    /// The target's logical units, as far as they were listed.
-    pub(super) fn luns(&self) -> &[Lun] {
-        &self.luns
     }
 
     fn on_ready(&mut self, class: CompletionClass, sense: Option<SenseCode>) -> Result<(), UnitRefused> {

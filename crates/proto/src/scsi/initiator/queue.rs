@@ -83,7 +83,7 @@ impl<T: Default> ScsiQueue<T> {
 
     /// The target's logical units, as far as they were listed.
     pub(crate) fn luns(&self) -> &[Lun] {
-        self.set.bring_up.as_ref().map_or(&self.set.luns, |bring_up| bring_up.luns())
+        self.set.bring_up.as_ref().map_or(&self.set.luns, |bring_up| &bring_up.luns)
     }
 
     /// Number of unsent commands.

@@ -60,7 +60,7 @@ impl BackgroundWork {
             return;
         }
         if self.next_second.take().is_some() {
-            self.clocks.retain(|unit| unit.upgrade().is_some_and(|unit| unit.count_second()));
+            self.clocks.retain(|unit| unit.upgrade().is_some_and(|unit| unit.tokens.tick()));
         }
         self.next_second = now.checked_add(SECOND).filter(|_| !self.clocks.is_empty());
     }

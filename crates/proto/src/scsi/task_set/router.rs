@@ -241,7 +241,7 @@ pub(crate) trait TaskRouter: ScsiTransport + Sized {
     fn reset_target(&mut self, tag: u32, ends_session: bool) {
         let mut drains = Vec::new();
         if let Some(server) = &mut self.parts().tasks.server {
-            for (number, ..) in server.target().units() {
+            for (number, ..) in server.target.units() {
                 server.manage(TaskManagement::LogicalUnitReset, Lun::new(number));
                 drains.extend(server.drain(Lun::new(number)));
             }

@@ -104,7 +104,7 @@ impl SrpInitiatorSession {
     /// Sends ABORT TASK for the next command that was sent and has not completed meanwhile.
     #[cold]
     fn abort_next(&mut self) {
-        while let Some(key) = self.aborts.next_task() {
+        while let Some(key) = self.aborts.tasks.pop_front() {
             let Some((state, _)) = self.queue.transport(key) else { continue };
             let index = state.channel;
             let Some(channel) = self.channels.get_mut(index) else { continue };

@@ -39,7 +39,7 @@ use crate::scsi::Lun;
 use crate::scsi::initiator::{ScsiQueue, ScsiQueueTimers, ScsiRequest};
 use crate::slots::SlotKey;
 use abort::SrpAbortLadder;
-use blockmux_volume::{Pool, Seg, VolumeInfo};
+use blockmux_volume::{Pool, Seg};
 use blockmux_wire::srp::{AsynchronousEvent, SrpCommand, SrpHeader, SrpOpcode, SrpResponse, TargetNotice};
 use channel::{InitiatorChannelPhase, RdmaChannel, SrpCommandState};
 use response::{CommandOutcome, read};
@@ -148,12 +148,6 @@ impl SrpInitiatorSession {
         self.queue.unit()
     }
 
-    /// The logical unit as a volume, once it is known.
-    #[must_use]
-    pub fn volume_info(&self) -> Option<VolumeInfo> {
-        self.unit().map(UnitInfo::volume_info)
-    }
-
     /// The logical units that the target port reports, at most 256. They are known even if the
     /// requested one does not exist.
     #[must_use]
@@ -179,7 +173,7 @@ impl SrpInitiatorSession {
     /// until it arrives.
     #[must_use]
     pub fn managed(&self) -> Option<ResponseCode> {
-        self.aborts.response()
+        self.aborts.response
     }
 
     /// Handles the connection of a channel, which is then logged in.

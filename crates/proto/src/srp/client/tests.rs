@@ -324,7 +324,7 @@ fn written_data_is_read_at_every_length() {
 fn a_unit_is_described_and_the_session_logs_out() {
     let mut wire = Wire::new(SrpInitiatorConfig { mode: SrpSessionMode::Describe, ..config() });
     wire.run();
-    assert_eq!(wire.initiator.volume_info().unwrap().size, SIZE);
+    assert_eq!(wire.initiator.unit().unwrap().volume_info().size, SIZE);
     assert_eq!(wire.initiator.luns(), [Lun::new(0)]);
     assert!(wire.initiator.is_over() && wire.is_disconnected && wire.violation.is_none());
     assert_eq!(wire.sent.last().unwrap()[0], SrpOpcode::INITIATOR_LOGOUT.0);

@@ -225,7 +225,7 @@ fn everything_the_unit_reports_becomes_volume_properties() {
             lends_reads: true,
             ..VolumeInfo::new(512 << 20)
         };
-        assert_eq!(client.session.volume_info(), Some(expected));
+        assert_eq!(client.session.unit().unwrap().volume_info(), expected);
     });
 }
 

@@ -62,7 +62,7 @@ fn a_changed_capacity_is_queried_and_reported() {
             client.status(&again, ScsiStatus::GOOD, None);
             assert!(client.done().1.is_ok());
             assert_eq!(client.session.poll_size(), Some(blocks * 512));
-            assert_eq!(client.session.volume_info().unwrap().size, blocks * 512);
+            assert_eq!(client.session.unit().unwrap().volume_info().size, blocks * 512);
             client.read(2, (blocks - 1) * 512, 512);
             let command = client.command();
             client.data(&command, &pattern(512));

@@ -553,7 +553,7 @@ fn a_login_to_a_session_on_another_core_moves_to_that_core() {
     assert!(second.pump.session.moves_to().is_none(), "the first request is incomplete");
     second.pump.client_sends(&bytes[bytes.len() - 1..]).unwrap();
     let core = second.pump.session.moves_to().unwrap();
-    assert!(core.is_same(scene.local.core()));
+    assert!(core.is_same(&scene.local.core));
     assert_eq!((second.pump.untaken(), second.receive().len()), (bytes.len(), 0));
     assert!(matches!(second.pump.session.demand(), Demand::Nothing));
     elsewhere.local = scene.local.clone();
