@@ -217,12 +217,6 @@ impl RequestQueue {
         Some(Finished { token: request.token, result, data: request.data })
     }
 
-    /// Whether any request has not been polled.
-    #[must_use]
-    pub fn has_requests(&self) -> bool {
-        !self.in_flight.is_empty() || !self.refused.is_empty()
-    }
-
     /// Signals the descriptor once when a request completes from now on. Returns whether one has
     /// completed already; then it may not be signalled for that.
     pub fn arm(&self) -> bool {
@@ -473,6 +467,11 @@ mod tests {
         unsafe { completed.push(Box::into_raw(node)) };
     }
 
+    /// Whether any request has not been polled.
+    fn has_requests(queue: &RequestQueue) -> bool {
+        !queue.in_flight.is_empty() || !queue.refused.is_empty()
+    }
+
     fn is_signalled(completed: &Completed) -> bool {
         read(&completed.event, &mut [0; 8]).is_ok()
     }
@@ -517,7 +516,7 @@ mod tests {
             assert!(queue.submit(nth.into(), Command::Write { offset }, block(nth + 1).0));
         }
         assert!(queue.submit(4, Command::Read { offset: 1024 }, block(0).0));
-        assert!(queue.poll().is_none() && queue.has_requests());
+        assert!(queue.poll().is_none() && has_requests(&queue));
         // Third, first, then the read of what the third has written, and two failures.
         fake.complete(2, None, usize::MAX);
         fake.complete(0, None, usize::MAX);
@@ -530,7 +529,7 @@ mod tests {
         let no_space = Err(RequestError::Errno(Errno(libc::ENOSPC)));
         assert_eq!(results, [Ok(()), no_space, Ok(()), Err(RequestError::BeyondEnd), Ok(())]);
         assert_eq!(finished[4].data.to_vec(), [3; 512]);
-        assert!(!queue.has_requests());
+        assert!(!has_requests(&queue));
         assert_eq!(fake.content()[..2048], [[1; 512], [0; 512], [3; 512], [0; 512]].concat());
     }
 
@@ -548,7 +547,7 @@ mod tests {
         let refused = queue.poll().unwrap();
         assert_eq!((refused.token, refused.result), (8, Err(RequestError::Errno(Errno(libc::ENOMEM)))));
         drop(refused);
-        assert!(is_free(&memory) && !queue.has_requests() && fake.pending() == 0);
+        assert!(is_free(&memory) && !has_requests(&queue) && fake.pending() == 0);
     }
 
     #[test]

@@ -104,12 +104,6 @@ impl Regions {
         }
     }
 
-    /// Number of registrations.
-    #[must_use]
-    pub fn open(&self) -> usize {
-        self.regions.len()
-    }
-
     /// Registers `memory` under a new tag and at a new address.
     ///
     /// # Errors
@@ -476,7 +470,7 @@ mod tests {
         assert!(regions.place(third.stag, third.address, 3).is_ok());
         regions.close_all();
         let found = regions.place(third.stag, third.address, 3);
-        assert_eq!((found.unwrap_err(), regions.open()), (Refusal::InvalidStag, 0));
+        assert_eq!((found.unwrap_err(), regions.regions.len()), (Refusal::InvalidStag, 0));
         assert!(regions.register(memory(1), RemoteRights::RemoteRead).is_ok(), "the table is usable again");
     }
 
@@ -560,7 +554,7 @@ mod tests {
         assert_eq!(regions.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);
         regions.invalidate(first.stag).unwrap();
         assert!(regions.register(memory(0), RemoteRights::RemoteRead).is_ok());
-        assert_eq!(regions.open(), 2);
+        assert_eq!(regions.regions.len(), 2);
         assert_eq!(regions.register_unbacked(1).unwrap_err(), RegisterError::Full);
         let mut none = Regions::new(0, SEED);
         assert_eq!(none.register(memory(1), RemoteRights::RemoteRead).unwrap_err(), RegisterError::Full);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A completion queue with its channel.
 pub(crate) struct CompletionQueue {
-    queue: NonNull<ibv_cq>,
+    pub(crate) queue: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
     domain: Arc<Domain>,
 }
@@ -35,10 +35,6 @@ impl CompletionQueue {
         let queue = CompletionQueue { queue, channel, domain: domain.clone() };
         set_nonblocking(queue.as_fd())?;
         Ok(queue)
-    }
-
-    pub(crate) fn raw(&self) -> *mut ibv_cq {
-        self.queue.as_ptr()
     }
 
     /// Returns how many were found.

@@ -58,7 +58,7 @@ impl Listener {
             let id = RawId { library: self.id.library, id };
             let channel = EventChannel::new()?;
             // SAFETY: both are valid, and no event of the identifier is unacknowledged.
-            let failed = unsafe { (id.library.cm.rdma_migrate_id)(id.id.as_ptr(), channel.raw()) };
+            let failed = unsafe { (id.library.cm.rdma_migrate_id)(id.id.as_ptr(), channel.channel.as_ptr()) };
             VerbsError::check_errno("rdma_migrate_id", failed)?;
             let id = ConnectionId { raw: id, library: self.id.library, channel };
             return Ok(Some(IncomingConnection { id, request: event.into_request() }));
@@ -117,7 +117,7 @@ pub struct ConnectionOffer<'a> {
 
 /// One end of a connection: its identifier and its events.
 pub struct Connection {
-    id: ConnectionId,
+    pub(crate) id: ConnectionId,
 }
 
 impl Connection {
@@ -204,10 +204,6 @@ impl Connection {
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.id.local_address()
     }
-
-    pub(crate) fn id(&self) -> &ConnectionId {
-        &self.id
-    }
 }
 
 impl AsFd for Connection {
@@ -247,7 +243,7 @@ pub enum ConnectionEvent {
 /// An identifier of librdmacm with its event channel.
 pub(crate) struct ConnectionId {
     raw: RawId,
-    library: &'static Library,
+    pub(crate) library: &'static Library,
     channel: EventChannel,
 }
 
@@ -275,8 +271,9 @@ impl ConnectionId {
         let library = channel.library;
         let mut id = null_mut();
         // SAFETY: the channel outlives the identifier.
-        let failed =
-            unsafe { (library.cm.rdma_create_id)(channel.raw(), &raw mut id, null_mut(), RDMA_PS_TCP) };
+        let failed = unsafe {
+            (library.cm.rdma_create_id)(channel.channel.as_ptr(), &raw mut id, null_mut(), RDMA_PS_TCP)
+        };
         VerbsError::check_errno("rdma_create_id", failed)?;
         let id = NonNull::new(id).ok_or_else(|| VerbsError::last("rdma_create_id"))?;
         Ok(ConnectionId { raw: RawId { library, id }, library, channel })
@@ -309,10 +306,6 @@ impl ConnectionId {
         // SAFETY: the address is valid for the call.
         let failed = unsafe { (self.library.cm.rdma_bind_addr)(self.raw(), address.as_mut_ptr()) };
         VerbsError::check_errno("rdma_bind_addr", failed)
-    }
-
-    pub(crate) fn library(&self) -> &'static Library {
-        self.library
     }
 
     pub(crate) fn raw(&self) -> *mut rdma_cm_id {
@@ -356,15 +349,11 @@ impl EventChannel {
         Ok(channel)
     }
 
-    fn raw(&self) -> *mut rdma_event_channel {
-        self.channel.as_ptr()
-    }
-
     /// Copies and acknowledges the next event.
     fn next(&self) -> Result<Option<CmEvent>, VerbsError> {
         let mut event = null_mut();
         // SAFETY: the channel is valid, and does not block.
-        let failed = unsafe { (self.library.cm.rdma_get_cm_event)(self.raw(), &raw mut event) };
+        let failed = unsafe { (self.library.cm.rdma_get_cm_event)(self.channel.as_ptr(), &raw mut event) };
         if failed != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -383,14 +372,14 @@ impl EventChannel {
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel owns its descriptor, and `self` the channel.
-        unsafe { BorrowedFd::borrow_raw((*self.raw()).fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
     }
 }
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: destroyed once, after its identifier.
-        unsafe { (self.library.cm.rdma_destroy_event_channel)(self.raw()) }
+        unsafe { (self.library.cm.rdma_destroy_event_channel)(self.channel.as_ptr()) }
     }
 }
 

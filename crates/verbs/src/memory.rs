@@ -39,7 +39,7 @@ unsafe impl Sync for OpenDevice {}
 
 impl OpenDevice {
     fn new(id: &ConnectionId, device: NonNull<ibv_context>) -> Result<OpenDevice, VerbsError> {
-        let library = id.library();
+        let library = id.library;
         let own = ConnectionId::bound_to(id.local_address().ok_or(NO_DEVICE)?)?;
         if own.device() != Some(device) {
             return Err(VerbsError::Unsupported("the address of the connection belongs to another device"));
@@ -224,7 +224,7 @@ impl ProtectionDomain for Domain {
 
 /// A memory window of type 2: a key by which a peer reaches a part of a registered block.
 pub(crate) struct Window {
-    window: NonNull<ibv_mw>,
+    pub(crate) window: NonNull<ibv_mw>,
     /// Keeps the device open.
     domain: Arc<Domain>,
 }
@@ -238,10 +238,6 @@ impl Window {
         let window = unsafe { allocate(domain.raw(), IBV_MW_TYPE_2) };
         let window = NonNull::new(window).ok_or_else(|| VerbsError::last("ibv_alloc_mw"))?;
         Ok(Window { window, domain: domain.clone() })
-    }
-
-    pub(crate) fn raw(&self) -> *mut ibv_mw {
-        self.window.as_ptr()
     }
 
     /// The key that the window has, or had last.
@@ -272,7 +268,7 @@ impl Window {
         let operations = unsafe { &self.domain.device().as_ref().ops };
         let free = operations.dealloc_mw.ok_or(NO_WINDOWS)?;
         // SAFETY: freed once. No work that binds it is in the queue.
-        VerbsError::check_number("ibv_dealloc_mw", unsafe { free(self.raw()) })
+        VerbsError::check_number("ibv_dealloc_mw", unsafe { free(self.window.as_ptr()) })
     }
 }
 

@@ -190,7 +190,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has no room for it.
     pub fn new(connection: Connection, sizes: QueueSizes) -> Result<QueuePair, VerbsError> {
-        let shared = Domain::of(connection.id())?;
+        let shared = Domain::of(&connection.id)?;
         let (domain, exposed) = match DomainUse::of(shared, sizes.windows > 0)? {
             DomainUse::Shared(domain) => (domain, None),
             DomainUse::Confined { local, exposed } => (local, Some(ExposedMemory::new(exposed))),
@@ -236,7 +236,7 @@ impl QueuePair {
     /// # Errors
     /// If the device cannot be used.
     pub fn is_confined(connection: &Connection) -> Result<bool, VerbsError> {
-        Ok(Domain::of(connection.id())?.is_confining())
+        Ok(Domain::of(&connection.id)?.is_confining())
     }
 
     /// The connection.
@@ -259,8 +259,8 @@ impl QueuePair {
     /// If the queue pair no longer exists.
     pub fn identity(&self) -> Result<QueueIdentity, VerbsError> {
         // SAFETY: the queue pair and its identifier are valid.
-        let (queue_pair, port) = unsafe { ((*self.raw()?).qp_num, (*self.connection.id().raw()).port_num) };
-        Ok(QueueIdentity { queue_pair, completion_queue: self.completions.raw().addr(), port })
+        let (queue_pair, port) = unsafe { ((*self.raw()?).qp_num, (*self.connection.id.raw()).port_num) };
+        Ok(QueueIdentity { queue_pair, completion_queue: self.completions.queue.as_ptr().addr(), port })
     }
 
     /// The device's protection domain.
@@ -431,7 +431,7 @@ impl QueuePair {
         }
         let mut request = request(IBV_WR_BIND_MW);
         request.bind_mw = ibv_send_wr_bind_mw {
-            mw: raw.raw(),
+            mw: raw.window.as_ptr(),
             rkey: key,
             bind_info: ibv_mw_bind_info {
                 mr: region.as_ptr(),
@@ -586,7 +586,7 @@ impl QueuePair {
 
     fn raw(&self) -> Result<*mut ibv_qp, VerbsError> {
         // SAFETY: the identifier is valid, and its queue pair was made by `new`.
-        let raw = unsafe { (*self.connection.id().raw()).qp };
+        let raw = unsafe { (*self.connection.id.raw()).qp };
         if raw.is_null() { Err(NO_OPERATION) } else { Ok(raw) }
     }
 
@@ -679,7 +679,7 @@ impl Drop for QueuePair {
         let opened: Vec<_> = self.windows.drain(..).filter_map(|bound| bound.memory).collect();
         // SAFETY: destroyed once. Afterwards the device uses none of the memory, which is dropped
         // behind it.
-        unsafe { (library.cm.rdma_destroy_qp)(self.connection.id().raw()) };
+        unsafe { (library.cm.rdma_destroy_qp)(self.connection.id.raw()) };
         drop(opened);
     }
 }
@@ -695,8 +695,8 @@ fn create_queue(
     let library = domain.library();
     let mut attributes = ibv_qp_init_attr {
         qp_context: null_mut(),
-        send_cq: completions.raw(),
-        recv_cq: completions.raw(),
+        send_cq: completions.queue.as_ptr(),
+        recv_cq: completions.queue.as_ptr(),
         srq: null_mut(),
         cap: ibv_qp_cap {
             max_send_wr: sends,
@@ -712,7 +712,7 @@ fn create_queue(
         attributes.cap.max_inline_data = max_inline_data;
         // SAFETY: all that the attributes name is valid and outlives the queue pair.
         let failed =
-            unsafe { (library.cm.rdma_create_qp)(connection.id().raw(), domain.raw(), &raw mut attributes) };
+            unsafe { (library.cm.rdma_create_qp)(connection.id.raw(), domain.raw(), &raw mut attributes) };
         VerbsError::check_errno("rdma_create_qp", failed)
     };
     match create(INLINE_LEN) {

@@ -41,7 +41,7 @@ pub(crate) struct Registrations(Vec<Arc<Registration>>);
 /// One block in one protection domain; dropping it deregisters the block.
 pub(crate) struct Registration {
     domain: Arc<dyn ProtectionDomain>,
-    key: LocalKey,
+    pub(crate) key: LocalKey,
 }
 
 impl Registrations {
@@ -77,11 +77,6 @@ impl Registration {
     ) -> Result<Arc<Registration>, RegistrationError> {
         let key = domain.register(start, len)?;
         Ok(Arc::new(Registration { domain: domain.clone(), key }))
-    }
-
-    #[inline]
-    pub(crate) fn key(&self) -> LocalKey {
-        self.key
     }
 
     #[inline]

@@ -76,7 +76,7 @@ pub(super) fn request(
     let runtime = begun.elapsed();
     period.close();
     cpu.watch(period);
-    Ok(client.run(runtime, cpu.used()))
+    Ok(client.run(runtime, cpu.used))
 }
 
 struct Client<'a> {

@@ -12,7 +12,8 @@ pub(super) struct MeasuredPeriod {
 #[derive(Default)]
 pub(super) struct CpuWatch {
     begun: Option<CpuTime>,
-    used: Option<CpuUsage>,
+    /// CPU time from opening to closing; `None` if it has not seen both.
+    pub(super) used: Option<CpuUsage>,
 }
 
 impl MeasuredPeriod {
@@ -40,11 +41,6 @@ impl CpuWatch {
         if self.used.is_none() && state == CLOSED {
             self.used = self.begun.map(|begun| CpuTime::of_this_thread().since(begun));
         }
-    }
-
-    /// CPU time from opening to closing; `None` if it has not seen both.
-    pub(super) fn used(&self) -> Option<CpuUsage> {
-        self.used
     }
 }
 

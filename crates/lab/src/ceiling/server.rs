@@ -81,7 +81,7 @@ pub(super) fn serve(
         }
     }
     cpu.watch(period);
-    cpu.used().ok_or(CeilingError::Ended("client"))
+    cpu.used.ok_or(CeilingError::Ended("client"))
 }
 
 /// Chooses the data of replies.

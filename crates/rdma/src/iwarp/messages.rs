@@ -18,10 +18,10 @@ pub(super) struct UntaggedQueues {
     /// Read Requests received so far.
     reads: u32,
     /// A message of several FPDUs that has not arrived whole.
-    reassembly: Option<MessageReassembly>,
+    pub(super) reassembly: Option<MessageReassembly>,
 }
 
-struct MessageReassembly {
+pub(super) struct MessageReassembly {
     buffer: Seg,
     filled: usize,
     opcode: RdmapOpcode,
@@ -41,11 +41,6 @@ impl UntaggedQueues {
     #[inline]
     pub(super) fn is_exhausted(&self) -> bool {
         self.receives == 0
-    }
-
-    /// Whether a message has arrived in part.
-    pub(super) fn is_within(&self) -> bool {
-        self.reassembly.is_some()
     }
 
     /// Drops a partial message at the end of the connection.

@@ -124,7 +124,7 @@ impl ReceiveSide {
 
     /// Whether the stream is within a frame or a message, where it must not end.
     pub(super) fn is_within(&self) -> bool {
-        !matches!(self.state, ReceiveState::Frame(_)) || self.untagged.is_within()
+        !matches!(self.state, ReceiveState::Frame(_)) || self.untagged.reassembly.is_some()
     }
 
     /// Redirects a write that is just arriving away from memory that is being invalidated.
@@ -436,7 +436,7 @@ impl Iwarp {
                 .map_err(TerminateReason::read)?;
         }
         let asked: PeerReadRequest = ulpdu.try_into().map_err(|_| terminate::SHORT_READ)?;
-        self.transmitter.push_peer_read(asked);
+        self.transmitter.peer_reads.push_back(asked);
         Ok(())
     }
 }

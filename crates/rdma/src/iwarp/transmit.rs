@@ -31,7 +31,7 @@ pub(super) struct Transmitter {
     /// Whether `current` is the session's work and not a response.
     is_work: bool,
     /// RDMA Reads of the peer that wait for their response.
-    peer_reads: VecDeque<PeerReadRequest>,
+    pub(super) peer_reads: VecDeque<PeerReadRequest>,
     /// Number of Send messages sent so far.
     sends: u32,
     /// Number of Read Requests sent so far.
@@ -96,11 +96,6 @@ impl Transmitter {
     pub(super) fn unanswered_reads(&self) -> usize {
         let answering = self.current.is_some() && !self.is_work;
         self.peer_reads.len().saturating_add(answering.into())
-    }
-
-    /// Queues a checked Read Request of the peer.
-    pub(super) fn push_peer_read(&mut self, request: PeerReadRequest) {
-        self.peer_reads.push_back(request);
     }
 
     /// Drops messages in progress at the end of the connection.

@@ -208,13 +208,6 @@ impl Roce {
         }
     }
 
-    /// Whether the connection was established, by an answer or a packet of the peer: it receives
-    /// what is sent to its address.
-    #[must_use]
-    pub fn is_established(&self) -> bool {
-        self.cm.is_established()
-    }
-
     /// Why the peer has refused the connection, if it has.
     #[must_use]
     pub fn rejection(&self) -> Option<RejectReason> {

@@ -33,7 +33,7 @@ impl QueuePair for Roce {
             }
             WorkRequest::Read { id, local, remote } => {
                 let fits = remote.len <= MAX_TRANSFER && remote.fills(&local);
-                let is_possible = self.requester.reads() > 0 && fits;
+                let is_possible = self.requester.reads > 0 && fits;
                 self.enqueue(id, RequestedTransfer::Read { local, remote }, is_possible);
             }
             WorkRequest::Write { id, local, remote } => {
@@ -71,8 +71,8 @@ impl Provider for Roce {
         Caps {
             private_data: PRIVATE_DATA,
             max_transfer: MAX_TRANSFER,
-            reads: self.requester.reads(),
-            peer_reads: self.responder.max_reads(),
+            reads: self.requester.reads,
+            peer_reads: self.responder.max_reads,
             invalidates: true,
         }
     }

@@ -38,7 +38,7 @@ pub(super) struct Requester {
     /// Payload of a full packet, in bytes.
     mtu: u16,
     /// RDMA Reads that may be in flight.
-    reads: u32,
+    pub(super) reads: u32,
     /// Packets that may be in flight.
     window: u32,
     /// Posted work in order, from the oldest that is not acknowledged.
@@ -187,11 +187,6 @@ impl Requester {
 
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
-    }
-
-    /// Number of RDMA Reads that may be in flight.
-    pub(super) fn reads(&self) -> u32 {
-        self.reads
     }
 
     /// Payload of a full packet, in bytes.

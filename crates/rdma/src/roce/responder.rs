@@ -44,7 +44,8 @@ pub(super) struct Responder {
     incoming: Option<IncomingMessage>,
     /// The last reads of the peer, as many as it may have in flight.
     reads: VecDeque<PeerRead>,
-    max_reads: u32,
+    /// Number of RDMA Reads that the peer may have in flight.
+    pub(super) max_reads: u32,
     /// The acknowledgement to send.
     reply: Option<ResponderReply>,
     unanswered: Unanswered,
@@ -164,11 +165,6 @@ impl Responder {
     /// Sets what both sides have agreed on.
     pub(super) fn connect(&mut self, terms: &RoceTerms) {
         (self.peer_qp, self.mtu, self.max_reads) = (terms.peer_qp, terms.mtu, terms.peer_reads);
-    }
-
-    /// Number of RDMA Reads that the peer may have in flight.
-    pub(super) fn max_reads(&self) -> u32 {
-        self.max_reads
     }
 
     #[inline]

@@ -422,7 +422,7 @@ impl Seg {
             Source::Heap { .. } | Source::Pool { .. } => Registration::new(domain, block.start, block.len),
         };
         let mut registrations = block.registrations.borrow_mut();
-        registrations.get_or_insert(domain, register).map(|registration| registration.key())
+        registrations.get_or_insert(domain, register).map(|registration| registration.key)
     }
 
     /// The subsegment of `len` bytes at `offset`.

@@ -125,7 +125,7 @@ impl Managed {
             }
             self.ends[1 - side].receive(1);
         }
-        assert!(self.ends.iter_mut().all(|end| end.poll().is_none() && end.is_established()));
+        assert!(self.ends.iter_mut().all(|end| end.poll().is_none() && end.cm.is_established()));
     }
 
     /// Every message but the request from the peer of `to`, with these numbers.

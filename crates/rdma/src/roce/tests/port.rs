@@ -107,7 +107,7 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
     for packet in sealed(&mut passive, answers, now) {
         active.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
     }
-    assert!(!passive.is_established());
+    assert!(!passive.cm.is_established());
     active.send(b"first", &blockmux_volume::SgList::default(), None);
     for packet in sealed(&mut active, flow_from(host(1)), now) {
         assert_eq!(port.route(&flow_from(host(1)), &packet, now), Routed::Connection(numbers.queue_pair));
@@ -115,7 +115,7 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
         assert_eq!(elsewhere, Routed::Dropped(DroppedPacket::Damaged), "the ICRC covers the addresses");
         passive.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
     }
-    assert!(passive.is_established());
+    assert!(passive.cm.is_established());
     port.close(numbers.queue_pair, now);
     assert!(port.is_empty());
 }
