@@ -29,8 +29,8 @@ use std::sync::Arc;
 use toml::de::Deserializer;
 
 /// A protocol with its settings from the command line and the config file. The default methods are
-/// those of a protocol that has listeners only.
-pub(crate) trait Frontend: Send + Sync {
+/// those of a protocol that has listeners only. The [`LiveFrontend`] of the protocol downcasts it.
+pub(crate) trait Frontend: Any + Send + Sync {
     /// Adds the protocol's options to `serve`, except those for listeners.
     fn options(&self, command: Command) -> Command {
         command
@@ -88,9 +88,6 @@ pub(crate) trait Frontend: Send + Sync {
     ) -> Result<Option<String>, String> {
         Err("its protocol does not support this command".to_owned())
     }
-
-    /// The frontend itself, for downcasts by the [`LiveFrontend`] of its protocol.
-    fn as_any(&self) -> &dyn Any;
 
     /// Adds the protocol's own commands to `ctl`.
     fn commands(&self, command: Command) -> Command {

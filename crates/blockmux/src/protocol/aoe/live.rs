@@ -16,6 +16,7 @@ use blockmux_proto::aoe::disks::{AoeDisk, AoeDisks};
 use blockmux_proto::aoe::unit::AoeUnit;
 use blockmux_proto::driver::frames::PortId;
 use blockmux_proto::exports::{Exports, VolumeId};
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -118,7 +119,7 @@ impl LiveFrontend for LiveAoe {
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, _service: &Service<'_>) {
-        if let Some(own) = desired.as_any().downcast_ref::<Aoe>() {
+        if let Some(own) = (desired as &dyn Any).downcast_ref::<Aoe>() {
             // It may have been set by the call before.
             let _ = own.served.set(self.disks.clone());
         }

@@ -23,7 +23,6 @@ use blockmux_wire::aoe::{ANY_SHELF, ANY_SLOT};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use rustix::thread::CapabilitySet;
 use serde::Deserialize;
-use std::any::Any;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -127,10 +126,6 @@ impl Frontend for Aoe {
 
     fn fixed_keys(&self) -> &'static [&'static str] {
         &["aoe", "aoe_shelf", "aoe_state"]
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {

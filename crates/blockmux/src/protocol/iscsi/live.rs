@@ -16,6 +16,7 @@ use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::iscsi::name::Name;
 use blockmux_proto::iscsi::node::{IscsiNode, TargetNode};
 use blockmux_proto::scsi::NamedTargets;
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -73,7 +74,7 @@ impl LiveFrontend for LiveTargets {
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
-        let Some(own) = desired.as_any().downcast_ref::<Iscsi>() else { return };
+        let Some(own) = (desired as &dyn Any).downcast_ref::<Iscsi>() else { return };
         let mut state = self.state();
         let IscsiState { portals, has_default_targets, before } = &mut *state;
         *portals = Portals::new(service, &own.targets, Some(portals));

@@ -30,7 +30,6 @@ use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use config::{Acl, ConfiguredTarget, IscsiDiscoveryEntry, TargetEntry};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -209,10 +208,6 @@ impl Frontend for Iscsi {
         let IscsiCtlCommand::Alua { state, at, .. } =
             IscsiCtlCommand::deserialize(what).map_err(|error| error.to_string())?;
         access::write_state(target, state, at, listeners).map(|()| None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     /// One entry for each logical unit of the volume. The commands for iSER expect that the client

@@ -143,7 +143,7 @@ impl LiveFrontend for LiveNbd {
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, _service: &Service<'_>) {
-        let Some(own) = desired.as_any().downcast_ref::<Nbd>() else { return };
+        let Some(own) = (desired as &dyn Any).downcast_ref::<Nbd>() else { return };
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = own.tls.clone();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_restricted = own.restricts_exports();
@@ -195,10 +195,6 @@ impl Frontend for Nbd {
 
     fn restricts_exports(&self) -> bool {
         self.settings.is_restricted()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {

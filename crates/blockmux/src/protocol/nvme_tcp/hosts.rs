@@ -27,7 +27,7 @@ pub(crate) struct HostEntry {
     pub(super) hostnqn: String,
     /// TLS key, as nvme gen-tls-key prints it; the host must then use TLS
     #[arg(long, value_name = "PATH")]
-    tls_key_file: Option<PathBuf>,
+    pub(super) tls_key_file: Option<PathBuf>,
     /// NSIDs that the host sees [default: all]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     namespaces: Option<Vec<u32>>,
@@ -103,11 +103,6 @@ impl HostEntry {
     /// Whether the host sees the namespace.
     pub(super) fn sees(&self, nsid: u32) -> bool {
         self.namespaces.as_ref().is_none_or(|own| own.contains(&nsid))
-    }
-
-    /// Whether the host uses TLS.
-    pub(super) fn has_tls_key(&self) -> bool {
-        self.tls_key_file.is_some()
     }
 
     /// Adds the parameters with which the Blockmux initiator connects as this host.

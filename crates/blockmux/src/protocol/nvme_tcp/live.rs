@@ -20,6 +20,7 @@ use blockmux_proto::nvme::identity::NamespaceIdentity;
 use blockmux_proto::nvme::nqn::Nqn;
 use blockmux_proto::nvme::subsystem::{Namespace, Subsystem, is_discovery_nqn};
 use blockmux_wire::nvme::log::AnaState;
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -252,7 +253,7 @@ impl LiveFrontend for LiveSubsystems {
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
-        let Some(own) = desired.as_any().downcast_ref::<NvmeTcp>() else { return };
+        let Some(own) = (desired as &dyn Any).downcast_ref::<NvmeTcp>() else { return };
         let mut state = self.state();
         let state = &mut *state;
         state.ports = ports_of(service, &state.ports);
@@ -309,7 +310,7 @@ impl LiveFrontend for LiveSubsystems {
     }
 
     fn targets_with_other_identities(&self, desired: &dyn Frontend) -> BTreeSet<String> {
-        let Some(own) = desired.as_any().downcast_ref::<NvmeTcp>() else { return BTreeSet::new() };
+        let Some(own) = (desired as &dyn Any).downcast_ref::<NvmeTcp>() else { return BTreeSet::new() };
         let state = self.state();
         state.volumes.identities.changed_in(&own.identities(), &state.volumes.exports)
     }

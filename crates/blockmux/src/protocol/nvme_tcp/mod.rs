@@ -40,7 +40,6 @@ use live::{ConfiguredIdentities, LiveSubsystems, NamespaceFactory};
 use namespaces::ConfiguredNamespace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -221,10 +220,6 @@ impl Frontend for NvmeTcp {
         NvmeCtlCommand::deserialize(what).map_err(|error| error.to_string())?.write(target, listeners)
     }
 
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
     fn serve(&self, service: &Service<'_>) -> Result<Option<Box<dyn LiveFrontend>>, Failure> {
         let Service { exports, places, policy, .. } = *service;
         let machine = node_id(places);
@@ -267,7 +262,7 @@ impl Frontend for NvmeTcp {
             let mut url = plain.ok()?;
             let command = match subsystem.example_host(nsid) {
                 // TLS is not supported over RDMA.
-                Some(host) if is_rdma && host.has_tls_key() => return None,
+                Some(host) if is_rdma && host.tls_key_file.is_some() => return None,
                 Some(host) => {
                     host.add_to(&mut url);
                     host.command(nqn, &connect)

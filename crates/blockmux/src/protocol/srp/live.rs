@@ -15,6 +15,7 @@ use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::{Exports, VolumeId};
 use blockmux_proto::scsi::NamedTargets;
 use blockmux_proto::srp::node::{SrpNode, SrpPortId, SrpTarget};
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -82,7 +83,7 @@ impl LiveFrontend for LiveSrpTargets {
     }
 
     fn reconfigure(&self, desired: &dyn Frontend, service: &Service<'_>) {
-        let Some(own) = desired.as_any().downcast_ref::<Srp>() else { return };
+        let Some(own) = (desired as &dyn Any).downcast_ref::<Srp>() else { return };
         let mut state = self.state();
         *state =
             SrpState { has_default_targets: own.targets.is_empty(), before: self.node.targets.by_name() };

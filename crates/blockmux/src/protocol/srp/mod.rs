@@ -25,7 +25,6 @@ use blockmux_proto::srp::url::SRP_DEFAULT_PORT;
 use config::{ConfiguredSrpTarget, SrpTargetEntry, WantedSrpTarget};
 use live::LiveSrpTargets;
 use serde::Deserialize;
-use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use toml::de::Deserializer;
@@ -134,10 +133,6 @@ impl Frontend for Srp {
         let luns = toml::Table::from_iter([("0".to_owned(), named.export.as_str().into())]);
         let id = own_id(&named.target).to_string().into();
         Some(toml::Table::from_iter([("port_id".to_owned(), id), ("luns".to_owned(), luns.into())]))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn connect_info(&self, _: &Protocol, portal: &Portal, named: &VolumeNames) -> Vec<ConnectInfo> {
